@@ -301,6 +301,36 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
   }
 }
 
+// dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads (gradients/common/head_sums.cuh): against the
+// reference, and the same bits whether the gradients begin beside the reverse scan, from the last chunk on, or behind it, as they do where the offsets are on
+// the device.
+TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
+  struct Case {
+    const char* name;
+    int64_t K, H, HV;
+  };
+  uint64_t seed = 150;
+  for (const Case& c : {Case{"gated_deltanet", 128, 2, 8}, Case{"kaczmarz", 64, 1, 16}, Case{"deltanet", 40, 2, 4}, Case{"gated_deltanet_neg", 64, 1, 4},
+                        Case{"kda", 128, 1, 4}, Case{"kda", 64, 2, 4}, Case{"gated_deltanet2", 128, 1, 8}, Case{"gla", 64, 1, 4}, Case{"qdelta", 128, 1, 4}}) {
+    SCOPED_TRACE(::testing::Message() << c.name << " K " << c.K << " heads " << c.H << " of " << c.HV);
+    const Rule& rule = preset(c.name).rule;
+    ProblemOptions options;
+    options.sequences = ++seed % 2 == 0 ? SeqLayout({0, 3, 400}) : SeqLayout({0, 390});
+    options.H = c.H, options.HV = c.HV, options.K = c.K, options.V = 64;
+    options.gates_per_value_head = true;
+    options.seed = seed;
+    const Problem problem = of_bf16_numbers(random_problem(rule, options));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    run.segment = -1;
+    const ReferenceInputs beside = header_backward(problem, run);
+    EXPECT_TRUE(close_gradients(beside, problem.backward(), rule, false));
+    run.seqlens = 32;
+    run.device_seqlens = true;
+    EXPECT_TRUE(close(header_backward(problem, run), beside, 0));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
                          [](const ::testing::TestParamInfo<fw_form>& form) { return form.param == FW_FORM_TOKEN ? "token" : "chunk"; });
 

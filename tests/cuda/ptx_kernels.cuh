@@ -80,6 +80,24 @@ __global__ void number_kernel(const __grid_constant__ NumberArgs args) {
   y[6] = float_bits(cos_fast(x));
 }
 
+// ---- Any number of threads: what a thread stores and then adds to a place of its own, three times over: sums[n][4], to[3][n][4].
+struct AddThereArgs {
+  float4* sums;
+  float4* to;
+};
+inline constexpr float kLargeTerm = 1e8f;  // beside which 1 is lost: the order of a sum tells
+__global__ void add_there_kernel(const __grid_constant__ AddThereArgs args) {
+  const unsigned i = block_index_x() * block_size() + thread_index(), all = grid_size_x() * block_size();
+  const float own = static_cast<float>(i);
+  for (unsigned round = 0; round < 3; ++round) {
+    const float x = own + static_cast<float>(round);
+    args.sums[i] = make_float4(kLargeTerm, 1, x, -x);
+    add_there(args.sums + i, make_float4(1, kLargeTerm, 2, 3));
+    add_there(args.sums + i, make_float4(-kLargeTerm, -kLargeTerm, 4, 5));
+    args.to[round * all + i] = load_behind_l1(args.sums + i);
+  }
+}
+
 // ---- Grid and shuffles: to[block][64][10], 64 threads a block.
 struct ShuffleArgs {
   uint32_t* to;

@@ -146,6 +146,21 @@ void test_numbers() {
   }
 }
 
+void test_add_there() {
+  constexpr unsigned kBlocks = 40, kThreads = 256, kAll = kBlocks * kThreads;
+  DeviceBuffer<float4> sums(std::size_t{kAll}), to(std::size_t{3 * kAll});
+  launch(add_there_kernel, {kBlocks, 1, 1}, kThreads, 0, nullptr, AddThereArgs{sums.data(), to.data()});
+  const auto y = to.download();
+  Test test("add_there, load_behind_l1");
+  for (unsigned round = 0; round < 3; ++round) {
+    for (unsigned i = 0; i < kAll; ++i) {
+      const float4 is = y[round * kAll + i];
+      const double x = i + round;
+      test.equal(i, is.x, 0), test.equal(i, is.y, 0), test.equal(i, is.z, x + 6), test.equal(i, is.w, 8 - x);
+    }
+  }
+}
+
 void test_shuffles() {
   constexpr unsigned kBlocks = 3 * 2 * 2;
   DeviceBuffer<uint32_t> to(std::size_t{kBlocks * 64 * 10});
@@ -396,6 +411,7 @@ void test_wgmma_all() {
 int run_all() {
   if (!hopper()) return kNotRun;
   test_numbers();
+  test_add_there();
   test_shuffles();
   test_matrices();
   test_mma();

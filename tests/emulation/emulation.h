@@ -194,6 +194,8 @@ inline void grid_dependency_launch_first() { emulation::grid_launch(true); }
 // ---- Global memory
 inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
 inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
+inline float4 load_behind_l1(const float4* from) { return *from; }
+inline void add_there(float4* to, const float4& x) { to->x += x.x, to->y += x.y, to->z += x.z, to->w += x.w; }
 void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends
 
 // ---- Matrices of a warpgroup

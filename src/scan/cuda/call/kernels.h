@@ -247,10 +247,16 @@ struct GradientArgs {
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
   // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's share of dt_bias's and of a_log's.
   float* form_parts = nullptr;
-  PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
-  WideHalf half;         // of wide_gradients()
+  float* head_sums = nullptr;  // where gradients_sum_heads() (select.h): head_sums_bytes(), not cleared; grads.d.q and k have then a head for each key head
+  PrecondShare precond;        // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
+  WideHalf half;               // of wide_gradients()
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+// 64 rows of dq and of dk for each block, of which there are at most two a multiprocessor.
+constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t multiprocessors) {
+  const int64_t blocks = key_tiles < 2 * multiprocessors ? key_tiles : 2 * multiprocessors;
+  return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
+}
 
 // ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P (where each
 // channel has its own decay: images and Khat of 256 channels, A and P), and what the scans save as above with key 256.

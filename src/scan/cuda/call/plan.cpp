@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "rule/step_bound.h"
 #include "rule/tokens.h"
+#include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
@@ -256,6 +257,8 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
+  r.head_sums = regions.take(head_sums_bytes(device.key, device.chunks * plan.H, device.multiprocessors),
+                             grouped && device.chunk_form && !device.direct && !device.wide && !precond);
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);

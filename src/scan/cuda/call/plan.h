@@ -93,6 +93,7 @@ struct BackwardRegions {
   Region d_states, v;  // as states and w; v not if direct
   // Gradients per value head, float [tokens, HV, K], where the caller's tensor has fewer heads (or, of k, the preconditioner adds to it).
   Region q, k, erase_key, erase_gate, g, dm;
+  Region head_sums;          // GradientArgs::head_sums
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
   Region halves;  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one number a token and the slopes of q and k

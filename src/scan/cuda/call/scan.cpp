@@ -600,12 +600,16 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
 // as their operands were, and half the bytes. Of log-decays, whose gradients are sums along the sequence, they are float32.
 class GroupedGradients {
  public:
-  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space) : plan_(plan), rounds_(device.chunk_form) {
+  // sums: gradients() adds up those of q and k itself.
+  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space, bool sums)
+      : plan_(plan), rounds_(device.chunk_form) {
     const BackwardRegions& r = device.backward;
     d_ = token_args(plan, grads);
     d_.precond_g = d_.precond_beta = TokenArg{};
-    redirect(d_.q, r.q, space, false);
-    redirect(d_.k, r.k, space, plan.rule.uses_precond() && plan.group() > 1);
+    if (!sums) {
+      redirect(d_.q, r.q, space, false);
+      redirect(d_.k, r.k, space, plan.rule.uses_precond() && plan.group() > 1);
+    }
     redirect(d_.erase_key, r.erase_key, space, false);
     redirect(d_.erase_gate, r.erase_gate, space, false);
     rounds_ = false;
@@ -657,7 +661,7 @@ void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& p
 }
 
 void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                    const HeadGradients& heads, const PrecondShare& share, float* form_parts, const Space& space) {
+                    const HeadGradients& heads, const PrecondShare& share, float* form_parts, float* head_sums, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.images = kept.at(device.saved.images);
@@ -693,6 +697,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.numbers = scan.numbers;
   args.grads = heads;
   args.form_parts = form_parts;
+  args.head_sums = head_sums;
   args.precond = share;
   args.ready = ready;
   gradients(args, device.key, device.chunks, plan.stream);
@@ -778,7 +783,8 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
-  const GroupedGradients grouped(plan, device, grads, space);
+  const bool sums_heads = r.head_sums.bytes > 0 && gradients_sum_heads(problem);
+  const GroupedGradients grouped(plan, device, grads, space, sums_heads);
   HeadGradients heads;
   heads.d = grouped.per_value_head();
   heads.dm = space.at<float>(r.dm);
@@ -795,7 +801,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   } else if (device.wide) {
     backward_of_wide(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
-    chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, space);
+    chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, sums_heads ? space.at<float>(r.head_sums) : nullptr, space);
   } else {
     TokenBackwardArgs args;
     args.problem = problem;

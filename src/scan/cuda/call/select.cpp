@@ -206,6 +206,16 @@ bool gradients_form_numbers(const Problem& problem) {
   const GradientChoice choice = select_gradients(args);
   return choice.kernel == GradientKernel::kScalar || (choice.kernel == GradientKernel::kChannel && choice.streams);
 }
+bool gradients_sum_heads(const Problem& problem) {
+  constexpr int kMost = 16;
+  const int group = problem.group;
+  if (group < 2 || group > kMost || (group & (group - 1)) != 0 || problem.rule.uses_precond() || direct_rule(problem.rule)) return false;
+  GradientArgs args;
+  args.problem = problem;
+  const GradientChoice choice = select_gradients(args);
+  if (choice.kernel == GradientKernel::kChannel) return choice.streams;
+  return choice.kernel == GradientKernel::kScalar && !(problem.rule.online() && choice.gain == ScalarGain::kAny);
+}
 bool gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;
   if (!x.rule.uses_precond() || !x.rule.precond_squashed() || x.group != 1) return false;

@@ -173,6 +173,8 @@ bool gradients_form_gates(const Problem& problem, const TokenArg& d_g, const Tok
 // inputs, forward of forward_fine.rests, too.
 bool prepare_forms_numbers(const PrepareArgs& args, int key);
 bool gradients_form_numbers(const Problem& problem);
+// Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not of wide keys.
+bool gradients_sum_heads(const Problem& problem);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
 // d_o and grads.d are.
 bool gradients_make_m(const GradientArgs& args);

@@ -277,6 +277,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
   args.d_o = args.problem.in.v;
   args.grads.d = tensors(plan, device, true);
   const bool precond = plan.rule.uses_precond();
+  bool sums_heads = false;  // of q and k, which are all that are expected to have fewer heads
   if (device.direct) {
     add_scan(names, "offline/scan", "offline/join", device.segments.backward);
     names.emplace_back("offline/gradients");
@@ -298,12 +299,13 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
              : leaves_keys(plan.rule)      ? "scan/reverse_rows (keys)"
                                            : "scan/reverse",
              "scan/join", device.segments.backward);
-    names.push_back(text_of(select_gradients(args)));
+    sums_heads = device.backward.head_sums.bytes > 0 && gradients_sum_heads(args.problem);
+    names.push_back(text_of(select_gradients(args)) + (sums_heads ? " (adds up heads)" : ""));
   } else {
     if (precond) names.emplace_back("precond/forward");
     names.emplace_back("token/backward");
   }
-  if (plan.group() > 1) names.emplace_back("gradients/sum_groups");
+  if (plan.group() > 1 && !sums_heads) names.emplace_back("gradients/sum_groups");
   if (precond) names.emplace_back(args.precond.rows != nullptr ? "precond/backward (carry)" : "precond/backward");
   return joined(names);
 }

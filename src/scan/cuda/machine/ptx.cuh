@@ -184,7 +184,19 @@ FW_DEVICE T* global_memory(T* pointer) {
 // Starts bringing the 128-byte line that has this byte into the L2 cache.
 FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
+// Four numbers from the L2 cache, or wherever they are behind it.
+FW_DEVICE float4 load_behind_l1(const float4* from) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+  return x;
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// ---- Hopper: *to += x, there, without waiting. Of this thread's accesses of the same place in order, and of those alone.
+FW_DEVICE void add_there(float4* to, const float4& x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
 
 // ---- Hopper: pairs of bf16 numbers, a b and a b + c, rounded once -------------------------------------------------------------
 FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {

@@ -22,7 +22,8 @@ struct ChannelShape {
   static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kStreamRows, kFormed = kFormedGates;
-  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
+  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);   // besides q and k
+  static constexpr bool kSumsHeads = kStreamRows && kRowM == RowM::kNone && !kHalfOfKeys;  // head_sums.cuh
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;

@@ -4,6 +4,7 @@
 
 #include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/gradients/channel/precond.cuh"
+#include "scan/cuda/gradients/common/head_sums.cuh"
 
 namespace fw::cuda {
 
@@ -399,8 +400,11 @@ FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, co
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
     }
-    store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
-    store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
+    const bool all_of_q = add_heads(c, turn, 8 * half, x), all_of_k = add_heads(c, turn, 16 + 8 * half, y);
+    if (all_of_q && all_of_k) {
+      store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
+      store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
+    }
     if constexpr (!Shape::kThirdRow || !Shape::kOnline) continue;
     if (d_third.data != nullptr) store_fragment(c, d_third, c.pieces(kPiecesDThird), row, valid, z);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/launch.h"
@@ -25,7 +26,9 @@ inline constexpr double kBesideScan = 1.05;
 // turn more; the second has the rest, and begins where there is room.
 template <class Shape>
 void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size_t shared_bytes, void* stream, GradientKernelArgs args) {
-  const auto blocks_for = [](int64_t tiles, int64_t processors) { return static_cast<unsigned>(std::min(tiles, processors * Shape::kBlocksPerSm)); };
+  if (Shape::kSumsHeads && args.gradients.head_sums != nullptr) args.heads_log2 = std::countr_zero(static_cast<unsigned>(args.gradients.problem.group));
+  const int64_t run = int64_t{1} << args.heads_log2;  // of tiles that one block takes
+  const auto blocks_for = [&](int64_t tiles, int64_t processors) { return static_cast<unsigned>(std::min(tiles / run, processors * Shape::kBlocksPerSm)); };
   const int64_t tiles = args.tiles, all = turning_processors();
   TilesReady& ready = args.gradients.ready;
   if (!Shape::kFollows) ready = {};
@@ -37,7 +40,7 @@ void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size
   const double tile_time = Shape::kTileTime * static_cast<double>(1 + value_blocks) / 3;
   const int64_t turns = 1 + static_cast<int64_t>(ready.scan_time / (kBesideScan * tile_time));
   args.last = static_cast<unsigned>(tiles - 1);
-  args.tiles = std::min(tiles, turns * free * Shape::kBlocksPerSm);
+  args.tiles = std::min(tiles, (turns + run - 1) / run * run * free * Shape::kBlocksPerSm);
   const int64_t rest = tiles - args.tiles;
   args.more = rest > 0;
   launch_overlapped(kernel, Dim3{blocks_for(args.tiles, free)}, threads, shared_bytes, stream, args);

@@ -38,6 +38,7 @@ struct GradientKernelArgs {
   unsigned last = 0;
   bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
   unsigned pieces = 0;          // bits of kPieces
+  int heads_log2 = 0;           // value heads that a block takes one behind the other, a power of 2: those of a key head where it adds them up, else one
   PrecondMap<float> precond{};  // without the center, where M is made
   TensorMap d_o{};              // rows of dO, if the copy engine brings them
   bool engine = false;          // whether it does
@@ -53,13 +54,24 @@ struct TurnChunk : GradientChunk<Shape> {
     blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
   }
 
-  // The turn's tile, a chunk and value head: every grid-th. Beside a scan from the last on, as they come out of it.
+  // The turn's tile, a chunk and value head: every grid-th, or of every grid-th run of 2^heads_log2 all. Beside a scan from the last on, as they come out of
+  // it, but heads of a run in their order.
   FW_DEVICE unsigned tile_number(int turn) const {
-    const unsigned own = block_index_x() + static_cast<unsigned>(turn) * grid_size_x();
-    return Shape::kFollows && this->args.ready.made != nullptr ? all.last - own : own;
+    const bool from_end = Shape::kFollows && this->args.ready.made != nullptr;
+    if constexpr (Shape::kSumsHeads) {
+      const unsigned run = block_index_x() + (static_cast<unsigned>(turn) >> all.heads_log2) * grid_size_x(), most = (1u << all.heads_log2) - 1;
+      const unsigned first = run << all.heads_log2;
+      return (from_end ? all.last - most - first : first) + (static_cast<unsigned>(turn) & most);
+    } else {
+      const unsigned own = block_index_x() + static_cast<unsigned>(turn) * grid_size_x();
+      return from_end ? all.last - own : own;
+    }
   }
   FW_DEVICE int64_t tile(int turn) const { return tile_number(turn); }
-  FW_DEVICE bool has(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(all.tiles); }
+  FW_DEVICE bool has(int turn) const {
+    const unsigned shift = Shape::kSumsHeads ? static_cast<unsigned>(all.heads_log2) : 0;
+    return block_index_x() + (static_cast<unsigned>(turn) >> shift) * grid_size_x() < static_cast<unsigned>(all.tiles) >> shift;
+  }
   // Where the host knows only how many chunks there may be, tiles behind the last one are computed as chunks without rows: nothing of them is stored that
   // anybody reads. (To ask in has() whether there is a chunk takes registers that kernels do not have.)
   FW_DEVICE bool there(int chunk) const {

@@ -11,6 +11,7 @@ struct GeneralShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false,
                         kEngine = false;
+  static constexpr bool kSumsHeads = false;
   static constexpr bool kStills = kBare;  // StillState; they may have no log-decays
   static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;

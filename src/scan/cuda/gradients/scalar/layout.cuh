@@ -16,6 +16,7 @@ struct ScalarShape {
                         kEngine = false;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kKey == kHalfKey && !kPrecond));
+  static constexpr bool kSumsHeads = !kHalf && !kPrecond && !(kOnline && kGain == ScalarGain::kAny);  // head_sums.cuh; else there are too few registers
   static constexpr bool kBare = kGain == ScalarGain::kBare || kGain == ScalarGain::kBareDecays, kStills = kGain == ScalarGain::kBareDecays;
   static constexpr bool kLinear = kOnline && !kPrecond && (kGain == ScalarGain::kAny || kGain == ScalarGain::kTied);
   static constexpr bool kMixes = kLinear && kGain == ScalarGain::kAny;

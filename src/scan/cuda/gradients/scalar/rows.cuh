@@ -9,6 +9,7 @@
 #pragma once
 
 #include "scan/cuda/front/numbers.cuh"
+#include "scan/cuda/gradients/common/head_sums.cuh"
 #include "scan/cuda/gradients/general/phases.cuh"
 #include "scan/cuda/gradients/general/rows.cuh"
 #include "scan/cuda/gradients/scalar/layout.cuh"
@@ -540,6 +541,20 @@ FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
   }
 }
 
+// Of half `place % 2` of the tiles, of dq or dk: add_heads().
+template <class Shape>
+FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int turn, int place, float (&x)[Shape::kKeyTiles][4]) {
+  constexpr int kN = 2 * Shape::kKeyTiles;
+  const int half = place % 2;
+  float y[kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) y[j] = x[j / 2][2 * half + j % 2];
+  const bool all = add_heads(c, turn, kN * place, y);
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) x[j / 2][2 * half + j % 2] = y[j];
+  return all;
+}
+
 template <class Shape>
 FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& d, const KeySlopes& slopes) {
   const StreamM<Shape> m(c, turn);
@@ -567,6 +582,9 @@ FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int turn, Sca
         y += slopes.k[half] * k_value;
         if (Shape::kOnline) y += de;
       }
+    }
+    if constexpr (Shape::kSumsHeads) {
+      if (!sum_heads_of_rows(c, turn, half, d.r) | !sum_heads_of_rows(c, turn, 2 + half, d.w)) continue;
     }
     store_key_row(c, dq, c.pieces(kPiecesDQ), row, valid, d.r, half);
     store_key_row(c, dk, c.pieces(kPiecesDK), row, valid, d.w, half);
