@@ -7,7 +7,11 @@ namespace {
 
 template <int kKey, bool kGates>
 void launch_formed(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_channel_gradients<ChannelShape<kKey, true, true, kGates, RowM::kNone, false, true>>(args, chunks, stream);
+  if (args.head_sums != nullptr) {
+    launch_channel_gradients<ChannelShape<kKey, true, true, kGates, RowM::kNone, false, true, false, true>>(args, chunks, stream);
+  } else {
+    launch_channel_gradients<ChannelShape<kKey, true, true, kGates, RowM::kNone, false, true, false, false>>(args, chunks, stream);
+  }
 }
 
 }  // namespace

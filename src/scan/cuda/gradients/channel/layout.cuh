@@ -14,16 +14,17 @@ enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, k
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
 // own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates). kHalfOfKeys: of
-// wide_gradients() (kernels.h).
+// wide_gradients() (kernels.h). kAddsHeads: value heads may be added up (head_sums.cuh), which of formed gates a form of its own does: it takes 1% of the
+// others.
 template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false,
-          bool kHalfOfKeys = false>
+          bool kHalfOfKeys = false, bool kAddsHeads = true>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kStreamRows, kFormed = kFormedGates;
-  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);   // besides q and k
-  static constexpr bool kSumsHeads = kStreamRows && kRowM == RowM::kNone && !kHalfOfKeys;  // head_sums.cuh
+  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
+  static constexpr bool kSumsHeads = kAddsHeads && kStreamRows && kRowM == RowM::kNone && !kHalfOfKeys;
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
