@@ -214,7 +214,7 @@ bool gradients_sum_heads(const Problem& problem) {
   args.problem = problem;
   const GradientChoice choice = select_gradients(args);
   if (choice.kernel == GradientKernel::kChannel) return choice.streams;
-  return choice.kernel == GradientKernel::kScalar && !(problem.rule.online() && choice.gain == ScalarGain::kAny);
+  return choice.kernel == GradientKernel::kScalar && problem.rule.online() && (choice.gain == ScalarGain::kGate || choice.gain == ScalarGain::kTied);
 }
 bool gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;

@@ -8,6 +8,10 @@ namespace {
 
 template <int kKey, bool kOnline, RowM kM, ScalarGain kGain>
 void launch_kernel(const GradientArgs& args, int64_t chunks, void* stream) {
+  if constexpr (kOnline && kM == RowM::kNone && (kGain == ScalarGain::kGate || kGain == ScalarGain::kTied)) {  // gradients_sum_heads()
+    using Shape = ScalarShape<kKey, kOnline, false, false, kGain, false, true>;
+    if (args.head_sums != nullptr) return launch_scalar_gradients<Shape>(args, chunks, stream);
+  }
   launch_scalar_gradients<ScalarShape<kKey, kOnline, kM != RowM::kNone, kM == RowM::kMade, kGain>>(args, chunks, stream);
 }
 

@@ -8,15 +8,18 @@
 namespace fw::cuda {
 
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradients/scalar/precond.cuh). kHalfOfKeys: of wide_gradients() (kernels.h).
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false>
+// (gradients/scalar/precond.cuh). kHalfOfKeys: of wide_gradients() (kernels.h). kAddsHeads: dq and dk of value heads that share keys are added up
+// (head_sums.cuh), in a form of its own: what it takes is 1% of heads alone.
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false,
+          bool kAddsHeads = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false,
                         kEngine = false;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kKey == kHalfKey && !kPrecond));
-  static constexpr bool kSumsHeads = !kHalf && !kPrecond && !(kOnline && kGain == ScalarGain::kAny);  // head_sums.cuh; else there are too few registers
+  static constexpr bool kSumsHeads = kAddsHeads;
+  static_assert(!kSumsHeads || (!kHalf && !kPrecond));
   static constexpr bool kBare = kGain == ScalarGain::kBare || kGain == ScalarGain::kBareDecays, kStills = kGain == ScalarGain::kBareDecays;
   static constexpr bool kLinear = kOnline && !kPrecond && (kGain == ScalarGain::kAny || kGain == ScalarGain::kTied);
   static constexpr bool kMixes = kLinear && kGain == ScalarGain::kAny;
