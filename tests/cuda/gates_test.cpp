@@ -77,6 +77,18 @@ std::string text_of_call(const Problem& problem) {
   return text;
 }
 
+// Sequences of several chunks, keys of both tiles and between, value heads with gates of their own.
+ProblemOptions shapes_of(uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 71, 199}) : SeqLayout::uniform(2, 129);
+  options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 40;
+  options.V = seed % 2 == 0 ? 64 : 72;
+  options.H = 1, options.HV = 1 + static_cast<int64_t>(seed % 4 == 1);
+  options.gates_per_value_head = true;
+  options.seed = seed;
+  return options;
+}
+
 // Logits of channels that prepare and gradients take as they are, and those beside values, which they do not: every law, keys of both tiles and between, decays
 // so strong that they are bounded, value heads with gates of their own.
 TEST(DeviceGates, FormedInThePlacesOfValues) {
@@ -85,17 +97,11 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
     for (const Given given : kDecaysGiven) {
       for (const bool strong : {false, true}) {
         const Rule rule = preset(name).rule;
-        ProblemOptions options;
-        options.sequences = ++seed % 2 == 0 ? SeqLayout({0, 70, 70, 71, 199}) : SeqLayout::uniform(2, 129);
-        options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 40;
-        options.V = seed % 2 == 0 ? 64 : 72;
-        options.H = 1, options.HV = 1 + static_cast<int64_t>(seed % 4 == 1);
-        options.gates_per_value_head = true;
+        ProblemOptions options = shapes_of(++seed);
         options.gates = logits_of(rule, given);
         const bool gates = rule.uses_write_gate(), beside_values = gates && options.K == 64;
         if (beside_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = Given::kValue;
         options.rate_per_channel = seed % 2 == 0;
-        options.seed = seed;
         Problem problem = random_problem(rule, options);
         if (strong) {  // a lower bound's are at most that; others reach -100
           for (size_t i = 0; i < problem.in.g.size(); i += 7) problem.in.g[i] = given == Given::kLogSigmoid ? -1600 : 60;
@@ -126,14 +132,8 @@ TEST(DeviceGates, NumbersFormedByKernels) {
     for (const Given given : kDecaysGiven) {
       const Rule rule = preset(name).rule;
       if (given != Given::kSoftplus && !rule.uses_g()) continue;
-      ProblemOptions options;
-      options.sequences = ++seed % 2 == 0 ? SeqLayout({0, 70, 70, 71, 199}) : SeqLayout::uniform(2, 129);
-      options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 40;
-      options.V = seed % 2 == 0 ? 64 : 72;
-      options.H = 1, options.HV = 1 + static_cast<int64_t>(seed % 4 == 1);
-      options.gates_per_value_head = true;
+      ProblemOptions options = shapes_of(++seed);
       options.gates = logits_of(rule, given);
-      options.seed = seed;
       Problem problem = random_problem(rule, options);
       if (rule.decay == Decay::kScalar) {
         for (size_t i = 0; i < problem.in.g.size(); i += 7) problem.in.g[i] = i % 2 == 0 ? 9 : -9;
