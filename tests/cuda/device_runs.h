@@ -3,12 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/bf16.h"
 #include "base/device.h"
 #include "reference/fields.h"
+#include "rule/gates.h"
+#include "rule/rule.h"
 #include "rule/tokens.h"
 #include "scan/backend.h"
 #include "support/recurrence.h"
@@ -28,6 +31,21 @@ inline HeaderRun device_run(fw_form form) {
   run.form = form;
   run.bf16_operands = form == FW_FORM_CHUNK;
   return run;
+}
+
+// What a call of the chunk form does, in words (scan/cuda/call/text.cpp), for one with such bf16 tensors of B sequences of T tokens.
+inline std::string text_of_call(const Problem& problem, int64_t B, int64_t T) {
+  fw_desc desc;
+  FW_INIT(&desc);
+  desc.rule = to_c(problem.rule);
+  desc.gates = to_c(problem.shape.gates);
+  desc.dtype = FW_F32, desc.io_dtype = desc.operands = FW_BF16;
+  desc.device = FW_DEVICE_CUDA, desc.form = FW_FORM_CHUNK;
+  desc.B = B, desc.T = T;
+  desc.H = problem.shape.H, desc.HV = problem.shape.HV, desc.K = problem.shape.K, desc.V = problem.shape.V;
+  std::string text(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
+  text.resize(fw_plan_text(&desc, text.data(), text.size()));
+  return text;
 }
 
 // Inputs and cotangents of tokens, each number as `round` leaves it.

@@ -62,21 +62,6 @@ TEST(DeviceGates, TokenFormAndStepsMatchTheReference) {
   }
 }
 
-// What a call does, in words (scan/cuda/call/text.cpp), for one with so shaped bf16 tensors.
-std::string text_of_call(const Problem& problem) {
-  fw_desc desc;
-  FW_INIT(&desc);
-  desc.rule = to_c(problem.rule);
-  desc.gates = to_c(problem.shape.gates);
-  desc.dtype = FW_F32, desc.io_dtype = desc.operands = FW_BF16;
-  desc.device = FW_DEVICE_CUDA, desc.form = FW_FORM_CHUNK;
-  desc.B = 2, desc.T = 70;
-  desc.H = problem.shape.H, desc.HV = problem.shape.HV, desc.K = problem.shape.K, desc.V = problem.shape.V;
-  std::string text(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
-  text.resize(fw_plan_text(&desc, text.data(), text.size()));
-  return text;
-}
-
 // Sequences of several chunks, keys of both tiles and between, value heads with gates of their own.
 ProblemOptions shapes_of(uint64_t seed) {
   ProblemOptions options;
@@ -108,7 +93,7 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
         }
         problem = of_bf16_numbers(std::move(problem));
         SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
-        const std::string text = text_of_call(problem);
+        const std::string text = text_of_call(problem, 2, 70);
         EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !beside_values) << text;
         EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128) << text;
         HeaderRun run = device_run(FW_FORM_CHUNK);
@@ -141,7 +126,7 @@ TEST(DeviceGates, NumbersFormedByKernels) {
       problem = of_bf16_numbers(std::move(problem));
       SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
       const bool formed = given != Given::kLowerBound || rule.decay == Decay::kChannel;
-      const std::string text = text_of_call(problem);
+      const std::string text = text_of_call(problem, 2, 70);
       const bool direct = rule == preset("mamba2").rule;
       EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, formed) << text;
       EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, formed && !direct) << text;

@@ -24,23 +24,32 @@ char* at(void* workspace, const Region& region) { return static_cast<char*>(work
 // All tokens of a packed batch are one row of it.
 GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
 
-// The law by which kernels form a gate themselves; null: they never do.
-template <class Formed>
-auto* law_in(Formed& formed, const GateSpec& spec) {
+// Where FormedGates has a gate's law and the place of its values; null: kernels never form it themselves.
+struct FormedMembers {
+  GateLaw<float> FormedGates::*law = nullptr;
+  float* FormedGates::Numbers::*values = nullptr;
+};
+FormedMembers members_of(const GateSpec& spec) {
+  using Gates = FormedGates;
   switch (static_cast<TokenIndex>(spec.token)) {
     case TokenIndex::g:
-      return &formed.g;
+      return {&Gates::g, &Gates::Numbers::g};
     case TokenIndex::erase_gate:
-      return &formed.erase_gate;
+      return {&Gates::erase_gate, &Gates::Numbers::erase_gate};
     case TokenIndex::write_gate:
-      return &formed.write_gate;
+      return {&Gates::write_gate, &Gates::Numbers::write_gate};
     case TokenIndex::beta:
-      return &formed.beta;
+      return {&Gates::beta, &Gates::Numbers::beta};
     case TokenIndex::lambda:
-      return &formed.lambda;
+      return {&Gates::lambda, &Gates::Numbers::lambda};
     default:
-      return static_cast<decltype(&formed.g)>(nullptr);
+      return {};
   }
+}
+template <class Formed>
+auto* law_in(Formed& formed, const GateSpec& spec) {
+  const FormedMembers members = members_of(spec);
+  return members.law != nullptr ? &(formed.*members.law) : nullptr;
 }
 
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
@@ -207,29 +216,20 @@ FormedGates CallGates::with_places(const FormedGates& formed, const Inputs<float
   FormedGates placed = formed;
   for (const Gate& gate : gates_) {
     if (!is_formed(formed, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
-    float* const values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
-    FormedGates::Numbers& to = placed.numbers;
-    switch (static_cast<TokenIndex>(gate.spec.token)) {
-      case TokenIndex::g:
-        to.g = values;
-        break;
-      case TokenIndex::beta:
-        to.beta = values;
-        break;
-      case TokenIndex::lambda:
-        to.lambda = values;
-        break;
-      case TokenIndex::erase_gate:
-        to.erase_gate = values;
-        break;
-      case TokenIndex::write_gate:
-        to.write_gate = values;
-        break;
-      default:
-        break;
-    }
+    placed.numbers.*members_of(gate.spec).values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
   return placed;
+}
+
+Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in) {
+  Inputs<float> given = in;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const FormedMembers members = members_of(spec);
+    float* const values = members.values != nullptr ? formed.numbers.*members.values : nullptr;
+    TokenTensor<float>& tensor = given.*kInputTokens<float>[spec.token];
+    if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
+  }
+  return given;
 }
 
 bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {

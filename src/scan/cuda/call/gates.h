@@ -24,6 +24,8 @@ FormedGates formed_laws(const Plan& plan, bool chunk_form);
 // forward that has left the values of numbers, by whatever kernel.
 FormedGates formed_by_kernels(const Plan& plan, const DevicePlan& device, const FormedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
                               bool made);
+// The inputs of backward with the values of numbers where forward's kernels have left them (CallGates::with_places).
+Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in);
 // Whether a gate is one of them.
 bool is_formed(const FormedGates& formed, const GateSpec& gate);
 

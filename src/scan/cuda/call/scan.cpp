@@ -27,39 +27,7 @@ class Space {
   char* base_;
 };
 
-TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
-  TokenArgs a;
-  static_assert(sizeof(TokenArgs) == kTokenTensors * sizeof(TokenArg));
-#define FW_TOKEN(name, heads, width, used) a.name = token_arg(plan, in.name);
-#include "rule/tokens.def"
-  return a;
-}
-
-// [tokens, HV, dim] of the workspace as a tensor of tokens.
-TokenArg per_head(const Plan& plan, void* data, int64_t dim, bool bf16) {
-  TokenArg a;
-  a.data = data;
-  a.bf16 = bf16 ? 1 : 0;
-  a.stride_h = dim;
-  a.stride_t = plan.HV * dim;
-  a.stride_b = plan.T * a.stride_t;
-  return a;
-}
-
 TokenShape token_shape(const Plan& plan) { return {plan.packed ? 1 : plan.B, plan.packed ? plan.tokens() : plan.T}; }
-
-StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
-  StateArg a;
-  if (!t) return a;
-  a.bf16 = t.bf16 != nullptr ? 1 : 0;
-  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
-  a.stride_n = t.stride_n;
-  a.stride_h = t.stride_h;
-  const bool k_first = plan.state_layout == FW_STATE_K_FIRST;
-  a.stride_k = k_first ? t.stride_r : 1;
-  a.stride_v = k_first ? 1 : t.stride_r;
-  return a;
-}
 
 SlotArg slot_arg(const Plan& plan) {
   const Slots& s = plan.slots;
@@ -81,27 +49,6 @@ FadeArg fade_arg(const Plan& plan, const DevicePlan& device, const Problem& prob
   if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.formed};
   // Of logits forward's kernels have left the values.
   return {problem.formed.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.formed.numbers.g, 1, false), 1, {}};
-}
-
-// The inputs with the values of numbers that forward's kernels have formed.
-Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in) {
-  Inputs<float> given = in;
-  const auto take = [&](float* values, TokenTensor<float>& tensor) {
-    if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
-  };
-  take(formed.numbers.g, given.g), take(formed.numbers.beta, given.beta), take(formed.numbers.lambda, given.lambda);
-  take(formed.numbers.erase_gate, given.erase_gate), take(formed.numbers.write_gate, given.write_gate);
-  return given;
-}
-
-StateArg precond_arg(const StateTensor<float>& t) {
-  StateArg a;
-  if (!t) return a;
-  a.data = t.data;
-  a.stride_n = t.stride_n;
-  a.stride_h = t.stride_h;
-  a.stride_k = 1;
-  return a;
 }
 
 CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const SequenceArg& whole) {

@@ -1,6 +1,7 @@
-// A tensor of tokens as kernels have it (args.h), and one of the workspace.
+// Tensors of tokens and states as kernels have them (args.h), and those of the workspace.
 #pragma once
 
+#include "rule/tokens.h"
 #include "scan/cuda/call/args.h"
 #include "scan/tensors.h"
 
@@ -31,6 +32,48 @@ inline TokenTensor<float> contiguous_rows(const TokenTensor<float>& like, int64_
   rows.stride_t = like.heads * like.dim;
   rows.stride_b = T * rows.stride_t;
   return rows;
+}
+
+inline TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
+  TokenArgs a;
+  static_assert(sizeof(TokenArgs) == kTokenTensors * sizeof(TokenArg));
+#define FW_TOKEN(name, heads, width, used) a.name = token_arg(plan, in.name);
+#include "rule/tokens.def"
+  return a;
+}
+
+// [tokens, HV, dim] of the workspace as a tensor of tokens.
+inline TokenArg per_head(const Plan& plan, void* data, int64_t dim, bool bf16) {
+  TokenArg a;
+  a.data = data;
+  a.bf16 = bf16 ? 1 : 0;
+  a.stride_h = dim;
+  a.stride_t = plan.HV * dim;
+  a.stride_b = plan.T * a.stride_t;
+  return a;
+}
+
+inline StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  const bool k_first = plan.state_layout == FW_STATE_K_FIRST;
+  a.stride_k = k_first ? t.stride_r : 1;
+  a.stride_v = k_first ? 1 : t.stride_r;
+  return a;
+}
+
+inline StateArg precond_arg(const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.data = t.data;
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  a.stride_k = 1;
+  return a;
 }
 
 inline TokenEnd token_end(const Plan& plan) {

@@ -1,6 +1,6 @@
-// Gates and log-decays of one number a token and value head that are logits (FormedGates, with one decay a token): prepare() and the scans from the raw tensors
-// make the values, as the kernels of gates/ would, and leave them for whoever reads them later; gradients() makes the gradients of the logits from these
-// values alone. (recurrence.md 2.1; rule/gate_law.h.)
+// Gates and log-decays of one number a token and value head that are logits (FormedGates): prepare() makes the values, as the kernels of gates/ would, and
+// leaves them for whoever reads them later; gradients() and offline_gradients() make the gradients of the logits from these values alone, whoever has made
+// them. (recurrence.md 2.1; rule/gate_law.h.)
 #pragma once
 
 #include "scan/cuda/front/rows.cuh"

@@ -14,8 +14,7 @@ enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, k
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
 // own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates). kHalfOfKeys: of
-// wide_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are formed; else
-// the same form does both, for no time.
+// wide_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are formed; else the same form does both, for no time.
 template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false,
           bool kHalfOfKeys = false, bool kAddsHeads = true>
 struct ChannelShape {
