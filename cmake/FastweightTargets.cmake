@@ -1,7 +1,7 @@
 # Compile settings that all targets of the project share.
 function(fw_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wshadow;-Wno-psabi>")
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wshadow;-Wno-psabi;-Werror=switch>")
   # Only what the C header marks FW_API leaves the shared library.
   set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   # Three instruction sets are compiled and chosen at run time: AVX-512, AVX2 + FMA, and the baseline. More of them

@@ -35,6 +35,32 @@ enum class Normaliser { kNone = FW_NORMALISER_NONE, kKey = FW_NORMALISER_KEY, kO
 enum class Norm { kRaw = FW_NORM_RAW, kL2 = FW_NORM_L2 };
 enum class KeySource { kGiven = FW_KEY_SOURCE_GIVEN, kDecay = FW_KEY_SOURCE_DECAY };
 
+// What a gain is made of. The switch lists every gain: a value that it lacks does not compile (-Werror=switch), and would count as made of everything.
+struct GainParts {
+  bool beta = true;      // the gate
+  bool key_norm = true;  // |k|^2 of the normalised key
+  bool key_form = true;  // k.(M k)
+  bool rho = true;       // e and z come times a norm, w over it
+};
+constexpr GainParts gain_parts(Gain gain) {
+  switch (gain) {
+    case Gain::kOne:
+      return {false, false, false, false};
+    case Gain::kGate:
+      return {true, false, false, false};
+    case Gain::kKaczmarz:
+      return {true, true, false, true};
+    case Gain::kNlms:
+      return {false, true, false, true};
+    case Gain::kLonghorn:
+    case Gain::kEfla:
+      return {true, true, false, false};
+    case Gain::kPrecondLonghorn:
+      return {true, false, true, false};
+  }
+  return {};
+}
+
 struct Rule {
   Decay decay = Decay::kNone;
   Solve solve = Solve::kOnline;
@@ -74,11 +100,13 @@ struct Rule {
   constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
-  constexpr bool uses_beta() const { return uses_gain() && gain != Gain::kOne && gain != Gain::kNlms; }
+  constexpr bool uses_beta() const { return uses_gain() && gain_parts(gain).beta; }
   // Whether |k|^2 of the normalised key enters a coefficient.
-  constexpr bool gain_uses_key_norm() const { return gain != Gain::kOne && gain != Gain::kGate && gain != Gain::kPrecondLonghorn; }
+  constexpr bool gain_uses_key_norm() const { return gain_parts(gain).key_norm; }
   // Whether k.(M k) does.
-  constexpr bool uses_key_form() const { return normaliser != Normaliser::kNone || gain == Gain::kPrecondLonghorn; }
+  constexpr bool uses_key_form() const { return normaliser != Normaliser::kNone || gain_parts(gain).key_form; }
+  // Whether e and z come times a norm and w over it (front.h: GainPair).
+  constexpr bool gain_uses_rho() const { return gain_parts(gain).rho; }
   constexpr bool uses_lambda() const { return online() && feedback == Feedback::kLearned; }
   constexpr bool uses_read_correction() const { return read == Read::kCorrected; }
   constexpr bool uses_precond() const { return precond != Precond::kNone; }

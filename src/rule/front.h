@@ -7,7 +7,7 @@
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule: elementwise.def,
 // on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
 //
-// A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
+// A new gain: docs/extending.md has its files.
 #pragma once
 
 #include <cmath>

@@ -158,10 +158,7 @@ Segments cut(const Plan& plan, int64_t chunks) {
   return s;
 }
 
-bool fades(const Plan& plan) {
-  const StepBound bound = step_bound(plan.rule);
-  return plan.rule.uses_g() && bound.bounded && bound.symmetric;
-}
+bool fades(const Plan& plan) { return plan.rule.uses_g() && step_bound(plan.rule).shrinks_by_decay; }
 
 SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   const Segments& s = device.segments;

@@ -54,7 +54,7 @@ bool takes_plain_gates(const PrepareArgs& args) {
   const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
   if (x.in.g.bf16 == 0 || !near_rows(x.in.erase_gate)) return false;
   if (args.z == nullptr) return x.rule.write != Gate::kChannel;
-  return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
+  return x.rule.write == Gate::kChannel && !x.rule.gain_uses_rho() && whole(x.in.v) && whole(x.in.write_gate);
 }
 bool channel_makes_m(const Problem& x, int key) {
   if (!x.rule.preconditions_write() || !x.rule.precond_squashed() || channel_erase(x.rule) || x.rule.write == Gate::kChannel) return false;
