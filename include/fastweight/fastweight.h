@@ -309,7 +309,8 @@ FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outp
 
 /* A descriptor that is checked and planned once, for many calls of its shape: a call through it plans nothing and asks the tensors alone. It keeps what
  * it needs of the descriptor (cu_seqlens too; slots stay the caller's memory) and runs on its stream. step: for fw_plan_step, else for the other two; any
- * number of threads may use it. fw_set_threads afterwards does not change what workspaces it asks for. The calls take what those without a plan take. */
+ * number of threads may use it. fw_set_threads afterwards does not change what workspaces it asks for; a larger number has no effect on its calls. The calls
+ * take what those without a plan take. */
 typedef struct fw_plan fw_plan;
 FW_API fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan);
 FW_API void fw_plan_destroy(fw_plan* plan); /* NULL: nothing */
@@ -326,7 +327,8 @@ FW_API const char* fw_last_error(void);
 /* "0.1.0" */
 FW_API const char* fw_version(void);
 
-/* Threads of all later calls; 0 restores the default (OMP_NUM_THREADS or all cores). */
+/* Threads of all later calls; 0 restores the default (OMP_NUM_THREADS or all cores). A call that has begun keeps its number, whichever thread sets another,
+ * and a plan never uses more than there were when it was made. */
 FW_API void fw_set_threads(int threads);
 FW_API int fw_get_threads(void);
 

@@ -17,6 +17,7 @@ namespace {
 
 thread_local int t_index = 0;
 thread_local bool t_inside = false;
+thread_local int t_of_call = 0;  // of a ThreadsOfCall; 0: none
 std::atomic<int> g_threads{0};
 
 int default_threads() {
@@ -101,11 +102,15 @@ class TaskQueue {
 }  // namespace
 
 int num_threads() {
+  if (t_of_call > 0) return t_of_call;
   const int n = g_threads.load();
   return n > 0 ? n : default_threads();
 }
 
 void set_num_threads(int n) { g_threads.store(std::max(0, n)); }
+
+ThreadsOfCall::ThreadsOfCall(int planned) : before_(t_of_call) { t_of_call = std::max(1, std::min(planned, num_threads())); }
+ThreadsOfCall::~ThreadsOfCall() { t_of_call = before_; }
 
 int thread_index() { return t_index; }
 

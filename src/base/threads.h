@@ -8,9 +8,23 @@
 
 namespace fw {
 
+// Inside a ThreadsOfCall the number that it holds.
 int num_threads();
 // n >= 1; 0 restores the default (the cores of the process's affinity mask, or OMP_NUM_THREADS).
 void set_num_threads(int n);
+
+// While it lives, loops of the calling thread use the number of threads that there was when it was made, and at most `planned`: what is sized by a number of
+// threads stays right whatever other threads set meanwhile.
+class ThreadsOfCall {
+ public:
+  explicit ThreadsOfCall(int planned);
+  ~ThreadsOfCall();
+  ThreadsOfCall(const ThreadsOfCall&) = delete;
+  ThreadsOfCall& operator=(const ThreadsOfCall&) = delete;
+
+ private:
+  int before_;
+};
 
 // Calls body(i) once for every i in [0, count), in any order, on up to num_threads() threads. A call from inside a
 // task runs in order on the calling thread. The first exception of a task is rethrown here after all have ended.

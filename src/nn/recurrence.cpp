@@ -216,11 +216,12 @@ const SeqLayout& Recurrences<T>::stretched(int64_t rows) {
 
 template <class T>
 const Recurrence<T>& Recurrences<T>::of(const RecurrenceShape& shape, const SeqLayout& layout) {
-  if (threads_ != num_threads() || layout_.offsets() != layout.offsets()) {
+  const int threads = num_threads();
+  if (threads_ != threads || layout_.offsets() != layout.offsets()) {
     planned_.clear();
     stretched_.clear();
     layout_ = layout;
-    threads_ = num_threads();
+    threads_ = threads;
   }
   for (const Planned& p : planned_) {
     if (p.shape == shape) return p.recurrence;

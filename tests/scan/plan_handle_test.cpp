@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -130,17 +132,52 @@ TEST(PlanHandle, RefusesWhatItCannotDo) {
   EXPECT_THAT(fw_last_error(), HasSubstr("device_number"));
 }
 
-// A workspace has a part for every thread that there was.
-TEST(PlanHandle, IsNotRunByMoreThreadsThanItWasMadeFor) {
+// A workspace has a part for every thread that there was: more threads later change neither the workspace nor the bits.
+TEST(PlanHandle, KeepsTheThreadsThatItWasMadeWith) {
   Call call;
   set_num_threads(1);
   const Plan plan = plan_of(call.desc, false);
   run(plan, call);
+  const std::vector<float> alone = call.o;
   set_num_threads(3);
-  const Space space(sizes_of(plan).forward);
-  EXPECT_EQ(fw_plan_forward(plan.get(), &call.in, &call.out, nullptr, 0, space.data, space.size()), FW_ERROR_ARGUMENT);
-  EXPECT_THAT(fw_last_error(), HasSubstr("plan: expected at most 1 threads"));
+  call.o.assign(call.o.size(), 7);
+  run(plan, call);
+  EXPECT_EQ(call.o, alone);
   set_num_threads(0);
+}
+
+// One thread calls with what the query asked for, another changes the number of threads all the while: a call runs with what it was planned for or refuses the
+// workspace, and never writes behind it.
+TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
+  Call call;
+  std::atomic<bool> stop = false;
+  set_num_threads(1);
+  std::thread flips([&] {
+    while (!stop) {
+      fw_set_threads(1);
+      std::this_thread::yield();
+      fw_set_threads(8);
+    }
+  });
+  constexpr size_t kBehind = size_t{1} << 20;
+  int refused = 0;
+  for (int i = 0; i < 2000; ++i) {
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    ASSERT_EQ(fw_workspace_query(&call.desc, &sizes), FW_OK);
+    const Space space(sizes.forward + kBehind);
+    const fw_status status = fw_forward(&call.desc, &call.in, &call.out, nullptr, 0, space.data, sizes.forward);
+    refused += status == FW_OK ? 0 : 1;
+    if (status != FW_OK) {
+      ASSERT_EQ(status, FW_ERROR_WORKSPACE) << fw_last_error();
+    }
+    const auto* bytes = static_cast<const unsigned char*>(space.data) + sizes.forward;
+    ASSERT_TRUE(std::all_of(bytes, bytes + kBehind, [](unsigned char c) { return c == 0; })) << "call " << i << " wrote behind its workspace";
+  }
+  stop = true;
+  flips.join();
+  set_num_threads(0);
+  EXPECT_LT(refused, 2000);
 }
 
 }  // namespace

@@ -34,14 +34,14 @@ class CpuCall final : public Call {
   }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
-    check_threads();
+    const ThreadsOfCall threads(plan().threads);  // every thread has its part of the workspace
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> outputs = check_outputs<T>(plan(), out, TensorRole::kInput);
     cpu::scan_forward<T>(plan(), inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
   }
 
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
-    check_threads();
+    const ThreadsOfCall threads(plan().threads);  // every thread has its part of the workspace
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> cotangents = check_outputs<T>(plan(), d, TensorRole::kGradient);
     const Inputs<T> gradients = check_gradients<T>(plan(), grads, inputs);
@@ -54,13 +54,6 @@ class CpuCall final : public Call {
       kept = recomputed;
     }
     cpu::scan_backward<T>(plan(), inputs, cotangents, gradients, kept, space);
-  }
-
- private:
-  // Of a plan that is kept: every thread has its part of the workspace.
-  void check_threads() const {
-    if (num_threads() <= plan().threads) return;
-    fail_usage("plan: expected at most {} threads, as many as there were when it was created, got {}; create it again", plan().threads, num_threads());
   }
 };
 
