@@ -1,12 +1,9 @@
 #include "base/gemm.h"
 
 #if defined(FW_BLAS)
-#include <cblas.h>
 #include <oneapi/dnnl/dnnl.h>
 
-#if !defined(FW_STD_THREADS)
-#include <omp.h>
-#endif
+#include "base/blas_library.h"
 #else
 #include "base/own_gemm.h"
 #endif
@@ -20,19 +17,6 @@ namespace fw {
 namespace {
 
 #if defined(FW_BLAS)
-// OpenBLAS must not open threads of its own, whichever of its builds the system has. Its OpenMP build passes the number
-// on to OpenMP for the whole process, so that is put back.
-[[maybe_unused]] const bool g_blas_single = [] {
-#if !defined(FW_STD_THREADS)
-  const int threads = omp_get_max_threads();
-#endif
-  openblas_set_num_threads(1);
-#if !defined(FW_STD_THREADS)
-  omp_set_num_threads(threads);
-#endif
-  return true;
-}();
-
 void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
              int64_t ldc) {
   const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
@@ -41,8 +25,8 @@ void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, c
 
 void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
              double* c, int64_t ldc) {
-  cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
-              static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+  blas_library().dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
+                       static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
 #else
 template <class T>
@@ -75,6 +59,12 @@ void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, co
   });
 }
 
+void check_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc) {
+  const auto fits = [](int64_t ld, int64_t columns) { return ld >= columns && ld <= kMostLeading; };
+  if (std::max({m, n, k}) <= kMostLeading && fits(lda, ta == Trans::kNo ? k : m) && fits(ldb, tb == Trans::kNo ? n : k) && fits(ldc, n)) return;
+  fail_internal("product {}x{}x{}: expected leading dimensions from the columns of a row to {}, got {}, {} and {}", m, n, k, kMostLeading, lda, ldb, ldc);
+}
+
 }  // namespace
 
 void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
@@ -82,6 +72,7 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, cons
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  check_product(ta, tb, m, n, k, lda, ldb, ldc);
   product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
@@ -90,6 +81,7 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, con
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  check_product(ta, tb, m, n, k, lda, ldb, ldc);
   product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

@@ -7,6 +7,11 @@
 
 namespace fw {
 
+// The largest distance of rows that every library's products take.
+inline constexpr int64_t kMostLeading = INT32_MAX;
+
+// lda, ldb, ldc: at least the columns of a row as it is stored, at most kMostLeading; m, n and k at most kMostLeading too. Others are an Error(kInternal):
+// the libraries write nothing then, or elsewhere.
 enum class Trans { kNo, kYes };
 
 // On the calling thread only. beta == 0 never reads C.

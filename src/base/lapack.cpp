@@ -4,17 +4,9 @@
 #include <cmath>
 #include <cstddef>
 
+#include "base/blas_library.h"
 #include "base/error.h"
 #include "base/threads.h"
-
-// OpenBLAS has LAPACK's routines and no header for them (Debian keeps that in another package). The last arguments are the
-// lengths of the character arguments, as Fortran compilers pass them.
-extern "C" {
-void dgesvd_(const char* jobu, const char* jobvt, const int* m, const int* n, double* a, const int* lda, double* s, double* u, const int* ldu, double* vt,
-             const int* ldvt, double* work, const int* lwork, int* info, size_t, size_t);
-void dposv_(const char* uplo, const int* n, const int* nrhs, double* a, const int* lda, double* b, const int* ldb, int* info, size_t);
-void dsyev_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w, double* work, const int* lwork, int* info, size_t, size_t);
-}
 
 namespace fw {
 namespace {
@@ -27,7 +19,7 @@ std::vector<double> checked_copy(const char* what, int64_t m, int64_t n, std::sp
   return {a.begin(), a.end()};
 }
 
-// Inside a task OpenBLAS keeps to one thread (base/gemm.cpp says why it is asked to).
+// Inside a task OpenBLAS keeps to one thread (base/threads.h).
 template <class Body>
 void on_one_thread(const Body& body) {
   if (inside_task()) {
@@ -58,7 +50,7 @@ std::vector<double> singular_values(int64_t m, int64_t n, std::span<const double
   if (values.empty()) return values;
   const int rows = static_cast<int>(n), cols = static_cast<int>(m), one = 1;  // column-major: the transpose
   with_workspace("singular values", [&](double* work, int size, int* info) {
-    dgesvd_("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work, &size, info, 1, 1);
+    blas_library().dgesvd("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work, &size, info, 1, 1);
   });
   return values;
 }
@@ -70,7 +62,7 @@ void solve_positive(int64_t n, std::span<double> a, std::span<double> x) {
   if (n == 0) return;
   const int order = static_cast<int>(n), one = 1;
   int info = 0;
-  on_one_thread([&] { dposv_("U", &order, &one, a.data(), &order, x.data(), &order, &info, 1); });
+  on_one_thread([&] { blas_library().dposv("U", &order, &one, a.data(), &order, x.data(), &order, &info, 1); });
   if (info != 0) fail_numeric("solve: expected a positive definite matrix, LAPACK ended with info = {}", info);
 }
 
@@ -79,7 +71,7 @@ SymmetricEigen symmetric_eigen(int64_t n, std::span<const double> a) {
   if (n == 0) return result;
   const int order = static_cast<int>(n);
   with_workspace("eigenvalues", [&](double* work, int size, int* info) {
-    dsyev_("V", "U", &order, result.vectors.data(), &order, result.values.data(), work, &size, info, 1, 1);
+    blas_library().dsyev("V", "U", &order, result.vectors.data(), &order, result.values.data(), work, &size, info, 1, 1);
   });
   // LAPACK gives them in ascending order, vectors as columns of a column-major matrix: as our rows.
   std::reverse(result.values.begin(), result.values.end());

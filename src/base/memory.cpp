@@ -89,13 +89,16 @@ std::optional<uint64_t> available_memory(const std::string& proc, const std::str
   return least;
 }
 
+std::optional<uint64_t> available_address_space() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  const uint64_t used = number_in("/proc/self/statm").value_or(0) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used);
+}
+
 std::optional<uint64_t> available_memory() {
   Bytes least = available_memory("/proc", "/sys/fs/cgroup");
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    const uint64_t used = number_in("/proc/self/statm").value_or(0) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-    lower(least, limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used));
-  }
+  lower(least, available_address_space());
   return least;
 }
 

@@ -16,6 +16,9 @@ std::optional<uint64_t> available_memory();
 // The same without the limit of address space, from these folders in place of /proc and /sys/fs/cgroup.
 std::optional<uint64_t> available_memory(const std::string& proc, const std::string& cgroups);
 
+// Bytes that the process's limit of address space (ulimit -v) leaves; nothing: there is none.
+std::optional<uint64_t> available_address_space();
+
 // A size as users write it: 22G, 22GiB (2^30), 22GB (10^9), also K, M and T, or bytes; a fraction may stand before a unit. Nothing for other text, for less
 // than a byte and for what 64 bits do not hold.
 std::optional<uint64_t> parse_bytes(const std::string& text);
