@@ -97,11 +97,22 @@ Struct defaults() {
   }
 }
 
+// Whether a struct of this size is of a version of the header: fw_desc grew five times, inputs and outputs by whole tensors, sizes by whole numbers.
+template <class Struct>
+bool is_a_version(size_t size) {
+  if constexpr (std::is_same_v<Struct, fw_desc>) {
+    return std::find(std::begin(kDescBytes), std::end(kDescBytes), size) != std::end(kDescBytes);
+  } else {
+    constexpr size_t kStep = std::is_same_v<Struct, fw_sizes> ? sizeof(size_t) : sizeof(fw_tensor);
+    return size >= kFirstBytes<Struct> && size <= sizeof(Struct) && (sizeof(Struct) - size) % kStep == 0;
+  }
+}
+
 // The caller's struct with the fields that its version of the header has not.
 template <class Struct>
 Struct complete(const Struct* p, const char* name, const char* type) {
   const size_t size = not_null(p, name).size;
-  if (size < kFirstBytes<Struct> || size > sizeof(Struct)) {
+  if (!is_a_version<Struct>(size)) {
     fw::fail_usage("{}: size: expected {} (sizeof({}); use FW_INIT), got {}", name, sizeof(Struct), type, size);
   }
   Struct all = defaults<Struct>();

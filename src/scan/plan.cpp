@@ -108,6 +108,20 @@ void check_columns(const Plan& plan) {
              plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
 }
 
+// Sizes of buffers are sums of a few dozen of these products, in bytes of int64_t.
+void check_sizes(const Plan& plan) {
+  const auto heads = static_cast<double>(plan.HV), key = static_cast<double>(padded(plan.K)), value = static_cast<double>(padded(plan.V));
+  const double rows = static_cast<double>(plan.tokens()) * heads * (key + value);
+  const double states = (static_cast<double>(plan.total_chunks()) + static_cast<double>(plan.N) + 1) * heads * key * value;
+  const double triangles = static_cast<double>(plan.total_chunks()) * heads * static_cast<double>(plan.triangle_size());
+  constexpr double kMost = 1e15;  // elements: a petabyte is more than any machine has, and a thousandth of what wraps
+  const double all = rows + states + triangles;
+  if (all <= kMost) return;
+  fail_usage(
+      "descriptor: expected B, T, HV, K and V whose tensors and states have at most {:g} elements in all, got {:.3g}, with {} tokens, HV {}, K {} and V {}",
+      kMost, all, plan.tokens(), plan.HV, plan.K, plan.V);
+}
+
 }  // namespace
 
 DecayKind Plan::decay_kind() const {
@@ -214,6 +228,14 @@ Plan make_plan(const fw_desc& desc, bool step) {
     plan.longest = plan.longest_token_form = desc.max_seqlen > 0 ? desc.max_seqlen : plan.T;
     plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
     check_columns(plan);
+    check_sizes(plan);
+    return plan;
+  }
+  if (!plan.packed) {
+    plan.longest = plan.N > 0 ? plan.T : 0;
+    plan.longest_token_form = plan.N > 0 && plan.token_form(0) ? plan.T : 0;
+    check_columns(plan);
+    check_sizes(plan);
     return plan;
   }
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
@@ -224,6 +246,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
     if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
   check_columns(plan);
+  check_sizes(plan);
   return plan;
 }
 

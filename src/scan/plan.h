@@ -74,7 +74,7 @@ struct Plan {
   bool wide_offsets = false;             // they are int64_t
   int64_t N = 0;                         // sequences
   std::vector<int64_t> offsets;          // packed: N + 1 offsets; empty with device_offsets
-  std::vector<int64_t> chunk_base;       // N + 1: chunks before sequence n; with device_offsets all there may be, alone
+  std::vector<int64_t> chunk_base;       // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone
   int64_t longest = 0;                   // tokens of the longest sequence,
   int64_t longest_token_form = 0;        // and of the longest that runs token by token
   int threads = 1;
@@ -96,7 +96,9 @@ struct Plan {
   int64_t first_token(int64_t n) const { return packed ? offsets[static_cast<size_t>(n)] : n * T; }
   int64_t tokens() const { return packed ? T : B * T; }
   int64_t chunks(int64_t n) const { return (length(n) + chunk - 1) / chunk; }
-  int64_t total_chunks() const { return chunk_base.back(); }
+  int64_t total_chunks() const { return packed ? chunk_base.back() : N * chunks(0); }
+  // Chunks before sequence n.
+  int64_t first_chunk(int64_t n) const { return packed ? chunk_base[static_cast<size_t>(n)] : n * chunks(0); }
   // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
   bool token_form(int64_t n) const;
   // Where checkpoint i of sequence n goes, of a host that may read slots; Slots::kNone: nowhere.
@@ -118,7 +120,7 @@ struct Plan {
   int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }
 
  private:
-  int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (chunk_base[static_cast<size_t>(n)] + c) * HV + hv; }
+  int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (first_chunk(n) + c) * HV + hv; }
 };
 
 // step: of fw_step. Throws Error(kUsage) naming the field, what was expected and what came.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -39,6 +40,9 @@ struct Dims {
   void push_back(int64_t s) { size[static_cast<size_t>(rank++)] = s; }
 };
 
+// Of any tensor: its bytes fit a pointer's difference.
+constexpr int64_t kMostExtent = int64_t{1} << 59;
+
 template <class T>
 class Checker {
  public:
@@ -48,11 +52,13 @@ class Checker {
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
   // narrow: another type that it may have, FW_BF16 or FW_F16; 0: none.
-  const fw_tensor* check(TensorName name, const fw_tensor& t, const Dims& dims, bool allowed, bool required, int32_t narrow = 0) const {
+  // The stride of a dimension of one element or of an empty tensor says nothing: what comes back has that of a tensor without gaps, so that no backend meets
+  // such a stride.
+  std::optional<fw_tensor> check(TensorName name, const fw_tensor& t, const Dims& dims, bool allowed, bool required, int32_t narrow = 0) const {
     if (t.data == nullptr) {
       if (required && plan_.tokens() > 0)
         fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name.text(), to_string(plan_.rule));
-      return nullptr;
+      return std::nullopt;
     }
     if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name.text(), to_string(plan_.rule));
     constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
@@ -79,18 +85,18 @@ class Checker {
       const int64_t least = written_ && !empty && t.shape[i] > 1 ? 1 : 0;
       if (t.stride[i] < least) fail_usage("{}{}: stride[{}]: expected {} or more elements, got {}", prefix_, name.text(), i, least, t.stride[i]);
     }
-    if (rank == 4 && t.shape[rank - 1] > 1 && t.stride[rank - 1] != 1) {
+    if (rank == 4 && !empty && t.shape[rank - 1] > 1 && t.stride[rank - 1] != 1) {
       fail_usage("{}{}: stride[{}]: expected 1 (the last dimension is contiguous), got {}", prefix_, name.text(), rank - 1, t.stride[rank - 1]);
     }
-    return &t;
+    return with_plain_strides(name, t, empty);
   }
 
   // `dim` 0: rank 3 [B, T, heads].
   TokenTensor<T> token(TensorName name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
     Dims dims = {plan_.B, plan_.T, heads};
     if (dim > 0) dims.push_back(dim);
-    const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io ? FW_BF16 : plan_.f16_io ? FW_F16 : 0);
-    if (x == nullptr) return {};
+    const std::optional<fw_tensor> x = check(name, t, dims, allowed, required, plan_.bf16_io ? FW_BF16 : plan_.f16_io ? FW_F16 : 0);
+    if (!x) return {};
     TokenTensor<T> tensor;
     if (x->dtype == FW_BF16) {
       tensor.bf16 = static_cast<Bf16*>(x->data);
@@ -110,16 +116,16 @@ class Checker {
   // states: how many there are.
   StateTensor<T> state(TensorName name, const fw_tensor& t, int64_t states) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
-    const fw_tensor* x = check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false,
-                               input_ && plan_.dtype == FW_F32 ? FW_BF16 : 0);
-    if (x == nullptr) return {};
+    const std::optional<fw_tensor> x = check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false,
+                                             input_ && plan_.dtype == FW_F32 ? FW_BF16 : 0);
+    if (!x) return {};
     if (x->dtype == FW_BF16) return {nullptr, static_cast<Bf16*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
   }
 
   StateTensor<T> precond_state(TensorName name, const fw_tensor& t, int64_t states) const {
-    const fw_tensor* x = check(name, t, {states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
-    if (x == nullptr) return {};
+    const std::optional<fw_tensor> x = check(name, t, {states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
+    if (!x) return {};
     if (plan_.K > 1 && x->stride[2] != 1)
       fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name.text(), x->stride[2]);
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
@@ -133,6 +139,23 @@ class Checker {
   }
 
  private:
+  std::optional<fw_tensor> with_plain_strides(TensorName name, const fw_tensor& t, bool empty) const {
+    fw_tensor plain = t;
+    int64_t extent = 1;  // elements from the first to behind the last of the inner dimensions
+    for (int i = t.rank - 1; i >= 0; --i) {
+      if (empty || t.shape[i] <= 1) {
+        plain.stride[i] = extent;
+        continue;
+      }
+      int64_t way = 0;
+      if (__builtin_mul_overflow(plain.stride[i], t.shape[i] - 1, &way) || __builtin_add_overflow(extent, way, &extent) || extent > kMostExtent) {
+        fail_usage("{}{}: stride[{}]: expected strides that reach at most {} elements, got {} for {} elements", prefix_, name.text(), i, kMostExtent,
+                   t.stride[i], t.shape[i]);
+      }
+    }
+    return plain;
+  }
+
   HeadTensor<T> parameter(TensorName name, const fw_tensor& t, Given given, bool allowed, int64_t heads, int64_t channels) const {
     if (t.data == nullptr) return {};
     if (!allowed) {
@@ -141,7 +164,7 @@ class Checker {
     }
     Dims dims = {heads};
     if (channels > 0) dims.push_back(channels);
-    const fw_tensor* x = check(name, t, dims, true, false);
+    const std::optional<fw_tensor> x = check(name, t, dims, true, false);
     return {static_cast<T*>(x->data), x->shape[0], x->stride[0], channels > 0 ? x->stride[1] : 0};
   }
 
@@ -173,7 +196,8 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
     const int64_t heads = spec.heads == TokenHeads::kEither ? kEitherHeads : spec.heads == TokenHeads::kKey ? plan.H : plan.HV;
     x.*kInputTokens<T>[i] = checker.token(spec.name, in.*kHeaderTokens[i], heads, spec.one() ? 0 : spec.channels(plan.K, plan.V), spec.used, need && spec.used);
   }
-  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond_center(), need && rule.uses_precond_center())) {
+  if (const std::optional<fw_tensor> center =
+          checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond_center(), need && rule.uses_precond_center())) {
     x.precond_center = static_cast<T*>(center->data);
     x.center_stride = center->stride[0];
   }

@@ -145,7 +145,7 @@ Segments cut(const Plan& plan, int64_t chunks) {
     any = any || count > 1;
     for (int64_t i = 0; i < count; ++i) {
       s.offsets.push_back(static_cast<int32_t>(plan.first_token(n) + i * chunks * kChunk));
-      s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
+      s.chunk_base.push_back(static_cast<int32_t>(plan.first_chunk(n) + i * chunks));
       s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
       s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
       s.sequence_of.push_back(static_cast<int32_t>(n));

@@ -21,7 +21,7 @@ Plan plan_of_rows(Plan plan) {
   plan.longest_token_form = plan.longest;
   plan.checkpoints.interval *= 2;  // at the same places
   for (int64_t& offset : plan.offsets) offset *= 2;
-  for (int64_t n = 0; n < plan.N; ++n) {
+  for (int64_t n = 0; plan.packed && n < plan.N; ++n) {
     int64_t& next = plan.chunk_base[static_cast<size_t>(n) + 1];
     next = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
   }
