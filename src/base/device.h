@@ -89,6 +89,8 @@ struct DeviceInfo {
 
 // The calling thread's device. Throws DeviceError saying why there is none.
 DeviceInfo device_info();
+// What device code this build has: "sm_80 and sm_90a"; "": none.
+std::string device_code();
 
 // Bytes of device memory.
 class DeviceMemory {

@@ -2,13 +2,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <oneapi/dnnl/dnnl.h>
+#include <unistd.h>
 
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
 #include <thread>
 
+#include "base/device.h"
+#include "base/error.h"
 #include "base/threads.h"
 #include "cli/command.h"
 #include "cli/info_model.h"
 #include "cli/json_output.h"
+#include "cli/ranks.h"
 #include "cli/say.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
@@ -61,6 +69,48 @@ const char* dnnl_isa() {
   }
 }
 
+// Those of the processor that kernels of this program or of oneDNN choose by.
+std::string cpu_features() {
+  std::ifstream in("/proc/cpuinfo");
+  std::set<std::string> have;
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    for (std::string word; words >> word;) have.insert(word);
+    break;
+  }
+  std::string text;
+  for (const char* feature : {"sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "avx_vnni"}) {
+    if (have.contains(feature)) text += (text.empty() ? "" : " ") + std::string(feature);
+  }
+  return text.empty() ? "unknown" : text;
+}
+
+// line(words, key, value, text) of the GPU that --device cuda takes.
+template <class Line>
+void line_of_gpu(const Line& line) {
+  if (device_code().empty()) {
+    const bool there = ::access("/dev/nvidiactl", F_OK) == 0;
+    line("GPU", "gpu", Json(), there ? "an NVIDIA driver is loaded, but this build has no device code" : "no NVIDIA GPU found");
+    return;
+  }
+  try {
+    const DeviceInfo gpu = device_info();
+    line("GPU", "gpu",
+         {{"name", gpu.name},
+          {"compute_capability", fmt::format("{}.{}", gpu.major, gpu.minor)},
+          {"multiprocessors", gpu.multiprocessors},
+          {"driver", gpu.driver},
+          {"runtime", gpu.runtime}},
+         fmt::format("{}, compute capability {}.{}, {} multiprocessors; driver for CUDA {}, runtime {}", gpu.name, gpu.major, gpu.minor, gpu.multiprocessors,
+                     gpu.driver, gpu.runtime));
+  } catch (const DeviceError& error) {
+    std::string why = error.what();
+    if (why.starts_with("device: expected an NVIDIA GPU, but ")) why = "no NVIDIA GPU found";
+    line("GPU", "gpu", Json(), why);
+  }
+}
+
 class Info : public Command {
  public:
   std::string name() const override { return "info"; }
@@ -102,7 +152,12 @@ class Info : public Command {
     const unsigned cores = std::thread::hardware_concurrency();
     line("cores", "cores", cores, fmt::format("{}", cores));
     line("threads", "threads", num_threads(), fmt::format("{}", num_threads()));
-    line("backends", "backends", Json::array({"CPU"}), "CPU");
+    text_line("CPU features", "cpu_features", cpu_features());
+    const std::string code = device_code();
+    line("device code", "device_code", code.empty() ? Json() : Json(code), code.empty() ? "none (`make gpu` builds it)" : code);
+    line_of_gpu(line);
+    line("backends", "backends", code.empty() ? Json::array({"CPU"}) : Json::array({"CPU", "CUDA"}), code.empty() ? "CPU" : "CPU, CUDA");
+    text_line("ranks", "ranks", ranks_library());
     StringList names;
     for (const Preset& p : presets()) names.emplace_back(p.name);
     line("presets", "presets", names, fmt::format("{}", fmt::join(names, " ")));

@@ -16,6 +16,8 @@ Launch launched();
 
 // Joins the others, once; one_rank() where nothing launched more. Throws Error(kUsage) in a build without MPI and when MPI knows other ranks than the launcher.
 Communicator& open_ranks();
+// What several processes talk through in this build, for people.
+std::string ranks_library();
 // Of a process that has joined: its number among those of its machine, how many these are, and the machine's number (the lowest rank on it).
 struct Place {
   int rank = 0, size = 1, machine = 0;

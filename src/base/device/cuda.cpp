@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/device.h"
+#include "base/device/no_gpu.h"
 #include "base/error.h"
 #include "base/gpus.h"
 
@@ -201,11 +202,19 @@ std::shared_ptr<std::byte> cuda_staging(size_t bytes) {
           }};
 }
 
+std::string device_code() {
+#if defined(FW_DEVICE_CODE)
+  return FW_DEVICE_CODE;
+#else
+  return "sm_80 and sm_90a";
+#endif
+}
+
 DeviceInfo device_info() {
   int count = 0, device = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
-    throw DeviceError(fmt::format("device: expected an NVIDIA GPU, found none ({})", status != cudaSuccess ? cudaGetErrorString(status) : "no device"));
+    throw DeviceError(why_no_gpu(status != cudaSuccess ? cudaGetErrorString(status) : "no device"));
   }
   check(cudaGetDevice(&device), "cudaGetDevice");
   cudaDeviceProp properties;

@@ -78,6 +78,8 @@ std::shared_ptr<std::byte> cuda_staging(size_t bytes) {
   return {new std::byte[bytes], [](const std::byte* given) { delete[] given; }};
 }
 
+std::string device_code() { return "kernels run on the CPU (the tests' emulation)"; }
+
 DeviceInfo device_info() {
   DeviceInfo info;
   info.name = "emulated device";

@@ -7,7 +7,7 @@ namespace fw {
 namespace {
 
 [[noreturn]] void no_device() {
-  throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured); expected --device cpu");
+  throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it); expected --device cpu");
 }
 
 }  // namespace
@@ -20,6 +20,7 @@ std::string cuda_device_address() { no_device(); }
 std::shared_ptr<std::byte> cuda_staging(size_t) { no_device(); }
 
 DeviceInfo device_info() { no_device(); }
+std::string device_code() { return {}; }
 
 DeviceMemory::DeviceMemory(size_t) { no_device(); }
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(other.bytes_), data_(other.data_) {}

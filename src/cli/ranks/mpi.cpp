@@ -76,6 +76,14 @@ std::unique_ptr<MpiRanks>& ranks() {
 
 }  // namespace
 
+std::string ranks_library() {
+  char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  if (MPI_Get_library_version(version, &length) != MPI_SUCCESS) return "MPI";
+  const std::string text(version, static_cast<size_t>(length));
+  return text.substr(0, text.find_first_of(",\n"));
+}
+
 Communicator& open_ranks() {
   const Launch launch = launched();
   if (launch.size == 1) return one_rank();

@@ -4,6 +4,8 @@
 
 namespace fw::cli {
 
+std::string ranks_library() { return "none: one process (built without MPI)"; }
+
 Communicator& open_ranks() {
   if (const Launch launch = launched(); launch.size > 1) {
     fail_usage(

@@ -6,7 +6,7 @@
 namespace fw {
 
 void draw_on_cuda(Device&, std::span<const uint64_t>, int64_t, std::span<const DrawnRange>, ParamValues<float>) {
-  throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)");
+  throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)");
 }
 
 }  // namespace fw

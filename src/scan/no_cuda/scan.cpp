@@ -14,7 +14,7 @@ namespace fw::cuda {
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() = default;
 
-void require_device(bool) { throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)"); }
+void require_device(bool) { throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)"); }
 
 FormedGates forms_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FormedGates&, const Inputs<float>*, bool) { return {}; }
 void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*, void*) { require_device(false); }

@@ -1,5 +1,6 @@
 #include "scan/cuda/call/device.h"
 
+#include "base/device/no_gpu.h"
 #include "base/error.h"
 #if defined(FW_CUDA_EMULATION)
 #include "emulation/gpu.h"
@@ -40,7 +41,7 @@ void require_device(bool chunk_form) {
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (status != cudaSuccess) {
     cudaGetLastError();  // or the next call's check would find it
-    throw DeviceError(fmt::format("device: expected an NVIDIA GPU, found none ({})", cudaGetErrorString(status)));
+    throw DeviceError(why_no_gpu(cudaGetErrorString(status)));
   }
   if (unsupported("", major, minor, chunk_form).empty()) return;
   cudaDeviceProp properties{};  // asked for here alone: it takes long
