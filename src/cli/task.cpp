@@ -1,8 +1,10 @@
 // task: examples of the papers' synthetic tasks, or one model trained and judged on one. sweep: a grid of them, rules by learning rates by seeds.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -15,8 +17,10 @@
 #include "cli/model_option.h"
 #include "cli/say.h"
 #include "cli/signals.h"
+#include "report/progress.h"
 #include "report/task_table.h"
 #include "tasks/cell.h"
+#include "tasks/small.h"
 #include "train/memory_plan.h"
 
 namespace fw::cli {
@@ -24,9 +28,70 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// How far a sweep is: a bar on a terminal, and once, as soon as it can be told, how long all of it takes.
+class SweepProgress {
+ public:
+  explicit SweepProgress(size_t cells) : cells_(cells) {}
+  // Cell `index` begins, which has so many steps.
+  void begin(size_t index, int64_t steps) {
+    index_ = index;
+    steps_ = steps;
+    first_ = -1;
+  }
+  void step(int64_t done) {
+    const Clock::time_point now = Clock::now();
+    if (first_ < 0) {  // the step itself is not counted: it made the first allocations
+      first_ = done;
+      begun_ = now;
+      return;
+    }
+    const double seconds = std::chrono::duration<double>(now - begun_).count(), each = seconds / static_cast<double>(done - first_);
+    const double left = each * static_cast<double>(steps_ - done);
+    constexpr int64_t kMeasured = 20;
+    if (!said_ && done - first_ >= kMeasured) {
+      said_ = true;
+      const double all = left + each * static_cast<double>(steps_) * static_cast<double>(cells_ - index_ - 1);
+      constexpr double kLong = 1800;
+      clear();
+      say("  {:.1f} ms a step: about {} for this cell{}{}\n", 1e3 * each, format_duration(left),
+          cells_ > index_ + 1 ? fmt::format(", {} for the {} cells to do, evaluations aside", format_duration(all), cells_ - index_) : ", evaluations aside",
+          all > kLong ? " (--small shows the effect of every task within two minutes)" : "");
+      std::fflush(stdout);
+    }
+    if (bar_.live()) bar_.show({done, steps_, 0, 0, left});
+  }
+  void clear() { bar_.clear(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  ProgressBar bar_{STDOUT_FILENO};
+  size_t cells_, index_ = 0;
+  int64_t steps_ = 0, first_ = -1;
+  bool said_ = false;
+  Clock::time_point begun_;
+};
+
+// "length 256, 10000 steps, ..." of every task, for the help: what 0 stands for.
+std::string defaults_of_tasks() {
+  std::string text = "Without options (the papers' settings):\n";
+  for (const std::string& task : synthetic_tasks()) {
+    TaskRecipe recipe;
+    const TaskOptions options = default_options(task);
+    const bool needs_text = hides_in_text(task);
+    recipe.length = options.length;
+    if (!needs_text) complete(recipe, task);
+    const ModelConfig model = task_model(task);
+    text += fmt::format("  {:<15}  length {}{}{}; {}{} heads of {}\n", task, options.length, options.pairs > 0 ? fmt::format(", {} pairs", options.pairs) : "",
+                        options.vocab_size > 0 ? fmt::format(", vocabulary {}", options.vocab_size) : "",
+                        needs_text ? "" : fmt::format("{} steps, judged every {} at {}; ", recipe.steps, recipe.eval_every, fmt::join(recipe.lengths, ",")),
+                        model.num_heads, model.head_dim);
+  }
+  return text;
+}
+
 class Task : public Command {
  public:
-  explicit Task(bool sweep) : sweep_(sweep) { model_.vocab_size = 0; }
+  explicit Task(bool sweep) : sweep_(sweep), model_(task_model("mqar")) { model_.vocab_size = 0; }
   std::string name() const override { return sweep_ ? "sweep" : "task"; }
   std::string summary() const override {
     return sweep_ ? "a grid of rules, learning rates and seeds on a synthetic task, goes on where it was stopped"
@@ -40,23 +105,26 @@ class Task : public Command {
     const std::string tasks = fmt::format("Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n", fmt::join(synthetic_tasks(), ", "));
     if (sweep_) {
       return fmt::format(
-          "{}{}Examples:\n  fastweight sweep mqar --rule kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 --out mqar\n"
+          "{}{}{}\nExamples:\n  fastweight sweep mqar --small --out small\n  fastweight sweep mqar --rule kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 "
+          "--out mqar\n"
           "  fastweight sweep mqar_zoology --segments zoology --rule deltanet --layers conv,recurrent --mlp none --lr 1e-3,3.16e-3 --out zoology",
-          tasks, cells);
+          tasks, cells, defaults_of_tasks());
     }
     return fmt::format(
         "{}With --draw N: N examples as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to standard output.\n\n"
-        "With --rule: as 'fastweight sweep'. {}Examples:\n  fastweight task stack --draw 5\n  fastweight task mqar --rule kaczmarz --out mqar",
-        tasks, kNoLabel, cells);
+        "With --rule: as 'fastweight sweep'. {}{}\nExamples:\n  fastweight task stack --draw 5\n  fastweight task mqar --rule kaczmarz --out mqar",
+        tasks, kNoLabel, cells, defaults_of_tasks());
   }
   void declare(Options& options) override {
-    options.positional("TASK", &task_, "name of the task", true);
+    options.positional("TASK", &task_, fmt::format("the task: {}", fmt::join(synthetic_tasks(), ", ")), true).words = synthetic_tasks();
     options.section("", "Run");
     options.add("rule", "RULE,...", &rules_,
                 "rules to train, names of 'fastweight rules'; R+window: layers of R and of a window in turn; attention: a Transformer", ',');
     options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');
     options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
     options.add("out", "FOLDER", &out_, sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
+    options.add("small", "", &small_,
+                "settings that show the task's effect within two minutes on two cores, where no option says otherwise: rules gated_deltanet and mamba2");
     if (!sweep_) options.add("draw", "N", &draw_, "write N examples instead of training");
     options.add("device", "DEVICE", &device_, device_help());
     declare_threads(options, threads_);
@@ -65,17 +133,24 @@ class Task : public Command {
     KeyTables tables = key_tables(model_);
     std::erase_if(tables.front().keys, [](const Key& key) { return key.name == "rule" || key.name == "vocab_size"; });
     options.add(tables, false);
+    for (Option& option : options.entries()) {
+      if (option.key == "num_heads") option.default_text += "; palindrome and stack: 2";
+      if (option.key == "head_dim") option.default_text += "; palindrome and stack: 96";
+    }
   }
   int run(Options& options) override;
 
  private:
+  // Takes what the command line does not say from a small task, or from the paper's model.
+  void take_small(const Options& options);
+  void take_model(const Options& options, ModelConfig standard);
   int draw() const;
   std::vector<TaskCell> cells() const;
   void check_memory(const std::vector<TaskCell>& cells) const;
   int run_all(const std::vector<TaskCell>& cells) const;
   void report(const std::vector<TaskCell>& cells) const;
 
-  bool sweep_;
+  bool sweep_, small_ = false;
   bool check_memory_ = true;
   std::string task_, out_, device_ = "cpu";
   StringList rules_, rates_{"1e-3"};
@@ -179,23 +254,29 @@ void Task::report(const std::vector<TaskCell>& cells) const {
 int Task::run_all(const std::vector<TaskCell>& cells) const {
   const std::atomic<bool>& stop = stop_on_signal();
   int64_t busy = 0, failed = 0;
+  SweepProgress progress(cells.size());
   for (size_t i = 0; i < cells.size() && !stop.load(); ++i) {
     const TaskCell& cell = cells[i];
     const std::string name = fs::path(cell.folder).filename().string();
     say("{} ({} of {})\n", name, i + 1, cells.size());
     std::fflush(stdout);
+    progress.begin(i, cell.recipe.steps);
     try {
       run_cell(
           cell,
           [&](const TaskPoint& p) {
+            progress.clear();
             say("  step {:>6}  loss {:.4f}  accuracy {:.2f}%\n", p.step, p.loss, 100 * p.accuracy);
             std::fflush(stdout);
           },
-          &stop);
+          &stop, [&](int64_t step) { progress.step(step); });
+      progress.clear();
     } catch (const FolderLocked& locked) {
+      progress.clear();
       say("  left to another process: {}\n", locked.what());
       ++busy;
     } catch (const Error& error) {
+      progress.clear();
       if (error.kind() != ErrorKind::kNumeric) throw;
       say("  {}\n", error.what());
       ++failed;
@@ -211,25 +292,42 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
   return failed > 0 ? kExitFailed : kExitOk;
 }
 
+void Task::take_small(const Options& options) {
+  SmallTask small = small_task(task_, recipe_.haystack);
+  const KeyTables ours = key_tables(recipe_), theirs = key_tables(small.recipe);
+  for (size_t k = 0; k < ours.front().keys.size(); ++k) {
+    const Key& key = ours.front().keys[k];
+    if (!options.given(key.name)) std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); }, key.target);
+  }
+  take_model(options, small.model);
+  if (!options.given("lr")) rates_ = {fmt::format("{:g}", small.lr)};
+  if (!options.given("seeds")) seeds_ = {static_cast<int64_t>(small.seed)};
+  if (!options.given("rule")) rules_ = {"gated_deltanet", "mamba2"};
+  if (out_.empty()) out_ = task_ + "-small";
+}
+
+void Task::take_model(const Options& options, ModelConfig standard) {
+  const KeyTables ours = key_tables(model_), theirs = key_tables(standard);
+  for (size_t k = 0; k < ours.front().keys.size(); ++k) {
+    const std::string& name = ours.front().keys[k].name;
+    if (name == "rule" || name == "vocab_size" || options.given(name)) continue;
+    std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); }, ours.front().keys[k].target);
+  }
+}
+
 int Task::run(Options& options) {
   apply_threads(threads_);
   if (seeds_.empty()) fail_usage("--seeds: expected at least one, got none");
+  const bool draws = !sweep_ && options.given("draw");
+  if (draws) options.expect_without_effect({"rule", "lr", "device", "small"}, "with --draw, which trains nothing");
+  take_model(options, task_model(task_));
+  if (small_) take_small(options);
   complete(recipe_, task_);
   if (draw_ < 0) fail_usage("--draw: expected a number of examples, got {}", draw_);
-  if (!sweep_ && options.given("draw")) return draw();
-  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train{}", sweep_ ? "" : ", or --draw N for examples");
+  if (draws) return draw();
+  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train, or --small for a first look{}", sweep_ ? "" : ", or --draw N for examples");
   if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
   if (out_.empty()) fail_usage("--out: expected a folder for the cells and the table, got none");
-  // The task's own model where the command line says nothing.
-  ModelConfig standard = task_model(task_);
-  const KeyTables ours = key_tables(model_), theirs = key_tables(standard);
-  for (size_t t = 0; t < ours.size(); ++t) {
-    for (size_t k = 0; k < ours[t].keys.size(); ++k) {
-      const std::string& name = ours[t].keys[k].name;
-      if (t > 0 || name == "rule" || name == "vocab_size" || options.given(name)) continue;
-      std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs[t].keys[k].target); }, ours[t].keys[k].target);
-    }
-  }
   device_named(device_);  // one that is not there is said before any work
   allow_too_much_memory(!check_memory_);
   const std::vector<TaskCell> all = cells();

@@ -374,7 +374,8 @@ bool read_result(const std::string& folder, TaskResult& result) {
   return true;
 }
 
-bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop) {
+bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop,
+              const std::function<void(int64_t)>& on_step) {
   const auto stopped = [&] { return stop != nullptr && stop->load(); };
   make_folders(cell.folder);
   const FolderLock lock(cell.folder);
@@ -396,6 +397,7 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
     }
     if (run.state.step >= recipe.steps || stopped()) break;
     run.step();
+    if (on_step) on_step(run.state.step);
   }
   if (stopped()) {
     run.checkpoint();

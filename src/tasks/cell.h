@@ -66,7 +66,9 @@ struct TaskCell {
 // Trains and judges, or goes on with what was begun, and returns true when the cell is finished (at once if it is already); false when
 // *stop became true, after a checkpoint. Throws Error(kUsage) when the folder has a cell of other settings, naming the first that differs,
 // and Error(kNumeric) after 10 steps in a row whose loss or norm is not finite.
-bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop);
+// on_step: after every step of training, with the steps done.
+bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop,
+              const std::function<void(int64_t)>& on_step = {});
 // The cell's result, if it is finished.
 bool read_result(const std::string& folder, TaskResult& result);
 

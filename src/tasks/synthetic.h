@@ -61,6 +61,8 @@ class SyntheticTask {
 // niah_single_2, niah_single_3, niah_multikey_1  the same in an essay: a number, a UUID, one of four numbers
 std::vector<std::string> synthetic_tasks();
 TaskOptions default_options(std::string_view task);
+// Whether the task hides its needles in a text, which TaskOptions::haystack names.
+bool hides_in_text(std::string_view task);
 // Throws Error(kUsage) for an unknown task (with the nearest known one) and for options that it cannot be drawn with.
 std::unique_ptr<SyntheticTask> make_task(std::string_view task, const TaskOptions& options);
 
