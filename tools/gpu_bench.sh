@@ -7,5 +7,5 @@ program=$1 folder=$2
 commit=${3:-$(git rev-parse --short HEAD 2> /dev/null || echo unknown)}
 mkdir -p "$folder"
 name=$folder/$(date +%F)-$commit
-"$program" bench --device cuda --sequences 4 --tokens 4096 --heads 16 --repeats "${REPEATS:-100}" --commit "$commit" --json "$name-4x4096x16.json" ${RULES:+--rules "$RULES"}
-"$program" bench --device cuda --sequences 1 --tokens 32768 --heads 16 --repeats "${REPEATS:-100}" --commit "$commit" --json "$name-1x32768x16.json" ${RULES:+--rules "$RULES"}
+"$program" bench --device cuda --sequences 4 --tokens 4096 --heads 16 --repeats "${REPEATS:-100}" --commit "$commit" --json "$name-4x4096x16.json" ${RULES:+--rule "$RULES"}
+"$program" bench --device cuda --sequences 1 --tokens 32768 --heads 16 --repeats "${REPEATS:-100}" --commit "$commit" --json "$name-1x32768x16.json" ${RULES:+--rule "$RULES"}

@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -34,7 +36,7 @@ class Bench : public Command {
            "GFLOP/s counts the algebra of the chunk form and nothing else, per token and value head with chunks of C (token form: C = 1): forward "
            "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's tensors once each; decode: the state in "
            "and out and one token's inputs.\n\n"
-           "Examples:\n  fastweight bench --rules gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
+           "Examples:\n  fastweight bench --rule gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
            "  mpirun -n 2 fastweight bench --train --device cuda --accumulate 2\n"
            "  fastweight bench --decode-model --decode-tokens 100000\n"
            "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json generation.json";
@@ -43,8 +45,14 @@ class Bench : public Command {
     options.add("json", "FILE", &json_, "write the results as JSON as well");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
+    options
+        .add("device", "NAME", &device_,
+             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given")
+        .words = {"cpu", "cuda"};
+    options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
+    options.add("rule", "RULE,...", &rules_, "time these rules (names or axes); without: the recurrence of all named rules, a model with gated_deltanet2", ',')
+        .words = rule_names();
     options.section("", "Recurrence");
-    options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
     options.add("sequences", "N", &recurrence_.batch, "sequences");
     options.add("beside", "N", &recurrence_.beside, "with --device cuda: N short sequences besides, all of them packed");
@@ -62,11 +70,6 @@ class Bench : public Command {
     options.add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)").words = {"values", "logits"};
     options.add("decay_scale", "X", &recurrence_.decay_scale, "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
-    options
-        .add("device", "NAME", &device_,
-             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given")
-        .words = {"cpu", "cuda"};
-    options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options.section("", "Models");
     options.add("train", "", &train_, "time training steps of the model below, on the CPU in f32 and in bf16");
     options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
@@ -83,21 +86,57 @@ class Bench : public Command {
     options.add("decode_sequences", "N,N,...", &model_.decode_sequences, "time the model generating so many sequences side by side, greedily", ',');
     options.add("decode_seen", "N,N,...", &model_.decode_seen, "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
     options.add("prefill", "N", &model_.prefill, "time the model reading a prompt of N tokens; 0: do not");
-    options.add(key_tables(model_.model), false);
+    options.add(model_tables(), false);
   }
   int run(Options& options) override;
   bool on_ranks() const override { return true; }
 
  private:
+  // Keys of the model but for its rule, which --rule says.
+  KeyTables model_tables() {
+    KeyTables tables = key_tables(model_.model);
+    std::erase_if(tables.front().keys, [](const Key& key) { return key.name == "rule"; });
+    return tables;
+  }
+  bool generates() const { return !model_.decode_sequences.empty() || model_.prefill != 0; }
+  bool times_a_model() const { return train_ || decode_ || generates(); }
+  void check_options(const Options& options);
   void check() const;
   Communicator& join_ranks();
 
   std::string json_, device_ = "cpu", commit_;
+  StringList rules_;
   int64_t threads_ = 0;
   bool train_ = false, decode_ = false, check_memory_ = true;
   RecurrenceBench recurrence_;
   ModelBench model_;
 };
+
+// An option that the timings asked for do not read is an error.
+void Bench::check_options(const Options& options) {
+  const std::vector<std::string> recurrence{"tokens", "sequences", "beside", "beside_tokens", "heads",   "value_heads", "key_dim",     "value_dim",
+                                            "dtype",  "operands",  "form",   "chunk",         "segment", "gates",       "decay_scale", "repeats"};
+  if (times_a_model()) {
+    options.expect_without_effect(recurrence, "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
+  } else {
+    std::vector<std::string> keys{"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments", "decode_tokens", "decode_seen"};
+    for (const KeyTable& table : model_tables()) {
+      for (const Key& key : table.keys) keys.push_back(key.name);
+    }
+    options.expect_without_effect(keys, "without --train, --decode-model, --decode-sequences or --prefill: the recurrence alone is timed");
+  }
+  if (!train_) options.expect_without_effect({"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments"}, "without --train");
+  if (!decode_) options.expect_without_effect({"decode_tokens"}, "without --decode-model");
+  if (model_.decode_sequences.empty()) options.expect_without_effect({"decode_seen"}, "without --decode-sequences");
+  if (recurrence_.beside == 0) options.expect_without_effect({"beside_tokens"}, "without --beside");
+  if (!times_a_model()) {
+    recurrence_.rules = rules_;
+  } else if (rules_.size() > 1) {
+    fail_usage("--rule: expected one rule where a model is timed, got {}", rules_.size());
+  } else if (!rules_.empty()) {
+    model_.model.rule = rules_.front();
+  }
+}
 
 void Bench::check() const {
   const auto at_least_one = [](const char* option, int64_t value) {
@@ -113,14 +152,14 @@ void Bench::check() const {
     fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
   }
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
-  if (train_ || decode_ || !model_.decode_sequences.empty() || model_.prefill != 0) validate(model_.model);
+  if (times_a_model()) validate(model_.model);
 }
 
 // Those that one step is timed on; one where nothing launched more.
 Communicator& Bench::join_ranks() {
   const Launch launch = launched();
   if (launch.size == 1) return open_ranks();
-  if (!train_ || device_ != "cuda" || decode_ || !model_.decode_sequences.empty() || model_.prefill != 0) {
+  if (!train_ || device_ != "cuda" || decode_ || generates()) {
     fail_usage("expected one process, started as rank {} of {}: only --train with --device cuda, and nothing beside it, is timed on several ranks", launch.rank,
                launch.size);
   }
@@ -137,6 +176,7 @@ int Bench::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
+  check_options(options);
   check();
   if (!json_.empty()) check_output("--json", json_, {});
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
@@ -160,10 +200,9 @@ int Bench::run(Options& options) {
   model_.device = device_;
   if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_, ranks) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
-  const bool generation = !model_.decode_sequences.empty() || model_.prefill != 0;
-  if (generation) report["generation"] = bench_generation(model_);
+  if (generates()) report["generation"] = bench_generation(model_);
   if (!commit_.empty()) report["commit"] = commit_;
-  if (!train_ && !decode_ && !generation) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
+  if (!times_a_model()) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty() && ranks.rank() == 0) {
     write_file_atomic(json_, json_text(report, 2));
     say("written: {}\n", json_);

@@ -110,7 +110,7 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
     Options options;
     command->declare(options);
     if (!parse_command_line(options, command->name(), {args.begin() + 1, args.end()})) {
-      say("{}", help_page(options, command->name(), command->summary(), command->details()));
+      say("{}", help_page(options, command->name(), command->summary(), command->details(), help_topic(args)));
       return kExitOk;
     }
     if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {

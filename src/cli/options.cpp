@@ -102,6 +102,23 @@ void check_switch_value(const Options& options, const std::string& arg) {
   }
 }
 
+bool is_help(const std::string& arg) { return arg == "--help" || arg == "-h"; }
+
+// "mixer.mamba3" is asked for as mamba3.
+std::string topic_of(const Option& option) {
+  if (option.section.empty()) return {};
+  return option.section.substr(option.section.rfind('.') + 1);
+}
+
+StringList topics(const Options& options) {
+  StringList names;
+  for (const Option& option : options.entries()) {
+    const std::string topic = topic_of(option);
+    if (!topic.empty() && (names.empty() || names.back() != topic)) names.push_back(topic);
+  }
+  return names;
+}
+
 [[noreturn]] void fail_option(const Options& options, const std::string& command, const std::string& given) {
   std::vector<std::string> known{"--help"};
   for (const Option& option : options.entries()) {
@@ -180,6 +197,14 @@ bool Options::given(const std::string& key) const {
   fail_internal("no option '{}' in the table", key);
 }
 
+void Options::expect_without_effect(const std::vector<std::string>& keys, const std::string& where) const {
+  for (const std::string& key : keys) {
+    if (!given(key)) continue;
+    const auto option = std::find_if(entries_.begin(), entries_.end(), [&](const Option& o) { return o.key == key; });
+    fail_usage("{}: expected no such option {}, where it has no effect", option->flag, where);
+  }
+}
+
 bool Options::said(const std::string& section, const std::string& key) const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [&](const Option& option) { return option.section == section && option.key == key && (option.is_given || option.in_file); });
@@ -188,6 +213,10 @@ bool Options::said(const std::string& section, const std::string& key) const {
 std::string to_text(const KeyTarget& target) { return std::visit(Describe{}, target); }
 
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args) {
+  for (const std::string& arg : args) {
+    if (arg == "--") break;
+    if (is_help(arg)) return false;
+  }
   CLI::App app;
   app.set_help_flag("--help,-h");
   app.allow_extras();
@@ -257,7 +286,24 @@ std::string usage(const Options& options, const std::string& command) {
   return line + " [options]";
 }
 
-std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details) {
+std::string help_topic(const std::vector<std::string>& args) {
+  const auto help = std::find_if(args.begin(), args.end(), is_help);
+  if (help == args.end() || std::next(help) == args.end() || std::next(help)->starts_with('-')) return {};
+  return *std::next(help);
+}
+
+std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details, const std::string& topic) {
+  const StringList known = topics(options);
+  if (!topic.empty() && topic != "all" && std::find(known.begin(), known.end(), topic) == known.end()) {
+    const std::string near = nearest(topic, known);
+    fail_usage("--help: expected no topic{}, got '{}'{}", known.empty() ? " or all" : fmt::format(", all, or one of {}", fmt::join(known, ", ")), topic,
+               near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  }
+  const bool first_alone = topic.empty() && !options.first().empty();
+  const auto shown = [&](const Option& option) {
+    if (first_alone) return option.positional || std::find(options.first().begin(), options.first().end(), option.key) != options.first().end();
+    return topic.empty() || topic == "all" || topic_of(option) == topic;
+  };
   const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));
   constexpr size_t kColumn = 32;
   std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) + "\n\nUsage: " + usage(options, command) + "\n";
@@ -270,17 +316,24 @@ std::string help_page(const Options& options, const std::string& command, const 
     }
     page += wrap(right, width - kColumn, kColumn) + "\n";
   };
+  const bool colours = can_redraw(1);
+  const auto title = [&](const std::string& text) { return colours ? "\x1b[1m" + text + "\x1b[0m" : text; };
   std::string heading;
+  size_t hidden = 0;
   for (const Option& option : options.entries()) {
+    if (!shown(option)) {
+      ++hidden;
+      continue;
+    }
     if (option.positional) {
-      if (heading.empty()) page += "\nArguments:\n";
+      if (heading.empty()) page += "\n" + title("Arguments:") + "\n";
       heading = "Arguments";
       line(option.flag, option.help);
       continue;
     }
     if (option.heading != heading) {
       heading = option.heading;
-      page += "\n" + heading + (option.section.empty() ? "" : fmt::format(" ([{}] in a run file)", option.section)) + ":\n";
+      page += "\n" + title(heading + (option.section.empty() ? "" : fmt::format(" ([{}] in a run file)", option.section)) + ":") + "\n";
     }
     std::string left = option.flag;
     // A switch that is on by default is switched off by --no-; both are named, so that one sees it.
@@ -290,8 +343,11 @@ std::string help_page(const Options& options, const std::string& command, const 
     if (!option.default_text.empty() && !(option.is_switch() && option.default_text == "off")) right += fmt::format(" [{}]", option.default_text);
     line(left, right);
   }
-  page += "\nHelp:\n";
+  page += "\n" + title("Help:") + "\n";
   line("--help, -h", "this page");
+  if (!options.first().empty())
+    line("--help TOPIC",
+         fmt::format("{}all: every option; or those of a topic: {}", first_alone ? fmt::format("{} more options. ", hidden) : "", fmt::join(known, ", ")));
   line("--", "what follows is no option: an argument may begin with a dash");
   if (!details.empty()) page += "\n" + wrap(details, width, 0) + "\n";
   return page;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/keys.h"
@@ -44,9 +45,15 @@ class Options {
   // An argument without an option, in order. Only the last may be a list or not required.
   Option& positional(const std::string& name, KeyTarget target, const std::string& help, bool required);
 
+  // The options that the help shows when no topic is asked for; without a call: all.
+  void show_first(StringList keys) { first_ = std::move(keys); }
+  const StringList& first() const { return first_; }
+
   const std::vector<Option>& entries() const { return entries_; }
   std::vector<Option>& entries() { return entries_; }
   bool given(const std::string& key) const;  // on the command line; Error(kInternal) for an unknown key
+  // Error(kUsage) for the first of these keys that the command line gives: "--key: has no effect WHERE".
+  void expect_without_effect(const std::vector<std::string>& keys, const std::string& where) const;
   // Whether the user said it: on the command line or in a run file.
   bool said(const std::string& section, const std::string& key) const;
 
@@ -54,11 +61,12 @@ class Options {
   Option& add(Option option);
 
   std::string section_, heading_ = "Options";
+  StringList first_;
   std::vector<Option> entries_;
 };
 
 // Parses args (without program and command) and sets the targets. Error(kUsage) for unknown options (with the nearest known
-// one), missing or superfluous values, and values of the wrong type. Returns false when help was asked for.
+// one), missing or superfluous values, and values of the wrong type. Returns false when help was asked for (help_topic()).
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
 
 // The value of a target as text, "" for an empty string or list.
@@ -69,7 +77,11 @@ StringList rule_names();
 
 // "fastweight train [RECIPE] [options]"
 std::string usage(const Options& options, const std::string& command);
-// The help page of a command.
-std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details);
+// What "--help TOPIC" asks for; "" without a topic.
+std::string help_topic(const std::vector<std::string>& args);
+// The help page of a command. topic: "" for the options that are shown first, "all", or the name of a table or layer ("mamba3"): its options alone.
+// Error(kUsage) for another one, with those there are.
+std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details,
+                      const std::string& topic = "all");
 
 }  // namespace fw::cli

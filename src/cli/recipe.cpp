@@ -199,16 +199,19 @@ void load_table(const std::string& path, const std::string& name, const toml::ta
 
 void load_recipe(const std::string& path, Options& options) { load_table(path, "", parse(path), options); }
 
-std::string to_toml(const Options& options, const std::string& comment) {
+std::string to_toml(const Options& options, const std::string& comment, const std::vector<std::string>& unused) {
   std::string text = "# " + comment + "\n";
-  std::string section;
-  for (const Option& option : options.entries()) {
-    if (option.section.empty()) continue;
-    if (option.section != section) {
-      section = option.section;
-      text += "\n[" + section + "]\n";
+  const std::vector<Option>& entries = options.entries();
+  for (size_t i = 0; i < entries.size();) {
+    const std::string& section = entries[i].section;
+    std::string changed, standard;
+    for (; i < entries.size() && entries[i].section == section; ++i) {
+      const Option& option = entries[i];
+      (to_text(option.target) == option.default_text ? standard : changed) += option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
     }
-    text += option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
+    if (section.empty() || (changed.empty() && std::find(unused.begin(), unused.end(), section) != unused.end())) continue;
+    text += "\n[" + section + "]\n" + changed;
+    if (!standard.empty()) text += (changed.empty() ? "# as by default\n" : "# the rest is as by default\n") + standard;
   }
   return text;
 }

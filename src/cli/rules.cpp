@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/say.h"
+#include "report/progress.h"
 #include "report/table.h"
 #include "rule/formula.h"
 #include "rule/rule.h"
@@ -217,11 +218,29 @@ Json json_of_all() {
 
 // Entries of --layers that are systems of their own.
 constexpr const char* kLayers =
-    "layers that are no points of the axes (train --layers; docs/models.md):\n"
-    "  ssd            Mamba-2's own: S = exp(A dt) S + dt B x^T a head, y = S^T C + D x\n"
-    "  mamba          Mamba (1): S[n,d] = exp(s_d A[n,d]) S[n,d] + k_n s_d u_d, y = S^T q + D u\n"
-    "  longhorn_diag  Longhorn as published: S[n,d] = (1 - e_d k_n^2) S[n,d] + k_n e_d u_d, e = s / (1 + s |k|^2)\n"
-    "  mamba3         Mamba-3: S = exp(A dt) (S + (1 - lam) dt k' v'^T) + lam dt k v^T, k' and v' the token's before, q and k turned; MIMO: sums over R rows\n";
+    "layers that are no points of the axes (train --layers; docs/models.md)\n"
+    "  ssd                     Mamba-2's own: S = exp(A dt) S + dt B x^T a head, y = S^T C + D x\n"
+    "  mamba                   Mamba (1): S[n,d] = exp(s_d A[n,d]) S[n,d] + k_n s_d u_d,\n"
+    "                          y = S^T q + D u\n"
+    "  longhorn_diag           Longhorn as published: S[n,d] = (1 - e_d k_n^2) S[n,d] + k_n e_d u_d,\n"
+    "                          e = s / (1 + s |k|^2)\n"
+    "  mesa                    MesaNet: o = G^T (H + Lambda)^-1 q, where H sums beta k k^T and G sums\n"
+    "                          beta k v^T, both decayed\n"
+    "  rwkv7                   RWKV-7: token shift and gates of low rank around the rule dplr\n"
+    "  mamba3                  Mamba-3: S = exp(A dt) (S + (1 - lam) dt k' v'^T) + lam dt k v^T,\n"
+    "                          k' and v' the token's before, q and k turned; MIMO: sums over R rows\n";
+
+// Name and summary of each, as wide as the terminal.
+std::string list_text(std::span<const Preset> list) {
+  const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));
+  std::string text;
+  constexpr size_t kColumn = 26;
+  for (const Preset& p : list) {
+    const std::string head = fmt::format("  {}", p.name);
+    text += head + std::string(head.size() < kColumn ? kColumn - head.size() : 1, ' ') + wrap(p.summary, width - kColumn, kColumn) + "\n";
+  }
+  return text;
+}
 
 // Every axis with its values, what --compose may say.
 std::string axes_text() {
@@ -270,7 +289,8 @@ class Rules : public Command {
       say("{}", overview(presets()).markdown());
       return kExitOk;
     }
-    say("{}\nablations of the papers:\n{}\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), kLayers, axes_text());
+    say("rules ('fastweight rules NAME': axes, formula, inputs, bound; --markdown: a table of the axes)\n{}\nablations of the papers\n{}\n{}\n{}",
+        list_text(presets()), list_text(ablations()), kLayers, axes_text());
     return kExitOk;
   }
 

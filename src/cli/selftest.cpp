@@ -142,7 +142,7 @@ class Selftest : public Command {
         kBoundDouble, kBoundFloat, kBoundProducts, kBoundProductGradients, kBoundProductParameters);
   }
   void declare(Options& options) override {
-    options.add("rules", "NAME,NAME,...", &names_, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
+    options.add("rule", "RULE,...", &names_, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
     options.add("device", "NAME", &device_, "cpu or cuda").words = {"cpu", "cuda"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);

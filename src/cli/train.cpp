@@ -75,6 +75,10 @@ struct TrainOptions {
     options.add(key_tables(data));
     options.add(key_tables(train));
     options.add(key_tables(model));
+    options.show_first({"resume",      "dry_run",           "size",      "threads", "text",       "valid",    "test",   "tokenizer",
+                        "field",       "separator",         "out",       "from",    "steps",      "batch",    "length", "lr",
+                        "seed",        "precision",         "device",    "memory",  "eval_every", "patience", "rule",   "layers",
+                        "hidden_size", "num_hidden_layers", "num_heads", "head_dim"});
   }
 };
 
@@ -341,8 +345,8 @@ int Train::plan(const Options& options) {
   o_.model = start.config;
   say("{}", start.note);
   warn();
+  say("{}\n", to_toml(options, "The resolved run: 'fastweight train' with this file is this run.", unused_tables(o_.model)));
   print_plan(o_.model, o_.train);
-  say("\n{}", to_toml(options, "The resolved run: 'fastweight train' with this file is this run."));
   return kExitOk;
 }
 
@@ -446,7 +450,7 @@ int Train::train(const Options& options, Communicator& ranks) {
     trainer.resume([](const std::string& warning) { say_aside("fastweight train: warning: {}\n", warning); });
     if (leads) note_changes(options);
   }
-  if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
+  if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment, unused_tables(o_.model)));
   say("{}", start.note);
   describe_run(trainer, data, ranks.size());
   warn();

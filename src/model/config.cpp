@@ -400,6 +400,47 @@ KeyTables key_tables(ModelConfig& c) {
 
 namespace {
 
+// The table of a layer's keys; "": those of the model's own.
+std::string_view table_of(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kRecurrent:
+      return {};
+    case LayerKind::kAttention:
+      return "mixer.attention";
+    case LayerKind::kWindow:
+      return "mixer.window";
+    case LayerKind::kConv:
+      return "mixer.conv";
+    case LayerKind::kSsd:
+      return "mixer.ssd";
+    case LayerKind::kMamba:
+    case LayerKind::kLonghornDiag:
+      return "mixer.mamba";
+    case LayerKind::kMesa:
+      return "mixer.mesa";
+    case LayerKind::kRwkv7:
+      return "mixer.rwkv7";
+    case LayerKind::kMamba3:
+      return "mixer.mamba3";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> unused_tables(const ModelConfig& config) {
+  ModelConfig copy = config;
+  std::vector<std::string> unused;
+  for (const KeyTable& table : key_tables(copy)) {
+    bool used = table.name == "model";
+    for (int64_t layer = 0; layer < config.num_hidden_layers && !used; ++layer) used = table_of(config.layer_kind(layer)) == table.name;
+    if (!used) unused.emplace_back(table.name);
+  }
+  return unused;
+}
+
+namespace {
+
 // What the keys of a recurrence must be together, for the rule c.rule.
 void check_recurrence(const ModelConfig& c) {
   if (c.v_heads() % c.num_heads != 0)

@@ -121,6 +121,8 @@ struct ModelConfig {
 KeyTables key_tables(ModelConfig& config);
 // Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters and
 // 2^31 values in one tensor, so that a hostile file cannot ask for terabytes.
+// Names of the tables of key_tables() that no layer of the model reads.
+std::vector<std::string> unused_tables(const ModelConfig& config);
 void validate(const ModelConfig& config);
 // Number of parameters, without allocating any; sizes must be in the ranges that validate() accepts.
 double parameter_count(const ModelConfig& config);

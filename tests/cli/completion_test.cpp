@@ -131,7 +131,7 @@ TEST_F(BashCompletion, ValuesOfOptions) {
   EXPECT_THAT(complete({"train", "--schedule", "=", "li"}), ElementsAre("linear"));
   EXPECT_THAT(complete({"train", "--rule", "gated_deltanet2"}), Contains("gated_deltanet2_neg"));
   EXPECT_THAT(complete({"train", "--gain-factor", "1/sq"}), ElementsAre("1/sqrt\\(t\\)"));
-  EXPECT_THAT(complete({"selftest", "--rules", "kda,comb"}), ElementsAre("kda,comba"));
+  EXPECT_THAT(complete({"selftest", "--rule", "kda,comb"}), ElementsAre("kda,comba"));
   EXPECT_THAT(complete({"train", "--text", ""}), IsSupersetOf({"a file", "script"}));
   EXPECT_THAT(complete({"generate", "a"}), ElementsAre("a file"));
   EXPECT_THAT(complete({"train", "--lr", ""}), ElementsAre()) << "a number is not known";

@@ -28,10 +28,13 @@ TEST(DryRun, SaysWhatTheRunWouldBeAndWritesNothing) {
   EXPECT_THAT(plan.out, HasSubstr("model.embeddings"));
   EXPECT_THAT(plan.out, HasSubstr("memory "));
   EXPECT_THAT(plan.out, HasSubstr("an estimate from short steps, 1 threads"));
-  // What it prints last is the run file of that run, to the letter.
-  const size_t at = plan.out.find("\n# The resolved run");
+  // What it prints first is the run file of that run, to the letter; the answer comes last.
+  const size_t at = plan.out.find("# The resolved run"), end = plan.out.find("\n\nmodel     ");
   ASSERT_NE(at, std::string::npos);
-  spill(folder / "plan.toml", plan.out.substr(at + 1));
+  ASSERT_NE(end, std::string::npos);
+  spill(folder / "plan.toml", plan.out.substr(at, end + 1 - at));
+  EXPECT_EQ(plan.out.substr(0, end).find("[mixer."), std::string::npos) << "a table of layers that the model has not";
+  EXPECT_THAT(plan.out.substr(plan.out.rfind("\n", plan.out.size() - 2)), HasSubstr("time      about"));
   ASSERT_EQ(run(args).code, 0);
   const std::string written = slurp(folder / "run/config.toml"), planned = slurp(folder / "plan.toml");
   EXPECT_EQ(planned.substr(planned.find("\n[")), written.substr(written.find("\n[")));

@@ -39,11 +39,54 @@ TEST(Help, EveryCommandExplainsItsOptions) {
 }
 
 TEST(Help, RunFileKeysAreOptions) {
-  const Outcome help = run({"train", "--help"});
+  const Outcome help = run({"train", "--help", "all"});
   for (const char* option : {"--lr X", "--min-lr X", "--batch N", "--rule RULE", "--text FILE", "--num-hidden-layers N", "--no-tie-word-embeddings"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
   for (const char* table : {"[model]", "[train]", "[data]"}) EXPECT_THAT(help.out, HasSubstr(table));
+}
+
+// Of train's many options the help shows those that people use; all, or those of a topic, on request.
+TEST(Help, OfTrainHasTopics) {
+  const auto count = [](const std::string& page) {
+    int options = 0;
+    for (size_t at = page.find("\n  --"); at != std::string::npos; at = page.find("\n  --", at + 1)) ++options;
+    return options;
+  };
+  const Outcome few = run({"train", "--help"}), all = run({"train", "--help", "all"}), one = run({"train", "-h", "mamba3"});
+  EXPECT_EQ(few.code, 0);
+  EXPECT_LT(count(few.out), 35);
+  EXPECT_GT(count(all.out), 150);
+  for (const char* option : {"--lr X", "--rule RULE", "--text FILE", "--resume", "--help TOPIC"}) EXPECT_THAT(few.out, HasSubstr(option));
+  EXPECT_THAT(one.out, HasSubstr("--mamba3-"));
+  EXPECT_EQ(one.out.find("--lr X"), std::string::npos);
+  const Outcome wrong = run({"train", "--help", "mamba4"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("did you mean 'mamba3'?"));
+  EXPECT_EQ(run({"eval", "--help", "all"}).out, run({"eval", "--help"}).out);
+}
+
+TEST(Help, HeadingsAreBoldWhereTheTerminalHasThat) {
+  EXPECT_THAT(run_on_terminal({"eval", "--help"}, {"TERM=xterm"}), HasSubstr("\x1b[1mOptions:\x1b[0m"));
+  EXPECT_EQ(run_on_terminal({"eval", "--help"}, {"TERM=dumb"}).find('\x1b'), std::string::npos);
+  EXPECT_EQ(run_on_terminal({"eval", "--help"}, {"TERM=xterm", "NO_COLOR=1"}).find('\x1b'), std::string::npos);
+}
+
+// An option that the timings asked for do not read.
+TEST(Bench, RefusesOptionsWithoutEffect) {
+  const auto refused = [](const std::vector<std::string>& args, const std::string& option) {
+    const Outcome outcome = run(args);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr(option + ": expected no such option"));
+  };
+  refused({"bench", "--hidden-size", "64"}, "--hidden-size");
+  refused({"bench", "--steps", "3"}, "--steps");
+  refused({"bench", "--train", "--tokens", "64"}, "--tokens");
+  refused({"bench", "--train", "--decode-tokens", "64"}, "--decode-tokens");
+  refused({"bench", "--prefill", "16", "--decode-seen", "64"}, "--decode-seen");
+  EXPECT_THAT(run({"bench", "--train", "--rule", "kda,gla"}).err, HasSubstr("--rule: expected one rule"));
+  EXPECT_THAT(run({"bench", "--rules", "kda"}).err, HasSubstr("did you mean --rule?"));
 }
 
 TEST(Unknown, CommandOptionAndPresetGetTheNearestName) {
@@ -147,7 +190,7 @@ TEST(Commands, InfoNamesBuildAndPresets) {
 }
 
 TEST(Commands, SelftestPassesForAPresetAndForAxes) {
-  const Outcome test = run({"selftest", "--rules", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=learned"});
+  const Outcome test = run({"selftest", "--rule", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=learned"});
   EXPECT_EQ(test.code, 0) << test.out << test.err;
   EXPECT_THAT(test.out, HasSubstr("all within bounds"));
   EXPECT_THAT(test.out, Not(HasSubstr("FAILED")));
@@ -156,7 +199,7 @@ TEST(Commands, SelftestPassesForAPresetAndForAxes) {
 #ifdef FW_EMULATED_PROGRAM
 // dplr is there with as many key heads as value heads.
 TEST(Commands, SelftestOnTheEmulatedDevice) {
-  const Outcome test = Program({"selftest", "--device", "cuda", "--rules", "dplr"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  const Outcome test = Program({"selftest", "--device", "cuda", "--rule", "dplr"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
   EXPECT_EQ(test.code, 0) << test.out << test.err;
   EXPECT_THAT(test.out, ContainsRegex("dplr +float "));
   EXPECT_THAT(test.out, ContainsRegex("dplr +bf16"));
@@ -165,7 +208,7 @@ TEST(Commands, SelftestOnTheEmulatedDevice) {
 
 TEST(Commands, BenchWritesTableAndJson) {
   Folder folder;
-  const Outcome bench = run({"bench", "--rules", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats", "2",
+  const Outcome bench = run({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats", "2",
                              "--threads", "1", "--json", folder / "bench.json"});
   EXPECT_EQ(bench.code, 0) << bench.err;
   EXPECT_THAT(bench.out, HasSubstr("kda"));

@@ -279,7 +279,7 @@ TEST_F(Interrupt, WhatTheSystemRefusesIsNoDefectOfTheProgram) {
   refused("cd '" + folder_.path() + "'; mkdir gone; cd gone; rmdir ../gone", {"train", "--text", "a", "--out", "b"}, "> /dev/null",
           "No such file or directory");
   refused("true", {"eval", run_folder, "--text", text()}, "> /dev/full", "No space left on device");
-  refused("true", {"bench", "--tokens", "4611686018427387904", "--rules", "deltanet"}, "> /dev/null", "");
+  refused("true", {"bench", "--tokens", "4611686018427387904", "--rule", "deltanet"}, "> /dev/null", "");
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ TEST(JsonOutput, InfoHasWhatTheTextHas) {
 }
 
 TEST(JsonOutput, SelftestHasWhatTheTextHas) {
-  const Args command{"selftest", "--rules", "deltanet,mamba2", "--threads", "1"};
+  const Args command{"selftest", "--rule", "deltanet,mamba2", "--threads", "1"};
   const Json json = json_of(command);
   expect_documented("selftest", {json});
   const std::string text = checked(command).out;
@@ -318,7 +318,7 @@ TEST_F(JsonOfARun, VerifyHasWhatTheTextHas) {
 
 TEST(JsonOutput, BenchHasWhatTheTextHas) {
   const Folder folder;
-  const Outcome recurrence = checked({"bench", "--rules", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats",
+  const Outcome recurrence = checked({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats",
                                       "2", "--threads", "1", "--commit", "abc", "--json", folder / "recurrence"});
   const Outcome models = checked({"bench",
                                   "--train",

@@ -51,7 +51,9 @@ TEST(Progress, Units) {
   EXPECT_EQ(format_count(950), "950");
   EXPECT_EQ(format_count(999.9), "1.0k");
   EXPECT_EQ(format_count(1234567), "1.2M");
-  EXPECT_EQ(format_bytes(12345678), "12.3 MB");
+  EXPECT_EQ(format_bytes(12345678), "11.8 MiB");
+  EXPECT_EQ(format_bytes(22.0 * 0x1p30), "22.00 GiB");
+  EXPECT_EQ(format_bytes(1023), "1023 bytes");
 }
 
 TEST(Metrics, LaterRecordsOfAStepWinAndACutLineIsLeftOut) {

@@ -37,7 +37,7 @@ TEST(Terminal, NoEscapesWhereTheyAreNotKnownOrNotWanted) {
     EXPECT_THAT(out, HasSubstr("trained 6 steps"));
     EXPECT_THAT(run_on_terminal({"tokenize", folder / "text", "--out", folder / "t"}, variables), Not(HasSubstr("\033")));
     EXPECT_THAT(
-        run_on_terminal({"bench", "--rules", "deltanet", "--tokens", "16", "--heads", "1", "--key-dim", "8", "--value-dim", "8", "--repeats", "1"}, variables),
+        run_on_terminal({"bench", "--rule", "deltanet", "--tokens", "16", "--heads", "1", "--key-dim", "8", "--value-dim", "8", "--repeats", "1"}, variables),
         Not(HasSubstr("\033")));
   }
 }
