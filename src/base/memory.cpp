@@ -63,8 +63,10 @@ void lower_by_groups(Bytes& least, const std::string& root, std::string path, co
 }
 
 std::string amount(double bytes) {
-  if (bytes >= 1e15) return "more than 1000 TB";
-  const std::pair<double, const char*> unit = bytes >= 1e12 ? std::pair(1e12, "TB") : bytes >= 1e9 ? std::pair(1e9, "GB") : std::pair(1e6, "MB");
+  if (bytes >= 0x1p50) return "more than 1024 TiB";
+  const std::pair<double, const char*> unit = bytes >= 0x1p40   ? std::pair(0x1p40, "TiB")
+                                              : bytes >= 0x1p30 ? std::pair(0x1p30, "GiB")
+                                                                : std::pair(0x1p20, "MiB");
   return fmt::format("{:.1f} {}", bytes / unit.first, unit.second);
 }
 

@@ -113,7 +113,7 @@ Json profile_step(const ModelConfig& config, const TrainConfig& train) {
     const auto rate = [&](double amount) { return row.seconds > 0 && amount > 0 ? fmt::format("{:.1f}", amount / row.seconds / 1e9) : std::string(); };
     table.row({row.name, fmt::format("{}", row.calls), fmt::format("{:.3f}", 1e3 * row.seconds), fmt::format("{:.1f}%", 100 * row.seconds / timed),
                fmt::format("{:.1f}", row.bytes / 1e6), row.flops > 0 ? fmt::format("{:.2f}", row.flops / 1e9) : "", rate(row.bytes), rate(row.flops),
-               fmt::format("{:.0f}%", 100 * of_limit(row, limits))});
+               of_limit(row, limits) > 1 ? "above" : fmt::format("{:.0f}%", 100 * of_limit(row, limits))});
     list.push_back({{"operation", row.name},
                     {"kind", kind_of_operation(row.name)},
                     {"calls", row.calls},
@@ -131,6 +131,8 @@ Json profile_step(const ModelConfig& config, const TrainConfig& train) {
   }
   say("limits    {:.1f} GB/s (a long copy), {:.1f} GFLOP/s (a product of {} x 2048 x 2048), measured in this run\n", limits.bytes_per_second / 1e9,
       limits.flops_per_second / 1e9, on_cpu ? 2048 : 16384);
+  if (std::any_of(rows.begin(), rows.end(), [&](const OperationTime& row) { return of_limit(row, limits) > 1; }))
+    say("{}", "          above: faster than the long copy, since what it reads was in the caches\n");
   say("step      {:.1f} ms, {:.0f} tokens a second; its operations one at a time {:.1f} ms: {}\n", 1e3 * step, tokens / step, 1e3 * timed, shares);
   say("MFU       {:.1f}% of the product's rate: {:.1f} GFLOP a step by the model's size\n", 100 * utilisation, model_flops / 1e9);
   return {{"description", describe(config)},

@@ -27,9 +27,9 @@ std::string format_count(double value) {
 }
 
 std::string format_bytes(double bytes) {
-  if (bytes >= 999.95e6) return fmt::format("{:.2f} GB", bytes / 1e9);
-  if (bytes >= 999.95e3) return fmt::format("{:.1f} MB", bytes / 1e6);
-  if (bytes >= 999.5) return fmt::format("{:.1f} kB", bytes / 1e3);
+  if (bytes >= 1023.95 * 0x1p20) return fmt::format("{:.2f} GiB", bytes / 0x1p30);
+  if (bytes >= 1023.95 * 0x1p10) return fmt::format("{:.1f} MiB", bytes / 0x1p20);
+  if (bytes >= 1023.5) return fmt::format("{:.1f} KiB", bytes / 0x1p10);
   return fmt::format("{:.0f} bytes", bytes);
 }
 

@@ -20,7 +20,7 @@ std::string progress_line(const Progress& progress, int width);
 std::string format_duration(double seconds);
 // 950, "9.8k", "1.2M"
 std::string format_count(double value);
-// "12.3 MB" (decimal units)
+// "11.8 MiB": binary units, which --memory 22G means too.
 std::string format_bytes(double bytes);
 
 bool is_terminal(int fd);

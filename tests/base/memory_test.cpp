@@ -75,7 +75,7 @@ TEST(Memory, WhatDoesNotFitIsRefusedUnlessItIsAllowed) {
   ASSERT_TRUE(available_memory());
   require_memory(1, "nothing", "");
   EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"a step takes more than 1000 TB of memory", "are available: lower it"}, [] { require_memory(1e30, "a step", "lower it"); }));
+      fails(ErrorKind::kUsage, {"a step takes more than 1024 TiB of memory", "are available: lower it"}, [] { require_memory(1e30, "a step", "lower it"); }));
   allow_too_much_memory(true);
   require_memory(1e30, "a step", "lower it");
   allow_too_much_memory(false);
