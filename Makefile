@@ -8,7 +8,7 @@ MINUTES ?= 60
 FUZZ_SECONDS ?= 60
 # Compilations are found again in the cache by clones in other folders.
 export CCACHE_BASEDIR ?= $(CURDIR)
-CMAKE_BUILD := cmake --build build -j $(JOBS)
+CMAKE_BUILD := tools/build.sh build $(JOBS)
 # Programs for a GPU are tests where there is one; elsewhere nvcc's time for them is spared (CI builds them all the same).
 GPU := $(wildcard /dev/nvidiactl)
 TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fastweight_pages)
@@ -16,14 +16,14 @@ NVCC := $(firstword $(shell command -v nvcc 2> /dev/null) $(wildcard /usr/local/
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
 .PHONY: all gpu deps configure test test-long torture demo install wheel bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
-all: configure ## build the program (build/fastweight) and the library
-	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
+all: configure ## build the program (build/fastweight) and the library (6 minutes on two cores)
+	$(CMAKE_BUILD) fastweight_program fastweight_shared fastweight_pages
 
-gpu: ## the same with device code; brings CUDA's compiler and cuBLAS (1 GB, ~/.cache/fastweight) where there are none
+gpu: ## the same with device code (30 minutes on two cores); brings CUDA's compiler and cuBLAS (1 GB, ~/.cache/fastweight) where there are none
 	@tools/install-deps.sh build $(if $(NVCC),,gpu)
 	@$(if $(NVCC),,tools/install-cuda.sh > /dev/null)
 	cmake --preset release -DFW_CUDA=ON
-	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
+	$(CMAKE_BUILD) fastweight_program fastweight_shared fastweight_pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -35,23 +35,24 @@ deps:
 configure: deps
 	@test -f build/build.ninja || cmake --preset release
 
-test: configure ## build and run the tests, but for the long ones
+test: configure ## build and run the tests, but for the long ones (10 minutes on two cores); no device code without a GPU
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD) --target $(TEST_TARGETS)
+	$(CMAKE_BUILD) $(TEST_TARGETS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
 test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD) --target fw_long_tests
+	$(CMAKE_BUILD) fw_long_tests
 	ctest --preset release -j $(JOBS) -L '^long$$'
 
 torture: configure ## interrupt, kill, damage and fill up what the program writes, for MINUTES (60); docs/robustness.md
-	@$(CMAKE_BUILD) --target fastweight_program
+	@$(CMAKE_BUILD) fastweight_program
 	tools/torture.sh $(MINUTES)
 
-demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluate, generate, draw the curve
+demo: ## build for this machine, train on fortunes (or TEXT=my.txt), evaluate, generate, look inside (5 minutes on two cores)
 	@tools/install-deps.sh demo
-	@$(CMAKE_BUILD) --target fastweight_program
+	@test -f build-demo/build.ninja || cmake --preset demo > /dev/null
+	@tools/build.sh build-demo $(JOBS) fastweight_program
 	@tools/demo.sh $(TEXT)
 
 install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, manual page, completions, library, header, CMake and pkg-config files
@@ -62,16 +63,16 @@ wheel: deps ## the Python package (PyTorch, flash-linear-attention) as dist/fast
 	@tools/wheel.sh dist
 
 bench: configure ## time the recurrence and a training step on this machine
-	@$(CMAKE_BUILD) --target fastweight_program
+	@$(CMAKE_BUILD) fastweight_program
 	build/fastweight bench
 
 gpu-test: configure ## on a machine with a GPU: the tests of device code, selftest, then compute-sanitizer on small shapes
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD) --target gpu_tests fastweight_program
+	$(CMAKE_BUILD) gpu_tests fastweight_program
 	tools/gpu_test.sh build
 
 gpu-bench: configure ## on a machine with a GPU: time the recurrence; JSON under bench/results/
-	@$(CMAKE_BUILD) --target fastweight_program
+	@$(CMAKE_BUILD) fastweight_program
 	tools/gpu_bench.sh build/fastweight bench/results
 
 format: ## clang-format all sources in place
@@ -110,4 +111,4 @@ fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove everything that was built
-	rm -rf build build-debug build-asan-ubsan build-tsan build-fuzz build-tidy build-wheel build-wheel-cpu dist
+	rm -rf build build-demo build-debug build-asan-ubsan build-tsan build-fuzz build-tidy build-wheel build-wheel-cpu dist

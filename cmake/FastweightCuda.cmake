@@ -1,14 +1,17 @@
-# Device code: built where nvcc is, run where a GPU is. Without nvcc the build is CPU-only and says so.
+# Device code: built where a GPU is and nvcc, or where it is asked for (FW_CUDA=ON, `make gpu`). Other builds are CPU-only and say so: nvcc takes twenty
+# minutes for it on two cores.
 #   src/scan/cuda/{call,gates,rows,token,precond}, gradients/common,     sm_80 and sm_90a
 #   {scan,wide}/join.cu
 #   the other kernels (prepare, scan, gradients, offline, wide, those    sm_90a only; spills and serialised warp-group products are errors there (but for
 #   of src/ops/cuda/attention and some_rows.cu)                          offline/gradients.cu: one index spilled a turn is faster than the form without)
 #   the other operations of src/ops/cuda                                 sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
-set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
+set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
 option(FW_CUDA_FAST_COMPILE "For a machine without a GPU (CI): device code is compiled for one architecture without most optimisations, and spills are not errors" OFF)
 set(FW_HAS_CUDA OFF)
-if(FW_CUDA)
+if(FW_CUDA STREQUAL "AUTO" AND NOT EXISTS /dev/nvidiactl)
+  message(STATUS "CUDA: no NVIDIA GPU found; the build is CPU-only (`make gpu` builds device code all the same)")
+elseif(FW_CUDA)
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(cuda_cache $ENV{FW_CUDA_CACHE})
     if(NOT cuda_cache)

@@ -6,7 +6,8 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=${1:-$root/dist}
-cuda=${FW_WHEEL_CUDA:-AUTO}
+# With device code where there is a compiler for it: a wheel is for other machines.
+cuda=${FW_WHEEL_CUDA:-$(if command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then echo ON; else echo OFF; fi)}
 build=$root/build-wheel
 [ "$cuda" != OFF ] || build=$root/build-wheel-cpu
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root}
