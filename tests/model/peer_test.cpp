@@ -98,7 +98,7 @@ Json gated_config() {
           {"hidden_ratio", 4},
           {"conv_size", 3},
           {"bos_token_id", 1},
-          {"my_own_key", {{"a", 1}}}};
+          {"my_own_key", {{"a", "text"}}}};
 }
 
 TEST(Peer, ConfigurationInOurWords) {
