@@ -72,6 +72,7 @@ struct BlockDefaults {
   int64_t vocab = 32000, hidden = 2048, layers = 48;
   bool tied = false;
   int64_t groups = 1;
+  bool transformers = false;
 };
 
 // Models of state-space layers, each block one layer.
@@ -355,16 +356,17 @@ void read_comba(const Keys& keys, ModelConfig& c) {
   read_heads(keys, c, 6, 256, 2.0);
   read_conv(keys, c);
   if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
-  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2";
-  if (keys.truth("use_inner_decay", true)) c.rule += " erase_key=own";
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
   keys.have_no_effect({"correction_factor"});  // the first value of D
-  c.raw_read_correction = keys.truth("use_output_correction", true);
+  // The peer's model hands neither to its layer, which does both.
+  keys.must_be("use_inner_decay", true);
+  keys.must_be("use_output_correction", true);
+  c.raw_read_correction = true;
   c.output_gate = keys.truth("use_output_gate", true) ? "sigmoid" : "none";
 }
 void write_comba(const ModelConfig& c, Json& json) {
   write_heads(c, json);
-  json["use_inner_decay"] = c.resolved_rule().uses_erase_key();
-  json["use_output_correction"] = c.raw_read_correction;
+  json["use_inner_decay"] = json["use_output_correction"] = true;
   json["use_output_gate"] = c.output_gate == "sigmoid";
 }
 
@@ -443,6 +445,10 @@ void read_retnet(const Keys& keys, ModelConfig& c) {
   c.rule = "retnet";
   c.rope_theta = kTheta;
 }
+void write_retnet(const ModelConfig& c, Json& json) {
+  write_plain(c, json);
+  json["use_short_conv"] = false;
+}
 
 void read_transformer(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
@@ -461,7 +467,7 @@ void read_inner(const Keys& keys, int64_t width) {
 
 // Mamba-2: blocks of one layer without MLP.
 void read_mamba2(const Keys& keys, ModelConfig& c) {
-  const BlockDefaults standard = block_defaults(keys, {}, {32768, 4096, 64, false, 8});
+  const BlockDefaults standard = block_defaults(keys, {}, {32768, 4096, 64, false, 8, true});
   read_blocks(keys, c, standard);
   skip_first_values(keys);
   keys.have_no_effect({"time_step_rank", "A_init_range", "conv_init"});  // the layer has a time step a head and no rank
@@ -477,7 +483,11 @@ void read_mamba2(const Keys& keys, ModelConfig& c) {
   keys.must_be("use_conv_bias", true);
   keys.must_be("use_bias", false);
   keys.must_be(keys.spelling({"rmsnorm", "rms_norm"}), true);
-  keys.must_be("norm_before_gate", false);
+  if (standard.transformers) {
+    keys.have_no_effect({"norm_before_gate"});  // published configurations have it as true, and transformers' layer gates before the norm all the same
+  } else {
+    keys.must_be("norm_before_gate", false);
+  }
   keys.must_be("D_has_hdim", false);
   read_limit(keys, "dt_limit");
   read_limit(keys, "time_step_limit");
@@ -761,7 +771,7 @@ constexpr Type kTypes[] = {
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"mesa_net", read_mesa_net, write_mesa_net},
     {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},
-    {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
+    {"retnet", read_retnet, write_retnet, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
 }  // namespace

@@ -227,8 +227,8 @@ const Preset& preset(std::string_view name) {
     }
   }
   std::string near;
-  for (const std::string& n : nearest_few(name, names, 3)) near += (near.empty() ? "; nearest: " : ", ") + n;
-  fail_usage("rule: unknown preset '{}'{}; 'fastweight rules' lists all", excerpt(name), near);
+  for (const std::string& n : nearest_few(name, names, 3)) near += (near.empty() ? "nearest: " : ", ") + n;
+  fail_usage("rule: unknown preset '{}'{} ({}'fastweight rules' lists all)", excerpt(name), suggestion(name, names), near.empty() ? "" : near + "; ");
 }
 
 std::string gain_formula(const Rule& rule) { return fmt::format(fmt::runtime(kGains[static_cast<size_t>(rule.gain)].formula), rule.gain_eps); }

@@ -93,7 +93,8 @@ TEST(ModelFolder, TheEndsOfGenerationConfig) {
   ok({"import", case_path("two_ends"), folder / "ours"});
   ok({"export", folder / "ours", folder / "theirs"});
   spill(folder / "text", small_text());
-  ok({"train", "--from", folder / "ours", "--text", folder / "text", "--out", folder / "run", "--steps", "1", "--batch", "1", "--length", "8", "--lr", "1e-9"});
+  ok({"train", "--from", folder / "ours", "--text", folder / "text", "--out", folder / "run", "--steps", "1", "--batch", "1", "--length", "8", "--lr", "1e-9",
+      "--min-lr", "0"});
   for (const char* name : {"ours", "theirs", "run"}) {
     Json report = generated(folder / name);
     EXPECT_EQ(report["ids"], there["ids"]) << name << report;
@@ -197,7 +198,7 @@ TEST(ModelFolder, CountsAreWholeNumbers) {
 TEST(ModelFolder, UnknownNamesSayTheNearestAndWhereTheListIs) {
   const Outcome rule = run({"train", "--rule", "gated_deltane", "--text", "x", "--out", "y"});
   EXPECT_EQ(rule.code, 2);
-  EXPECT_THAT(rule.err, HasSubstr("unknown preset 'gated_deltane'; nearest: gated_deltanet, gated_deltanet2, "));
+  EXPECT_THAT(rule.err, HasSubstr("unknown preset 'gated_deltane'; did you mean 'gated_deltanet'? (nearest: gated_deltanet, gated_deltanet2, "));
   EXPECT_THAT(rule.err, HasSubstr("'fastweight rules' lists all"));
   EXPECT_LT(rule.err.size(), 200U);
   Folder folder;

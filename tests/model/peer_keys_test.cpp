@@ -37,7 +37,8 @@ const std::set<std::pair<std::string, std::string>> kOfOthers = {{"gla", "conv_s
                                                                  {"mesa_net", "max_cg_step_training"},
                                                                  {"mesa_net", "max_cg_step_decoding"}};  // more steps than the default end at the exact solve
 
-std::vector<Json> others(const Json& value) {
+std::vector<Json> others(const std::string& key, const Json& value) {
+  if (key == "hidden_ratio") return {value.get<int64_t>() * 4, "other"};  // the width that it makes is rounded up to a multiple of 256
   if (value.is_boolean()) return {!value.get<bool>()};
   if (value.is_number_integer()) return {value.get<int64_t>() * 2 + (value == 0 ? 2 : 0), value.get<int64_t>() + 1};
   if (value.is_number()) return {value.get<double>() * 1.5 + 0.125};
@@ -62,7 +63,7 @@ TEST(PeerKeys, EachChangesTheModelOrIsKnownToChangeNothingOrIsAnError) {
     EXPECT_TRUE(warnings.empty()) << type << ": " << warnings.front();
     for (const auto& [key, value] : config.items()) {
       if (key == "model_type") continue;
-      for (const Json& other : others(value)) {
+      for (const Json& other : others(key, value)) {
         SCOPED_TRACE(type + ": " + key + " = " + other.dump());
         Json changed = config;
         changed[key] = other;
@@ -149,6 +150,60 @@ TEST(PeerKeys, DefaultsAreThoseOfTheProgramThatWroteIt) {
   Json both = theirs;
   both["norm_eps"] = both["layer_norm_epsilon"];
   EXPECT_NE(error_of([&] { config_from_peer(both, "c"); }).find("tie_word_embeddings: expected a value"), std::string::npos);
+}
+
+// As published models have them: keys that converters left over.
+TEST(PeerKeys, PublishedConfigurationsOfTransformers) {
+  const Json mamba = {{"architectures", {"MambaForCausalLM"}},
+                      {"bos_token_id", 0},
+                      {"conv_kernel", 4},
+                      {"d_inner", 128},
+                      {"d_model", 64},
+                      {"eos_token_id", 0},
+                      {"expand", 2},
+                      {"fused_add_norm", true},
+                      {"hidden_act", "silu"},
+                      {"hidden_size", 64},
+                      {"initializer_range", 0.1},
+                      {"intermediate_size", 128},
+                      {"layer_norm_epsilon", 1e-05},
+                      {"model_type", "mamba"},
+                      {"n_layer", 2},
+                      {"num_hidden_layers", 2},
+                      {"pad_token_id", 0},
+                      {"pad_vocab_size_multiple", 8},
+                      {"rescale_prenorm_residual", false},
+                      {"residual_in_fp32", true},
+                      {"rms_norm", true},
+                      {"ssm_cfg", Json::object()},
+                      {"state_size", 16},
+                      {"time_step_floor", 0.0001},
+                      {"time_step_init_scheme", "random"},
+                      {"time_step_max", 0.1},
+                      {"time_step_min", 0.001},
+                      {"time_step_rank", 4},
+                      {"time_step_scale", 1.0},
+                      {"torch_dtype", "float32"},
+                      {"transformers_version", "4.39.0.dev0"},
+                      {"use_bias", false},
+                      {"use_cache", true},
+                      {"use_conv_bias", true},
+                      {"vocab_size", 56}};
+  StringList warnings;
+  const ModelConfig c = config_from_peer(mamba, "c", &warnings);
+  EXPECT_TRUE(warnings.empty());
+  EXPECT_TRUE(c.tie_word_embeddings);
+  EXPECT_EQ(c.mamba.dt_rank, 4);
+  Json wrong = mamba;
+  wrong["n_layer"] = 3;
+  EXPECT_NE(error_of([&] { config_from_peer(wrong, "c"); }).find("n_layer: expected 2 as num_hidden_layers says"), std::string::npos);
+
+  Json mamba2 = config_of("transformers mamba2");
+  mamba2.update({{"norm_before_gate", true}, {"rms_norm", true}, {"intermediate_size", 128}, {"time_step_scale", 1.0}, {"time_step_init_scheme", "random"}});
+  EXPECT_EQ(meaning(config_from_peer(mamba2, "c")), meaning(config_from_peer(config_of("transformers mamba2"), "c")));
+  Json fla = config_of("mamba2");
+  fla["norm_before_gate"] = true;
+  EXPECT_NE(error_of([&] { config_from_peer(fla, "c"); }).find("norm_before_gate"), std::string::npos);
 }
 
 TEST(PeerKeys, TheLimitOfTimeSteps) {
