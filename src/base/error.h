@@ -18,9 +18,20 @@ enum class ErrorKind {
   kStopped,   // nothing is wrong, somebody asked for the end (base/stop.h): exit code 128 + the signal
 };
 
+// A message that quotes a file may be as long as the file: its beginning and its end are what a reader needs.
+inline constexpr size_t kMessageBegin = 6144, kMessageEnd = 2048;
+inline std::string bounded_message(const std::string& message) {
+  if (message.size() <= kMessageBegin + kMessageEnd) return message;
+  const auto inside = [&](size_t i) { return (static_cast<unsigned char>(message[i]) & 0xc0u) == 0x80u; };  // a character
+  size_t begin = kMessageBegin, end = message.size() - kMessageEnd;
+  while (begin > 0 && inside(begin)) --begin;
+  while (end < message.size() && inside(end)) ++end;
+  return message.substr(0, begin) + fmt::format(" ... ({} bytes left out) ... ", end - begin) + message.substr(end);
+}
+
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(bounded_message(message)), kind_(kind) {}
   ErrorKind kind() const { return kind_; }
 
  private:

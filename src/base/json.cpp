@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace fw {
 
@@ -28,7 +29,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    fail_usage("{}: expected JSON, got something else: {}", where, error.what());
+    constexpr size_t kMost = 400;  // the parser quotes all that it has read of a string
+    fail_usage("{}: expected JSON, got something else: {}", where, excerpt(error.what(), kMost));
   }
 }
 

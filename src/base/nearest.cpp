@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace fw {
@@ -26,8 +27,13 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest(std::string_view name, std::span<const std::string> known) {
   std::string best;
-  size_t best_distance = std::max<size_t>(1, name.size() / 2) + 1;
+  if (name.size() > kLongestName) return best;
+  const size_t letters = std::max<size_t>(1, name.size() / 2);  // that may differ
+  size_t best_distance = letters + 1, steps = 0;
   for (const std::string& candidate : known) {
+    if (candidate.size() > kLongestName || candidate.size() > name.size() + letters || name.size() > candidate.size() + letters) continue;
+    steps += name.size() * candidate.size();
+    if (steps > kMostSteps) break;
     const size_t d = edit_distance(name, candidate);
     if (d < best_distance) {
       best_distance = d;
@@ -35,6 +41,21 @@ std::string nearest(std::string_view name, std::span<const std::string> known) {
     }
   }
   return best;
+}
+
+std::vector<std::string> nearest_few(std::string_view name, std::span<const std::string> known, size_t count) {
+  std::vector<std::pair<size_t, std::string>> all;
+  size_t steps = 0;
+  for (const std::string& candidate : known) {
+    if (name.size() > kLongestName || candidate.size() > kLongestName) continue;
+    steps += name.size() * candidate.size();
+    if (steps > kMostSteps) break;
+    all.emplace_back(edit_distance(name, candidate), candidate);
+  }
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> names;
+  for (size_t i = 0; i < all.size() && i < count; ++i) names.push_back(all[i].second);
+  return names;
 }
 
 }  // namespace fw

@@ -28,4 +28,11 @@ std::string escaped(std::string_view text, std::string_view kept) {
 std::string printable(std::string_view text) { return escaped(text, {}); }
 std::string printable_lines(std::string_view text) { return escaped(text, "\n\t"); }
 
+std::string excerpt(std::string_view text, size_t most) {
+  if (text.size() <= most) return printable(text);
+  size_t end = most;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;  // not inside a character
+  return printable(text.substr(0, end)) + "...";
+}
+
 }  // namespace fw

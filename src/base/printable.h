@@ -12,4 +12,8 @@ std::string printable(std::string_view text);
 // The same but for line ends and tabs, which text of several lines has.
 std::string printable_lines(std::string_view text);
 
+// What a message quotes of a file or an argument: printable, and cut where a line would not bear it.
+inline constexpr size_t kExcerptBytes = 160;
+std::string excerpt(std::string_view text, size_t most = kExcerptBytes);
+
 }  // namespace fw

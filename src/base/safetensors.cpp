@@ -53,13 +53,6 @@ size_t dtype_bytes(std::string_view name) {
   return 0;
 }
 
-// Text from a file that nobody has vouched for, fit for a message: short, without control characters.
-std::string excerpt(std::string_view text) {
-  std::string out = printable(text.substr(0, 120));
-  if (text.size() > 120) out += "...";
-  return out;
-}
-
 std::string shape_text(std::span<const int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
 
 // Number of elements, or -1 when it does not fit or a dimension is negative.

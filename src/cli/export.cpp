@@ -4,9 +4,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
+#include "cli/side_files.h"
 #include "model/language_model.h"
 #include "model/peer.h"
 
@@ -21,23 +23,30 @@ class Export : public Command {
     return "MODEL is a model or run folder. TARGET is written with config.json and model.safetensors as flash-linear-attention reads them; what it has no "
            "layer "
            "for is an error that says which keys stand in the way. Of an imported model the configuration is the one it came with, and so are tensors that "
-           "have not been trained since. The tokenizer is not written: those are files of another library.\n\n"
+           "have not been trained since. The tokenizer goes along as programs of the Hugging Face family read it (bytes as a tokenizer.json with a token for "
+           "each byte), and so do chat templates and generation_config.json.\n\n"
            "Example:\n  fastweight export my-run for-fla";
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model or run folder", true);
     options.positional("TARGET", &target_, "folder to write", true);
+    options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }
   int run(Options&) override {
     check_new_folder("TARGET", target_);
-    const LanguageModel<float> model = load_model<float>(find_model_folder(model_));
-    export_model(target_, model);
-    say("{}: {}, model_type {}\n", target_, describe(model.config()), config_to_peer(model.config()).value("model_type", "mamba_ssm"));
+    const OpenModel open = open_model(model_, "f32", tokenizer_);
+    const nlohmann::json config = config_to_peer(open.model.config());  // before the folder is made
+    NewFolder target("TARGET", target_);
+    save_tokenizer_for_others(target_, *open.tokenizer);
+    copy_side_files(open.folder, target_, tokenizer_.empty());
+    export_model(target_, open.model, open.tokenizer->end_of_text());  // its config.json last: a folder that has one is whole
+    target.keep();
+    say("{}: {}, model_type {}; tokenizer: {}\n", target_, describe(open.model.config()), config.value("model_type", "mamba_ssm"), open.tokenizer->type());
     return kExitOk;
   }
 
  private:
-  std::string model_, target_;
+  std::string model_, target_, tokenizer_;
 };
 
 }  // namespace

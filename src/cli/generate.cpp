@@ -25,6 +25,7 @@
 #include "cli/signals.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
+#include "model/model_files.h"
 #include "report/progress.h"
 #include "train/text_source.h"
 
@@ -318,9 +319,12 @@ int Generate::run(Options& options) {
   check(options);
   if (!state_save_.empty()) {
     StringList inputs{prompt_file_, prompts_, tokenizer_};
-    for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {
-      inputs.push_back((std::filesystem::path(find_model_folder(model_)) / file).string());
+    const std::string folder = find_model_folder(model_);
+    for (const char* file :
+         {"config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {
+      inputs.push_back((std::filesystem::path(folder) / file).string());
     }
+    for (const std::string& file : model_file_names(folder)) inputs.push_back(file);
     check_output("--state-save", state_save_, inputs);
   }
   OpenModel open = open_model(model_, precision_, tokenizer_, device_);

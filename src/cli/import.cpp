@@ -7,6 +7,7 @@
 #include "cli/outputs.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
+#include "cli/side_files.h"
 
 namespace fw::cli {
 namespace {
@@ -16,9 +17,9 @@ class Import : public Command {
   std::string name() const override { return "import"; }
   std::string summary() const override { return "turn a flash-linear-attention model into one of ours"; }
   std::string details() const override {
-    return "SOURCE has config.json and model.safetensors as flash-linear-attention saves them. TARGET is written with our configuration and names; the "
-           "source's "
-           "own configuration is kept in its key 'peer', so that 'fastweight export' gives back the same. (eval, generate and verify read SOURCE as it is.)\n\n"
+    return "SOURCE has config.json and model.safetensors, or shards with their index, as flash-linear-attention saves them. TARGET is written with our "
+           "configuration and names; the source's own configuration is kept in its key 'peer', so that 'fastweight export' gives back the same. The tokenizer, "
+           "chat templates and generation_config.json go along, other files do not. (eval, generate and verify read SOURCE as it is.)\n\n"
            "Example:\n  fastweight import gated-deltanet-340M my-model --tokenizer spm.model";
   }
   void declare(Options& options) override {
@@ -31,8 +32,11 @@ class Import : public Command {
     check_new_folder("TARGET", target_);
     OpenModel open = open_model(source_, "f32", tokenizer_);
     if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());
-    save_model(target_, open.model);
+    NewFolder target("TARGET", target_);
     open.tokenizer->save(target_);
+    copy_side_files(open.folder, target_, tokenizer_.empty());
+    save_model(target_, open.model);  // its config.json last: a folder that has one is whole
+    target.keep();
     say("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());
     return kExitOk;
   }

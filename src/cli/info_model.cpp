@@ -6,12 +6,11 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/file.h"
-#include "base/json.h"
 #include "cli/options.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "model/cost.h"
+#include "model/language_model.h"
 #include "report/progress.h"
 #include "train/memory_plan.h"
 
@@ -37,8 +36,7 @@ Json model_report(const std::string& path) {
   TrainConfig train;
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    const std::string file = find_model_folder(path) + "/config.json";
-    model = config_from_json(parse_json(read_file(file), "'" + file + "'"), "'" + file + "'");
+    model = read_model_config(find_model_folder(path));
   } else {
     load_run_file(path, model, train);
   }
@@ -51,14 +49,14 @@ Json model_report(const std::string& path) {
   return {{"path", path},
           {"description", describe(model)},
           {"layers", layers},
-          {"parameters", cost.parameters},
+          {"parameters", static_cast<int64_t>(cost.parameters)},
           {"batch", train.batch},
           {"length", train.length},
           {"flops_token", cost.flops_token},
           {"flops_attention", cost.flops_attention},
           {"flops_recurrence", cost.flops_recurrence},
-          {"state_bytes", cost.state_bytes},
-          {"state_bytes_token", cost.state_bytes_token},
+          {"state_bytes", static_cast<int64_t>(cost.state_bytes)},
+          {"state_bytes_token", static_cast<int64_t>(cost.state_bytes_token)},
           {"device", train.device},
           {"moments", name_of(memory.format)},
           {"recompute", names[static_cast<size_t>(memory.recompute.level)]},

@@ -8,6 +8,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
+#include "cli/side_files.h"
 
 namespace fw::cli {
 
@@ -18,6 +20,7 @@ bool has_tokenizer_json(const std::string& folder) { return file_exists(folder +
 // The folder's own, where it says which.
 std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t vocab_size) {
   if (is_peer_folder(folder)) {
+    if (is_exported_byte_tokenizer(folder + "/tokenizer.json")) return byte_tokenizer();
     for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
       if (file_exists(folder + name)) return tokenizer_of_file(folder + name);
     }
@@ -47,8 +50,8 @@ void check_tokenizer_of(const OpenModel& open, bool given) {
                    : "which the folder's tokenizer.json says or leaves out; give back the file that it came with");
 }
 
-// eos_token_id, which published models have in config.json, an id or several; of an imported one in the configuration it came with.
-std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& tokenizer) {
+// eos_token_id, which published models have in config.json and generation_config.json, an id or several; of an imported one in the configuration it came with.
+std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig& model, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   if (tokenizer.end_of_text() >= 0) ids.push_back(tokenizer.end_of_text());
   const auto add = [&](const nlohmann::json& id) {
@@ -57,9 +60,12 @@ std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& to
     if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
   };
   const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object() : parse_json(model.peer, "the configuration that the model came with");
-  const nlohmann::json end = peer.value(nlohmann::json::json_pointer("/config/eos_token_id"), nlohmann::json());
-  if (!end.is_array()) add(end);
-  if (end.is_array()) std::for_each(end.begin(), end.end(), add);
+  for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
+    const nlohmann::json end = peer.value(nlohmann::json::json_pointer(key), nlohmann::json());
+    if (!end.is_array()) add(end);
+    if (end.is_array()) std::for_each(end.begin(), end.end(), add);
+  }
+  for (const int64_t id : generation_ends(folder)) add(id);
   return ids;
 }
 
@@ -86,6 +92,9 @@ const char* tokenizer_help() {
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer, const std::string& device) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
+  StringList warnings;
+  read_model_config(folder, &warnings);
+  for (const std::string& warning : warnings) say_aside("warning: {}\n", warning);
   OpenModel open{folder, load_model<float>(folder, device_named(device)), nullptr, {}};
   check_finite(open.model, folder);
   const int64_t vocab_size = open.model.config().vocab_size;
@@ -98,7 +107,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
     fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder, open.tokenizer->vocab_size(),
                open.model.config().vocab_size);
   }
-  open.end_tokens = end_tokens_of(open.model.config(), *open.tokenizer);
+  open.end_tokens = end_tokens_of(folder, open.model.config(), *open.tokenizer);
   return open;
 }
 

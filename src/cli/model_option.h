@@ -14,7 +14,7 @@ struct OpenModel {
   std::string folder;
   LanguageModel<float> model;
   std::unique_ptr<Tokenizer> tokenizer;
-  std::vector<int32_t> end_tokens;  // ids that end a text: the tokenizer's, and eos_token_id of the config.json that it came with
+  std::vector<int32_t> end_tokens;  // ids that end a text: the tokenizer's, and eos_token_id of config.json and generation_config.json
 };
 
 // `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest checkpoint).

@@ -87,6 +87,40 @@ void check_new_folder(const std::string& option, const std::string& path) {
   if (!names.empty()) fail_usage("{}: expected a new or an empty folder, '{}' holds {}: choose another", option, path, names);
 }
 
+NewFolder::NewFolder(const std::string& option, const std::string& path) : path_(path) {
+  check_new_folder(option, path);
+  std::error_code error;
+  for (fs::path folder = fs::path(path).lexically_normal(); !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
+    if (folder.has_filename()) made_.insert(made_.begin(), folder.string());
+    if (folder == folder.parent_path()) break;
+  }
+  try {
+    make_folders(path);
+    lock_.emplace(path);
+    check_new_folder(option, path);  // again: another command may have filled it before the lock
+  } catch (const FolderLocked&) {
+    made_.clear();  // whoever has it made it too
+    throw;
+  } catch (...) {
+    for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
+    throw;
+  }
+}
+
+NewFolder::~NewFolder() {
+  std::error_code error;
+  if (!kept_) {
+    std::vector<fs::path> inside;
+    for (fs::directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
+      if (entry->path().filename() != kLockFile) inside.push_back(entry->path());
+    }
+    for (const fs::path& entry : inside) fs::remove_all(entry, error);
+  }
+  lock_.reset();
+  if (kept_) return;
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
+}
+
 void check_run_folder(const std::string& path, const StringList& inputs) {
   for (const std::string& input : inputs) {
     if (input.empty() || !is_part_of_run(path, input)) continue;

@@ -2,8 +2,10 @@
 // (under whatever name), and a folder that a command fills must be its own. Every refusal is an Error(kUsage) that names the option.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "base/folder_lock.h"
 #include "base/keys.h"
 
 namespace fw::cli {
@@ -16,6 +18,23 @@ void check_output(const std::string& option, const std::string& path, const Stri
 
 // A folder that is filled by this command alone: it is not there yet, or is empty.
 void check_new_folder(const std::string& option, const std::string& path);
+
+// Such a folder while a command fills it: it is made and locked, and what is in it is removed unless keep() was called, the folder too where it was made here.
+// Two commands that are given one folder do not mix their files: the second is refused.
+class NewFolder {
+ public:
+  NewFolder(const std::string& option, const std::string& path);
+  ~NewFolder();
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+  void keep() { kept_ = true; }
+
+ private:
+  std::string path_;
+  StringList made_;  // folders that were not there, the outermost first
+  std::optional<FolderLock> lock_;
+  bool kept_ = false;
+};
 
 // The folder of a run that begins: not there yet, empty, or left by an earlier run (which wrote its config.toml or data/fingerprint).
 // None of the inputs may be what the run replaces in it.

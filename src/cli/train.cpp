@@ -27,6 +27,7 @@
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
+#include "cli/side_files.h"
 #include "cli/signals.h"
 #include "cli/start_model.h"
 #include "model/sizes.h"
@@ -185,6 +186,7 @@ class Train : public Command {
   int plan(const Options& options);
   int profile(const Options& options);
   void describe_run(Trainer& trainer, const Dataset& data, int ranks) const;
+  void keep_side_files() const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
@@ -289,6 +291,16 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
   const nlohmann::json record = {{"model", kept ? "best" : "model"}, {"step", step},        {"context", length},
                                  {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", result.bits_per_byte}};
   write_file_atomic(o_.train.out + "/test.json", record.dump(2) + "\n");
+}
+
+// What the folder of --from has beside its model goes with the new one, where it is still there.
+void Train::keep_side_files() const {
+  std::error_code error;
+  if (o_.train.from.empty() || !std::filesystem::is_directory(o_.train.from, error)) return;
+  const std::string from = find_model_folder(o_.train.from);
+  for (const char* name : {"/model", "/best"}) {
+    if (file_exists(o_.train.out + name + "/config.json")) copy_side_files(from, o_.train.out + name, o_.data.tokenizer.empty());
+  }
 }
 
 void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter) {
@@ -471,6 +483,7 @@ int Train::train(const Options& options, Communicator& ranks) {
   }
   std::fflush(stdout);
   if (!leads) return kExitOk;
+  keep_side_files();
   try {
     finish(trainer, data, *tokenizer, reporter);
   } catch (const Stopped& stopped) {

@@ -17,8 +17,12 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/nearest.h"
+#include "base/printable.h"
+#include "base/python_json.h"
 #include "base/safetensors.h"
+#include "model/known_tensors.h"
 #include "model/language_model.h"
+#include "model/model_files.h"
 #include "model/peer.h"
 
 namespace fw {
@@ -27,6 +31,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadata of model.safetensors
 
 // A folder's configuration and what its files call our parameters.
@@ -34,16 +39,20 @@ struct Folder {
   ModelConfig config;
   Json peer;  // the peer's configuration; null in a folder of ours
   PeerTensor tensor(const ParamSpec& spec) const { return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec); }
-  std::string tied_head() const { return peer.is_null() ? "" : peer_tied_head(peer); }
 };
 
-Json read_json(const std::string& path) { return parse_json(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
+Json read_json(const std::string& path) { return parse_python_json(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
 
-Folder read_config(const std::string& path) {
+Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   const Json json = read_json(path);
   const std::string where = "'" + path + "'";
-  if (is_peer_config(json)) return {config_from_peer(json, where), json};
+  if (is_peer_config(json)) return {config_from_peer(json, where, warnings), json};
   return {config_from_json(json, where), {}};
+}
+
+// Tensors beside the parameters: a head that is the embedding, and tables of the rotary embedding. They must say what the configuration says.
+bool is_known(const ModelFiles& files, const std::string& name, const ModelConfig& config) {
+  return (config.tie_word_embeddings && name == kHead) || is_rotary_table(files, name, config);
 }
 
 // The shape of a tensor that has a parameter, or of one of which it is some rows.
@@ -62,14 +71,14 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
 }
 
 // The shape that the file has a parameter in. A peer's may have other dimensions of 1 (A_log [1, 1, H, 1]).
-std::vector<int64_t> shape_in_file(const Folder& folder, const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
+std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reader, const std::string& name, const std::vector<int64_t>& shape) {
   const auto it = reader.tensors().find(name);
   if (folder.peer.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape)) return shape;
   return it->second.shape;
 }
 
 // What an export needs to give back a peer's tensors as they were.
-void remember_tensors(ModelConfig& config, const Folder& folder, const SafetensorsReader& reader, std::span<const ParamSpec> specs, const std::string& path) {
+void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader, std::span<const ParamSpec> specs) {
   Json tensors = Json::object();
   for (const ParamSpec& spec : specs) {
     const PeerTensor tensor = folder.tensor(spec);
@@ -77,13 +86,22 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const Safetenso
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
     const TensorInfo& info = it->second;
-    if (info.dtype == "F64") fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters", path, name);
+    if (info.dtype == "F64") fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters", reader.name(), name);
     if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
     if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
   if (tensors.empty()) return;
   Json peer = Json::parse(config.peer);
   peer["tensors"] = tensors;
+  config.peer = peer.dump();
+}
+
+// The ids that end a text by generation_config.json go with the model, into checkpoints too.
+void remember_ends(ModelConfig& config, const std::string& folder) {
+  const std::vector<int64_t> ends = generation_ends(folder);
+  if (ends.empty()) return;
+  Json peer = Json::parse(config.peer);
+  peer["end_tokens"] = ends;
   config.peer = peer.dump();
 }
 
@@ -161,14 +179,14 @@ class TensorWriter {
 };
 
 // What save_model() wrote; 0 in files of other programs and of before.
-uint64_t saved_tokenizer(const SafetensorsReader& reader, const std::string& path) {
+uint64_t saved_tokenizer(const ModelFiles& reader) {
   const auto it = reader.metadata().find(kTokenizerKey);
   if (it == reader.metadata().end()) return 0;
   const std::string& text = it->second;
   uint64_t checksum = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
   if (error != std::errc() || end != text.data() + text.size())
-    fail_usage("'{}': metadata: {}: expected 16 hexadecimal digits, got something else", path, kTokenizerKey);
+    fail_usage("'{}': metadata: {}: expected 16 hexadecimal digits, got something else", reader.name(), kTokenizerKey);
   return checksum;
 }
 
@@ -197,10 +215,33 @@ void save_model(const std::string& folder, const LanguageModel<T>& model) {
   write_file_atomic(folder + "/config.json", config_to_json(model.config()).dump(2) + "\n");
 }
 
+ModelConfig read_model_config(const std::string& folder, StringList* warnings) { return read_config(folder + "/config.json", warnings).config; }
+
+std::vector<int64_t> generation_ends(const std::string& folder) {
+  const std::string path = folder + "/generation_config.json";
+  if (!file_exists(path)) return {};
+  const Json json = read_json(path);
+  if (!json.is_object()) fail_usage("'{}': expected an object, got {}", path, shown(json));
+  const auto found = json.find("eos_token_id");
+  if (found == json.end() || found->is_null()) return {};
+  std::vector<int64_t> ids;
+  for (const Json& id : found->is_array() ? *found : Json::array({*found})) {
+    if (!id.is_number_integer() || id.get<double>() < -1 || id.get<double>() > 2147483647.0) {
+      fail_usage("'{}': eos_token_id: expected an id or a list of ids, got {}", path, shown(*found));
+    }
+    ids.push_back(id.get<int64_t>());
+  }
+  return ids;
+}
+
 bool is_peer_folder(const std::string& folder) { return is_peer_config(read_json(folder + "/config.json")); }
 
-void export_model(const std::string& folder, const LanguageModel<float>& model) {
-  const Json config = config_to_peer(model.config());
+void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text) {
+  Json config = config_to_peer(model.config());
+  if (model.config().peer.empty() && config.contains("model_type")) {
+    config["eos_token_id"] = end_of_text >= 0 ? Json(end_of_text) : Json();
+    for (const char* key : {"bos_token_id", "pad_token_id"}) config[key] = Json();
+  }
   TensorWriter writer;
   std::deque<HostView<float>> views;
   std::map<std::string, std::vector<float>> shared;  // tensors of several parameters
@@ -229,8 +270,8 @@ void export_model(const std::string& folder, const LanguageModel<float>& model) 
 template <class T>
 LanguageModel<T> load_model(const std::string& folder, Device& device) {
   Folder source = read_config(folder + "/config.json");
-  const std::string path = folder + "/model.safetensors";
-  const SafetensorsReader reader(path);
+  const ModelFiles reader(folder);
+  const std::string& path = reader.name();
   double found = 0;
   for (const auto& [name, info] : reader.tensors()) found += static_cast<double>(info.count());
   // Before memory is taken: a configuration that has little to do with the file beside it.
@@ -241,17 +282,15 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     require_memory(expected * sizeof(T), fmt::format("the model '{}'", folder),
                    "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
   LanguageModel<T> model(source.config, device);
-  model.set_tokenizer(saved_tokenizer(reader, path));
+  model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
   std::vector<std::string> names;
   for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec).name);
   std::unordered_set<std::string> known(names.begin(), names.end());
-  const std::string head = source.tied_head();
-  if (!head.empty()) known.insert(head);
   for (const auto& [name, info] : reader.tensors()) {
-    if (known.count(name) != 0) continue;
+    if (known.count(name) != 0 || is_known(reader, name, source.config)) continue;
     const std::string near = nearest(name, names);
-    fail_usage("'{}': unexpected tensor '{}': the configuration beside it has no such parameter{}", path, name,
+    fail_usage("'{}': unexpected tensor '{}': the configuration beside it has no such parameter{}", path, excerpt(name),
                near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
   }
   std::vector<T> values;
@@ -262,13 +301,18 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     values.resize(static_cast<size_t>(shape[0] * row_size(spec)));
     reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
     params.write_values(spec, std::span<const T>(values).subspan(static_cast<size_t>(tensor.first * row_size(spec)), static_cast<size_t>(spec.size())));
-    if (i > 0 || head.empty() || reader.tensors().count(head) == 0) continue;
+    // The embedding is declared first, and is the head where there is none.
+    if (i > 0 || !source.config.tie_word_embeddings || !reader.has(kHead)) continue;
     std::vector<T> of_head(values.size());
-    reader.read<T>(head, shape_in_file(source, reader, head, shape), of_head);
-    if (of_head != values) fail_usage("'{}': {}: expected the embedding's values (tie_embeddings), got others", path, head);
+    reader.read<T>(kHead, shape_in_file(source, reader, kHead, shape), of_head);
+    if (of_head != values) {
+      fail_usage("'{}': {}: expected the embedding's values, as {} = true says, got others: set the key to false where the head is a matrix of its own", path,
+                 kHead, source.peer.contains("tie_embeddings") ? "tie_embeddings" : "tie_word_embeddings");
+    }
   }
   if (!source.peer.is_null()) {
-    remember_tensors(source.config, source, reader, params.specs(), path);
+    remember_ends(source.config, folder);
+    remember_tensors(source.config, source, reader, params.specs());
     model.set_peer(source.config.peer);
   }
   return model;

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/nearest.h"
+#include "base/printable.h"
 #include "model/peer_types.h"
 
 namespace fw {
@@ -206,8 +208,13 @@ struct Candidate {
   size_t distance = 0;
 };
 
-// The types that have these sizes, the nearest first; `obstacle`: what the first of the others said against it.
-std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstacle) {
+// Why types do not have these sizes: what the first of them said, and what the one said that is called as the rule is.
+struct Obstacles {
+  std::string first, own;
+};
+
+// The types that have these sizes, the nearest first.
+std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacles) {
   const ModelConfig ours = meaning(config);
   std::vector<Candidate> all;
   for (const Type& type : peer::types()) {
@@ -217,7 +224,8 @@ std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstac
     try {
       candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
     } catch (const Error& error) {
-      if (obstacle.empty()) obstacle = error.what();
+      if (obstacles.first.empty()) obstacles.first = error.what();
+      if (config.rule == type.name) obstacles.own = error.what();
       continue;
     }
     // A rule that is called as a type is nearest to it, however its layer computes it.
@@ -247,19 +255,23 @@ std::string unknown_peer_model(const Json& config) {
   return "";
 }
 
-ModelConfig config_from_peer(const Json& config, const std::string& where) {
+ModelConfig config_from_peer(const Json& config, const std::string& where, StringList* warnings) {
   if (!is_peer_config(config))
     fail_usage("{}: model_type: expected one of flash-linear-attention, got {}", where,
                shown(config.is_object() ? config.value("model_type", Json()) : config));
   if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
-    std::string known;
-    for (const Type& type : peer::types()) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
-    fail_usage("{}: model_type: expected one of {}, got {}", where, known, unknown);
+    std::vector<std::string> known;
+    for (const Type& type : peer::types()) known.emplace_back(type.name);
+    std::string near;
+    for (const std::string& name : nearest_few(unknown, known, 3)) near += fmt::format("{}{}", near.empty() ? " (nearest: " : ", ", name);
+    fail_usage("{}: model_type: expected one of the {} that docs/conformance.md lists{}, got {}", where, known.size(), near.empty() ? "" : near + ")",
+               excerpt(unknown));
   }
-  const peer::Keys keys(config, where);
+  const peer::Keys keys(config, where, warnings);
   ModelConfig c;
   find_type(type_name(config))->read(keys, c);
   if (c.layers.empty()) peer::read_hybrid(keys, c);
+  keys.finish();
   c.peer = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
   try {
     validate(c);
@@ -281,21 +293,21 @@ Json config_to_peer(const ModelConfig& config) {
     fail_usage("config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it as it is now",
                differences(ours, theirs));
   }
-  std::string obstacle;
-  const std::vector<Candidate> types = candidates(config, obstacle);
+  Obstacles obstacles;
+  const std::vector<Candidate> types = candidates(config, obstacles);
   for (const Candidate& type : types) {
     if (ours == type.theirs) return type.json;
   }
   fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}", types.empty() ? "none" : types.front().type->name,
-             types.empty() ? obstacle : differences(ours, types.front().theirs));
+             types.empty() ? obstacles.first : differences(ours, types.front().theirs));
 }
 
 PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed) {
   validate(wanted);
   const ModelConfig ours = meaning(wanted);
-  std::string obstacle;
-  const std::vector<Candidate> types = candidates(wanted, obstacle);
-  if (types.empty()) fail_usage("layout fla: flash-linear-attention has no model of these sizes: {}", obstacle);
+  Obstacles obstacles;
+  const std::vector<Candidate> types = candidates(wanted, obstacles);
+  if (types.empty()) fail_usage("layout fla: flash-linear-attention has no model of these sizes: {}", obstacles.first);
   const auto same_rule =
       std::find_if(types.begin(), types.end(), [&](const Candidate& type) { return type.theirs.rule == ours.rule && type.theirs.layers == ours.layers; });
   if (same_rule == types.end()) {
@@ -303,7 +315,7 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
         "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants {}. Give that, or train without "
         "the layout and without an export{}",
         wanted.rule, types.front().type->name, differences(ours, types.front().theirs),
-        obstacle.empty() ? "" : fmt::format(" (not of these sizes: {})", obstacle));
+        obstacles.own.empty() ? "" : fmt::format(" (not of these sizes: {})", obstacles.own));
   }
   PeerLayout layout{same_rule->type->name, wanted, {}};
   Json json = config_to_json(wanted);

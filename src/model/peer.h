@@ -2,10 +2,11 @@
 // models, whose config.json has d_model in place of a model_type, those of Mamba-3: they are one more type, called mamba_ssm.
 //
 // A configuration that came from a peer keeps the peer's own text in ModelConfig::peer:
-//   {"config": {the peer's config.json, every key of it}, "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}}
-// "tensors" has those that were not float32 of our shape (model_folder.cpp fills and reads it). That makes an export after an
-// import give the same configuration and the same tensors. A model of our own is exported by looking for a peer's type whose
-// configuration says the same.
+//   {"config": {the peer's config.json, every key of it}, "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...},
+//    "end_tokens": [256, 257]}
+// "end_tokens" has the ids of generation_config.json that end a text, if there were some. "tensors" has those that were not float32 of our shape
+// (model_folder.cpp fills and reads it). That makes an export after an import give the same configuration and the same tensors. A model of our own is exported
+// by looking for a peer's type whose configuration says the same.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -21,10 +22,10 @@ bool is_peer_config(const nlohmann::json& config);
 // What a peer's model has that this program does not, such as "mamba2"; "" when it can be read.
 std::string unknown_peer_model(const nlohmann::json& config);
 
-// Throws Error(kUsage) naming file (`where`), key, what was expected and what came: for an unknown model and for a key whose value
-// asks for something that the layer here does not compute. Keys that only say how (kernels, caches, token ids) are not looked at.
-// The result is validated and has `peer` set.
-ModelConfig config_from_peer(const nlohmann::json& config, const std::string& where);
+// Throws Error(kUsage) naming file (`where`), key, what was expected and what came: for an unknown model, for a key whose value
+// asks for something that the layer here does not compute, and for an unknown key with a number or a switch. Keys that are known to change no number
+// (kernels, caches, token ids) are not looked at. `warnings` gets the other keys that are not known. The result is validated and has `peer` set.
+ModelConfig config_from_peer(const nlohmann::json& config, const std::string& where, StringList* warnings = nullptr);
 // The peer's configuration of the same model: the one it came with, or one made for it. Throws Error(kUsage) saying which keys
 // stand in the way when no peer's type has such a layer.
 nlohmann::json config_to_peer(const ModelConfig& config);

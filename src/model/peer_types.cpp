@@ -1,7 +1,10 @@
 #include "model/peer_types.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fw::peer {
@@ -9,21 +12,28 @@ namespace {
 
 constexpr int64_t kSwigluStep = 256;  // of which the peer's width of an MLP is a multiple
 
+// Two names of one function, and the names that programs have for the epsilon of the norms.
+constexpr std::initializer_list<const char*> kSilu = {"swish", "silu"};
+constexpr std::initializer_list<const char*> kNormEps = {"norm_eps", "layer_norm_epsilon", "rms_norm_eps", "layer_norm_eps"};
+
+int64_t swiglu_width(const Keys& keys, int64_t hidden, double ratio) {
+  const double width = static_cast<double>(hidden) * ratio * 2 / 3;
+  if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
+  return kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
+}
+
 // What all of them have.
 void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, double ratio) {
   c.vocab_size = keys.whole("vocab_size", 32000);
   c.hidden_size = keys.whole("hidden_size", hidden);
   c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
-  c.norm_eps = keys.number("norm_eps", 1e-6);
+  c.norm_eps = keys.number(keys.spelling(kNormEps), 1e-6);
   c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
   c.init = "normal";
   c.intermediate_size = keys.whole("intermediate_size", 0);
-  if (c.intermediate_size == 0) {
-    const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", ratio) * 2 / 3;
-    if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
-    c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
-  }
-  keys.must_be("hidden_act", "swish");
+  const double share = keys.number("hidden_ratio", ratio);  // says nothing beside the width
+  if (c.intermediate_size == 0) c.intermediate_size = swiglu_width(keys, c.hidden_size, share);
+  keys.must_be_one_of("hidden_act", kSilu);
   keys.must_be("elementwise_affine", true);
   keys.must_be_absent("attnres_block_size");
 }
@@ -54,22 +64,84 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
   }
   c.head_dim = key_size / c.num_heads;
   c.expand_v = static_cast<double>(value_size) / static_cast<double>(key_size);
-  const Json* groups = keys.find("num_kv_heads");
-  if (groups != nullptr && *groups != c.num_heads)
-    keys.fail("num_kv_heads", fmt::format("num_heads = {} (grouped keys are not computed here)", c.num_heads), *groups);
+  keys.must_agree("num_kv_heads", c.num_heads, "num_heads (grouped keys are not computed here)");
 }
 
+// What the defaults of a model of state-space layers are: those of flash-linear-attention and of transformers differ, and both have the same model_type.
+struct BlockDefaults {
+  int64_t vocab = 32000, hidden = 2048, layers = 48;
+  bool tied = false;
+  int64_t groups = 1;
+  bool transformers = false;
+};
+
 // Models of state-space layers, each block one layer.
-void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, const char* activation = "silu") {
-  c.vocab_size = keys.whole("vocab_size", 32000);
-  c.hidden_size = keys.whole("hidden_size", hidden);
-  c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
-  c.norm_eps = keys.number("norm_eps", 1e-5);
-  c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
+void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard, std::initializer_list<const char*> activations = kSilu) {
+  c.vocab_size = keys.whole("vocab_size", standard.vocab);
+  c.hidden_size = keys.whole(keys.spelling({"hidden_size", "d_model"}), standard.hidden);
+  c.num_hidden_layers = keys.whole(keys.spelling({"num_hidden_layers", "n_layer"}), standard.layers);
+  c.norm_eps = keys.number(keys.spelling(kNormEps), 1e-5);
+  c.tie_word_embeddings = keys.truth("tie_word_embeddings", standard.tied);
   c.init = "normal";
   c.mlp = "none";
-  keys.must_be("hidden_act", activation);
+  keys.must_be_one_of("hidden_act", activations);
   if (c.hidden_size < 1 || c.hidden_size > 1 << 24) fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
+}
+
+// First values and the type of the residual stream, as both programs spell them.
+void skip_first_values(const Keys& keys) {
+  keys.have_no_effect({"dt_min", "dt_max", "dt_init_floor", "dt_scale", "dt_init_scheme", "time_step_min", "time_step_max", "time_step_floor",
+                       "time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "chunk_size",
+                       "pad_vocab_size_multiple"});
+}
+
+// Which program wrote a configuration of mamba or mamba2. The keys that only one of them writes tell; where both or none are there, a default that
+// differs between the programs is an error.
+BlockDefaults block_defaults(const Keys& keys, const BlockDefaults& fla, const BlockDefaults& transformers) {
+  const auto any = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return keys.has(name); });
+  };
+  const bool theirs = any({"layer_norm_epsilon", "time_step_rank", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor"});
+  const bool peers = any({"norm_eps", "dt_rank", "dt_limit", "dt_min", "dt_max", "dt_init_floor", "fuse_norm", "use_l2warp", "fuse_cross_entropy"});
+  if (theirs && peers) {
+    const auto need = [&](const char* key, bool differs) {
+      if (differs && !keys.has(key)) {
+        fail_usage("{}: {}: expected a value, as keys of two programs are here (flash-linear-attention and transformers) whose defaults differ, got none",
+                   keys.where(), key);
+      }
+    };
+    need("hidden_size", fla.hidden != transformers.hidden);
+    need("num_hidden_layers", fla.layers != transformers.layers);
+    need("vocab_size", fla.vocab != transformers.vocab);
+    need("tie_word_embeddings", fla.tied != transformers.tied);
+    need("n_groups", fla.groups != transformers.groups);
+  }
+  return theirs && !peers ? transformers : fla;
+}
+
+// [0, Infinity], as transformers writes it: every time step is let through.
+void read_limit(const Keys& keys, const char* key) {
+  const Json* limit = keys.find(key);
+  const Json any = {0.0, {{"__float__", "Infinity"}}};
+  if (limit != nullptr && *limit != any) keys.fail(key, "0 to infinity (nothing else is computed here)", *limit);
+}
+
+constexpr double kTheta = 10000.0;
+
+// The base of the rotary embedding: rope_theta, or rope_parameters as transformers has it.
+double read_theta(const Keys& keys) {
+  double theta = keys.number("rope_theta", kTheta);
+  keys.must_be("partial_rotary_factor", 1.0);
+  keys.must_be_absent("rope_scaling");
+  if (!keys.has("rope_parameters")) return theta;
+  if (!keys.find("rope_parameters")->is_object()) keys.fail("rope_parameters", "an object", *keys.find("rope_parameters"));
+  const Keys inner = keys.inner("rope_parameters");
+  const double other = inner.number("rope_theta", theta);
+  if (keys.has("rope_theta") && other != theta) inner.fail("rope_theta", fmt::format("{} as rope_theta beside it says", theta), *inner.find("rope_theta"));
+  inner.must_be(inner.spelling({"rope_type", "type"}), "default");
+  inner.must_be("partial_rotary_factor", 1.0);
+  inner.finish();
+  return other;
 }
 
 // One attention layer, of a whole model or of the layers that `attn` names. Its heads are hidden_size / num_heads wide.
@@ -80,8 +152,7 @@ void read_attention(const Keys& keys, ModelConfig& c, AttentionKeys& a) {
     fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, a.num_heads);
   a.num_kv_heads = keys.whole("num_kv_heads", a.num_heads);
   a.head_dim = c.hidden_size / a.num_heads;
-  a.rope_theta = keys.number("rope_theta", 10000.0);
-  a.qk_norm = keys.truth("qk_norm", false);
+  a.rope_theta = read_theta(keys);
   a.qkv_bias = keys.truth("qkv_bias", false);
 }
 // The kind of those layers: with a window or without.
@@ -154,7 +225,7 @@ void read_delta_net(const Keys& keys, ModelConfig& c) {
   read_shares(keys, c, 16, 1.0, 1.0);
   read_conv(keys, c);
   keys.must_be("qk_norm", "l2");
-  keys.must_be("qk_activation", "silu");
+  keys.must_be_one_of("qk_activation", kSilu);
   keys.must_be("use_output_norm", true);
   keys.must_be("use_beta", true);
   c.rule = "deltanet";
@@ -180,13 +251,22 @@ void read_gated(const Keys& keys, ModelConfig& c, const char* rule) {
 void write_gated(const ModelConfig& c, Json& json) {
   write_heads(c, json);
   json["allow_neg_eigval"] = doubles(c);
-  json["use_gate"] = c.output_gate == "silu";
+  json["use_gate"] = c.output_gate != "none";
 }
-void read_gated_deltanet(const Keys& keys, ModelConfig& c) { read_gated(keys, c, "gated_deltanet"); }
+void read_gated_deltanet(const Keys& keys, ModelConfig& c) {
+  read_gated(keys, c, "gated_deltanet");
+  keys.must_be_one_of("output_gate_activation", {"swish", "silu", "sigmoid"});
+  if (c.output_gate != "none" && keys.text("output_gate_activation", "swish") == "sigmoid") c.output_gate = "sigmoid";
+}
+void write_gated_deltanet(const ModelConfig& c, Json& json) {
+  write_gated(c, json);
+  if (c.output_gate == "sigmoid") json["output_gate_activation"] = "sigmoid";
+}
 
 void read_precond(const Keys& keys, ModelConfig& c) {
   c.precond_x = keys.number("squash_x", 1.5);
   keys.must_be("squash_eps", 1e-6);
+  keys.have_no_effect({"log_atk_scale_init", "a_log_init_lower"});  // first values
 }
 void write_precond(const ModelConfig& c, Json& json) { json.update({{"squash_x", c.precond_x}, {"squash_eps", 1e-6}}); }
 void read_precond_gated(const Keys& keys, ModelConfig& c) {
@@ -232,11 +312,15 @@ void write_precond_kda(const ModelConfig& c, Json& json) {
 void read_gdn2(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   read_conv(keys, c);
-  const Keys mixer(*keys.find("mixer_override"), keys.where() + ": mixer_override");
+  // Of the mixers that are replaced.
+  keys.have_no_effect({"num_heads", "num_v_heads", "head_dim", "expand_v", "allow_neg_eigval", "safe_gate", "lower_bound"});
+  const Keys mixer = keys.inner("mixer_override");
+  mixer.have_no_effect({"type"});
   read_heads(mixer, c, 16, 128, 1.0);
   mixer.must_be("use_short_conv", true);
   c.conv_size = mixer.whole("conv_size", c.conv_size);
   c.allow_neg_eigval = mixer.truth("allow_neg_eigval", false);
+  mixer.finish();
   read_low_rank(c, "gated_deltanet2", false);
 }
 void write_gdn2(const ModelConfig& c, Json& json) {
@@ -272,22 +356,25 @@ void read_comba(const Keys& keys, ModelConfig& c) {
   read_heads(keys, c, 6, 256, 2.0);
   read_conv(keys, c);
   if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
-  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2";
-  if (keys.truth("use_inner_decay", true)) c.rule += " erase_key=own";
-  c.raw_read_correction = keys.truth("use_output_correction", true);
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
+  keys.have_no_effect({"correction_factor"});  // the first value of D
+  // The peer's model hands neither to its layer, which does both.
+  keys.must_be("use_inner_decay", true);
+  keys.must_be("use_output_correction", true);
+  c.raw_read_correction = true;
   c.output_gate = keys.truth("use_output_gate", true) ? "sigmoid" : "none";
 }
 void write_comba(const ModelConfig& c, Json& json) {
   write_heads(c, json);
-  json["use_inner_decay"] = c.resolved_rule().uses_erase_key();
-  json["use_output_correction"] = c.raw_read_correction;
+  json["use_inner_decay"] = json["use_output_correction"] = true;
   json["use_output_gate"] = c.output_gate == "sigmoid";
 }
 
-// What gla and retnet have in common.
+// What gla and retnet have in common. The width of a convolution says nothing where there is none.
 void read_plain(const Keys& keys, ModelConfig& c) {
   keys.must_be("conv_bias", false);
-  c.conv_size = keys.truth("use_short_conv", false) ? keys.whole("conv_size", 4) : 0;
+  const int64_t width = keys.whole("conv_size", 4);
+  c.conv_size = keys.truth("use_short_conv", false) ? width : 0;
   const std::string map = keys.text("feature_map", "none");
   if (map != "none" && map != "relu") keys.fail("feature_map", "null or relu", map);
   c.feature_map = map;
@@ -323,6 +410,7 @@ void read_hgrn2(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   keys.must_be("use_lower_bound", true);
   keys.must_be("use_short_conv", false);
+  keys.have_no_effect({"conv_size"});
   const Json* ratio = keys.find("expand_ratio");
   c.head_dim = ratio != nullptr || keys.find("num_heads") == nullptr ? keys.whole("expand_ratio", 128) : 0;
   c.num_heads = keys.whole("num_heads", c.head_dim > 0 ? c.hidden_size / c.head_dim : 0);
@@ -347,46 +435,62 @@ void write_hgrn2(const ModelConfig& c, Json& json) {
   json.update({{"expand_ratio", c.head_dim}, {"use_lower_bound", true}, {"use_short_conv", false}});
 }
 
-constexpr double kRetnetTheta = 10000.0;
-
+// The peer's model hands neither use_short_conv nor a rotary base to its layer.
 void read_retnet(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 2);
   read_shares(keys, c, 8, 1.0, 2.0);
+  keys.must_be("use_short_conv", false);
+  keys.must_be("rope_theta", kTheta);
   read_plain(keys, c);
   c.rule = "retnet";
-  c.rope_theta = kRetnetTheta;
+  c.rope_theta = kTheta;
+}
+void write_retnet(const ModelConfig& c, Json& json) {
+  write_plain(c, json);
+  json["use_short_conv"] = false;
 }
 
 void read_transformer(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   c.layers = {read_attention_kind(keys, c)};
+  (c.layers[0] == "window" ? c.window : c.attention).qk_norm = keys.truth("qk_norm", false);
 }
 void write_transformer(const ModelConfig& c, Json& json) {
   write_common(c, json);
   write_attention(c, c.layer_kind(0), json);
 }
 
+// The width inside a state-space layer, which follows from others.
+void read_inner(const Keys& keys, int64_t width) {
+  for (const char* key : {"intermediate_size", "d_inner"}) keys.must_agree(key, width, "expand * hidden_size");
+}
+
 // Mamba-2: blocks of one layer without MLP.
 void read_mamba2(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
+  const BlockDefaults standard = block_defaults(keys, {}, {32768, 4096, 64, false, 8, true});
+  read_blocks(keys, c, standard);
+  skip_first_values(keys);
+  keys.have_no_effect({"time_step_rank", "A_init_range", "conv_init"});  // the layer has a time step a head and no rank
   c.layers = {"ssd"};
   c.ssd.expand = keys.whole("expand", 2);
   c.ssd.head_dim = keys.whole("head_dim", 64);
   c.ssd.state_size = keys.whole("state_size", 128);
-  c.ssd.num_groups = keys.whole("n_groups", 1);
+  c.ssd.num_groups = keys.whole("n_groups", standard.groups);
   c.ssd.conv_size = keys.whole("conv_kernel", 4);
   if (c.ssd.expand < 1 || c.ssd.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.ssd.expand);
-  const Json* heads = keys.find("num_heads");
-  if (heads != nullptr && c.ssd.head_dim > 0 && *heads != c.ssd.expand * c.hidden_size / c.ssd.head_dim)
-    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.ssd.expand * c.hidden_size / c.ssd.head_dim), *heads);
+  if (c.ssd.head_dim > 0) keys.must_agree("num_heads", c.ssd.expand * c.hidden_size / c.ssd.head_dim, "expand * hidden_size / head_dim");
+  read_inner(keys, c.ssd.expand * c.hidden_size);
   keys.must_be("use_conv_bias", true);
   keys.must_be("use_bias", false);
-  keys.must_be("rmsnorm", true);
-  keys.must_be("norm_before_gate", false);
+  keys.must_be(keys.spelling({"rmsnorm", "rms_norm"}), true);
+  if (standard.transformers) {
+    keys.have_no_effect({"norm_before_gate"});  // published configurations have it as true, and transformers' layer gates before the norm all the same
+  } else {
+    keys.must_be("norm_before_gate", false);
+  }
   keys.must_be("D_has_hdim", false);
-  const Json* limit = keys.find("dt_limit");
-  const Json any = {0.0, {{"__float__", "Infinity"}}};
-  if (limit != nullptr && *limit != any) keys.fail("dt_limit", "0 to infinity (nothing else is computed here)", *limit);
+  read_limit(keys, "dt_limit");
+  read_limit(keys, "time_step_limit");
 }
 void write_mamba2(const ModelConfig& c, Json& json) {
   write_blocks(c, json);
@@ -404,13 +508,26 @@ void write_mamba2(const ModelConfig& c, Json& json) {
                {"D_has_hdim", false}});
 }
 
-// The layer of Mamba (1), alone or in Samba. The rank of the step has one key in the former and another in the latter.
-void read_mamba_layer(const Keys& keys, ModelConfig& c, const char* rank) {
+constexpr int64_t kWidthPerRank = 16;  // of "auto"
+
+// The layer of Mamba (1), alone or in Samba. The rank of the step has two names; "auto" is a number too.
+void read_mamba_layer(const Keys& keys, ModelConfig& c) {
   c.mamba.expand = keys.whole("expand", 2);
   c.mamba.state_size = keys.whole("state_size", 16);
   c.mamba.conv_size = keys.whole("conv_kernel", 4);
-  const Json* given = keys.find(rank);
-  c.mamba.dt_rank = given == nullptr || *given == "auto" ? 0 : keys.whole(rank, 0);
+  for (const char* name : {"dt_rank", "time_step_rank"}) {
+    const Json* given = keys.find(name);
+    if (given == nullptr) continue;
+    const int64_t rank = *given == "auto" ? (c.hidden_size + kWidthPerRank - 1) / kWidthPerRank : keys.whole(name, 0);
+    if (rank < 1) keys.fail(name, "at least 1", *given);
+    if (c.mamba.dt_rank > 0 && rank != c.mamba.dt_rank)
+      keys.fail(name, fmt::format("{} as dt_rank, which is another name of it, says", c.mamba.dt_rank), *given);
+    c.mamba.dt_rank = rank;
+  }
+  if (c.mamba.expand < 1 || c.mamba.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba.expand);
+  read_inner(keys, c.mamba.expand * c.hidden_size);
+  skip_first_values(keys);
+  keys.have_no_effect({"use_mambapy", "use_associative_scan"});
   keys.must_be("use_conv_bias", true);
   keys.must_be("use_bias", false);
 }
@@ -422,9 +539,13 @@ void write_mamba_layer(const ModelConfig& c, Json& json, const char* rank) {
 }
 
 void read_mamba(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
+  read_blocks(keys, c, block_defaults(keys, {}, {50280, 768, 32, true}));
   c.layers = {"mamba"};
-  read_mamba_layer(keys, c, "dt_rank");
+  read_mamba_layer(keys, c);
+  // Left over by what turned a model of mamba_ssm into one of transformers.
+  keys.must_be("rms_norm", true);
+  const Json* layer = keys.find("ssm_cfg");
+  if (layer != nullptr && !layer->empty()) keys.fail("ssm_cfg", "{} (the keys beside it say what the layer is)", *layer);
 }
 void write_mamba(const ModelConfig& c, Json& json) {
   write_blocks(c, json);
@@ -434,16 +555,12 @@ void write_mamba(const ModelConfig& c, Json& json) {
 // Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its intermediate_size is the width inside a layer of
 // Mamba, not that of the SwiGLU, which follows from hidden_ratio.
 void read_samba(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2304, 18, "swish");
+  read_blocks(keys, c, {32000, 2304, 18});
   c.mlp = "swiglu";
-  const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", 4) * 2 / 3;
-  if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
-  c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
-  read_mamba_layer(keys, c, "time_step_rank");
+  c.intermediate_size = swiglu_width(keys, c.hidden_size, keys.number("hidden_ratio", 4));
+  read_mamba_layer(keys, c);
   if (keys.find("attn") == nullptr) keys.fail("attn", "an object with layers and num_heads", Json());
-  read_hybrid(keys, c);
-  if (c.layers.empty()) c.layers = {"recurrent"};
-  std::replace(c.layers.begin(), c.layers.end(), std::string("recurrent"), std::string("mamba"));
+  read_hybrid(keys, c, "mamba");
   keys.must_be_absent("attnres_block_size");
 }
 void write_samba(const ModelConfig& c, Json& json) {
@@ -453,16 +570,23 @@ void write_samba(const ModelConfig& c, Json& json) {
   write_mamba_layer(c, json, "time_step_rank");
 }
 
+constexpr int64_t kMesaSteps = 30;  // the peer's default
+
 // MesaNet, whose solve is exact here: the peer's conjugate gradients end near it.
 void read_mesa_net(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   read_conv(keys, c);
-  c.layers = {"mesa"};
+  read_hybrid(keys, c, "mesa");
   c.mesa.num_heads = keys.whole("num_heads", 16);
   c.mesa.head_dim = keys.whole("head_dim", 128);
   c.mesa.conv_size = c.conv_size;
   c.mesa.output_gate = keys.truth("use_output_gate", false) ? "silu" : "none";
   c.mesa.least_lambda = keys.number("lambda_lower_bound", 0.25);
+  for (const char* key : {"max_cg_step_training", "max_cg_step_decoding"}) {
+    const Json* steps = keys.find(key);
+    if (keys.whole(key, kMesaSteps) < kMesaSteps)
+      keys.fail(key, fmt::format("at least {} (the solve is exact here, which fewer steps are not near)", kMesaSteps), *steps);
+  }
 }
 void write_mesa_net(const ModelConfig& c, Json& json) {
   write_common(c, json);
@@ -479,7 +603,7 @@ void write_mesa_net(const ModelConfig& c, Json& json) {
 constexpr double kFusedKeyEps = 1e-6;
 
 void read_rwkv7(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 24, "sqrelu");
+  read_blocks(keys, c, {32000, 2048, 24}, {"sqrelu", "relu2"});
   c.layers = {"rwkv7"};
   c.norm = "layer";
   c.mlp = "channel_mix";
@@ -497,6 +621,7 @@ void read_rwkv7(const Keys& keys, ModelConfig& c) {
   } else {
     c.rwkv7.head_dim = keys.whole("head_dim", 64);
     if (c.rwkv7.head_dim < 1) fail_usage("{}: head_dim: expected 1 to 1024, got {}", keys.where(), c.rwkv7.head_dim);
+    keys.must_agree("num_heads", c.hidden_size / c.rwkv7.head_dim, "hidden_size / head_dim");
   }
   c.rwkv7.decay_rank = keys.whole("decay_low_rank_dim", 0);
   c.rwkv7.rate_rank = keys.whole("a_low_rank_dim", 0);
@@ -533,7 +658,8 @@ void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, cons
   c.mamba3.head_dim = keys.whole(head_dim, 64);
   c.mamba3.state_size = keys.whole(state, 128);
   c.mamba3.num_groups = keys.whole(groups, 1);
-  c.mamba3.mimo_rank = keys.truth("is_mimo", false) ? keys.whole("mimo_rank", 4) : 0;
+  const int64_t rank = keys.whole("mimo_rank", 4);  // says nothing of a layer without
+  c.mamba3.mimo_rank = keys.truth("is_mimo", false) ? rank : 0;
   if (c.mamba3.expand < 1 || c.mamba3.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba3.expand);
   if (keys.truth("is_mimo", false) && c.mamba3.mimo_rank < 1) fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
   c.mamba3.rope_fraction = keys.number("rope_fraction", 0.5);
@@ -542,15 +668,15 @@ void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, cons
   }
   c.mamba3.decay_floor = keys.number("A_floor", 1e-4);
   c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
+  skip_first_values(keys);
 }
 
 void read_mamba3(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
+  read_blocks(keys, c, {});
   c.layers = {"mamba3"};
   read_mamba3_layer(keys, c, "state_size", "head_dim", "n_groups");
-  const Json* heads = keys.find("num_heads");
-  if (heads != nullptr && c.mamba3.head_dim > 0 && *heads != c.mamba3.expand * c.hidden_size / c.mamba3.head_dim)
-    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim), *heads);
+  if (c.mamba3.head_dim > 0) keys.must_agree("num_heads", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim, "expand * hidden_size / head_dim");
+  read_inner(keys, c.mamba3.expand * c.hidden_size);
   const std::string activation = keys.text("a_activation", "softplus");
   if (activation != "softplus" && activation != "heavy_tail") keys.fail("a_activation", "softplus or heavy_tail", activation);
   c.mamba3.decay_activation = activation;
@@ -595,17 +721,19 @@ void read_mamba_ssm(const Keys& keys, ModelConfig& c) {
   c.norm_eps = kMambaSsmEps;
   c.init = "normal";
   keys.must_be("rms_norm", true);
+  keys.have_no_effect({"residual_in_fp32", "fused_add_norm", "attn_cfg"});  // the last of layers that are not there
   const Json* attention = keys.find("attn_layer_idx");
   if (attention != nullptr && *attention != Json::array()) keys.fail("attn_layer_idx", "[] (its attention is not computed here)", *attention);
 
   const Json* layer = keys.find("ssm_cfg");
   if (layer == nullptr || !layer->is_object()) keys.fail("ssm_cfg", "an object with layer = \"Mamba3\"", layer == nullptr ? Json() : *layer);
-  const Keys mixer(*layer, keys.where() + ": ssm_cfg");
+  const Keys mixer = keys.inner("ssm_cfg");
   if (mixer.text("layer", "Mamba1") != "Mamba3")
     mixer.fail("layer", "\"Mamba3\" (of the others flash-linear-attention's models are read)", mixer.text("layer", "Mamba1"));
   c.layers = {"mamba3"};
   read_mamba3_layer(mixer, c, "d_state", "headdim", "ngroups");
   c.mamba3.decay_activation = "heavy_tail";
+  mixer.finish();
 }
 void write_mamba_ssm(const ModelConfig& c, Json& json) {
   const Mamba3Spec spec = c.mamba3_spec();
@@ -627,7 +755,7 @@ void write_mamba_ssm(const ModelConfig& c, Json& json) {
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
     {"delta_net", read_delta_net, write_delta_net},
-    {"gated_deltanet", read_gated_deltanet, write_gated},
+    {"gated_deltanet", read_gated_deltanet, write_gated_deltanet},
     {"comba", read_comba, write_comba},
     {"kda", read_kda, write_kda},
     {"gdn2", read_gdn2, write_gdn2},
@@ -643,46 +771,75 @@ constexpr Type kTypes[] = {
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"mesa_net", read_mesa_net, write_mesa_net},
     {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},
-    {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
+    {"retnet", read_retnet, write_retnet, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
 }  // namespace
 
 std::span<const Type> types() { return kTypes; }
 
-void read_hybrid(const Keys& keys, ModelConfig& c) {
-  const Json* attn = keys.find("attn");
-  if (attn == nullptr) return;
-  if (!attn->is_object()) keys.fail("attn", "an object with layers and num_heads", *attn);
-  const Keys inner(*attn, keys.where() + ": attn");
+namespace {
+
+// One object of `attn`: the layers that it names become attention or windows.
+void read_hybrid_part(const Keys& inner, ModelConfig& c, const char* base) {
   const Json* layers = inner.find("layers");
   if (layers == nullptr || !layers->is_array()) inner.fail("layers", "the numbers of the layers with attention", layers == nullptr ? Json() : *layers);
-  if (inner.find("num_heads") == nullptr) inner.fail("num_heads", "a whole number", Json());
-  if (layers->empty()) return;
-  if (c.num_hidden_layers < 1 || c.num_hidden_layers > 1 << 14)
-    fail_usage("{}: num_hidden_layers: expected 1 to 16384, got {}", keys.where(), c.num_hidden_layers);
-  const char* kind = read_attention_kind(inner, c);
-  c.layers.assign(static_cast<size_t>(c.num_hidden_layers), "recurrent");
+  if (!inner.has("num_heads")) inner.fail("num_heads", "a whole number", Json());
+  ModelConfig part = c;
+  const std::string kind = read_attention_kind(inner, part);
+  inner.must_be("qk_norm", false);  // the peer's hybrids do not hand it on
+  inner.finish();
+  const auto said = [&](const char* name) { return std::find(c.layers.begin(), c.layers.end(), name) != c.layers.end(); };
+  const bool again = said(kind.c_str()), differs = kind == "window" ? !(part.window == c.window) : !(part.attention == c.attention);
+  if (again && differs)
+    fail_usage("{}: expected the same keys as the other layers of this kind ({}) have, got others (one set is computed here)", inner.where(), kind);
+  c.window = part.window;
+  c.attention = part.attention;
   for (const Json& layer : *layers) {
     const bool known = layer.is_number_integer() && layer.get<double>() >= 0 && layer.get<double>() < static_cast<double>(c.num_hidden_layers);
     if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
-    c.layers[layer.get<size_t>()] = kind;
+    std::string& place = c.layers[layer.get<size_t>()];
+    if (place != base) inner.fail("layers", "every number once", layer);
+    place = kind;
+  }
+}
+
+}  // namespace
+
+void read_hybrid(const Keys& keys, ModelConfig& c, const char* base) {
+  const bool plain = std::string_view(base) == "recurrent";
+  if (!plain) c.layers = {base};
+  const Json* attn = keys.find("attn");
+  if (attn == nullptr) return;
+  const bool list = attn->is_array();
+  const auto is_object = [](const Json& part) { return part.is_object(); };
+  if (!is_object(*attn) && !(list && std::all_of(attn->begin(), attn->end(), is_object))) {
+    keys.fail("attn", "an object with layers and num_heads, or a list of them", *attn);
+  }
+  if (c.num_hidden_layers < 1 || c.num_hidden_layers > 1 << 14)
+    fail_usage("{}: num_hidden_layers: expected 1 to 16384, got {}", keys.where(), c.num_hidden_layers);
+  c.layers.assign(static_cast<size_t>(c.num_hidden_layers), base);
+  for (size_t i = 0; i < (list ? attn->size() : 1); ++i) {
+    read_hybrid_part({list ? (*attn)[i] : *attn, keys.where() + (list ? fmt::format(": attn[{}]", i) : ": attn"), keys.warnings()}, c, base);
   }
   c.layers.resize(period(c.layers));
+  if (plain && c.layers == StringList{base}) c.layers.clear();
 }
 
 void write_hybrid(const ModelConfig& c, Json& json) {
-  Json layers = Json::array();
-  LayerKind kind = LayerKind::kRecurrent;
-  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    if (is_recurrence(c.layer_kind(i))) continue;
-    kind = c.layer_kind(i);  // several kinds come back as one, which is not this model
-    layers.push_back(i);
+  Json all = Json::array();
+  for (const LayerKind kind : {LayerKind::kAttention, LayerKind::kWindow}) {
+    Json layers = Json::array();
+    for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+      if (c.layer_kind(i) == kind) layers.push_back(i);
+    }
+    if (layers.empty()) continue;
+    Json attn = {{"layers", layers}};
+    write_attention(c, kind, attn);
+    all.push_back(attn);
   }
-  if (layers.empty()) return;
-  Json attn = {{"layers", layers}};
-  write_attention(c, kind, attn);
-  json["attn"] = attn;
+  if (all.size() == 1) all = Json(all[0]);
+  if (!all.empty()) json["attn"] = all;
 }
 
 size_t period(const StringList& list) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "rule/formula.h"
 
 namespace fw {
@@ -225,9 +226,9 @@ const Preset& preset(std::string_view name) {
       names.emplace_back(p.name);
     }
   }
-  std::string all;
-  for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
-  fail_usage("rule: unknown preset '{}'{} (known: {})", name, suggestion(name, names), all);
+  std::string near;
+  for (const std::string& n : nearest_few(name, names, 3)) near += (near.empty() ? "nearest: " : ", ") + n;
+  fail_usage("rule: unknown preset '{}'{} ({}'fastweight rules' lists all)", excerpt(name), suggestion(name, names), near.empty() ? "" : near + "; ");
 }
 
 std::string gain_formula(const Rule& rule) { return fmt::format(fmt::runtime(kGains[static_cast<size_t>(rule.gain)].formula), rule.gain_eps); }

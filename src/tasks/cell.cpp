@@ -330,7 +330,7 @@ json to_json(const TaskResult& r) {
     if (s.ceiling >= 0) scores.back()["ceiling"] = s.ceiling;
   }
   result.update({{"rule", r.rule},
-                 {"parameters", r.parameters},
+                 {"parameters", static_cast<int64_t>(r.parameters)},
                  {"steps", r.steps},
                  {"skipped", r.skipped},
                  {"judged_step", r.judged_step},

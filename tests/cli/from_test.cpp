@@ -142,7 +142,7 @@ TEST_F(From, LayoutIsDecidedAndSaidBeforeTraining) {
   EXPECT_THAT(outcome.out, HasSubstr("decay_rank = 8 (else 0)"));
   EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("\ndecay_rank = 8\n"));
   ok({"export", out, *folder_ / "kda-fla"});
-  ok({"import", *folder_ / "kda-fla", *folder_ / "kda-back", "--tokenizer", "bytes"});  // which an export leaves out
+  ok({"import", *folder_ / "kda-fla", *folder_ / "kda-back", "--tokenizer", "bytes"});
   EXPECT_EQ(slurp(*folder_ / "kda-back/model.safetensors"), weights(out));
   // The resolved file says the keys that were chosen; nothing is left to change.
   const Outcome again = fw::test::run({"train", out + "/config.toml", "--out", *folder_ / "kda-again"});

@@ -66,6 +66,8 @@ TEST(HuggingFaceTokenizer, AFolderOfAnotherLibraryThatHasOne) {
   spill(text, small_text());
   ok(tiny_train(text, out) + Args{"--tokenizer", json, "--layout", "fla", "--steps", "1"});
   ok({"export", out, peer});
+  EXPECT_EQ(slurp(peer + "/tokenizer.json"), definition());
+  std::filesystem::remove(peer + "/tokenizer.json");
   EXPECT_THAT(ok({"import", peer, folder / "ids"}).out, HasSubstr("tokenizer: ids"));
   spill(peer + "/tokenizer.json", definition());
   EXPECT_THAT(ok({"import", peer, folder / "named"}).out, HasSubstr("tokenizer: huggingface"));

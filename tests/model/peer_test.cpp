@@ -98,7 +98,7 @@ Json gated_config() {
           {"hidden_ratio", 4},
           {"conv_size", 3},
           {"bos_token_id", 1},
-          {"my_own_key", {{"a", 1}}}};
+          {"my_own_key", {{"a", "text"}}}};
 }
 
 TEST(Peer, ConfigurationInOurWords) {
@@ -407,7 +407,19 @@ TEST(Peer, ExportsModelsOfOurOwn) {
                        c.output_gate_rank = c.decay_rank = 8;
                      }),
             "kda");
-  EXPECT_EQ(exported("retnet", [](ModelConfig& c) { c.rope_theta = 10000; }), "retnet");
+  EXPECT_EQ(exported("retnet",
+                     [](ModelConfig& c) {
+                       c.rope_theta = 10000;
+                       c.conv_size = 0;  // which the peer's model does not hand to its layer
+                     }),
+            "retnet");
+  for (const char* key : {"use_inner_decay", "use_output_correction"}) {  // nor these
+    Json json = gated_config();
+    json["model_type"] = "comba";
+    EXPECT_EQ(error_of([&] { config_from_peer(json, "here"); }), "");
+    json[key] = false;
+    EXPECT_NE(error_of([&] { config_from_peer(json, "here"); }).find(key), std::string::npos);
+  }
 
   EXPECT_EQ(exported("gated_deltanet", [](ModelConfig& c) { c.layers = {"recurrent", "window"}; }), "gated_deltanet");
   EXPECT_EQ(exported("gated_deltanet2", [](ModelConfig& c) { c.layers = {"attention"}; }), "transformer");
@@ -439,11 +451,13 @@ TEST(Peer, ExportsModelsOfOurOwn) {
   rwkv7(rms);
   rms.norm = "rms";
   EXPECT_NE(error_of([&] { config_to_peer(rms); }).find("norm = \"layer\" (here \"rms\")"), std::string::npos);
-  for (const StringList& layers : {StringList{"attention", "window"}, StringList{"recurrent", "conv"}}) {
-    ModelConfig none = small_config("gated_deltanet");
-    none.layers = layers;
-    EXPECT_NE(error_of([&] { config_to_peer(none); }), "") << layers[1];
-  }
+  ModelConfig both = small_config("gated_deltanet");
+  both.layers = {"attention", "window"};  // a list of attn names each kind
+  EXPECT_EQ(config_to_peer(both)["attn"].size(), 2U);
+  EXPECT_EQ(config_from_peer(config_to_peer(both), "here").layers, both.layers);
+  ModelConfig none = small_config("gated_deltanet");
+  none.layers = {"recurrent", "conv"};
+  EXPECT_NE(error_of([&] { config_to_peer(none); }), "");
   ModelConfig bare = small_config("gated_deltanet");
   bare.mlp = "none";
   EXPECT_NE(error_of([&] { config_to_peer(bare); }), "");

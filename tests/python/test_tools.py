@@ -1,4 +1,4 @@
-"""Shards joined and imported by the program, the doctor, the bench."""
+"""Shards imported by the program, the doctor, the bench."""
 
 import contextlib
 import io
@@ -47,31 +47,6 @@ class Shards(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
-        self.tensors = {f"layer.{i}": ("F32", [2, i + 1], os.urandom(8 * (i + 1))) for i in range(7)}
-
-    def test_joined_they_are_the_tensors_they_were(self):
-        split(self.tensors, self.folder)
-        convert.join_shards(self.folder, self.folder / "whole")
-        self.assertEqual(read(self.folder / "whole"), self.tensors)
-
-    def test_damaged_folders_are_refused_by_name(self):
-        split(self.tensors, self.folder)
-        index = self.folder / "model.safetensors.index.json"
-        shard = self.folder / "model-00002-of-00002.safetensors"
-        good = {index: index.read_bytes(), shard: shard.read_bytes()}
-        for file, damage, pattern in (
-            (index, b"{", "expected weight_map"),
-            (index, b"[]", "expected weight_map"),
-            (index, json.dumps({"weight_map": {"a": "none.safetensors"}}).encode(), "none.safetensors beside it"),
-            (index, good[index].replace(b"layer.1", b"layer.9"), "expected the tensor layer.9"),
-            (shard, b"", "expected a safetensors file"),
-            (shard, b"\xff" * 40, "expected a safetensors file"),
-            (shard, good[shard][:-3], "expected bytes inside the file"),
-        ):
-            file.write_bytes(damage)
-            with self.subTest(pattern=pattern), self.assertRaisesRegex(fastweight.Error, pattern):
-                convert.join_shards(self.folder, self.folder / "whole")
-            file.write_bytes(good[file])
 
     @unittest.skipUnless(os.environ.get("FASTWEIGHT_PROGRAM"), "FASTWEIGHT_PROGRAM names no program")
     def test_a_sharded_folder_is_imported_as_the_whole_one_is_and_exported_again(self):
