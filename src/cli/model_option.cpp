@@ -57,7 +57,8 @@ std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& to
     if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
   };
   const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object() : parse_json(model.peer, "the configuration that the model came with");
-  const nlohmann::json end = peer.value(nlohmann::json::json_pointer("/config/eos_token_id"), nlohmann::json());
+  const auto config = peer.find("config");
+  const nlohmann::json end = config != peer.end() && config->is_object() ? config->value("eos_token_id", nlohmann::json()) : nlohmann::json();
   if (!end.is_array()) add(end);
   if (end.is_array()) std::for_each(end.begin(), end.end(), add);
   return ids;

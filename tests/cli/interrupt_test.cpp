@@ -282,5 +282,54 @@ TEST_F(Interrupt, WhatTheSystemRefusesIsNoDefectOfTheProgram) {
   refused("true", {"bench", "--tokens", "4611686018427387904", "--rules", "deltanet"}, "> /dev/null", "");
 }
 
+// Root has no limit on its processes: as root the program is started as nobody.
+TEST_F(Interrupt, WhereNoThreadMayBeStarted) {
+  const std::string become = ::geteuid() == 0 ? "setpriv --reuid=65534 --regid=65534 --clear-groups " : "";
+  const auto as_nobody = [&](const std::string& limit, const Args& args = {"rules"}) {
+    const Args launcher{"sh", "-c", become + "bash -c '" + limit + "; exec \"$@\"' sh \"$@\"", "sh"};
+    return Program(args, "", "/dev/null", launcher).wait();
+  };
+  if (as_nobody("true").code != 0) GTEST_SKIP() << "another user cannot be become, or may not read the program";
+  const Outcome outcome = as_nobody("ulimit -u 1");
+  EXPECT_EQ(outcome.code, 2) << outcome.out;
+  EXPECT_THAT(outcome.err, HasSubstr("the system refused a thread"));
+  // And later ones, of the recurrence as of everything else.
+  for (const Args& args : {Args{"bench", "--rules", "deltanet", "--tokens", "128", "--threads", "8"},
+                           Args{"bench", "--train", "--batch", "1", "--length", "16", "--steps", "1", "--threads", "8"}}) {
+    const Outcome later = as_nobody("ulimit -u 3", args);
+    EXPECT_EQ(later.code, 2) << later.err;
+    EXPECT_THAT(later.err, HasSubstr("cannot start thread"));
+  }
+}
+
+// A run is finished without its picture, whatever keeps gnuplot from being started.
+TEST_F(Interrupt, APictureThatCannotBeDrawnIsANote) {
+  const std::string out = folder_ / "run";
+  int code = -1;
+  std::string said;
+  // As many files as the training needs and no more; how many that are depends on the libraries.
+  for (int files = 6; files < 16 && code != 0; ++files) {
+    fs::remove_all(out);
+    code = shell("ulimit -n " + std::to_string(files), tiny_train(text(), out), "> '" + (folder_ / "said") + "'", folder_);
+    said = slurp(folder_ / "said");
+  }
+  EXPECT_EQ(code, 0) << slurp(folder_ / "shell.err");
+  EXPECT_THAT(said, HasSubstr("note: "));
+  EXPECT_THAT(said, HasSubstr("model.safetensors"));
+}
+
+// Tokens for a pipe are made in a folder that nobody can foresee, and nothing of it stays.
+TEST_F(Interrupt, TemporaryFilesAreNobodyElses) {
+  const std::string temporary = folder_ / "tmp", precious = folder_ / "precious";
+  fs::create_directories(temporary);
+  spill(precious, "content");
+  const std::string links = "for i in $(seq 1 400); do ln -s '" + precious + "' '" + temporary + "/fastweight-'$(($$ + i))'.tokens'; done";
+  EXPECT_EQ(shell(links + "; export TMPDIR='" + temporary + "'", {"tokenize", text(), "--out", "/dev/stdout"}, "> '" + (folder_ / "tokens") + "'", folder_), 0)
+      << slurp(folder_ / "shell.err");
+  EXPECT_EQ(slurp(precious), "content");
+  EXPECT_THAT(slurp(folder_ / "tokens"), testing::StartsWith("FWTOKEN1"));
+  for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) EXPECT_TRUE(entry.is_symlink()) << entry.path();
+}
+
 }  // namespace
 }  // namespace fw::test
