@@ -173,6 +173,7 @@ class Preparation {
         try {
           write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
           if (!make()) return std::move(set_);
+          if (fresh && options_.check) options_.check(mix());
         } catch (...) {
           if (fresh) discard();
           throw;
@@ -265,14 +266,20 @@ class Preparation {
     return stats.complete;
   }
 
-  void open() {
-    const auto tokens = [](const std::string& path) { return std::make_shared<const TokenFile>(path); };
+  TokenMix mix() const {
     std::vector<TokenMix::Part> parts;
     for (size_t i = 0; i < sources_.size(); ++i) {
-      parts.push_back({tokens(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+      parts.push_back({std::make_shared<const TokenFile>(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+    }
+    return TokenMix(std::move(parts));
+  }
+
+  void open() {
+    const auto tokens = [](const std::string& path) { return std::make_shared<const TokenFile>(path); };
+    for (size_t i = 0; i < sources_.size(); ++i) {
       if (!sources_[i].tokens) set_.files.push_back(train_path(i));
     }
-    set_.train.emplace(std::move(parts));
+    set_.train.emplace(mix());
     if (makes_valid()) {
       set_.valid = tokens(valid_path());
       set_.files.push_back(valid_path());

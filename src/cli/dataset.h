@@ -35,6 +35,8 @@ struct PrepareOptions {
   bool may_lack_text = false;
   // Of a rank that is not the first, which has made the files: nothing is written, and texts that differ are no error here but differing facts.
   bool follow = false;
+  // Whether what was made for the first time can be trained on: what it throws leaves no tokens behind. May be null.
+  std::function<void(const TokenMix& train)> check;
   // As TokenizeOptions::progress.
   std::function<bool(const TokenFileStats&)> progress;
 };

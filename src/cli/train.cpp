@@ -474,9 +474,16 @@ int Train::train(const Options& options, Communicator& ranks) {
     lock.emplace(out);
     for (const char* folder : {"", "/data", "/model"}) remove_abandoned(out + folder);
   }
-  const auto prepare = [&] {
-    return prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), !leads, tokenize_progress(stop_flag())});
+  PrepareOptions how;
+  how.resume = o_.resume;
+  how.may_lack_text = !options.given("text") && !options.given("valid");
+  how.follow = !leads;
+  how.check = [&](const TokenMix& mix) {
+    for (const TokenMix::Part& part : mix.parts) check_training_file(*part.file, *tokenizer, o_.model);
+    const BatchSource enough(mix, o_.train.batch, o_.train.length, o_.train.seed);
   };
+  how.progress = tokenize_progress(stop_flag());
+  const auto prepare = [&] { return prepare_dataset(o_.data, *tokenizer, out, how); };
   Dataset data;
   if (leads) data = prepare();
   for (const std::string& note : data.notes) say("note: {}\n", note);
