@@ -98,8 +98,7 @@ bool is_markup(const std::string& text, size_t at) {
              (at >= 3 && (text.compare(at - 3, 3, "www") == 0 || text.compare(at - 3, 3, "WWW") == 0));
     case '-':
     case '+':
-    case '=':
-      return at == 0;
+      return at == 0 && text.size() > 1 && behind == ' ';  // of a list
     default:
       return false;
   }

@@ -81,7 +81,7 @@ TEST(Table, TextInMarkdownAndHtmlIsText) {
   EXPECT_EQ(markdown_text("<script> [l](http://x) **b** `c` x|y \\| &amp;"), "\\<script\\> \\[l\\](http\\://x) \\*\\*b\\*\\* \\`c\\` x\\|y \\\\\\| \\&amp;");
   EXPECT_EQ(markdown_text("# a"), "\\# a");
   EXPECT_EQ(markdown_text("1. a"), "1\\. a");
-  EXPECT_EQ(markdown_text("0.5"), "0.5");
+  for (const char* plain : {"0.5", "-0.5", "-"}) EXPECT_EQ(markdown_text(plain), plain);
   EXPECT_EQ(markdown_text("- a"), "\\- a");
   EXPECT_EQ(markdown_text("_a_ www.x"), "\\_a\\_ www\\.x");
   EXPECT_EQ(markdown_text("gated_deltanet+window, lr 1e-3 (0.5) & more"), "gated_deltanet+window, lr 1e-3 (0.5) & more");
