@@ -35,16 +35,6 @@ std::vector<int64_t> parse_numbers(const std::string& text, size_t count, const 
 
 }  // namespace
 
-KeyTables key_tables(TaskRecipe& c) {
-#define FW_KEY FW_KEY_ENTRY
-  return {{"task",
-           "Task",
-           {
-#include "tasks/recipe.def"
-           }}};
-#undef FW_KEY
-}
-
 std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length, int64_t pairs) {
   return make_task(task, {.length = length == 0 ? recipe.length : length,
                           .pairs = pairs == 0 ? recipe.pairs : pairs,
