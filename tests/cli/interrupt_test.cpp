@@ -318,11 +318,14 @@ TEST_F(Interrupt, TemporaryFilesAreNobodyElses) {
   const std::string temporary = folder_ / "tmp", precious = folder_ / "precious";
   fs::create_directories(temporary);
   spill(precious, "content");
-  const std::string links = "for i in $(seq 1 400); do ln -s '" + precious + "' '" + temporary + "/fastweight-'$(($$ + i))'.tokens'; done";
-  EXPECT_EQ(shell(links + "; export TMPDIR='" + temporary + "'", {"tokenize", text(), "--out", "/dev/stdout"}, "> '" + (folder_ / "tokens") + "'", folder_), 0)
-      << slurp(folder_ / "shell.err");
+  // What the shell becomes has its number.
+  const std::string script = "ln -s \"$1\" \"$2/fastweight-$$.tokens\"; mkfifo \"$3\"; cat \"$3\" > \"$3.read\" & export TMPDIR=\"$2\"; shift 3; exec \"$@\"";
+  const std::string pipe = folder_ / "pipe";
+  const Outcome outcome = Program({"tokenize", text(), "--out", pipe}, "", "/dev/null", {"/bin/sh", "-c", script, "sh", precious, temporary, pipe}).wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(slurp(precious), "content");
-  EXPECT_THAT(slurp(folder_ / "tokens"), testing::StartsWith("FWTOKEN1"));
+  wait_for_file(pipe + ".read");
+  EXPECT_FALSE(fs::exists(pipe + ".tokenizing"));
   for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) EXPECT_TRUE(entry.is_symlink()) << entry.path();
 }
 
