@@ -3,7 +3,8 @@
 # (default 5): signals and kill -9 at any moment, damaged files, full disks, two processes on one folder, readers that go away.
 # What is checked (docs/robustness.md): every end has a documented exit code; the newest checkpoint never becomes older; a run
 # that was interrupted and resumed ends in the bits, the records and the files of one that nobody disturbed; state and token
-# files are the old or the new ones, never a part; temporary files do not stay. Ends with counts; exit code 1 if anything was
+# files are the old or the new ones, never a part; temporary files do not stay; sweeps, imports and evaluations that end together,
+# are damaged or are interrupted; nothing that is read is replaced; no name is a command. Ends with counts; exit code 1 if anything was
 # crashed, lost or torn, and then what it was stays in the folder that is named. SEED=N repeats the choices, not the moments.
 # As root on Linux full disks are small tmpfs; else, and in between, limits on the size of files.
 set -uo pipefail
@@ -24,6 +25,9 @@ declare -A count=()
 # So small that a round takes a moment; the kernels are oneDNN's all the same.
 declare -a config=(train --steps 16 --batch 2 --length 16 --warmup 2 --log-every 4 --checkpoint-every 3 --eval-every 6 --hidden-size 16
   --num-hidden-layers 1 --num-heads 1 --head-dim 16 --threads 2 --seed 3)
+
+declare -a sweep=(sweep palindrome --rule mamba2,kda --length 4 --lengths 4 --steps 4 --batch 4 --judged 4 --eval-every 2 --hidden-size 8
+  --num-heads 1 --head-dim 8 --intermediate-size 8 --threads 1)
 
 add() { count[$1]=$((${count[$1]:-0} + 1)); }
 below() { r=$((((RANDOM << 15) | RANDOM) % $1)); }  # into r, as a subshell would not move the generator on
@@ -166,7 +170,7 @@ damaged() {
       case $picked in
         generate) run generate "$out" --tokens 5 --threads 1 ;;
         eval) run eval "$out" --text "$work/text" --threads 1 ;;
-        export) rm -rf "$work/exported"; run export "$out" --out "$work/exported" ;;
+        export) rm -rf "$work/exported"; run export "$out" "$work/exported" ;;
       esac
       ended 0 1 2 ;;
     ./state)
@@ -285,6 +289,148 @@ readers_gone() {
   complete "$out"
 }
 
+# Signals while requests are scored; what is written beside is whole or not there.
+requests_interrupted() {
+  local out=$work/run signal
+  rm -rf "$out"
+  start eval "$work/whole" --requests "$work/requests" --out "$out" --threads 1
+  pause 400
+  pick INT TERM HUP KILL
+  signal=$picked
+  hit "$signal"
+  finish
+  ended 0 $((128 + $(kill -l "$signal")))
+  if [ "$code" = 137 ]; then add "kill -9"; elif [ "$code" != 0 ]; then add "signals ($signal)"; fi
+  if [ -e "$out/samples.jsonl" ] && [ -n "$(tail -c 1 "$out/samples.jsonl")" ]; then fault torn "samples.jsonl ends inside a line"; fi
+}
+
+# Processes that find a sweep finished make the same table and pictures at the same moment.
+sweeps_together() {
+  local out=$work/run i of=() picture
+  rm -rf "$out"
+  cp -r "$work/swept" "$out"
+  for i in 1 2 3; do
+    "$program" "${sweep[@]}" --out "$out" >"$work/out-$i" 2>"$work/err-$i" </dev/null &
+    of+=($!)
+  done
+  command=("${sweep[@]}" --out "$out" "(three at once)")
+  for i in 1 2 3; do
+    pid=${of[i - 1]}
+    finish
+    cp "$work/out-$i" "$work/out"
+    cp "$work/err-$i" "$work/err"
+    ended 0
+    if grep -q 'was not drawn' "$work/out"; then fault torn "a picture was not drawn"; fi
+  done
+  add "sweeps that ended together"
+  for picture in "$out"/*.png; do
+    if [ -e "$picture" ] && ! tail -c 12 "$picture" | grep -q IEND; then fault torn "the picture $picture"; fi
+  done
+  cmp -s "$out/table.md" "$work/swept/table.md" || fault torn "the table of a sweep"
+  [ "$(ls -A "$out")" = "$(ls -A "$work/swept")" ] || fault litter "files beside the table: $(ls -A "$out")"
+}
+
+# Cells whose files are cut, flipped, of another kind or gone: they alone are missing, or done anew to the same numbers.
+damaged_cells() {
+  local out=$work/run name
+  rm -rf "$out"
+  cp -r "$work/swept" "$out"
+  if ((RANDOM % 2)); then rm "$out"/cells/mamba2-*/result.json; fi
+  mapfile -t of < <(cd "$out/cells" && find . -path './mamba2-*' -type f | sort)
+  pick "${of[@]}"
+  name=$picked
+  if ((RANDOM % 2)); then
+    damage "$out/cells/$name"
+  else
+    pick '[]' 5 null '{}' '{"settings":[]}' '{"scores":[]}' '{"curve":5}' '{"seconds":"x"}'
+    printf %s "$picked" >"$out/cells/$name"
+  fi
+  run "${sweep[@]}" --out "$out"
+  add "damaged cells"
+  ended 0 2 || return
+  # The other cell is in the table, whatever became of this one.
+  grep -q '| kda |' "$out/table.md" || fault lost "a cell beside a damaged one ($name)"
+  if [ "$code" = 0 ]; then
+    grep -q '| mamba2 |' "$out/table.md" || fault lost "a cell whose damage nobody spoke of ($name)"
+  elif ! grep -q damaged "$work/out" && ! grep -qE 'other settings|damaged' "$work/err"; then
+    fault "wrong exit codes" "the error does not say what is damaged ($name)"
+  fi
+}
+
+# Two imports into one folder: it is that of one of them, whole.
+imports_racing() {
+  local target=$work/imported first code_first
+  rm -rf "$target"
+  start import "$work/peer-a" "$target"
+  first=$pid
+  pause 20
+  run import "$work/peer-b" "$target"
+  ended 0 2
+  code_first=$code
+  pid=$first
+  finish
+  ended 0 2
+  add "imports into one folder"
+  if [ "$code" != 0 ] && [ "$code_first" != 0 ]; then fault lost "two imports refused each other"; fi
+  if ! diff -rq "$target" "$work/imported-a" >/dev/null && ! diff -rq "$target" "$work/imported-b" >/dev/null; then fault torn "an import"; fi
+}
+
+# What a command reads is not replaced, under whatever name it is given.
+onto_inputs() {
+  local input=$work/input-text file=$work/input-text link
+  rm -rf "$work/run" "$input"* "$work/reads"
+  cp "$work/text" "$input"
+  cp -r "$work/half" "$work/reads"
+  link=$work/reads/link
+  pick tokenize requests state checkpoint task profile report curves
+  case $picked in
+    tokenize) args=(tokenize "$input" --out) ;;
+    requests) args=(requests niah_single_1 --model "$work/reads" --lengths 128 --examples 1 --out); file=$work/reads/model/model.safetensors ;;
+    state) args=(generate "$work/reads" --tokens 1 --state-save); file=$work/reads/model/model.safetensors ;;
+    checkpoint) args=(generate "$work/reads" --tokens 1 --state-save); file=$(find "$work/reads/checkpoints" -name model.safetensors | head -n 1) ;;
+    task) args=(task niah_single_2 --haystack "$input" --draw 1 --out) ;;
+    profile) args=(train --profile --text "$input" --hidden-size 16 --num-hidden-layers 1 --num-heads 1 --head-dim 16 --batch 1 --length 8 --threads 1 --json) ;;
+    report) rm -rf "$work/reads"; cp -r "$work/swept" "$work/reads"; args=(report "$work/reads" --out); file=$work/reads/table.md ;;
+    curves) args=(curves "$work/reads" --out); file=$work/reads/loss.svg ;;
+  esac
+  cp "$file" "$work/before"
+  if ((RANDOM % 2)) && [[ $picked != report && $picked != curves ]]; then
+    ln -s "$file" "$link"
+    run "${args[@]}" "$link"
+  else
+    case $picked in
+      report) run "${args[@]}" "${file%.md}" ;;
+      curves) ln -s "$file" "$link.svg"; run "${args[@]}" "$link" ;;
+      *) run "${args[@]}" "$file" ;;
+    esac
+  fi
+  add "outputs onto inputs"
+  ended 2
+  cmp -s "$file" "$work/before" || fault lost "what a command reads ($picked)"
+}
+
+# A name is no command, of gnuplot's or anybody's.
+line_breaks() {
+  local here=$work/names name=$'x\n!touch pwned\nsystem "touch pwned" #`touch pwned`$(touch pwned)'
+  rm -rf "$here"
+  mkdir "$here"
+  cp -r "$work/swept" "$here/swept"
+  cp -r "$work/half" "$here/$name"
+  case $((RANDOM % 4)) in
+    0) args=(curves "$name" --out "$name-c" --label "$name" --title "$name") ;;
+    1) args=(report swept "$name" --out "$name-r" --title "$name") ;;
+    2) args=(train --resume --out "$name") ;;
+    3) args=(analyze "$name" --text "$work/held-out" --tokens 32 --out "$name-a") ;;
+  esac
+  command=(cd "$here" "${args[@]}")
+  (cd "$here" && exec "$program" "${args[@]}") >"$work/out" 2>"$work/err" </dev/null &
+  pid=$!
+  finish
+  add "line breaks in names"
+  ended 0
+  if [ -n "$(find "$here" -name pwned)" ]; then fault crashes "a name was run as a command"; fi
+}
+
 echo 0 >"$work/current"
 watch & watch=$!
 for ((i = 0; i < 150; ++i)); do echo "line $i of a text: the state decays, a key reads what was written $((i * i))"; done >"$work/text"
@@ -301,12 +447,26 @@ tokenize_span=$(((${EPOCHREALTIME/./} - begin) / 1000 + 1))
 cp -r "$work/whole" "$work/half"
 rm -rf "$work/half/checkpoints/step-16"  # so that a resumed run has something to do
 run generate "$work/whole" --tokens 20 --state-save "$work/half/state"
+run "${sweep[@]}" --out "$work/swept"
+run "${sweep[@]}" --out "$work/swept"  # once more, so that its table is that of a finished sweep
+for ((i = 0; i < 200; ++i)); do
+  echo "{\"task\":\"t\",\"id\":\"$i\",\"type\":\"gen\",\"prompt\":\"line $i\",\"answers\":[\"a\"],\"max_gen\":50,\"metric\":\"contains\"}"
+done >"$work/requests"
+for i in a b; do
+  if [ $i = a ]; then width=16; else width=32; fi
+  run train --text "$work/text" --out "$work/trained-$i" --rule gated_deltanet --layout fla --steps 1 --batch 1 --length 16 --warmup 0 --hidden-size $width \
+    --num-hidden-layers 1 --num-heads 1 --head-dim 16 --threads 1
+  run export "$work/trained-$i" "$work/peer-$i"
+  run import "$work/peer-$i" "$work/imported-$i"
+  [ "$code" = 0 ] || { cat "$work/err" >&4; echo "torture.sh: a model could not be exported and imported" >&4; exit 2; }
+done
 echo "torture: $minutes minutes, seed $seed, an undisturbed run takes $span ms, in $work"
 
 end=$((SECONDS + 60 * minutes))
 while ((SECONDS < end)); do
   add rounds
-  pick interrupts interrupts interrupts interrupts interrupts interrupts interrupts damaged damaged damaged damaged full_disk two_processes state_files token_files evaluations readers_gone
+  pick interrupts interrupts interrupts interrupts interrupts interrupts interrupts damaged damaged damaged damaged full_disk two_processes state_files token_files evaluations readers_gone \
+    requests_interrupted sweeps_together damaged_cells damaged_cells imports_racing onto_inputs line_breaks
   "$picked"
 done
 

@@ -42,7 +42,7 @@ typedef enum fw_status {
   FW_OK = 0,
   FW_ERROR_ARGUMENT = 1,  /* an argument is wrong; nothing was written */
   FW_ERROR_WORKSPACE = 2, /* a workspace or saved buffer is too small or not aligned to 64 bytes */
-  FW_ERROR_MEMORY = 3,    /* out of memory */
+  FW_ERROR_MEMORY = 3,    /* out of memory, or of threads, which the message says */
   FW_ERROR_INTERNAL = 4,  /* a defect of this library */
   FW_ERROR_DEVICE = 5     /* no usable CUDA device, or a library built without CUDA */
 } fw_status;

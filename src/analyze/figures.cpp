@@ -189,30 +189,29 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
 
 namespace {
 
-// Words in lines as long as a row of panels bears, as a gnuplot string.
+// Words in lines as long as a row of panels bears.
 std::string wrapped_title(const std::string& text, size_t columns) {
   const size_t width = std::max<size_t>(columns, 3) * 34;  // a picture is at least three panels wide
-  std::string out = "\"";
-  size_t line = 0;
+  std::vector<std::string> lines(1);
   for (size_t i = 0; i < text.size();) {
     const size_t end = std::min(text.find(' ', i), text.size());
-    if (line > 0) {
-      const bool fits = line + 1 + (end - i) <= width;
-      out += fits ? " " : "\\n";
-      line = fits ? line + 1 : 0;
-    }
-    for (; i < end; ++i, ++line) {
-      if (text[i] == '"' || text[i] == '\\') out += '\\';
-      out += text[i];
-    }
+    std::string& line = lines.back();
+    const std::string word = text.substr(i, end - i);
     i = end + 1;
+    if (line.empty()) {
+      line = word;
+    } else if (line.size() + 1 + word.size() <= width) {
+      line += " " + word;
+    } else {
+      lines.push_back(word);
+    }
   }
-  return out + "\"";
+  return gnuplot_quote(lines);
 }
 
 }  // namespace
 
-std::string figure_script(const Figure& figure, const std::string& terminal, const std::string& file) {
+std::string figure_script(const Figure& figure) {
   const size_t rows = (figure.panels.size() + figure.columns - 1) / figure.columns;
   Range x_range, y_range;
   bool bins = false;
@@ -224,8 +223,8 @@ std::string figure_script(const Figure& figure, const std::string& terminal, con
       for (const double y : curve.y) y_range.add(y);
     }
   }
-  std::string script = fmt::format("set terminal {}\nset output {}\n", terminal, gnuplot_quote(file));
-  script += fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, wrapped_title(figure.title, figure.columns));
+  std::string script =
+      fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, wrapped_title(figure.title, figure.columns));
   script +=
       "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset 0,0.4\nset style fill transparent solid "
       "0.6 "
@@ -269,7 +268,7 @@ std::string figure_script(const Figure& figure, const std::string& terminal, con
     }
     script += plots.empty() ? std::string("set multiplot next\n") : data + fmt::format("plot {}\n", fmt::join(plots, ", "));
   }
-  return script + "unset multiplot\nunset output\n";
+  return script + "unset multiplot\n";
 }
 
 PictureResult write_figures(const std::vector<Figure>& figures, const std::string& folder) {
@@ -277,8 +276,8 @@ PictureResult write_figures(const std::vector<Figure>& figures, const std::strin
   for (const Figure& figure : figures) {
     const int rows = static_cast<int>((figure.panels.size() + figure.columns - 1) / figure.columns);
     const int width = std::max(static_cast<int>(figure.columns) * kPanelWidth, 3 * kPanelWidth);
-    const PictureResult one = draw_picture("picture of " + figure.name, folder + "/" + figure.name, width, rows * kPanelHeight + kHeadHeight,
-                                           [&](const std::string& terminal, const std::string& file) { return figure_script(figure, terminal, file); });
+    const PictureResult one =
+        draw_picture("picture of " + figure.name, folder + "/" + figure.name, width, rows * kPanelHeight + kHeadHeight, [&] { return figure_script(figure); });
     all.files.insert(all.files.end(), one.files.begin(), one.files.end());
     if (all.note.empty()) all.note = one.note;
     if (one.files.empty()) break;  // no gnuplot: the others would fail the same way

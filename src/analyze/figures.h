@@ -41,8 +41,8 @@ FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, doub
 inline constexpr size_t kFigureLayers = 12, kFigureHeads = 8;
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins);
 
-// What gnuplot is given for one terminal; for tests.
-std::string figure_script(const Figure& figure, const std::string& terminal, const std::string& file);
+// What gnuplot is given; for tests.
+std::string figure_script(const Figure& figure);
 
 // Draws all of them into folder/NAME.svg and .png.
 PictureResult write_figures(const std::vector<Figure>& figures, const std::string& folder);

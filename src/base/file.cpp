@@ -1,15 +1,13 @@
 #include "base/file.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_lock.h"
 
 namespace fw {
 namespace {
@@ -114,25 +113,46 @@ class Output {
   std::vector<std::byte> buffer_;
 };
 
-// Removes what killed processes left beside `target`: files "<target>.tmp-<process>-<number>" of processes that are no more.
-void remove_abandoned(const std::string& target) {
-  const std::filesystem::path path(target);
-  const std::string prefix = path.filename().string() + ".tmp-";
+constexpr std::string_view kSide = ".tmp-";
+constexpr size_t kSideDigits = 12;
+
+std::string random_digits() {
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) fail_io("the system gave no random number: {}", reason(errno));
+  return fmt::format("{:016x}", bits).substr(0, kSideDigits);
+}
+
+// Whether `name` is one of a file written aside, of `target` or ("") of any.
+bool is_side_name(std::string_view name, std::string_view target) {
+  const size_t digits = name.size() - std::min(name.size(), kSideDigits);
+  return name.size() > kSideDigits + kSide.size() && name.find_first_not_of("0123456789abcdef", digits) == std::string_view::npos &&
+         name.substr(0, digits).ends_with(kSide) && (target.empty() || name.substr(0, digits - kSide.size()) == target);
+}
+
+void remove_if_abandoned(const std::string& path) {
+  constexpr int kHow = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  int fd = ::open(path.c_str(), O_RDWR | kHow);
+  if (fd < 0 && errno == EACCES) fd = ::open(path.c_str(), O_RDONLY | kHow);
+  const Descriptor file(fd);
+  struct stat info = {};
+  if (fd < 0 || ::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return;
+  // Locked while its name goes: one that makes a file of this name sees that, and takes another.
+  if (try_lock(fd) == FileLock::kTaken && is_file_at(fd, path)) ::unlink(path.c_str());
+}
+
+// target: the name of a file in the folder; "": of any.
+void remove_abandoned(const std::string& folder, std::string_view target) {
   std::error_code ignored;
-  for (std::filesystem::directory_iterator entry(parent_folder(target), ignored), end; !ignored && entry != end; entry.increment(ignored)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with(prefix)) continue;
-    int process = 0, number = 0, used = 0;
-    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d%n", &process, &number, &used) != 2 || name.size() != prefix.size() + static_cast<size_t>(used))
-      continue;
-    if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) ::unlink(entry->path().c_str());
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    if (is_side_name(entry->path().filename().string(), target)) remove_if_abandoned(entry->path().string());
   }
 }
 
 // The file written aside; removed again unless it was renamed into place.
 class SideFile {
  public:
-  SideFile(const std::string& target, const std::string& shown) : target_(target), shown_(shown), file_(create()) {}
+  SideFile(const std::string& target, const std::string& shown)
+      : target_(target), shown_(shown), file_(create()), lock_(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)) {}
   SideFile(const SideFile&) = delete;
   SideFile& operator=(const SideFile&) = delete;
   ~SideFile() {
@@ -150,21 +170,22 @@ class SideFile {
 
  private:
   int create() {
-    static std::atomic<unsigned> counter{0};
-    remove_abandoned(target_);
+    remove_abandoned(parent_folder(target_), std::filesystem::path(target_).filename().string());
     for (int tries = 0;; ++tries) {
-      side_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), counter.fetch_add(1));
-      const int fd = ::open(side_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd >= 0) return fd;
-      // A file of this name can be left from a killed process that had the same number.
-      if (errno != EEXIST || tries == 1000) fail_io("cannot write '{}': {}", shown_, reason(errno));
+      side_ = fmt::format("{}{}{}", target_, kSide, random_digits());
+      const int fd = ::open(side_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+      if (fd < 0 && (errno != EEXIST || tries == 1000)) fail_io("cannot write '{}': {}", shown_, reason(errno));
+      if (fd < 0) continue;
+      // Before it had its lock another process may have taken it for one that was left.
+      if (try_lock(fd) != FileLock::kBusy && is_file_at(fd, side_)) return fd;
+      ::close(fd);
     }
   }
 
   const std::string& target_;
   const std::string& shown_;
   std::string side_;
-  Descriptor file_;
+  Descriptor file_, lock_;  // lock_: the same opening, whose lock outlives close() until the file has its name
   bool renamed_ = false;
 };
 
@@ -231,6 +252,8 @@ void write_file_atomic(const std::string& path, const std::function<void(const F
   out.flush();
   side.commit();
 }
+
+void remove_abandoned(const std::string& folder) { remove_abandoned(folder, {}); }
 
 void make_folders(const std::string& path) {
   std::error_code error;

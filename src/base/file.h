@@ -1,6 +1,8 @@
 // Files: read whole, map, and write so that a crash or a full disk never destroys what was there (written aside in the
-// same folder, synced, renamed, folder synced; what a killed process left aside goes with the next writing). Every failure is an Error(kIo or kUsage) naming
-// the path and the reason.
+// same folder, synced, renamed, folder synced). Every failure is an Error(kIo or kUsage) naming the path and the reason.
+//
+// A file written aside is PATH.tmp-XXXXXXXXXXXX, twelve random digits, so that no two processes of any host have one name, and its process has its lock
+// (base/file_lock.h) until it is renamed. One that nobody has locked was left by a process that was killed: the next writing of PATH removes it.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +28,9 @@ void write_file_atomic(const std::string& path, std::string_view content);
 // The same for content written in pieces: `write` gets a sink that appends. An exception of `write` removes the side file.
 using FileSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomic(const std::string& path, const std::function<void(const FileSink&)>& write);
+
+// Removes all files that killed processes left aside in a folder, for whatever they were.
+void remove_abandoned(const std::string& folder);
 
 void make_folders(const std::string& path);
 bool file_exists(const std::string& path);

@@ -1,17 +1,18 @@
 #include "base/folder_lock.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_lock.h"
 
 namespace fw {
 namespace {
@@ -36,10 +37,16 @@ std::string owner(int fd) {
   return found.empty() ? "another process" : found;
 }
 
-bool same_file(int fd, const std::string& path) {
-  struct stat held {
-  }, there{};
-  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &there) == 0 && held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+// 0, or the error.
+int write_all(int fd, std::string_view text) {
+  for (off_t at = 0; !text.empty();) {
+    const ssize_t n = ::pwrite(fd, text.data(), text.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return n < 0 ? errno : ENOSPC;
+    text.remove_prefix(static_cast<size_t>(n));  // a part is no error; the rest says why
+    at += n;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -48,20 +55,25 @@ FolderLock::FolderLock(const std::string& folder) : path_(folder + "/" + kLockFi
   for (;;) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd_ < 0) fail_io("cannot write '{}': {}", path_, reason(errno));
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      const int error = errno;
+    // A hard link could be a file of somebody else's, which is about to be written.
+    struct stat info = {};
+    if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1) {
+      ::close(std::exchange(fd_, -1));
+      fail_io("cannot write '{}': expected a file of one name, it is a link, a device or a folder: remove it", path_);
+    }
+    const FileLock lock = try_lock(fd_);
+    if (lock == FileLock::kNone) return;
+    if (lock == FileLock::kBusy) {
       const std::string by = owner(fd_);
-      if (error != EWOULDBLOCK) return;  // there are no locks here
       ::close(std::exchange(fd_, -1));
       throw FolderLocked(fmt::format("'{}' is in use by {}: wait for its end, or choose another folder", folder, by));
     }
     // Whoever had it may have removed the file between our open and our lock: then what is locked here is nothing.
-    if (same_file(fd_, path_)) break;
+    if (is_file_at(fd_, path_)) break;
     ::close(std::exchange(fd_, -1));
   }
-  const std::string text = this_process();
-  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    const int error = errno;
+  const int error = ::ftruncate(fd_, 0) != 0 ? errno : write_all(fd_, this_process());
+  if (error != 0) {
     ::unlink(path_.c_str());
     ::close(std::exchange(fd_, -1));
     fail_io("cannot write '{}': {}", path_, reason(error));

@@ -1,7 +1,6 @@
 #include "base/growing_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 
 namespace fw {
 namespace {
@@ -31,8 +31,10 @@ GrowingFile::GrowingFile(const std::string& path, const std::string& shown) : pa
     problem = reason(errno);
   else if (!S_ISREG(info.st_mode))
     problem = "not a regular file";
-  else if (::flock(fd, LOCK_EX | LOCK_NB) != 0)
-    problem = errno == EWOULDBLOCK ? "another process is writing it" : reason(errno);
+  else if (info.st_nlink > 1)
+    problem = "a hard link, which may be another file: remove it";
+  else if (try_lock(fd) == FileLock::kBusy)
+    problem = "another process is writing it";
   if (!problem.empty()) {
     ::close(fd);
     fail_io("cannot write '{}': {}: {}", shown, path, problem);

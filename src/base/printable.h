@@ -7,7 +7,8 @@
 
 namespace fw {
 
-// Control characters of ASCII, and those that UTF-8 writes as U+0080 to U+009F, as \x1b or \u009b.
+// Shown as \x1b or \u202e: control characters of ASCII and of U+0080 to U+009F, separators of lines, what turns the order of
+// characters (U+202A to U+202E, U+2066 to U+2069), and bytes 0x80 to 0x9f that are no part of UTF-8.
 std::string printable(std::string_view text);
 // The same but for line ends and tabs, which text of several lines has.
 std::string printable_lines(std::string_view text);

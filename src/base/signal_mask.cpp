@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <new>
 
 namespace fw {
 namespace {
@@ -44,7 +45,8 @@ AlternateStack::AlternateStack() {
   constexpr long kEnough = 64 * 1024;  // of which a frame with the registers of AMX takes 11 KiB
   stack_t stack{};
   stack.ss_size = static_cast<size_t>(std::max(kEnough, ::sysconf(_SC_SIGSTKSZ)));
-  memory_ = std::make_unique<char[]>(stack.ss_size);
+  memory_.reset(new (std::nothrow) char[stack.ss_size]);  // a thread that begins has nobody to tell
+  if (!memory_) return;
   stack.ss_sp = memory_.get();
   if (::sigaltstack(&stack, nullptr) != 0) memory_.reset();
 }

@@ -13,6 +13,7 @@
 #include "analyze/tables.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folders.h"
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
@@ -60,7 +61,7 @@ class Analyze : public Command {
 
  private:
   void refuse_picture(const std::string& text, const std::string& folder) const;
-  void check_outputs(const std::string& folder, const std::vector<std::string>& names) const;
+  void check_outputs(const Options& options, const std::string& folder, const std::vector<std::string>& names);
   Analysis analyze_one(const std::string& model, const std::string& folder) const;
   void compare(const std::vector<NamedAnalysis>& runs) const;
 
@@ -69,6 +70,7 @@ class Analyze : public Command {
   AnalyzeOptions analyze_;
   int64_t bins_ = 64, threads_ = 0;
   bool pictures_ = true, check_memory_ = true;
+  NewFolders folders_;
 };
 
 // A text that lies in the folder of the results under a name that a picture can have.
@@ -93,9 +95,9 @@ void print_replay_error(const Analysis& analysis, const Device& device) {
 }
 
 // Before the work, so that a folder that cannot be made costs nothing.
-void Analyze::check_outputs(const std::string& folder, const std::vector<std::string>& names) const {
-  make_folders(folder);
-  for (const std::string& name : names) check_output("--out", fmt::format("{}/{}", folder, name), text_);
+void Analyze::check_outputs(const Options& options, const std::string& folder, const std::vector<std::string>& names) {
+  folders_.make(folder);
+  for (const std::string& name : names) check_output(options, "--out", fmt::format("{}/{}", folder, name));
   for (const std::string& text : text_) refuse_picture(text, folder);
 }
 
@@ -132,7 +134,7 @@ Analysis Analyze::analyze_one(const std::string& model, const std::string& folde
 void Analyze::compare(const std::vector<NamedAnalysis>& runs) const {
   const std::string table = out_ + "/comparison.md", csv = out_ + "/comparison.csv";
   write_file_atomic(table, fmt::format("Mean, and 5% and 95% quantiles, over all heads, layers and tokens; docs/analyze.md has the quantities. Text: {}.\n\n{}",
-                                       fmt::join(text_, ", "), comparison_table(runs).markdown()));
+                                       markdown_text(fmt::format("{}", fmt::join(text_, ", "))), comparison_table(runs).markdown()));
   write_file_atomic(csv, comparison_csv(runs));
   const PictureResult pictures = pictures_ ? write_figures(comparison_figures(runs, bins_), out_) : PictureResult{};
   say("\n{}\n", comparison_table(runs).text());
@@ -156,7 +158,7 @@ std::vector<std::string> names_of(const StringList& models) {
   return names;
 }
 
-int Analyze::run(Options&) {
+int Analyze::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
@@ -165,7 +167,7 @@ int Analyze::run(Options&) {
   if (out_.empty()) fail_usage("--out: expected a folder, got nothing");
   const std::vector<std::string> files{"analysis.json", "analysis.csv"};
   if (models_.size() == 1) {
-    check_outputs(out_, files);
+    check_outputs(options, out_, files);
     analyze_one(models_.front(), out_);
     return kExitOk;
   }
@@ -174,8 +176,8 @@ int Analyze::run(Options&) {
   for (const std::string& model : models_) {
     if (!std::filesystem::is_directory(model)) fail_usage("MODEL: expected the folder of a model or of a run, got '{}'", model);
   }
-  check_outputs(out_, {"comparison.md", "comparison.csv"});
-  for (const std::string& name : names) check_outputs(out_ + "/" + name, files);
+  check_outputs(options, out_, {"comparison.md", "comparison.csv"});
+  for (const std::string& name : names) check_outputs(options, out_ + "/" + name, files);
   std::vector<NamedAnalysis> runs;
   for (size_t i = 0; i < models_.size(); ++i) {
     say("{}{} ({} of {})\n", i > 0 ? "\n" : "", names[i], i + 1, models_.size());

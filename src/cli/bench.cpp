@@ -42,7 +42,7 @@ class Bench : public Command {
            "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json generation.json";
   }
   void declare(Options& options) override {
-    options.add("json", "FILE", &json_, "write the results as JSON as well");
+    options.add("json", "FILE", &json_, "write the results as JSON as well").writes();
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
     options
@@ -178,7 +178,7 @@ int Bench::run(Options& options) {
   allow_too_much_memory(!check_memory_);
   check_options(options);
   check();
-  if (!json_.empty()) check_output("--json", json_, {});
+  if (!json_.empty()) check_output(options, "--json", json_);
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);

@@ -36,6 +36,7 @@ constexpr size_t kRotation = size_t{200} << 20;  // inputs of this many bytes ro
 void check(fw_status status) {
   if (status == FW_OK) return;
   if (status == FW_ERROR_ARGUMENT || status == FW_ERROR_DEVICE) fail_usage("{}", fw_last_error());
+  if (status == FW_ERROR_MEMORY) fail_io("{}", fw_last_error());
   fail_internal("{}", fw_last_error());
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/folders.h"
 #include "base/memory.h"
 #include "base/process_time.h"
 #include "base/stop.h"

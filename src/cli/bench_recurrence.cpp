@@ -35,6 +35,7 @@ using PlainJson = nlohmann::json;
 void check(fw_status status) {
   if (status == FW_OK) return;
   if (status == FW_ERROR_ARGUMENT) fail_usage("{}", fw_last_error());
+  if (status == FW_ERROR_MEMORY) fail_io("{}", fw_last_error());
   fail_internal("{}", fw_last_error());
 }
 

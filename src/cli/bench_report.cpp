@@ -48,14 +48,4 @@ int64_t resident_bytes() { return status_bytes("VmRSS"); }
 int64_t peak_bytes() { return status_bytes("VmHWM"); }
 void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5\n"; }
 
-TemporaryFolder::TemporaryFolder() {
-  path_ = (std::filesystem::temp_directory_path() / "fastweight-XXXXXX").string();
-  if (::mkdtemp(path_.data()) == nullptr) fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", path_, std::strerror(errno));
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 }  // namespace fw::cli

@@ -33,19 +33,6 @@ double seconds_of(const std::function<void()>& body);
 int64_t resident_bytes();  // now
 int64_t peak_bytes();      // largest since the start, or since reset_peak()
 void reset_peak();         // where the system allows it (Linux: /proc/self/clear_refs)
-
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // Each prints its table and returns its part of the JSON report.
 struct RecurrenceBench {
   std::vector<std::string> rules;

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <set>
 
 #include "base/error.h"
+#include "cli/say.h"
 
 namespace fw::cli {
 namespace {
@@ -19,9 +19,7 @@ enum class Value { kNone, kWords, kFiles, kUnknown };
 Value value_of(const Option& option) {
   if (option.is_switch()) return Value::kNone;
   if (!option.words.empty()) return Value::kWords;
-  static const std::set<std::string> kFileNames{"FILE", "FOLDER", "DIR", "OUT", "PATH", "MODEL", "TARGET", "SOURCE", "RUN", "RECIPE", "SPEC"};
-  const bool files = option.positional ? option.flag == "TEXT" || kFileNames.count(option.flag) > 0 : kFileNames.count(option.value_name) > 0;
-  return files ? Value::kFiles : Value::kUnknown;
+  return option.path != PathUse::kNone ? Value::kFiles : Value::kUnknown;
 }
 
 // A word as a shell reads it outside quotes.
@@ -291,7 +289,7 @@ class Completion : public Command {
                                                               : shell_ == "fish" ? fish_completion
                                                                                  : nullptr;
     if (script == nullptr) fail_usage("SHELL: expected bash, zsh or fish, got '{}'", shell_);
-    fmt::print("{}", script(command_tables()));
+    show_page(script(command_tables()));
     return kExitOk;
   }
 

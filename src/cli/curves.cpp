@@ -65,11 +65,11 @@ std::vector<MetricPoint> read_run(const std::string& run) {
   return read_metrics(path);
 }
 
-int Curves::run(Options&) {
+int Curves::run(Options& options) {
   const CurveValue value = parse_curve_value(value_);
   const CurveOver over = parse_curve_over(over_);
   if (out_.empty()) fail_usage("--out: expected the name of a picture, got nothing");
-  for (const char* ending : {".svg", ".png"}) check_output("--out", out_ + ending, runs_);
+  for (const char* ending : {".svg", ".png"}) check_output(options, "--out", out_ + ending);
   if (!labels_.empty() && labels_.size() != runs_.size())
     fail_usage("--label: expected one for each of the {} runs, or none, got {}", runs_.size(), labels_.size());
   const StringList labels = labels_.empty() ? names_of(runs_) : labels_;

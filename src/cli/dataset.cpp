@@ -1,13 +1,10 @@
 #include "cli/dataset.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -15,6 +12,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folders.h"
 #include "base/stop.h"
 #include "report/progress.h"
 #include "train/byte_source.h"
@@ -82,6 +80,7 @@ class Fingerprint {
   }
   void add_file(const std::string& path) {
     const uint64_t size = fs::file_size(path);
+    Checksum alone;
     sum_.add(std::as_bytes(std::span(&size, 1)));
     std::ifstream in(path, std::ios::binary);
     std::string piece(size_t{1} << 20, '\0');
@@ -89,16 +88,20 @@ class Fingerprint {
       in.read(piece.data(), static_cast<std::streamsize>(std::min<uint64_t>(piece.size(), rest)));
       if (in.gcount() <= 0) fail_io("cannot read '{}'", path);
       sum_.add(std::string_view(piece).substr(0, static_cast<size_t>(in.gcount())));
+      alone.add(std::string_view(piece).substr(0, static_cast<size_t>(in.gcount())));
       rest -= static_cast<uint64_t>(in.gcount());
     }
+    files_.emplace_back(fmt::format("the file '{}'", path), fmt::format("{} bytes with checksum {:016x}", size, alone.value()));
   }
+  const Facts& files() const { return files_; }
   std::string text() const { return fmt::format("{:016x}\n", sum_.value()); }
 
  private:
   Checksum sum_;
+  Facts files_;
 };
 
-std::string fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer) {
+Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer) {
   Fingerprint print;
   const StringList files = text_files(data);
   print.add(tokenizer.type());
@@ -116,7 +119,7 @@ std::string fingerprint(const DataConfig& data, const std::vector<Source>& sourc
   if (sources.size() > 1) {
     for (const Source& source : sources) print.add(fmt::format("{} {}", source.files.size(), source.weight));
   }
-  return print.text();
+  return print;
 }
 
 // What may be read as text or is a token file.
@@ -153,7 +156,11 @@ class Preparation {
       for (const std::string& path : text_files(data_)) check_file(path);
       if (!data_.valid.empty()) check_file(data_.valid);
       if (!data_.test.empty()) check_file(data_.test);
-      const std::string print = fingerprint(data_, sources_, tokenizer_);
+      const Fingerprint found = fingerprint(data_, sources_, tokenizer_);
+      const std::string print = found.text();
+      set_.facts = found.files();
+      set_.facts.emplace_back("texts, their split and the tokenizer", print.substr(0, print.size() - 1));
+      if (options_.follow) return followed();
       if (options_.resume && before != kUnfinished && before != print) {
         fail_usage(
             "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder "
@@ -161,18 +168,34 @@ class Preparation {
             folder_);
       }
       if (before != print && (makes_train() || makes_valid() || makes_test())) {
+        const bool fresh = !file_exists(cache_);
         make_folders(cache_);
-        write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
-        if (!make()) return std::move(set_);
+        try {
+          write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
+          if (!make()) return std::move(set_);
+          if (fresh && options_.check) options_.check(mix());
+        } catch (...) {
+          if (fresh) discard();
+          throw;
+        }
         write_file_atomic(print_path(), print);
         if (!data_.separator.empty() && separators_ == 0) set_.notes.push_back(no_separator(data_.separator));
       }
     }
-    open();
-    return std::move(set_);
+    return followed();
   }
 
  private:
+  Dataset followed() {
+    open();
+    const auto add = [&](const TokenFile& file) {
+      set_.facts.emplace_back(fmt::format("the tokens '{}'", file.name()), fmt::format("{} with checksum {:016x}", file.tokens(), file.checksum()));
+    };
+    for (const TokenMix::Part& part : set_.train->parts) add(*part.file);
+    if (set_.valid) add(*set_.valid);
+    if (set_.test) add(*set_.test);
+    return std::move(set_);
+  }
   std::string print_path() const { return cache_ + "/fingerprint"; }
   std::string test_path() const { return cache_ + "/test.tokens"; }
   std::string valid_path() const { return cache_ + "/valid.tokens"; }
@@ -196,6 +219,15 @@ class Preparation {
       if (!file_exists(train_path(i))) return false;
     }
     return true;
+  }
+
+  // What a call that failed made, unless a part of it can be gone on with.
+  void discard() const {
+    std::error_code ignored;
+    for (fs::directory_iterator entry(cache_, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+      if (entry->path().extension() == ".json") return;  // the note of tokens that are not whole yet
+    }
+    fs::remove_all(cache_, ignored);
   }
 
   // Returns false when it was stopped.
@@ -234,14 +266,20 @@ class Preparation {
     return stats.complete;
   }
 
-  void open() {
-    const auto tokens = [](const std::string& path) { return std::make_shared<const TokenFile>(path); };
+  TokenMix mix() const {
     std::vector<TokenMix::Part> parts;
     for (size_t i = 0; i < sources_.size(); ++i) {
-      parts.push_back({tokens(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+      parts.push_back({std::make_shared<const TokenFile>(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+    }
+    return TokenMix(std::move(parts));
+  }
+
+  void open() {
+    const auto tokens = [](const std::string& path) { return std::make_shared<const TokenFile>(path); };
+    for (size_t i = 0; i < sources_.size(); ++i) {
       if (!sources_[i].tokens) set_.files.push_back(train_path(i));
     }
-    set_.train.emplace(std::move(parts));
+    set_.train.emplace(mix());
     if (makes_valid()) {
       set_.valid = tokens(valid_path());
       set_.files.push_back(valid_path());
@@ -321,28 +359,18 @@ TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& fie
   }
   reads_input(files);
   for (const std::string& path : files) check_text(path);
-  std::error_code error;
-  const fs::path parent = fs::temp_directory_path(error);
-  if (error) fail_io("cannot make a temporary folder: {}; TMPDIR says where", error.message());
-  std::string folder = (parent / "fastweight-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", folder, std::strerror(errno));
   // The folder goes as soon as the file in it is mapped: whatever ends the process later leaves nothing behind.
-  try {
-    TokenizeOptions options;
-    options.separator = separator;
-    options.progress = [](const TokenFileStats& stats) {
-      stop_point("tokenization", stats.bytes, -1, "bytes");
-      return true;
-    };
-    options.go_on = false;
-    const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder + "/tokens");
-    if (!separator.empty() && stats.separators == 0) note_ = no_separator(separator);
-    file_ = std::make_unique<TokenFile>(folder + "/tokens");
-  } catch (...) {
-    fs::remove_all(folder, error);
-    throw;
-  }
-  fs::remove_all(folder, error);
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.separator = separator;
+  options.progress = [](const TokenFileStats& stats) {
+    stop_point("tokenization", stats.bytes, -1, "bytes");
+    return true;
+  };
+  options.go_on = false;
+  const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder.path() + "/tokens");
+  if (!separator.empty() && stats.separators == 0) note_ = no_separator(separator);
+  file_ = std::make_unique<TokenFile>(folder.path() + "/tokens");
 }
 
 }  // namespace fw::cli

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/agreement.h"
 #include "cli/run_config.h"
 #include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
@@ -24,6 +25,7 @@ struct Dataset {
   std::vector<std::string> files;          // token files in the run folder
   std::vector<std::string> notes;          // what a user should know
   int64_t text_bytes = 0;                  // that were tokenized when it was stopped
+  Facts facts;                             // of the texts and token files, for ranks that must have the same
 };
 
 struct PrepareOptions {
@@ -31,6 +33,10 @@ struct PrepareOptions {
   bool resume = false;
   // Of a run that goes on: texts that are gone may be missed as long as their tokens are there.
   bool may_lack_text = false;
+  // Of a rank that is not the first, which has made the files: nothing is written, and texts that differ are no error here but differing facts.
+  bool follow = false;
+  // Whether what was made for the first time can be trained on: what it throws leaves no tokens behind. May be null.
+  std::function<void(const TokenMix& train)> check;
   // As TokenizeOptions::progress.
   std::function<bool(const TokenFileStats&)> progress;
 };

@@ -71,7 +71,7 @@ int Eval::run(Options& options) {
       if (options.given(key)) fail_usage("--{} is for a text, and --requests and --raw are scored as docs/tasks.md says", key);
     }
     requests_.precision = precision_;
-    check_requests(requests_);
+    check_requests(requests_, options);
     OpenModel open = open_model(model_, precision_, tokenizer_, device_);
     return score_requests(open, requests_, json_);
   }

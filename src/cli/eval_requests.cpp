@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folders.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
@@ -67,13 +68,13 @@ void declare_requests(Options& options, RequestsToScore& what) {
   options.add("out", "FOLDER", &what.out, "writes eval.json and, for every request, a line of samples.jsonl");
 }
 
-void check_requests(const RequestsToScore& what) {
+void check_requests(const RequestsToScore& what, const Options& options) {
   if (what.requests.empty() == what.raw.empty()) fail_usage("--requests and --raw: give one of them");
   if (!what.raw.empty() && what.task.empty()) fail_usage("--raw: say with --task which data set '{}' is", what.raw);
   if (what.prefix < -1 || what.prefix > std::numeric_limits<int32_t>::max()) fail_usage("--prefix-token: expected a token id, or -1, got {}", what.prefix);
   if (what.out.empty()) return;
   for (const char* name : {"/eval.json", "/samples.jsonl"}) {
-    if (file_exists(what.out)) check_output("--out", what.out + name, {what.requests, what.raw});
+    if (file_exists(what.out)) check_output(options, "--out", what.out + name);
   }
 }
 
@@ -100,7 +101,8 @@ int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
       {{"model", open.folder}, {"requests", what.raw.empty() ? what.requests : what.raw}, {"precision", what.precision}, {"max_length", what.max_length}});
   report.update(report_of(scoring, file));
   if (!what.out.empty()) {
-    make_folders(what.out);
+    NewFolders made;
+    made.make(what.out);
     write_file_atomic(what.out + "/samples.jsonl", samples);
     write_file_atomic(what.out + "/eval.json", json_text(report, 1));
   }

@@ -26,7 +26,7 @@ struct RequestsToScore {
 // Adds the options of these to eval's.
 void declare_requests(Options& options, RequestsToScore& what);
 // What can be said before a model is loaded. Throws Error(kUsage).
-void check_requests(const RequestsToScore& what);
+void check_requests(const RequestsToScore& what, const Options& options);
 // The scores of its report ("results" of eval.json). Throws nlohmann::json::exception where they are not as it writes them.
 Table score_table(const nlohmann::json& report);
 // Returns the exit code. Throws Error.

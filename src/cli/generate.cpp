@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,7 +24,6 @@
 #include "cli/signals.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
-#include "model/model_files.h"
 #include "report/progress.h"
 #include "train/text_source.h"
 
@@ -98,7 +96,7 @@ class Generate : public Command {
     options.add("greedy", "", &greedy_, "the likeliest token always");
     options.add("seed", "N", &seed_, "of the random numbers; without, a loaded state goes on with its own");
     options.section("", "State");
-    options.add("state_save", "FILE", &state_save_, "keep the state at the end");
+    options.add("state_save", "FILE", &state_save_, "keep the state at the end").writes();
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
@@ -317,16 +315,7 @@ int Generate::run(Options& options) {
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
   check(options);
-  if (!state_save_.empty()) {
-    StringList inputs{prompt_file_, prompts_, tokenizer_};
-    const std::string folder = find_model_folder(model_);
-    for (const char* file :
-         {"config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {
-      inputs.push_back((std::filesystem::path(folder) / file).string());
-    }
-    for (const std::string& file : model_file_names(folder)) inputs.push_back(file);
-    check_output("--state-save", state_save_, inputs);
-  }
+  if (!state_save_.empty()) check_output(options, "--state-save", state_save_, "--state-load");
   OpenModel open = open_model(model_, precision_, tokenizer_, device_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;

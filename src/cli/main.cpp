@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "base/agreement.h"
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/printable.h"
@@ -95,11 +96,11 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
     return kExitUsage;
   }
   if (args[0] == "--help" || args[0] == "-h") {
-    say("{}", overview(commands));
+    show_page(overview(commands));
     return kExitOk;
   }
   if (args[0] == "--version") {
-    say("fastweight {}\n", fw_version());
+    show_page(fmt::format("fastweight {}\n", fw_version()));
     return kExitOk;
   }
   std::vector<std::string> known;
@@ -110,7 +111,7 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
     Options options;
     command->declare(options);
     if (!parse_command_line(options, command->name(), {args.begin() + 1, args.end()})) {
-      say("{}", help_page(options, command->name(), command->summary(), command->details(), help_topic(args)));
+      show_page(help_page(options, command->name(), command->summary(), command->details(), help_topic(args)));
       return kExitOk;
     }
     if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {
@@ -170,7 +171,8 @@ int run_and_report(const std::vector<std::string>& args) {
     // What ends all ranks at the same place is said by the first.
     const bool together = error.kind() == fw::ErrorKind::kStopped || error.kind() == fw::ErrorKind::kNumeric;
     const int code = together && launched().rank > 0 ? kExitOk : complain(command, error.what(), exit_code(error.kind()));
-    if (together) close_ranks();
+    // Ranks that disagree end together as well, and each says why: they may speak on different machines.
+    if (together || dynamic_cast<const fw::RanksDisagree*>(&error) != nullptr) close_ranks();
     return code;
   } catch (const std::bad_alloc&) {
     return complain(command, "out of memory: give smaller sizes (of a training step batch, length or model)", kExitFailed);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/completion.h"
+#include "cli/say.h"
 #include "fastweight/fastweight.h"
 
 namespace fw::cli {
@@ -102,7 +103,7 @@ class Man : public Command {
   }
   void declare(Options&) override {}
   int run(Options&) override {
-    fmt::print("{}", man_page(command_tables()));
+    show_page(man_page(command_tables()));
     return kExitOk;
   }
 };

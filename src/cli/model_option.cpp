@@ -61,7 +61,8 @@ std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig&
   };
   const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object() : parse_json(model.peer, "the configuration that the model came with");
   for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
-    const nlohmann::json end = peer.value(nlohmann::json::json_pointer(key), nlohmann::json());
+    const nlohmann::json::json_pointer place(key);
+    const nlohmann::json end = peer.is_object() && peer.contains(place) ? peer.at(place) : nlohmann::json();
     if (!end.is_array()) add(end);
     if (end.is_array()) std::for_each(end.begin(), end.end(), add);
   }

@@ -76,6 +76,23 @@ struct Describe {
   std::string operator()(const IntList* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
 };
 
+// By the name of the value, without what repeats it: "N,N,...". Names that several options share must mean one thing.
+PathUse path_use(const Option& option) {
+  const std::string& full = option.positional ? option.flag : option.value_name;
+  const std::string name = full.substr(0, full.find(','));
+  if (option.positional && name == "TEXT") return PathUse::kReads;
+  for (const char* words : {"",    "AXES",      "AXIS", "DEVICE", "FORM", "FORMAT", "HOW",   "ID",    "KEY",  "KIND", "LAYOUT", "LEN",  "LEVEL", "LINE",
+                            "LxN", "LxNxCOUNT", "N",    "NAME",   "RULE", "SCHEME", "SHAPE", "SHELL", "SIZE", "TASK", "TEXT",   "TYPE", "VALUE", "X"}) {
+    if (name == words) return PathUse::kNone;
+  }
+  // --out is written by every command that has it; other files are read unless they are declared to be written.
+  if (option.key == "out" || name == "OUT" || name == "TARGET") return PathUse::kWrites;
+  if (name == "FILE" || name == "SPEC" || name == "RECIPE" || name == "PATH") return PathUse::kReads;
+  if (name == "MODEL" || name == "SOURCE") return PathUse::kModel;
+  if (name == "RUN" || name == "DIR") return PathUse::kResults;
+  fail_internal("option '{}': say in options.cpp whether its value '{}' is a path", option.flag, name);
+}
+
 CLI::Option* register_option(CLI::App& app, const Option& option) {
   const auto keep = [](const CLI::results_t&) { return true; };  // values are read after parsing, under the run file's
   if (option.is_switch()) return app.add_flag(option.flag + ",!" + option.negative());
@@ -174,6 +191,7 @@ Option& Options::add(Option option) {
   option.section = section_;
   option.heading = heading_;
   option.default_text = to_text(option.target);
+  option.path = path_use(option);
   entries_.push_back(std::move(option));
   return entries_.back();
 }
@@ -186,6 +204,7 @@ Option& Options::positional(const std::string& name, KeyTarget target, const std
   option.target = target;
   option.positional = true;
   option.required = required;
+  option.path = path_use(option);
   entries_.push_back(std::move(option));
   return entries_.back();
 }
@@ -208,6 +227,14 @@ void Options::expect_without_effect(const std::vector<std::string>& keys, const 
 bool Options::said(const std::string& section, const std::string& key) const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [&](const Option& option) { return option.section == section && option.key == key && (option.is_given || option.in_file); });
+}
+
+StringList words_of(const KeyTarget& target) {
+  StringList words;
+  if (const auto* text = std::get_if<std::string*>(&target)) words.push_back(**text);
+  if (const auto* list = std::get_if<StringList*>(&target)) words = **list;
+  std::erase(words, "");
+  return words;
 }
 
 std::string to_text(const KeyTarget& target) { return std::visit(Describe{}, target); }

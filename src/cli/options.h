@@ -12,6 +12,16 @@
 
 namespace fw::cli {
 
+// What the value of an option is, if it is a path. Options say it by the name of their value; one of a name that is not known is refused where it is declared,
+// so that no option that is read is forgotten when an output is looked at (cli/outputs.h).
+enum class PathUse {
+  kNone,     // no path
+  kReads,    // a file, or a pattern of several; a word such as bytes, where there is no such file
+  kModel,    // the folder of a model or of a run
+  kResults,  // the folder of a run, a sweep or an evaluation, or a file of one
+  kWrites,
+};
+
 struct Option {
   std::string section;     // TOML table; "": on the command line only
   std::string heading;     // of its group in the help
@@ -21,6 +31,7 @@ struct Option {
   std::string help;
   StringList words;  // what completion offers as its value; none: it is no word of a few
   KeyTarget target;
+  PathUse path = PathUse::kNone;
   bool positional = false;
   bool required = false;
   char separator = '\0';           // lists: ',' splits a value; '\0': one value each time the option is given
@@ -30,6 +41,10 @@ struct Option {
   bool in_file = false;            // named by a run file that was loaded
 
   bool is_switch() const { return std::holds_alternative<bool*>(target); }
+  Option& writes() {
+    path = PathUse::kWrites;
+    return *this;
+  }
   bool is_list() const { return std::holds_alternative<StringList*>(target) || std::holds_alternative<IntList*>(target); }
   std::string negative() const { return "--no-" + flag.substr(2); }  // of a switch
 };
@@ -69,6 +84,8 @@ class Options {
 // one), missing or superfluous values, and values of the wrong type. Returns false when help was asked for (help_topic()).
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
 
+// The texts of a target of words, "" left out; none of another target.
+StringList words_of(const KeyTarget& target);
 // The value of a target as text, "" for an empty string or list.
 std::string to_text(const KeyTarget& target);
 

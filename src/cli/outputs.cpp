@@ -7,9 +7,12 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folder_lock.h"
+#include "train/text_source.h"
 
 namespace fw::cli {
 namespace {
@@ -19,6 +22,69 @@ namespace fs = std::filesystem;
 // What train writes into its folder: files, and folders whose files are all its own.
 constexpr std::array<std::string_view, 6> kRunFiles = {"config.toml", "test.json", "metrics.jsonl", "metrics.csv", "loss.svg", "loss.png"};
 constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
+
+// What a sweep and an evaluation write into theirs.
+constexpr std::array<std::string_view, 8> kResultFiles = {"results.json", "table.md",   "accuracy.svg", "accuracy.png",
+                                                          "result.json",  "curve.json", "eval.json",    "samples.jsonl"};
+constexpr std::array<std::string_view, 1> kResultFolders = {"cells"};
+// Of a model's folder, beside all that begins with tokenizer or ends in .safetensors, .model or .bin.
+constexpr std::array<std::string_view, 13> kModelFiles = {
+    "config.json", "generation_config.json", "special_tokens_map.json",      "added_tokens.json",           "vocab.json", "vocab.txt", "merges.txt",
+    "best.json",   "trainer.json", "chat_template.jinja", "chat_template.json",           "model.safetensors.index.json", "pytorch_model.bin.index.json"};
+
+template <class Names>
+bool has(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Whether a file of this place in a folder is one that the folder is read for, or that went into making it.
+bool belongs_to(PathUse use, const fs::path& place) {
+  const std::string first = place.begin()->string(), name = place.filename().string();
+  if (has(kRunFolders, first) || (use == PathUse::kResults && has(kResultFolders, first))) return true;
+  if (place.has_parent_path()) return false;
+  if (has(kRunFiles, name) || has(kModelFiles, name) || name.starts_with("tokenizer")) return true;
+  for (const char* ending : {".safetensors", ".model", ".bin"}) {
+    if (name.ends_with(ending)) return true;
+  }
+  return use == PathUse::kResults && has(kResultFiles, name);
+}
+
+// The file that is read and is also `path`; "": there is none.
+std::string read_as(PathUse use, const std::string& input, const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(input, error)) return same_file(path, input) ? input : "";
+  constexpr int kDeepest = 8;
+  for (fs::recursive_directory_iterator entry(input, fs::directory_options::skip_permission_denied, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry.depth() >= kDeepest) entry.disable_recursion_pending();
+    const fs::path place = entry->path().lexically_relative(input);
+    if (!place.empty() && belongs_to(use, place) && same_file(path, entry->path().string())) return entry->path().string();
+  }
+  return "";
+}
+
+// What an option that is read names. "books/*.txt:0.7" is a pattern with a weight.
+StringList paths_of(const Option& option) {
+  StringList paths;
+  for (const std::string& word : words_of(option.target)) {
+    const size_t colon = word.rfind(':');
+    const bool weighted =
+        colon != std::string::npos && colon > 0 && !file_exists(word) && word.find_first_not_of("0123456789.+-eE", colon + 1) == std::string::npos;
+    const std::string pattern = weighted ? word.substr(0, colon) : word;
+    if (option.path == PathUse::kReads && pattern.find_first_of("*?[") != std::string::npos && !file_exists(pattern)) {
+      try {
+        const StringList found = expand_glob(pattern);
+        paths.insert(paths.end(), found.begin(), found.end());
+      } catch (const Error&) {  // of nothing; whoever reads it says so
+      }
+    } else if (pattern != "-") {
+      paths.push_back(pattern);
+    }
+  }
+  return paths;
+}
+
+bool is_read(const Option& option) { return option.path != PathUse::kNone && option.path != PathUse::kWrites; }
 
 // At most three of the names in a folder, the rest as dots; "" when it is empty or not there. The lock of a run is nobody's.
 std::string names_in(const std::string& folder) {
@@ -48,9 +114,7 @@ bool is_part_of_run(const std::string& run, const std::string& input) {
   if (inside.empty()) return false;
   const std::string first = inside.begin()->string();
   const bool alone = std::next(inside.begin()) == inside.end();
-  const auto& names = kRunFolders;
-  if (std::find(names.begin(), names.end(), first) != names.end()) return true;
-  return alone && std::find(kRunFiles.begin(), kRunFiles.end(), first) != kRunFiles.end();
+  return has(kRunFolders, first) || (alone && has(kRunFiles, first));
 }
 
 bool is_run_folder(const std::string& path) {
@@ -60,13 +124,30 @@ bool is_run_folder(const std::string& path) {
 
 }  // namespace
 
-void check_output(const std::string& option, const std::string& path, const StringList& inputs) {
-  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
-  for (const std::string& input : inputs) {
-    if (!input.empty() && same_file(path, input)) {
-      fail_usage("{}: '{}' is what this command reads ('{}'), and would be replaced: give another name", option, path, input);
+StringList paths_read(const Options& options) {
+  StringList paths;
+  for (const Option& option : options.entries()) {
+    if (!is_read(option)) continue;
+    const StringList more = paths_of(option);
+    paths.insert(paths.end(), more.begin(), more.end());
+  }
+  return paths;
+}
+
+void check_not_read(const Options& options, const std::string& option, const std::string& path, const std::string& with) {
+  for (const Option& read : options.entries()) {
+    if (!is_read(read) || read.flag == with || !file_exists(path)) continue;
+    for (const std::string& input : paths_of(read)) {
+      const std::string found = read_as(read.path, input, path);
+      if (!found.empty())
+        fail_usage("{}: '{}' is what this command reads ('{}', of {}), and would be replaced: give another name", option, path, found, read.flag);
     }
   }
+}
+
+void check_output(const Options& options, const std::string& option, const std::string& path, const std::string& with) {
+  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
+  check_not_read(options, option, path, with);
   std::error_code error;
   if (fs::is_directory(path, error)) fail_usage("{}: expected the name of a file, '{}' is a folder", option, path);
   const fs::path parent = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
@@ -121,9 +202,9 @@ NewFolder::~NewFolder() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
 }
 
-void check_run_folder(const std::string& path, const StringList& inputs) {
-  for (const std::string& input : inputs) {
-    if (input.empty() || !is_part_of_run(path, input)) continue;
+void check_run_folder(const Options& options, const std::string& path) {
+  for (const std::string& input : paths_read(options)) {
+    if (!is_part_of_run(path, input)) continue;
     fail_usage("--out: the run would replace '{}', which it reads, in its folder '{}': choose another folder{}", input, path,
                fs::path(input).filename() == "config.toml" ? ", or go on with --resume" : "");
   }

@@ -1,5 +1,8 @@
 // What a command is about to write, looked at before its work begins: it must be writable, it must not be what the command reads
 // (under whatever name), and a folder that a command fills must be its own. Every refusal is an Error(kUsage) that names the option.
+//
+// What a command reads is known from its options alone (Option::path), with their values as they are when it is asked: files and those
+// that patterns stand for; of folders of models, runs, sweeps and evaluations the files that these commands write into them.
 #pragma once
 
 #include <optional>
@@ -7,14 +10,21 @@
 
 #include "base/folder_lock.h"
 #include "base/keys.h"
+#include "cli/options.h"
 
 namespace fw::cli {
 
 // Of config.toml in a run folder; the folder is known again by it.
 inline constexpr const char* kRunFileComment = "The resolved run: 'fastweight train' with this file and a new --out gives the same run.";
 
-// A file. inputs: paths that are read; those that are empty or not there do not matter.
-void check_output(const std::string& option, const std::string& path, const StringList& inputs);
+// The paths of all options that are read, patterns of files replaced by their files.
+StringList paths_read(const Options& options);
+
+// A file. `option` is what `path` comes from. `with`: the flag of an option that is read whose file may be replaced, as it has been read by then.
+void check_output(const Options& options, const std::string& option, const std::string& path, const std::string& with = {});
+
+// Of that only that it is not read: of a file that lies beside an output while it is made.
+void check_not_read(const Options& options, const std::string& option, const std::string& path, const std::string& with = {});
 
 // A folder that is filled by this command alone: it is not there yet, or is empty.
 void check_new_folder(const std::string& option, const std::string& path);
@@ -37,7 +47,7 @@ class NewFolder {
 };
 
 // The folder of a run that begins: not there yet, empty, or left by an earlier run (which wrote its config.toml or data/fingerprint).
-// None of the inputs may be what the run replaces in it.
-void check_run_folder(const std::string& path, const StringList& inputs);
+// Nothing that is read may be what the run replaces in it.
+void check_run_folder(const Options& options, const std::string& path);
 
 }  // namespace fw::cli

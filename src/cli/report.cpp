@@ -78,9 +78,9 @@ PageSection eval_section(const std::string& folder) {
   return section;
 }
 
-int Report::run(Options&) {
+int Report::run(Options& options) {
   if (out_.empty()) fail_usage("--out: expected the name of a page, got nothing");
-  for (const char* ending : {".html", ".md"}) check_output("--out", out_ + ending, {});
+  for (const char* ending : {".html", ".md"}) check_output(options, "--out", out_ + ending);
   std::vector<PageSection> sections;
   PageSection runs;
   runs.title = "Training runs";

@@ -95,7 +95,7 @@ std::vector<Request> Requests::draw() const {
 int Requests::run(Options& options) {
   stop_on_signal();
   if (out_.empty()) fail_usage("--out: expected a file for the requests, got none");
-  check_output("--out", out_, {raw_, haystack_});
+  check_output(options, "--out", out_);
   const std::vector<std::string> needles = needle_tasks();
   const bool drawn = std::ranges::find(needles, task_) != needles.end();
   for (const Option& option : options.entries()) {

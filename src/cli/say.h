@@ -17,6 +17,10 @@ void be_quiet();
 // Throws std::system_error when it cannot be written.
 void put_printable(std::FILE* file, const std::string& text);
 
+// A page that is all that a command prints: the help, the manual page, a shell's completion. Shown as it is. A reader that goes away (| head) has seen what it
+// wanted, and that is no error.
+void show_page(const std::string& page);
+
 template <class... Args>
 void say(fmt::format_string<Args...> format, Args&&... args) {
   put_printable(stdout, fmt::format(format, std::forward<Args>(args)...));

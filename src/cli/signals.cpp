@@ -1,5 +1,6 @@
 #include "cli/signals.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <initializer_list>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "base/signal_mask.h"
@@ -53,13 +55,16 @@ int run_apart_from_signals(const std::function<int()>& work) {
   for (const int number : {SIGPIPE, SIGXFSZ}) ::signal(number, SIG_IGN);
   int code = kExitInternal;
   std::thread thread;
-  {
+  try {
     const SignalsBlocked inherited;
     thread = std::thread([&] {
       block_signals();
       const AlternateStack for_reports_of_faults;
       code = work();
     });
+  } catch (const std::system_error& error) {
+    say_now(fmt::format("fastweight: the system refused a thread: {}; a limit on processes (ulimit -u, pids.max) may be too low\n", error.code().message()));
+    return kExitUsage;
   }
   thread.join();
   return code;
@@ -82,5 +87,10 @@ const std::atomic<bool>& stop_on_signal() {
 }
 
 int stopped_exit_code() { return 128 + g_signal.load(); }
+int stop_signal() { return g_signal.load(); }
+void note_signal(int number) {
+  int none = 0;
+  g_signal.compare_exchange_strong(none, number);
+}
 
 }  // namespace fw::cli

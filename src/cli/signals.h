@@ -18,7 +18,11 @@ int run_apart_from_signals(const std::function<int()>& work);
 // program began (nohup) remains so.
 const std::atomic<bool>& stop_on_signal();
 
-// 128 + the signal that asked to stop.
+// 128 + the signal that asked to stop, here or (note_signal) on another rank.
 int stopped_exit_code();
+// The signal that asked to stop; 0: none came to this process.
+int stop_signal();
+// A signal that another rank got.
+void note_signal(int number);
 
 }  // namespace fw::cli

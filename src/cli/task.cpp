@@ -12,9 +12,11 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
+#include "base/folders.h"
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/model_option.h"
+#include "cli/outputs.h"
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "report/progress.h"
@@ -144,7 +146,7 @@ class Task : public Command {
   // Takes what the command line does not say from a small task, or from the paper's model.
   void take_small(const Options& options);
   void take_model(const Options& options, ModelConfig standard);
-  int draw() const;
+  int draw(const Options& options) const;
   std::vector<TaskCell> cells() const;
   void check_memory(const std::vector<TaskCell>& cells) const;
   int run_all(const std::vector<TaskCell>& cells) const;
@@ -160,7 +162,7 @@ class Task : public Command {
   ModelConfig model_;
 };
 
-int Task::draw() const {
+int Task::draw(const Options& options) const {
   const auto task = task_of(recipe_, task_);
   const auto line = [&](int64_t i) {
     const TaskExample one = task->example(static_cast<uint64_t>(seeds_.front()), static_cast<uint64_t>(i));
@@ -170,6 +172,7 @@ int Task::draw() const {
     for (int64_t i = 0; i < draw_; ++i) fmt::print("{}", line(i));
     return kExitOk;
   }
+  check_output(options, "--out", out_);
   write_file_atomic(out_, [&](const FileSink& sink) {
     for (int64_t i = 0; i < draw_; ++i) {
       const std::string text = line(i);
@@ -237,7 +240,11 @@ void Task::report(const std::vector<TaskCell>& cells) const {
   nlohmann::json all = nlohmann::json::array();
   for (const TaskCell& cell : cells) {
     TaskResult result;
-    if (!read_result(cell.folder, result)) continue;
+    try {
+      if (!read_result(cell.folder, result)) continue;
+    } catch (const CellDamaged&) {  // said when it was run
+      continue;
+    }
     all.push_back(to_json(result));
     results.push_back(std::move(result));
   }
@@ -253,8 +260,10 @@ void Task::report(const std::vector<TaskCell>& cells) const {
 
 int Task::run_all(const std::vector<TaskCell>& cells) const {
   const std::atomic<bool>& stop = stop_on_signal();
-  int64_t busy = 0, failed = 0;
+  int64_t busy = 0, failed = 0, damaged = 0;
   SweepProgress progress(cells.size());
+  NewFolders made;
+  made.make(out_);
   for (size_t i = 0; i < cells.size() && !stop.load(); ++i) {
     const TaskCell& cell = cells[i];
     const std::string name = fs::path(cell.folder).filename().string();
@@ -269,8 +278,12 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
             say("  step {:>6}  loss {:.4f}  accuracy {:.2f}%\n", p.step, p.loss, 100 * p.accuracy);
             std::fflush(stdout);
           },
-          &stop, [&](int64_t step) { progress.step(step); });
+          &stop, [](const std::string& note) { say("  {}\n", note); }, [&](int64_t step) { progress.step(step); });
       progress.clear();
+    } catch (const CellDamaged& error) {  // the others go on
+      progress.clear();
+      say("  {}\n", error.what());
+      ++damaged;
     } catch (const FolderLocked& locked) {
       progress.clear();
       say("  left to another process: {}\n", locked.what());
@@ -289,6 +302,7 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
   }
   if (busy > 0) say("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
   if (failed > 0) say("{} cells did not train\n", failed);
+  if (damaged > 0) fail_usage("{} of {} cells are damaged and were left out; above stands which, and what to do", damaged, cells.size());
   return failed > 0 ? kExitFailed : kExitOk;
 }
 
@@ -324,13 +338,17 @@ int Task::run(Options& options) {
   if (small_) take_small(options);
   complete(recipe_, task_);
   if (draw_ < 0) fail_usage("--draw: expected a number of examples, got {}", draw_);
-  if (draws) return draw();
+  if (draws) return draw(options);
   if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train, or --small for a first look{}", sweep_ ? "" : ", or --draw N for examples");
   if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
   if (out_.empty()) fail_usage("--out: expected a folder for the cells and the table, got none");
   device_named(device_);  // one that is not there is said before any work
   allow_too_much_memory(!check_memory_);
   const std::vector<TaskCell> all = cells();
+  // Before the training, so that a table that cannot be written costs nothing.
+  for (const char* name : {"results.json", "table.md", "accuracy.svg", "accuracy.png"}) {
+    if (file_exists(out_)) check_output(options, "--out", fmt::format("{}/{}", out_, name));
+  }
   check_memory(all);
   return run_all(all);
 }

@@ -86,9 +86,8 @@ int Tokenize::run(Options& options) {
   if (text_.empty()) fail_usage("no text: give text files, or --info FILE");
   if (out_.empty()) fail_usage("--out is missing: where the result goes");
   const StringList files = expand_globs(text_);
-  StringList inputs = files;
-  inputs.push_back(tokenizer_);
-  check_output("--out", out_, inputs);
+  check_output(options, "--out", out_);
+  for (const char* ending : {".tokenizing", ".tokenizing.offsets", ".tokenizing.json"}) check_not_read(options, "--out", out_ + ending);
   if (train_) return train_model();
   for (const char* key : {"vocab", "model_type"}) {
     if (options.given(key)) fail_usage("--{}: is for --train-sentencepiece, which was not given", key == std::string("vocab") ? "vocab" : "model-type");

@@ -11,9 +11,12 @@
 #include <optional>
 #include <system_error>
 
+#include "base/agreement.h"
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
+#include "base/folders.h"
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/threads.h"
@@ -30,6 +33,7 @@
 #include "cli/side_files.h"
 #include "cli/signals.h"
 #include "cli/start_model.h"
+#include "fastweight/fastweight.h"
 #include "model/sizes.h"
 #include "report/curves.h"
 #include "report/metrics.h"
@@ -69,7 +73,7 @@ struct TrainOptions {
     options.add("dry_run", "", &dry_run, "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
     options.add("profile", "", &profile,
                 "time every operation of a step of such a run on random tokens (bytes, operations, share of what the device can do), and write nothing");
-    options.add("json", "FILE", &json, "with --profile: write its figures as JSON as well");
+    options.add("json", "FILE", &json, "with --profile: write its figures as JSON as well").writes();
     options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
     declare_memory_check(options, check_memory);
@@ -190,8 +194,9 @@ class Train : public Command {
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
-  void check_folder() const;
+  void check_folder(const Options& options) const;
   int train(const Options& options, Communicator& ranks);
+  Facts facts(const Options& options) const;
   void warn() const;
 
   TrainOptions o_;
@@ -363,7 +368,7 @@ int Train::plan(const Options& options) {
 }
 
 int Train::profile(const Options& options) {
-  if (!o_.json.empty()) check_output("--json", o_.json, {});
+  if (!o_.json.empty()) check_output(options, "--json", o_.json);
   const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
   o_.model = start.config;
   if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
@@ -394,6 +399,7 @@ int Train::run(Options& options) {
   }
   Communicator& ranks = open_ranks();
   if (ranks.size() > 1) {
+    require_agreement(ranks, facts(options));
     if (o_.train.accumulate < ranks.size()) {
       fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}: give --accumulate {}, and the batch of each with --batch",
                  ranks.size(), o_.train.accumulate, ranks.size());
@@ -404,14 +410,46 @@ int Train::run(Options& options) {
     if (o_.train.sums == "running") o_.train.sums = "apart";
     if (o_.train.device != "cpu") take_gpu(ranks, place_on_machine(), o_.train.device);
     if (ranks.rank() > 0) be_quiet();
-    ranks.barrier();  // all have read the run file, which is about to be written again
   }
   const int code = train(options, ranks);
   return ranks.rank() == 0 ? code : kExitOk;
 }
 
+std::string program_checksum() {
+  try {
+    const MappedFile program("/proc/self/exe");
+    Checksum sum;
+    sum.add(program.bytes());
+    return fmt::format("{:016x}", sum.value());
+  } catch (const Error&) {  // no /proc; the version has to do
+    return "not known";
+  }
+}
+
+// What this rank was started with, but for what may differ: threads, and which GPU.
+Facts Train::facts(const Options& options) const {
+  Facts facts{{"the program", fmt::format("fastweight {}, checksum {}", fw_version(), program_checksum())},
+              {"--resume", o_.resume ? "on" : "off"},
+              {"the folder --out", fs::weakly_canonical(o_.train.out).string()}};
+  for (const Option& option : options.entries()) {
+    if (option.section.empty()) continue;
+    std::string value = to_text(option.target);
+    if (option.section == "train" && option.key == "out") continue;
+    if (option.section == "train" && option.key == "device") value = value.substr(0, value.find(':'));
+    facts.emplace_back(fmt::format("{}.{}", option.section, option.key), value);
+  }
+  return facts;
+}
+
+// Of what the run begins with.
+uint64_t checksum_of(const Params<float>& params) {
+  Checksum sum;
+  for (const ParamSpec& spec : params.specs()) sum.add(std::as_bytes(params.host_values(spec).span()));
+  return sum.value();
+}
+
 // Whether a run may begin, or go on, in its folder.
-void Train::check_folder() const {
+void Train::check_folder(const Options& options) const {
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
     fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);
@@ -419,10 +457,18 @@ void Train::check_folder() const {
   if (o_.resume && !has_checkpoints(out))
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
 
-  if (!o_.resume) {
-    StringList inputs = text_files(o_.data);
-    inputs.insert(inputs.end(), {o_.data.valid, o_.data.test, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
-    check_run_folder(out, inputs);
+  if (!o_.resume) check_run_folder(options, out);
+}
+
+// A stop was heard on some ranks, and the exit code is made of the signal.
+void share_signal(Communicator& ranks) {
+  std::vector<int> signals(static_cast<size_t>(ranks.size()));
+  signals[static_cast<size_t>(ranks.rank())] = stop_signal();
+  std::vector<Part> parts;
+  for (int& one : signals) parts.push_back(part_of(std::span<int>(&one, 1)));
+  ranks.all_gather(parts);
+  for (const int one : signals) {
+    if (one != 0) note_signal(one);
   }
 }
 
@@ -431,20 +477,29 @@ int Train::train(const Options& options, Communicator& ranks) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string& out = o_.train.out;
   const bool leads = ranks.rank() == 0;
-  if (leads) check_folder();
+  if (leads) check_folder(options);
   ranks.barrier();
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
+  NewFolders made;
   std::optional<FolderLock> lock;
   if (leads) {
-    make_folders(out);
+    made.make(out);
     lock.emplace(out);
+    for (const char* folder : {"", "/data", "/model"}) remove_abandoned(out + folder);
   }
-  const auto prepare = [&] {
-    return prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), tokenize_progress(stop_flag())});
+  PrepareOptions how;
+  how.resume = o_.resume;
+  how.may_lack_text = !options.given("text") && !options.given("valid");
+  how.follow = !leads;
+  how.check = [&](const TokenMix& mix) {
+    for (const TokenMix::Part& part : mix.parts) check_training_file(*part.file, *tokenizer, o_.model);
+    const BatchSource enough(mix, o_.train.batch, o_.train.length, o_.train.seed);
   };
+  how.progress = tokenize_progress(stop_flag());
+  const auto prepare = [&] { return prepare_dataset(o_.data, *tokenizer, out, how); };
   Dataset data;
   if (leads) data = prepare();
   for (const std::string& note : data.notes) say("note: {}\n", note);
@@ -455,6 +510,11 @@ int Train::train(const Options& options, Communicator& ranks) {
     say("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
     return stopped_exit_code();
   }
+  if (ranks.size() > 1) {
+    data.facts.emplace_back("the model", config_to_json(o_.model).dump());
+    data.facts.emplace_back("the tokenizer", fmt::format("{} with checksum {:016x}", tokenizer->type(), tokenizer->checksum()));
+    require_agreement(ranks, data.facts);
+  }
   Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid, ranks);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
@@ -462,6 +522,9 @@ int Train::train(const Options& options, Communicator& ranks) {
     trainer.resume([](const std::string& warning) { say_aside("fastweight train: warning: {}\n", warning); });
     if (leads) note_changes(options);
   }
+  if (ranks.size() > 1)
+    require_agreement(ranks, {{"the step", fmt::format("{}", trainer.step())},
+                              {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().params()))}});
   if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment, unused_tables(o_.model)));
   say("{}", start.note);
   describe_run(trainer, data, ranks.size());
@@ -473,6 +536,7 @@ int Train::train(const Options& options, Communicator& ranks) {
   const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), [&](const StepProgress& p) { reporter.step(p); });
   reporter.end();
   if (!done) {
+    share_signal(ranks);
     say("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
     return stopped_exit_code();
   }

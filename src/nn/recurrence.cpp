@@ -1,6 +1,7 @@
 #include "nn/recurrence.h"
 
 #include <new>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,7 +23,8 @@ constexpr fw_dtype kDtype = std::is_same_v<T, double>  ? FW_F64
 // The modules check shapes before they call, so an argument error here is a defect of ours.
 void check(fw_status status, const char* what) {
   if (status == FW_OK) return;
-  if (status == FW_ERROR_MEMORY) throw std::bad_alloc();
+  if (status == FW_ERROR_MEMORY && std::string_view(fw_last_error()) == "out of memory") throw std::bad_alloc();
+  if (status == FW_ERROR_MEMORY) fail_io("{}: {}", what, fw_last_error());
   fail_internal("{}: {}", what, fw_last_error());
 }
 

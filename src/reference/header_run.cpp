@@ -284,6 +284,7 @@ class Layout {
   }
 
   static void expect_ok(fw_status status, const char* call) {
+    if (status == FW_ERROR_MEMORY) fail_io("{}: {}", call, fw_last_error());
     if (status != FW_OK) fail_internal("{}: status {}: {}", call, static_cast<int>(status), fw_last_error());
   }
 

@@ -6,14 +6,13 @@
 
 namespace fw {
 
-std::string loss_curve_script(const std::vector<MetricPoint>& points, const std::string& title, const std::string& terminal, const std::string& file) {
+std::string loss_curve_script(const std::vector<MetricPoint>& points, const std::string& title) {
   std::string train, held_out;
   for (const MetricPoint& p : points) {
     if (std::isfinite(p.loss)) train += fmt::format("{} {}\n", p.step, p.loss);
     if (p.eval_loss && std::isfinite(*p.eval_loss)) held_out += fmt::format("{} {}\n", p.step, *p.eval_loss);
   }
-  std::string script = fmt::format("set terminal {}\nset output {}\n", terminal, gnuplot_quote(file));
-  script += fmt::format("set title {} noenhanced\n", gnuplot_quote(title));
+  std::string script = fmt::format("set title {} noenhanced\n", gnuplot_quote(title));
   script +=
       "set xlabel 'step'\nset ylabel 'loss (nats per token)'\nset grid back linecolor rgb '#dddddd'\nset border 3 linecolor rgb '#555555'\n"
       "set tics nomirror\nset key top right\nset xrange [0:*]\n";
@@ -26,7 +25,7 @@ std::string loss_curve_script(const std::vector<MetricPoint>& points, const std:
     script += "$held_out << END_OF_DATA\n" + held_out + "END_OF_DATA\n";
     plots.emplace_back("$held_out with linespoints linewidth 1.5 pointtype 7 pointsize 0.7 linecolor rgb '#c8553d' title 'held out'");
   }
-  script += fmt::format("plot {}\nunset output\n", fmt::join(plots, ", "));
+  script += fmt::format("plot {}\n", fmt::join(plots, ", "));
   return script;
 }
 
@@ -38,8 +37,7 @@ PictureResult write_loss_curve(const std::vector<MetricPoint>& points, const std
     result.note = "no loss curve: nothing was logged yet";
     return result;
   }
-  return draw_picture("loss curve", base, 880, 500,
-                      [&](const std::string& terminal, const std::string& file) { return loss_curve_script(points, title, terminal, file); });
+  return draw_picture("loss curve", base, 880, 500, [&] { return loss_curve_script(points, title); });
 }
 
 }  // namespace fw

@@ -14,8 +14,8 @@ namespace fw {
 // base + ".png". No picture is a note, not an error.
 PictureResult write_loss_curve(const std::vector<MetricPoint>& points, const std::string& title, const std::string& base);
 
-// What gnuplot is given for one terminal ("svg ..." or "pngcairo ..."); for tests.
-std::string loss_curve_script(const std::vector<MetricPoint>& points, const std::string& title, const std::string& terminal, const std::string& file);
+// What gnuplot is given; for tests.
+std::string loss_curve_script(const std::vector<MetricPoint>& points, const std::string& title);
 
 // A run in a picture of several.
 struct RunCurve {
@@ -36,7 +36,6 @@ CurveOver parse_curve_over(const std::string& name);
 // A row for each run: steps, tokens, the last loss, the best held-out loss and where it was.
 Table run_table(const std::vector<RunCurve>& runs);
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base);
-std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& terminal,
-                              const std::string& file);
+std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title);
 
 }  // namespace fw

@@ -1,90 +1,97 @@
 #include "report/gnuplot.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 
-#include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "report/process.h"
 
 namespace fw {
 namespace {
 
-// Removes what gnuplot wrote aside, whatever happens.
-class SidePicture {
- public:
-  explicit SidePicture(std::string path) : path_(std::move(path)) {}
-  ~SidePicture() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  SidePicture(const SidePicture&) = delete;
-  SidePicture& operator=(const SidePicture&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+struct Drawn {
+  bool started = false;
+  std::string picture;  // "": there is none, and `note` says why
+  std::string note;
 };
+
+// -d: a .gnuplot of the user's or of the working folder is not read.
+Drawn draw(const std::string& terminal, const GnuplotScript& script) {
+  Drawn drawn;
+  try {
+    ProcessResult run = run_process({"gnuplot", "-d", "-"}, fmt::format("set terminal {}\n{}", terminal, script()));
+    drawn.started = run.started;
+    if (!run.started) {
+      drawn.note = "gnuplot is not installed (Debian: apt-get install gnuplot-nox)";
+    } else if (run.exit_code == 0 && !run.output.empty()) {
+      drawn.picture = std::move(run.output);
+    } else {
+      std::string said = run.errors.substr(0, 300);
+      said.erase(said.find_last_not_of(" \n") + 1);
+      drawn.note = fmt::format("gnuplot ended with code {}{}{}", run.exit_code, said.empty() ? "" : ": ", said);
+    }
+  } catch (const Error& error) {  // no pipe, no process: a run does not fail over its picture
+    drawn.note = error.what();
+  }
+  return drawn;
+}
+
+std::string svg_terminal(int width, int height, const std::string& more = {}) {
+  return fmt::format("svg size {},{} dynamic enhanced {}background rgb 'white' font 'DejaVu Sans,13'", width, height, more);
+}
+
+// Inside double quotes, where \ooo is a character by its number. All that may mean something is written so: gnuplot runs what stands in back quotes, and
+// reads two quotes side by side as two strings.
+std::string gnuplot_characters(std::string_view text) {
+  std::string out;
+  for (const char c : printable(text)) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = byte >= 0x80 || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
+                       std::string_view(" ,.:_()+-/=").find(c) != std::string_view::npos;
+    out += plain ? std::string(1, c) : fmt::format("\\{:03o}", byte);
+  }
+  return out;
+}
 
 }  // namespace
 
-// gnuplot's single-quoted strings know one escape: a quote is written twice.
-std::string gnuplot_quote(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("''") : std::string(1, c);
-  return out + "'";
+std::string gnuplot_quote(std::string_view text) { return "\"" + gnuplot_characters(text) + "\""; }
+
+std::string gnuplot_quote(const std::vector<std::string>& lines) {
+  std::string out = "\"";
+  for (size_t i = 0; i < lines.size(); ++i) out += (i > 0 ? "\\n" : "") + gnuplot_characters(lines[i]);
+  return out + "\"";
 }
 
 std::string draw_svg(int width, int height, const std::string& prefix, std::string& note, const GnuplotScript& script) {
-  std::string folder = (std::filesystem::temp_directory_path() / "fastweight-picture-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) fail_io("cannot make a folder for a picture in '{}'", std::filesystem::temp_directory_path().string());
-  std::string svg;
-  const std::string file = fmt::format("{}/picture.svg", folder);
-  const ProcessResult run =
-      run_process({"gnuplot", "-"},
-                  script(fmt::format("svg size {},{} dynamic enhanced name '{}' background rgb 'white' font 'DejaVu Sans,13'", width, height, prefix), file));
-  if (!run.started) {
-    note = "gnuplot is not installed (Debian: apt-get install gnuplot-nox)";
-  } else if (run.exit_code != 0) {
-    note = fmt::format("gnuplot ended with code {}: {}", run.exit_code, run.output.substr(0, 300));
-  } else {
-    svg = read_file(file);
-  }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
-  return svg;
+  Drawn drawn = draw(svg_terminal(width, height, fmt::format("name {} ", gnuplot_quote(prefix))), script);
+  note = drawn.note;
+  return std::move(drawn.picture);
 }
 
 PictureResult draw_picture(const std::string& what, const std::string& base, int width, int height, const GnuplotScript& script) {
   const std::pair<const char*, std::string> formats[] = {
-      {".svg", fmt::format("svg size {},{} dynamic enhanced background rgb 'white' font 'DejaVu Sans,13'", width, height)},
+      {".svg", svg_terminal(width, height)},
       {".png", fmt::format("pngcairo size {},{} enhanced background rgb 'white' font 'DejaVu Sans,17' linewidth 1.5", width + width / 2, height + height / 2)},
   };
   PictureResult result;
   for (const auto& [suffix, terminal] : formats) {
     const std::string file = base + suffix;
-    const SidePicture side(file + ".partial");
-    const ProcessResult run = run_process({"gnuplot", "-"}, script(terminal, side.path()));
-    if (!run.started) {
-      result.note = fmt::format("no {}: gnuplot is not installed (Debian: apt-get install gnuplot-nox)", what);
-      return result;
-    }
-    std::error_code error;
-    const auto size = std::filesystem::file_size(side.path(), error);
-    if (run.exit_code == 0 && !error && size > 0) {
-      try {
-        write_file_atomic(file, read_file(side.path()));
-        result.files.push_back(file);
-      } catch (const Error& failed) {
-        result.note = failed.what();
-      }
+    const Drawn drawn = draw(terminal, script);
+    if (drawn.picture.empty()) {
+      result.note = drawn.started ? fmt::format("{} was not drawn: {}", file, drawn.note) : fmt::format("no {}: {}", what, drawn.note);
+      if (!drawn.started) return result;
       continue;
     }
-    std::string said = run.output.substr(0, 300);
-    said.erase(said.find_last_not_of(" \n") + 1);
-    result.note = fmt::format("{} was not drawn: gnuplot ended with code {}{}{}", file, run.exit_code, said.empty() ? "" : ": ", said);
+    try {
+      write_file_atomic(file, drawn.picture);
+      result.files.push_back(file);
+    } catch (const Error& failed) {
+      result.note = failed.what();
+    }
   }
   return result;
 }

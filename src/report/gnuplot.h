@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fw {
@@ -12,8 +13,8 @@ struct PictureResult {
   std::string note;                // why something was not; "" if all is there
 };
 
-// A picture in one file: script(terminal, file) is all that gnuplot is given.
-using GnuplotScript = std::function<std::string(const std::string& terminal, const std::string& file)>;
+// What gnuplot is given behind "set terminal". The picture comes on its standard output, so that no path is in a script.
+using GnuplotScript = std::function<std::string()>;
 
 // Draws base + ".svg", width x height pixels, and base + ".png", half as large again. `what` names the picture in a note.
 // An old picture stays until the new one is whole. A missing or failing gnuplot is a note, not an error: a run does not
@@ -24,7 +25,9 @@ PictureResult draw_picture(const std::string& what, const std::string& base, int
 // and then note says why.
 std::string draw_svg(int width, int height, const std::string& prefix, std::string& note, const GnuplotScript& script);
 
-// Text as a gnuplot string.
-std::string gnuplot_quote(const std::string& text);
+// Text as a gnuplot string: the only way of text into a script. No character of it means anything to gnuplot, and control characters are shown (printable()).
+std::string gnuplot_quote(std::string_view text);
+// The same of several lines.
+std::string gnuplot_quote(const std::vector<std::string>& lines);
 
 }  // namespace fw

@@ -22,9 +22,8 @@ std::string svg_element(const std::string& file) {
 
 std::string picture(const PageSection& section, size_t number) {
   std::string note;
-  const std::string file = draw_svg(1080, 540, fmt::format("figure{}", number), note, [&](const std::string& terminal, const std::string& path) {
-    return run_curves_script(section.curves, section.value, CurveOver::kStep, "", terminal, path);
-  });
+  const std::string file =
+      draw_svg(1080, 540, fmt::format("figure{}", number), note, [&] { return run_curves_script(section.curves, section.value, CurveOver::kStep, ""); });
   const std::string svg = svg_element(file);
   if (svg.empty()) return fmt::format("<p>The curves are not here: {}.</p>\n", html_text(note));
   return fmt::format("<figure role=\"img\" aria-label=\"curves of {}\">{}</figure>\n", html_text(section.title), svg);
@@ -49,10 +48,10 @@ std::string html_page(const std::string& title, const std::vector<PageSection>& 
 }
 
 std::string markdown_page(const std::string& title, const std::vector<PageSection>& sections) {
-  std::string page = fmt::format("# {}\n", title);
+  std::string page = fmt::format("# {}\n", markdown_text(title));
   for (const PageSection& s : sections) {
-    page += fmt::format("\n## {}\n\n", s.title);
-    if (!s.text.empty()) page += fmt::format("{}\n\n", s.text);
+    page += fmt::format("\n## {}\n\n", markdown_text(s.title));
+    if (!s.text.empty()) page += fmt::format("{}\n\n", markdown_text(s.text));
     if (!s.table.empty()) page += s.table.markdown();
   }
   return page;

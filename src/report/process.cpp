@@ -66,29 +66,34 @@ class BlockSigpipe {
   sigset_t set_{}, before_{};
 };
 
-void exchange(Pipe& to_child, Pipe& from_child, std::string_view input, std::string& output) {
-  constexpr size_t kKept = 64 << 10;
+// What can be read of it now, up to `most` bytes in all; the end closes it.
+void take(Pipe& from, std::string& text, size_t most) {
+  std::array<char, 65536> buffer{};
+  const ssize_t n = ::read(from.read_end, buffer.data(), buffer.size());
+  if (n < 0 && errno == EINTR) return;
+  if (n <= 0) return from.close_read();
+  if (text.size() < most) text.append(buffer.data(), std::min(static_cast<size_t>(n), most - text.size()));
+}
+
+void exchange(Pipe& to_child, Pipe& output, Pipe& errors, std::string_view input, ProcessResult& result) {
+  constexpr size_t kOutput = size_t{256} << 20, kErrors = size_t{64} << 10;
   if (input.empty()) to_child.close_write();
   // Non-blocking, so that a program that talks before it has read everything cannot block us.
   if (to_child.write_end >= 0) ::fcntl(to_child.write_end, F_SETFL, O_NONBLOCK);
-  std::array<char, 4096> buffer{};
-  for (;;) {
-    std::array<pollfd, 2> fds{pollfd{from_child.read_end, POLLIN, 0}, pollfd{to_child.write_end, POLLOUT, 0}};
-    if (::poll(fds.data(), to_child.write_end >= 0 ? 2 : 1, -1) < 0) {
+  while (output.read_end >= 0 || errors.read_end >= 0) {
+    // poll() passes over descriptors that are negative.
+    std::array<pollfd, 3> fds{pollfd{output.read_end, POLLIN, 0}, pollfd{errors.read_end, POLLIN, 0}, pollfd{to_child.write_end, POLLOUT, 0}};
+    if (::poll(fds.data(), fds.size(), -1) < 0) {
       if (errno == EINTR) continue;
       return;
     }
-    if (to_child.write_end >= 0 && fds[1].revents != 0) {
+    if (fds[2].revents != 0) {
       const ssize_t n = ::write(to_child.write_end, input.data(), input.size());
       if (n > 0) input.remove_prefix(static_cast<size_t>(n));
       if (input.empty() || (n < 0 && errno != EAGAIN && errno != EINTR)) to_child.close_write();
     }
-    if (fds[0].revents != 0) {
-      const ssize_t n = ::read(from_child.read_end, buffer.data(), buffer.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return;
-      if (output.size() < kKept) output.append(buffer.data(), std::min(static_cast<size_t>(n), kKept - output.size()));
-    }
+    if (fds[0].revents != 0) take(output, result.output, kOutput);
+    if (fds[1].revents != 0) take(errors, result.errors, kErrors);
   }
 }
 
@@ -101,13 +106,13 @@ ProcessResult run_process(const std::vector<std::string>& argv, std::string_view
   for (const std::string& a : argv) args.push_back(const_cast<char*>(a.c_str()));
   args.push_back(nullptr);
 
-  Pipe to_child, from_child;
+  Pipe to_child, output, errors;
   const BlockSigpipe sigpipe;
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, to_child.read_end, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, from_child.write_end, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, from_child.write_end, STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, output.write_end, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, errors.write_end, STDERR_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // The other program knows nothing of the signals that this thread blocks and this program ignores.
@@ -123,13 +128,14 @@ ProcessResult run_process(const std::vector<std::string>& argv, std::string_view
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
-    result.output = std::strerror(error);
+    result.errors = std::strerror(error);
     return result;
   }
   result.started = true;
   to_child.close_read();
-  from_child.close_write();
-  exchange(to_child, from_child, input, result.output);
+  output.close_write();
+  errors.close_write();
+  exchange(to_child, output, errors, input, result);
   to_child.close_write();
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {

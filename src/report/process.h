@@ -10,7 +10,8 @@ namespace fw {
 struct ProcessResult {
   bool started = false;  // false: not found or not executable
   int exit_code = -1;    // 128 + signal when it was killed
-  std::string output;    // stdout and stderr together, the first 64 KiB
+  std::string output;    // standard output, the first 256 MiB
+  std::string errors;    // standard error, the first 64 KiB
 };
 
 // argv[0] is looked up in PATH; `input` is given on stdin. Waits for its end. Error(kIo) when pipes cannot be made.

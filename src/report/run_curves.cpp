@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
-#include "base/printable.h"
 #include "report/curves.h"
 
 namespace fw {
@@ -78,8 +77,7 @@ std::string data(const std::vector<MetricPoint>& points, Number over, Number val
 CurveValue parse_curve_value(const std::string& name) { return parse<CurveValue>(kValues, "--value", name); }
 CurveOver parse_curve_over(const std::string& name) { return parse<CurveOver>(kOvers, "--over", name); }
 
-std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& terminal,
-                              const std::string& file) {
+std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title) {
   const ValueOfName& what = kValues[static_cast<size_t>(value)];
   const OverOfName& axis = kOvers[static_cast<size_t>(over)];
   std::string blocks, plots;
@@ -91,17 +89,17 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       if (lines.empty()) return;
       blocks += fmt::format("${} << END_OF_DATA\n{}END_OF_DATA\n", name, lines);
       plots += fmt::format("{}${} with {} linewidth {} linecolor rgb '{}' title {} noenhanced", plots.empty() ? "" : ", ", name, style, width, colour,
-                           gnuplot_quote(printable(label)));
+                           gnuplot_quote(label));
     };
     add(fmt::format("run{}", i), what.first, what.seldom ? "linespoints pointtype 7 pointsize 0.6" : "lines", runs[i].label);
     add(fmt::format("run{}held", i), what.second, "linespoints dashtype 2 pointtype 7 pointsize 0.6", runs[i].label + ", held out");
   }
   if (plots.empty()) return {};
   return fmt::format(
-      "set terminal {}\nset output {}\nset title {} noenhanced\nset xlabel '{}'\nset ylabel '{}'\n"
+      "set title {} noenhanced\nset xlabel '{}'\nset ylabel '{}'\n"
       "set grid back linecolor rgb '#dddddd'\nset border 3 linecolor rgb '#555555'\nset tics nomirror\nset key outside right top\nset xrange [0:*]\n"
-      "{}plot {}\nunset output\n",
-      terminal, gnuplot_quote(file), gnuplot_quote(printable(title)), axis.axis, what.axis, blocks, plots);
+      "{}plot {}\n",
+      gnuplot_quote(title), axis.axis, what.axis, blocks, plots);
 }
 
 Table run_table(const std::vector<RunCurve>& runs) {
@@ -132,11 +130,10 @@ Table run_table(const std::vector<RunCurve>& runs) {
 }
 
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base) {
-  if (run_curves_script(runs, value, over, title, "svg", base).empty()) {
+  if (run_curves_script(runs, value, over, title).empty()) {
     fail_usage("no run has logged '{}' over '{}' yet: nothing to draw", kValues[static_cast<size_t>(value)].name, kOvers[static_cast<size_t>(over)].name);
   }
-  return draw_picture("picture of the runs", base, 1080, 540,
-                      [&](const std::string& terminal, const std::string& file) { return run_curves_script(runs, value, over, title, terminal, file); });
+  return draw_picture("picture of the runs", base, 1080, 540, [&] { return run_curves_script(runs, value, over, title); });
 }
 
 }  // namespace fw

@@ -1,8 +1,10 @@
 #include "report/table.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace fw {
 
@@ -48,7 +50,7 @@ std::string Table::text() const {
 
 std::string html_text(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : printable_lines(text)) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -62,9 +64,54 @@ std::string html_text(const std::string& text) {
       case '"':
         out += "&quot;";
         break;
+      case '\'':
+        out += "&#39;";
+        break;
       default:
         out += c;
     }
+  }
+  return out;
+}
+
+namespace {
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || static_cast<unsigned char>(c) >= 0x80; }
+
+// Whether text[at] has a meaning where it stands. A backslash before it takes that away.
+bool is_markup(const std::string& text, size_t at) {
+  const char c = text[at], before = at > 0 ? text[at - 1] : ' ', behind = at + 1 < text.size() ? text[at + 1] : ' ';
+  if (std::string_view("\\`*[]<>|~$").find(c) != std::string_view::npos) return true;
+  switch (c) {
+    case '_':
+      return !is_word(before) || !is_word(behind);
+    case '&':
+      return is_word(behind) || behind == '#';
+    case '#':
+      return before == ' ' || behind == ' ' || at == 0;
+    case ':':
+      return behind == '/';  // of an address
+    case '.':
+    case ')':
+      // The number of a list, and an address without a scheme.
+      return (at > 0 && behind == ' ' && text.find_first_not_of("0123456789") == at) ||
+             (at >= 3 && (text.compare(at - 3, 3, "www") == 0 || text.compare(at - 3, 3, "WWW") == 0));
+    case '-':
+    case '+':
+      return at == 0 && text.size() > 1 && behind == ' ';  // of a list
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string markdown_text(const std::string& text) {
+  const std::string line = printable(text);
+  std::string out;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (is_markup(line, i)) out += '\\';
+    out += line[i];
   }
   return out;
 }
@@ -86,17 +133,13 @@ std::string Table::html() const {
 
 std::string Table::markdown() const {
   std::string out = "|";
-  for (const Column& c : columns_) out += " " + c.heading + " |";
+  for (const Column& c : columns_) out += " " + markdown_text(c.heading) + " |";
   out += "\n|";
   for (const Column& c : columns_) out += c.align == Align::kRight ? "---:|" : "---|";
   out += "\n";
   for (const auto& r : rows_) {
     out += "|";
-    for (const std::string& cell : r) {
-      out += " ";
-      for (const char ch : cell) out += ch == '|' ? std::string("\\|") : std::string(1, ch);
-      out += " |";
-    }
+    for (const std::string& cell : r) out += " " + markdown_text(cell) + " |";
     out += "\n";
   }
   return out;

@@ -30,8 +30,9 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Text as HTML.
+// Text as HTML, and as Markdown on one line: no character of it is markup, and control characters are shown (printable()).
 std::string html_text(const std::string& text);
+std::string markdown_text(const std::string& text);
 
 // Code points of UTF-8 text.
 size_t display_width(std::string_view text);

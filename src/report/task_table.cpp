@@ -113,7 +113,7 @@ std::string task_caption(const std::vector<TaskResult>& results) {
 std::string task_report(const std::vector<TaskResult>& results) {
   if (results.empty()) return "No cell is finished yet.\n";
   const TaskResult& r = results.front();
-  std::string text = fmt::format("# {}\n\n{}\n\n{}", r.task, task_caption(results), task_table(results).markdown());
+  std::string text = fmt::format("# {}\n\n{}\n\n{}", markdown_text(r.task), markdown_text(task_caption(results)), task_table(results).markdown());
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {

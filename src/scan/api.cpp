@@ -42,6 +42,8 @@ fw_status guarded(const Body& body) {
   } catch (const fw::DeviceError& e) {
     return failed(FW_ERROR_DEVICE, e.what());
   } catch (const fw::Error& e) {
+    // What the system refuses (a thread) is no wrong argument.
+    if (e.kind() == fw::ErrorKind::kIo) return failed(FW_ERROR_MEMORY, e.what());
     return failed(e.kind() == fw::ErrorKind::kInternal ? FW_ERROR_INTERNAL : FW_ERROR_ARGUMENT, e.what());
   } catch (const std::bad_alloc&) {
     return failed(FW_ERROR_MEMORY, "out of memory");

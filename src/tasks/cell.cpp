@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "base/threads.h"
 #include "tokenizer/tokenizer.h"
@@ -56,7 +57,7 @@ class Examples {
   struct Segment {
     std::unique_ptr<SyntheticTask> task;
     int64_t examples;
-    int64_t steps(int64_t batch) const { return (examples + batch - 1) / batch; }
+    int64_t steps(int64_t batch) const { return 1 + (examples - 1) / batch; }
   };
 
   // On all threads: a GPU waits for its next batch.
@@ -99,49 +100,30 @@ class Examples {
   std::vector<uint64_t> order_;  // of one segment; a mixture has none
 };
 
-json curve_to_json(const std::vector<TaskPoint>& curve) {
-  json points = json::array();
-  for (const TaskPoint& p : curve) points.push_back({{"step", p.step}, {"loss", p.loss}, {"accuracy", p.accuracy}});
-  return points;
-}
-
-double number(const json& value) { return value.is_null() ? std::nan("") : value.get<double>(); }
-
-std::vector<TaskPoint> curve_from_json(const json& points) {
-  std::vector<TaskPoint> curve;
-  for (const json& p : points) curve.push_back({p.at("step").get<int64_t>(), number(p.at("loss")), p.at("accuracy").get<double>()});
-  return curve;
-}
-
-json settings_of(const std::string& task, TaskRecipe recipe, const ModelConfig& model, double lr, uint64_t seed) {
-  json settings{{"task", task}, {"lr", lr}, {"seed", seed}, {"recipe", json::object()}, {"model", config_to_json(model)}};
-  keys_to_json(key_tables(recipe), settings["recipe"]);
-  return settings;
-}
-
-// "recipe.steps (there: 100, here: 200)" of the first setting that differs; "" when all are the same.
-std::string first_difference(const json& there, const json& here, const std::string& path = {}) {
-  if (there.is_object() && here.is_object()) {
-    for (const auto& [key, value] : here.items()) {
-      const std::string inside = path.empty() ? key : fmt::format("{}.{}", path, key);
-      if (!there.contains(key)) return fmt::format("{} (there: missing, here: {})", inside, shown(value));
-      if (std::string difference = first_difference(there.at(key), value, inside); !difference.empty()) return difference;
-    }
-    return {};
+// Throws CellDamaged for a file that is no JSON object.
+json read_json(const std::string& folder, const char* name) {
+  const std::string path = folder + "/" + name;
+  json found;
+  try {
+    found = parse_json(read_file(path), "'" + path + "'");
+  } catch (const Error& error) {
+    throw CellDamaged(folder, error.what());
   }
-  return there == here ? "" : fmt::format("{} (there: {}, here: {})", path, shown(there), shown(here));
+  if (!found.is_object()) throw CellDamaged(folder, fmt::format("'{}': expected a JSON object, got {}", path, shown(found)));
+  return found;
 }
 
-// Keys that a recipe of an earlier version did not have are what they are without being said.
-void check_settings(json there, const json& here, const std::string& where) {
-  TaskRecipe recipe;
-  keys_from_json(key_tables(recipe), there.value("recipe", json::object()), where, {});
-  keys_to_json(key_tables(recipe), there["recipe"]);
-  const std::string difference = first_difference(there, here);
+// Throws CellDamaged where `there` are no settings, and Error(kUsage) where they are others.
+void check_settings(const std::string& folder, const char* name, const json& there, const json& here) {
+  const std::string where = fmt::format("{}/{}", folder, name);
+  std::string difference;
+  try {
+    difference = settings_difference(there, here, where);
+  } catch (const Error& error) {
+    throw CellDamaged(folder, error.what());
+  }
   if (!difference.empty()) fail_usage("'{}' was made with other settings: {}; use these, or another folder", where, difference);
 }
-
-json read_json(const std::string& path) { return parse_json(read_file(path), "'" + path + "'"); }
 
 // Training, from its beginning or its checkpoint to its end.
 struct Run {
@@ -163,7 +145,7 @@ struct Run {
 
   explicit Run(const TaskCell& c)
       : cell(c),
-        settings(settings_of(c.task, c.recipe, c.model, c.lr, c.seed)),
+        settings(settings_to_json(c.task, c.recipe, c.model, c.lr, c.seed)),
         model(c.model, device_named(c.device)),
         optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay}, model.params()),
         examples(c.task, c.recipe, c.seed),
@@ -182,8 +164,8 @@ struct Run {
     const std::string path = cell.folder + "/curve.json";
     clean_checkpoints(checkpoints);
     if (!file_exists(path)) return;
-    const json found = read_json(path);
-    check_settings(found.value("settings", json::object()), settings, path);
+    const json found = read_json(cell.folder, "curve.json");
+    check_settings(cell.folder, "curve.json", found.value("settings", json()), settings);
     std::vector<int64_t> steps = list_checkpoints(checkpoints);
     for (; !steps.empty(); steps.pop_back()) {
       const std::string folder = checkpoint_path(checkpoints, steps.back());
@@ -192,11 +174,17 @@ struct Run {
       } catch (const Error&) {
         continue;  // a damaged one; it is written again
       }
-      load_checkpoint(folder, state, model, optimizer);
       break;
     }
-    seconds = found.value("seconds", 0.0);
-    curve = curve_from_json(found.at("curve"));
+    try {
+      if (!steps.empty()) load_checkpoint(checkpoint_path(checkpoints, steps.back()), state, model, optimizer);
+      const json time = found.value("seconds", json(0.0));
+      if (!time.is_number()) fail_usage("'{}': expected a number of seconds, got {}", path, shown(time));
+      seconds = time.get<double>();
+      curve = curve_from_json(found.value("curve", json()), "'" + path + "'");
+    } catch (const Error& error) {
+      throw CellDamaged(cell.folder, error.what());
+    }
     std::erase_if(curve, [&](const TaskPoint& p) { return p.step > state.step; });
   }
 
@@ -320,69 +308,40 @@ TaskAccuracy judge(LanguageModel<float>& model, const SyntheticTask& task, uint6
   return task_accuracy(predictions, asked, length);
 }
 
-json to_json(const TaskResult& r) {
-  json result = settings_of(r.task, r.recipe, r.model, r.lr, r.seed);
-  json scores = json::array();
-  for (const TaskScore& s : r.scores) {
-    scores.push_back(
-        {{"length", s.length}, {"labels", s.accuracy.labels}, {"correct", s.accuracy.correct}, {"micro", s.accuracy.micro}, {"macro", s.accuracy.macro}});
-    if (s.pairs > 0) scores.back()["pairs"] = s.pairs;
-    if (s.ceiling >= 0) scores.back()["ceiling"] = s.ceiling;
-  }
-  result.update({{"rule", r.rule},
-                 {"parameters", static_cast<int64_t>(r.parameters)},
-                 {"steps", r.steps},
-                 {"skipped", r.skipped},
-                 {"judged_step", r.judged_step},
-                 {"seconds", r.seconds},
-                 {"scores", scores},
-                 {"curve", curve_to_json(r.curve)}});
-  return result;
-}
-
-TaskResult task_result_from_json(const json& found, const std::string& where) {
-  TaskResult r;
-  try {
-    r.task = found.at("task").get<std::string>();
-    r.rule = found.at("rule").get<std::string>();
-    keys_from_json(key_tables(r.recipe), found.at("recipe"), where, {});
-    r.model = config_from_json(found.at("model"), where);
-    r.lr = found.at("lr").get<double>();
-    r.seed = found.at("seed").get<uint64_t>();
-    r.parameters = found.at("parameters").get<double>();
-    r.steps = found.at("steps").get<int64_t>();
-    r.skipped = found.at("skipped").get<int64_t>();
-    r.judged_step = found.at("judged_step").get<int64_t>();
-    r.seconds = found.at("seconds").get<double>();
-    r.curve = curve_from_json(found.at("curve"));
-    for (const json& s : found.at("scores")) {
-      r.scores.push_back({s.at("length").get<int64_t>(),
-                          s.value("pairs", int64_t{0}),
-                          {s.at("labels").get<int64_t>(), s.at("correct").get<int64_t>(), s.at("micro").get<double>(), s.at("macro").get<double>()},
-                          s.value("ceiling", -1.0)});
-    }
-  } catch (const json::exception& error) {
-    fail_usage("{}: not the result of a task: {}", where, error.what());
-  }
-  return r;
-}
-
 bool read_result(const std::string& folder, TaskResult& result) {
   const std::string path = folder + "/result.json";
   if (!file_exists(path)) return false;
-  result = task_result_from_json(read_json(path), "'" + path + "'");
+  const json found = read_json(folder, "result.json");
+  try {
+    result = task_result_from_json(found, "'" + path + "'");
+  } catch (const Error& error) {
+    throw CellDamaged(folder, error.what());
+  }
   return true;
 }
 
+CellDamaged::CellDamaged(const std::string& folder, const std::string& why)
+    : Error(ErrorKind::kUsage, fmt::format("the cell '{}' is damaged: {}. Remove the folder, and the same command does the cell anew", folder, why)) {}
+
 bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop,
-              const std::function<void(int64_t)>& on_step) {
+              const std::function<void(const std::string&)>& on_note, const std::function<void(int64_t)>& on_step) {
   const auto stopped = [&] { return stop != nullptr && stop->load(); };
-  make_folders(cell.folder);
+  NewFolders made;
+  made.make(cell.folder);
   const FolderLock lock(cell.folder);
+  for (const std::string& folder : {cell.folder, cell.folder + "/best"}) remove_abandoned(folder);
   const std::string path = cell.folder + "/result.json";
-  if (file_exists(path)) {
-    check_settings(read_json(path), settings_of(cell.task, cell.recipe, cell.model, cell.lr, cell.seed), path);
-    return true;
+  try {
+    TaskResult finished;
+    if (read_result(cell.folder, finished)) {
+      check_settings(cell.folder, "result.json", read_json(cell.folder, "result.json"),
+                     settings_to_json(cell.task, cell.recipe, cell.model, cell.lr, cell.seed));
+      return true;
+    }
+  } catch (const CellDamaged& damaged) {
+    // Its curve says of which settings it is, and its checkpoints what was trained.
+    if (!file_exists(cell.folder + "/curve.json")) throw;
+    if (on_note) on_note(fmt::format("made again from its checkpoint: {}", damaged.what()));
   }
   Run run(cell);
   run.resume();
@@ -419,7 +378,12 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
   LanguageModel<float>* judged = &run.model;
   std::optional<LanguageModel<float>> kept;
   if (!recipe.last && best != nullptr && best->step != run.state.step) {
-    judged = &kept.emplace(load_model<float>(cell.folder + "/best", device_named(cell.device)));
+    Device& device = device_named(cell.device);
+    try {
+      judged = &kept.emplace(load_model<float>(cell.folder + "/best", device));
+    } catch (const Error& error) {
+      throw CellDamaged(cell.folder, error.what());
+    }
     result.judged_step = best->step;
   }
   for (const auto& [length, pairs] : test_points(recipe)) {

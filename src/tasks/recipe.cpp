@@ -10,6 +10,9 @@
 namespace fw {
 namespace {
 
+// So that no product of a few of them leaves 64 bits.
+constexpr int64_t kMostOfAll = int64_t{1} << 40;
+
 // "64x4x100000": `count` whole numbers of at least 1 with an x between them.
 std::vector<int64_t> parse_numbers(const std::string& text, size_t count, const char* option) {
   std::vector<int64_t> numbers;
@@ -22,22 +25,15 @@ std::vector<int64_t> parse_numbers(const std::string& text, size_t count, const 
     numbers.push_back(number);  // NOLINT(performance-inefficient-vector-operation): two or three
     begin = end + 1;
   }
+  for (const int64_t number : numbers) {
+    if (good && number > kMostOfAll) fail_usage("{}: expected numbers of at most {}, got {} in '{}'", option, kMostOfAll, number, text);
+  }
   if (!good || numbers.size() != count)
     fail_usage("{}: expected {} or zoology, with commas between them, got '{}'", option, count == 3 ? "LENGTHxPAIRSxCOUNT" : "LENGTHxPAIRS", text);
   return numbers;
 }
 
 }  // namespace
-
-KeyTables key_tables(TaskRecipe& c) {
-#define FW_KEY FW_KEY_ENTRY
-  return {{"task",
-           "Task",
-           {
-#include "tasks/recipe.def"
-           }}};
-#undef FW_KEY
-}
 
 std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length, int64_t pairs) {
   return make_task(task, {.length = length == 0 ? recipe.length : length,
@@ -74,8 +70,21 @@ void complete_mixture(TaskRecipe& recipe, const std::string& task) {
   if (recipe.eval_every == 0) recipe.eval_every = steps_per_round(recipe);
 }
 
+void check_sizes(TaskRecipe& recipe) {
+  for (const KeyTable& table : key_tables(recipe)) {
+    for (const Key& key : table.keys) {
+      const auto* one = std::get_if<int64_t*>(&key.target);
+      const auto* several = std::get_if<IntList*>(&key.target);
+      for (const int64_t number : one != nullptr ? IntList{**one} : several != nullptr ? **several : IntList{}) {
+        if (number > kMostOfAll) fail_usage("{}: expected at most {}, got {}", key.name, kMostOfAll, number);
+      }
+    }
+  }
+}
+
 void complete(TaskRecipe& recipe, const std::string& task) {
   check_ranges(key_tables(recipe));
+  check_sizes(recipe);
   const TaskOptions standard = default_options(task);
   // Kaczmarz Linear Attention's settings; mqar_zoology takes as many steps as Zoology's 32 passes over 180,000 examples in batches of 256.
   const bool whole_sequence = task == "palindrome" || task == "stack";
@@ -119,7 +128,7 @@ std::vector<TestPoint> test_points(const TaskRecipe& recipe) {
 
 int64_t steps_per_round(const TaskRecipe& recipe) {
   int64_t steps = 0;
-  for (const TaskSegment& s : training_segments(recipe)) steps += (s.examples + recipe.batch - 1) / recipe.batch;
+  for (const TaskSegment& s : training_segments(recipe)) steps += 1 + (s.examples - 1) / recipe.batch;
   return steps;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/agreement.h"
 #include "base/error.h"
 #include "nn/param_pieces.h"
 
@@ -81,7 +82,13 @@ DataParallel<T>::DataParallel(Communicator& values, Communicator& tensors, const
       optimizer_(config, params, mine()),
       sum_(params.device(), mine().size()),
       received_(params.device(), mine().size() * (values.size() - 1)),
-      squares_(params.device(), last_group_ - first_group_) {}
+      squares_(params.device(), last_group_ - first_group_) {
+  // Everything that is sent later has sizes that follow from these.
+  require_agreement(values, {{"elements of the parameters", fmt::format("{}", params.extent())},
+                             {"pieces of the parameters", fmt::format("{}", params.host_pieces().size())},
+                             {"moments", fmt::format("{}", static_cast<int>(optimizer_.format()))},
+                             {"sums", sums == GradientSums::kApart ? "apart" : "local"}});
+}
 
 // The gradients of the batches first to first + N, as many as there are, into sum_.
 template <class T>

@@ -66,6 +66,7 @@ void TokenFile::parse(std::span<const std::byte> content) {
   sum.add(std::as_bytes(std::span(&header, 1)));
   sum.add(content.subspan(sizeof(TokenHeader)));
   if (sum.value() != expected) fail_usage("'{}': checksum {:016x} expected, {:016x} found: the file is damaged, make it again", name_, expected, sum.value());
+  checksum_ = expected;
 
   if (header.vocab_size == 0 || header.vocab_size > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
     fail_usage("'{}': vocabulary of {}, expected 1 to 2^31 - 1", name_, header.vocab_size);

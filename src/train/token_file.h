@@ -36,6 +36,7 @@ class TokenFile {
   int64_t vocab_size() const { return vocab_size_; }
   int64_t text_bytes() const { return text_bytes_; }
   uint64_t tokenizer() const { return tokenizer_; }  // checksum of the one that made it; 0: not known (version 1)
+  uint64_t checksum() const { return checksum_; }    // of the whole file
   const std::string& name() const { return name_; }
   int64_t document_begin(int64_t i) const;                 // i in [0, documents]; documents: tokens()
   int64_t document_of(int64_t token) const;                // the document that this token belongs to
@@ -46,7 +47,7 @@ class TokenFile {
   MappedFile map_;
   std::string name_;
   int64_t tokens_ = 0, documents_ = 0, vocab_size_ = 0, text_bytes_ = 0;
-  uint64_t tokenizer_ = 0;
+  uint64_t tokenizer_ = 0, checksum_ = 0;
   int id_bytes_ = 1;
   const std::byte* ids_ = nullptr;
   const std::byte* offsets_ = nullptr;

@@ -12,6 +12,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folders.h"
 #include "base/growing_file.h"
 #include "base/stop.h"
 #include "train/token_format.h"
@@ -363,11 +364,13 @@ TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& o
   if (fs::is_directory(path, ignored)) fail_io("cannot write '{}': expected a file, it is a folder", path);
   if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
     // A device or a pipe cannot be gone back in: the file is made elsewhere and copied.
-    const std::string copy = (fs::temp_directory_path() / fmt::format("fastweight-{}.tokens", ::getpid())).string();
+    const TemporaryFolder folder;
+    const std::string copy = folder.path() + "/tokens";
     const TokenFileStats stats = write_token_file(open, options, tokenizer, copy);
+    if (!stats.complete) return stats;
     const MappedFile map(copy);
     ::unlink(copy.c_str());
-    if (stats.complete) write_file_atomic(path, [&map](const FileSink& sink) { sink(map.bytes()); });
+    write_file_atomic(path, [&map](const FileSink& sink) { sink(map.bytes()); });
     return stats;
   }
   // A symbolic link keeps pointing at its target, and the target is what is replaced.

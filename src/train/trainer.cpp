@@ -30,16 +30,6 @@ namespace {
 // Steps in a row without a finite loss and norm after which a run is not going to recover.
 constexpr int64_t kMaxSkippedInRow = 10;
 
-void check_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
-  check_tokenizer(file, tokenizer);
-  if (file.vocab_size() > model.vocab_size) {
-    fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(), file.vocab_size(), model.vocab_size);
-  }
-  if (file.tokens() <= file.documents()) {
-    fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(), file.documents());
-  }
-}
-
 // "key (checkpoint: a, run: b)" of every key that differs from the checkpoint's config.json.
 std::string config_differences(const std::string& path, const ModelConfig& config) {
   const nlohmann::json theirs = parse_json(read_file(path), "'" + path + "'"), ours = config_to_json(config);
@@ -89,6 +79,16 @@ MomentFormat format_of(const TrainConfig& config, const std::optional<MemoryPlan
 }
 
 }  // namespace
+
+void check_training_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
+  check_tokenizer(file, tokenizer);
+  if (file.vocab_size() > model.vocab_size) {
+    fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(), file.vocab_size(), model.vocab_size);
+  }
+  if (file.tokens() <= file.documents()) {
+    fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(), file.documents());
+  }
+}
 
 KeyTables key_tables(TrainConfig& c) {
 #define FW_KEY FW_KEY_ENTRY
@@ -462,8 +462,8 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
     }
   }
   if (!tokenizer || train.parts.empty()) fail_internal("Trainer: expected a tokenizer and a training file, got null");
-  for (const TokenMix::Part& part : train.parts) check_file(*part.file, *tokenizer, model);
-  if (valid) check_file(*valid, *tokenizer, model);
+  for (const TokenMix::Part& part : train.parts) check_training_file(*part.file, *tokenizer, model);
+  if (valid) check_training_file(*valid, *tokenizer, model);
   if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks);
 }

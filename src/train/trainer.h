@@ -34,6 +34,9 @@ KeyTables key_tables(TrainConfig& config);
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const TrainConfig& config);
 
+// Throws Error(kUsage) for a file of another tokenizer or of a larger vocabulary, and for one that leaves nothing to predict.
+void check_training_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model);
+
 // One line of metrics. A number that is not finite (every step of the interval skipped) is null in metrics.jsonl and nan
 // in metrics.csv.
 struct LogRecord {

@@ -163,13 +163,12 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
     EXPECT_EQ(figure.columns, 2u);
     ASSERT_EQ(figure.panels.size(), 4u);
     EXPECT_THAT(figure.panels[3].title, HasSubstr("layer 1, head 1"));
-    const std::string script = figure_script(figure, "svg", "it's.svg");
-    EXPECT_THAT(script, HasSubstr("set output 'it''s.svg'"));
+    const std::string script = figure_script(figure);
     EXPECT_THAT(script, HasSubstr("set multiplot layout 2,2"));
     EXPECT_THAT(script, Not(HasSubstr("nan")));
     EXPECT_FALSE(figure.x_label.empty() || figure.y_label.empty()) << figure.name;
-    EXPECT_THAT(script, HasSubstr(fmt::format("set xlabel '{}'", figure.x_label)));
-    EXPECT_THAT(script, HasSubstr(fmt::format("set ylabel '{}'", figure.y_label)));
+    EXPECT_THAT(script, HasSubstr(fmt::format("set xlabel {}", gnuplot_quote(figure.x_label))));
+    EXPECT_THAT(script, HasSubstr(fmt::format("set ylabel {}", gnuplot_quote(figure.y_label))));
     EXPECT_THAT(script, Not(HasSubstr("unset ytics"))) << "a histogram has a scale too";
     EXPECT_EQ(figure.logarithmic, figure.name == "gain" || figure.name == "key_write");  // raw keys
     for (const FigureCurve& curve : figure.panels[0].curves) {
@@ -253,8 +252,8 @@ TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
   // A title longer than a row of panels is cut between words; quotes in it stay text.
   Figure titled = figure;
   titled.title = "a \"quoted\" word and " + std::string(120, 'x') + " end";
-  const std::string script = figure_script(titled, "png", "f.png");
-  EXPECT_THAT(script, HasSubstr("title \"a \\\"quoted\\\" word and\\nxxx"));
+  const std::string script = figure_script(titled);
+  EXPECT_THAT(script, HasSubstr("title \"a \\042quoted\\042 word and\\nxxx"));
   EXPECT_THAT(script, HasSubstr("xxx\\nend\" noenhanced"));
 }
 
@@ -266,7 +265,7 @@ TEST_F(AnalysisOfText, RunsAreGathered) {
   std::map<std::string, Figure> figures;
   for (Figure& figure : comparison_figures(runs, 20)) {
     EXPECT_FALSE(figure.x_label.empty() || figure.y_label.empty() || figure.title.empty()) << figure.name;
-    EXPECT_THAT(figure_script(figure, "svg", "f.svg"), Not(HasSubstr(" nan")));
+    EXPECT_THAT(figure_script(figure), Not(HasSubstr(" nan")));
     EXPECT_TRUE(figures.emplace(figure.name, std::move(figure)).second);
   }
   const auto runs_of = [&](const std::string& name) {

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class CudaLibrary : public testing::Test {
+class CudaLibrary : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string path = (fs::temp_directory_path() / "fw-library-XXXXXX").string();

@@ -1,11 +1,13 @@
 #include "base/file.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -75,27 +77,84 @@ TEST(File, AFullDiskLeavesTheOldFileAndNothingBesideIt) {
   EXPECT_TRUE(fails(ErrorKind::kIo, {"/dev/full", "No space left on device"}, [] { write_file_atomic("/dev/full", "x"); }));
 }
 
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 // A process that was killed while writing cannot remove its side file; the next one that writes the file does.
 TEST(File, WhatAKilledProcessLeftGoesWithTheNextWriting) {
   const TempFolder folder;
-  const pid_t child = ::fork();
-  if (child == 0) {
-    write_file_atomic(folder.path("file"), [](const FileSink& sink) {
-      sink(std::as_bytes(std::span("half")));
-      ::raise(SIGKILL);
-    });
-    ::_exit(0);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFSIGNALED(status));
-  ASSERT_EQ(folder.files(), 1u);
-  // Not ours: of a process that runs, of another file, of another form.
-  const std::string alive = folder.path("file.tmp-" + std::to_string(::getpid()) + "-77");
-  for (const std::string& other : {alive, folder.path("file2.tmp-" + std::to_string(child) + "-0"), folder.path("file.tmp-1x-0")}) std::ofstream(other) << "x";
+  const auto killed_while_writing = [&](const std::string& name) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      write_file_atomic(folder.path(name), [](const FileSink& sink) {
+        sink(std::as_bytes(std::span("half")));
+        ::raise(SIGKILL);
+      });
+      ::_exit(0);
+    }
+    int status = 0;
+    return ::waitpid(child, &status, 0) == child && WIFSIGNALED(status);
+  };
+  ASSERT_TRUE(killed_while_writing("file"));
+  ASSERT_TRUE(killed_while_writing("file2"));
+  ASSERT_EQ(folder.files(), 2u);
+  // Not ours: of other forms.
+  for (const char* other : {"file.tmp-1x-0", "file.tmp-0123456789ag", "file.tmp-0123456789abc", "0123456789ab"}) std::ofstream(folder.path(other)) << "x";
   write_file_atomic(folder.path("file"), "whole");
   EXPECT_EQ(read_file(folder.path("file")), "whole");
-  EXPECT_EQ(folder.files(), 4u);
+  EXPECT_EQ(folder.files(), 6u) << "file, what is left of file2, and four of others";
+  remove_abandoned(folder.path());
+  EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("0123456789ab", "file", "file.tmp-0123456789abc", "file.tmp-0123456789ag", "file.tmp-1x-0"));
+}
+
+// Who writes is known by a lock: the number of a process says nothing in another PID namespace, or on another host.
+TEST(File, WhatAnotherOpeningWritesStays) {
+  const TempFolder folder;
+  write_file_atomic(folder.path("file"), [&](const FileSink& sink) {
+    sink(std::as_bytes(std::span("first", 5)));
+    write_file_atomic(folder.path("file"), "second");
+    remove_abandoned(folder.path());
+    EXPECT_EQ(folder.files(), 2u);
+    EXPECT_EQ(read_file(folder.path("file")), "second");
+  });
+  EXPECT_EQ(read_file(folder.path("file")), "first");
+  EXPECT_EQ(folder.files(), 1u);
+}
+
+// Several processes that write one file and clean up behind each other: no writing fails, and the file is whole at every moment.
+TEST(File, ProcessesThatWriteOneFileDoNotDisturbEachOther) {
+  const TempFolder folder;
+  const std::string path = folder.path("file");
+  write_file_atomic(path, std::string(50000, 'a'));
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int code = 0;
+      try {
+        for (int round = 0; round < 60; ++round) {
+          write_file_atomic(path, std::string(50000, static_cast<char>('a' + i)));
+          const std::string found = read_file(path);
+          if (found.size() != 50000 || found.find_first_not_of(found[0]) != std::string::npos) code = 1;
+          remove_abandoned(folder.path());
+        }
+      } catch (const std::exception&) {
+        code = 2;
+      }
+      ::_exit(code);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  }
+  EXPECT_EQ(folder.files(), 1u);
 }
 
 TEST(File, DevicesAreWrittenNotReplaced) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <optional>
 
+#include "base/base_support.h"
 #include "base/error.h"
 #include "temp_folder.h"
 
@@ -55,6 +56,28 @@ TEST(FolderLock, AProcessThatIsKilledLeavesAFileButNoLock) {
   ::close(ready[1]);
   EXPECT_TRUE(std::filesystem::exists(path + "/" + kLockFile));
   EXPECT_NO_THROW(FolderLock{path});
+}
+
+// Another name of a file of somebody else's, which taking the lock would write.
+TEST(FolderLock, ALinkIsNotWritten) {
+  const TempFolder folder;
+  std::ofstream(folder.path("precious")) << "content";
+  std::filesystem::create_hard_link(folder.path("precious"), folder.path(kLockFile));
+  EXPECT_THROW(FolderLock{folder.path()}, Error);
+  std::filesystem::remove(folder.path(kLockFile));
+  std::filesystem::create_symlink("precious", folder.path(kLockFile));
+  EXPECT_THROW(FolderLock{folder.path()}, Error);
+  std::ifstream in(folder.path("precious"));
+  std::string content;
+  EXPECT_TRUE(in >> content && content == "content");
+}
+
+// The reason is that of the file's limit, also where a part of the text was written.
+TEST(FolderLock, AFileThatCannotBeWritten) {
+  const TempFolder folder;
+  const testing::FileSizeLimit limit(4);
+  EXPECT_TRUE(testing::fails(ErrorKind::kIo, {kLockFile, "File too large"}, [&] { FolderLock{folder.path()}; }));
+  EXPECT_EQ(folder.files(), 0u);
 }
 
 TEST(FolderLock, AFolderThatIsNotThere) {

@@ -12,6 +12,14 @@ TEST(Printable, ControlCharactersAreShownAndAllElseStays) {
   EXPECT_EQ(printable("a\xc2\x9b"
                       "31m"),
             "a\\u009b31m");  // a control sequence in one character
+  // What turns the order of characters, and a control of 8 bits that is no part of UTF-8.
+  EXPECT_EQ(printable("a\xe2\x80\xae"
+                      "b\xe2\x81\xa6"
+                      "c\xe2\x80\xa8"),
+            "a\\u202eb\\u2066c\\u2028");
+  EXPECT_EQ(printable("\x9b"
+                      "31m"),
+            "\\x9b31m");
   for (const std::string& text : {std::string(), "plain text"s, "caf\xc3\xa9 \xc2\xa0 \xe2\x82\xac"s, "not \xff utf \xc2"s}) EXPECT_EQ(printable(text), text);
 }
 

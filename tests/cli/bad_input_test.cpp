@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "cli/program.h"
 
@@ -67,6 +68,22 @@ TEST(BadConfig, WhatCannotBe) {
 }
 
 // A switch takes nothing, true or false: "yes" must not quietly mean no.
+// What an imported model came with is another program's: of any kind.
+TEST(BadConfig, APeersConfigurationOfAnotherKind) {
+  Folder folder;
+  spill(folder / "text", small_text());
+  ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
+  const std::string path = folder / "run/model/config.json";
+  const auto config = nlohmann::json::parse(slurp(path));
+  for (const char* peer : {"{}", "{\"config\":5}", "{\"config\":[]}", "{\"config\":null}", "{\"config\":{\"eos_token_id\":[\"x\",null,1e30]}}"}) {
+    auto other = config;
+    other["peer"] = nlohmann::json::parse(peer);
+    spill(path, other.dump());
+    const Outcome outcome = run({"generate", folder / "run", "--tokens", "1", "--prompt", "a"});
+    EXPECT_EQ(outcome.code, 0) << peer << outcome.err;
+  }
+}
+
 TEST(BadSwitch, OtherValues) {
   for (const Args& args : {Args{"train", "--resume=yes"}, Args{"train", "--resume=1"}, Args{"train", "--resume="},
                            Args{"train", "--tie-word-embeddings=banana"}, Args{"train", "--no-tie-word-embeddings=true"}, Args{"generate", "x", "--greedy=1"},

@@ -282,5 +282,52 @@ TEST_F(Interrupt, WhatTheSystemRefusesIsNoDefectOfTheProgram) {
   refused("true", {"bench", "--tokens", "4611686018427387904", "--rule", "deltanet"}, "> /dev/null", "");
 }
 
+// Root has no limit on its processes: as root the program is started as nobody.
+TEST_F(Interrupt, WhereNoThreadMayBeStarted) {
+  const std::string become = ::geteuid() == 0 ? "setpriv --reuid=65534 --regid=65534 --clear-groups " : "";
+  const auto as_nobody = [&](const std::string& limit, const Args& args = {"rules"}) {
+    const Args launcher{"/bin/sh", "-c", become + "bash -c '" + limit + "; exec \"$@\"' sh \"$@\"", "sh"};
+    return Program(args, "", "/dev/null", launcher).wait();
+  };
+  if (as_nobody("true").code != 0) GTEST_SKIP() << "another user cannot be become, or may not read the program";
+  const Outcome outcome = as_nobody("ulimit -u 1");
+  EXPECT_EQ(outcome.code, 2) << outcome.out;
+  EXPECT_THAT(outcome.err, HasSubstr("the system refused a thread"));
+  // And later ones.
+  const Outcome later = as_nobody("ulimit -u 3", {"bench", "--rules", "deltanet", "--tokens", "128", "--threads", "8"});
+  EXPECT_EQ(later.code, 2) << later.err;
+  EXPECT_THAT(later.err, HasSubstr("cannot start thread"));
+}
+
+// A run is finished without its picture, whatever keeps gnuplot from being started.
+TEST_F(Interrupt, APictureThatCannotBeDrawnIsANote) {
+  const std::string out = folder_ / "run";
+  Outcome outcome;
+  // As many files as the training needs and no more; how many that are depends on the libraries.
+  for (int files = 6; files < 16 && outcome.code != 0; ++files) {
+    fs::remove_all(out);
+    outcome = Program(tiny_train(text(), out), "", "/dev/null", {"/bin/sh", "-c", "ulimit -n " + std::to_string(files) + "; exec \"$@\"", "sh"}).wait();
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("note: "));
+  EXPECT_THAT(outcome.out, HasSubstr("model.safetensors"));
+}
+
+// Tokens for a pipe are made in a folder that nobody can foresee, and nothing of it stays.
+TEST_F(Interrupt, TemporaryFilesAreNobodyElses) {
+  const std::string temporary = folder_ / "tmp", precious = folder_ / "precious";
+  fs::create_directories(temporary);
+  spill(precious, "content");
+  // What the shell becomes has its number.
+  const std::string script = "ln -s \"$1\" \"$2/fastweight-$$.tokens\"; mkfifo \"$3\"; cat \"$3\" > \"$3.read\" & export TMPDIR=\"$2\"; shift 3; exec \"$@\"";
+  const std::string pipe = folder_ / "pipe";
+  const Outcome outcome = Program({"tokenize", text(), "--out", pipe}, "", "/dev/null", {"/bin/sh", "-c", script, "sh", precious, temporary, pipe}).wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(slurp(precious), "content");
+  wait_for_file(pipe + ".read");
+  EXPECT_FALSE(fs::exists(pipe + ".tokenizing"));
+  for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) EXPECT_TRUE(entry.is_symlink()) << entry.path();
+}
+
 }  // namespace
 }  // namespace fw::test

@@ -113,5 +113,63 @@ TEST_F(Output, WhatCannotBeWrittenIsSaidFirst) {
   EXPECT_THAT(run({"generate", at("run"), "--tokens", "1", "--state-save", at("run")}).err, HasSubstr("is a folder"));
 }
 
+// What a command reads is known from its options alone: also of commands that take a model, a data set, or whole folders.
+TEST_F(Output, WhateverAnOptionNames) {
+  const std::string model = at("run/model/model.safetensors"), state = at("run/checkpoints/step-6/model.safetensors"), text = at("a.txt");
+  const Args niah{"requests", "niah_single_1", "--lengths", "128", "--examples", "1"};
+  expect_untouched(niah + Args{"--model", at("run"), "--out", model}, model, "--out");
+  expect_untouched({"generate", at("run"), "--tokens", "1", "--state-save", state}, state, "--state-save");
+  spill(text, small_text());
+  expect_untouched(tiny_train(text, at("p2")) + Args{"--profile", "--json", text}, text, "--json");
+  expect_untouched(tiny_train(text + ":0.5", at("p2")) + Args{"--profile", "--json", text}, text, "--json");
+  expect_untouched({"task", "niah_single_2", "--haystack", text, "--draw", "1", "--out", text}, text, "--out");
+  const std::string pieces = at("pieces.model");
+  ASSERT_EQ(run({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--out", pieces}).code, 0);
+  expect_untouched(niah + Args{"--tokenizer", pieces, "--out", pieces}, pieces, "--out");
+  // What lies beside a token file while it is made.
+  spill(at("b.tokenizing"), small_text());
+  expect_untouched({"tokenize", at("b.tokenizing"), "--out", at("b")}, at("b.tokenizing"), "--out");
+  expect_untouched({"tokenize", at("a.t*"), "--out", text}, text, "--out");
+}
+
+TEST_F(Output, LinksIntoFoldersThatAreRead) {
+  fs::create_directories(at("sw"));
+  for (const char* name : {"results.json", "table.md"}) spill(at("sw/" + std::string(name)), "[]");
+  expect_untouched({"report", at("sw"), "--out", at("sw/table")}, at("sw/table.md"), "--out");
+  fs::create_symlink(at("run/metrics.jsonl"), at("cu.svg"));
+  expect_untouched({"curves", at("run"), "--out", at("cu")}, at("run/metrics.jsonl"), "--out");
+  fs::create_symlink("sw/results.json", at("page.md"));
+  expect_untouched({"report", at("sw"), "--out", at("page")}, at("sw/results.json"), "--out");
+  // What was drawn into a folder that is read is drawn again, and a state may be gone on with in its file.
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(run({"curves", at("run"), "--out", at("run/again")}).err.find("is what this command reads"), std::string::npos);
+    Args generate{"generate", at("run"), "--tokens", "2", "--state-save", at("run/state")};
+    if (i > 0) generate.insert(generate.end(), {"--state-load", at("run/state")});
+    const Outcome kept = run(generate);
+    EXPECT_EQ(kept.code, 0) << kept.err;
+  }
+}
+
+TEST_F(Output, ASweepLooksAtItsTableBeforeTheTraining) {
+  fs::create_directories(at("late/results.json"));
+  const Outcome outcome = run({"sweep", "stack", "--rule", "kda", "--out", at("late"), "--length", "30", "--lengths", "30", "--steps", "2", "--hidden-size",
+                               "8", "--num-heads", "1", "--head-dim", "8"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("results.json' is a folder"));
+  EXPECT_FALSE(fs::exists(at("late/cells")));
+}
+
+// A command that fails leaves no folders behind.
+TEST_F(Output, FailedCommandsLeaveNothing) {
+  spill(at("tiny"), "a\n");
+  spill(at("bad.jsonl"), "{\"text\": \"a b c\"}\nnonsense\n");
+  EXPECT_EQ(run(tiny_train(at("tiny"), at("left/run"))).code, 2);
+  EXPECT_EQ(run(tiny_train(at("bad.jsonl"), at("left/run"))).code, 2);
+  EXPECT_EQ(run({"analyze", at("run"), "--text", at("nothing"), "--out", at("left/d1")}).code, 2);
+  EXPECT_EQ(run({"eval", at("run"), "--requests", at("nothing"), "--out", at("left/e")}).code, 2);
+  EXPECT_EQ(run({"sweep", "stack", "--rule", "kda", "--out", at("left/s"), "--device", "cuda:77"}).code, 2);
+  EXPECT_FALSE(fs::exists(at("left")));
+}
+
 }  // namespace
 }  // namespace fw::test

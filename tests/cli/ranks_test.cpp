@@ -174,6 +174,61 @@ TEST_F(RanksOfMpi, ASignalStopsAllAfterACheckpoint) {
   EXPECT_EQ(on(2, {"train", "--resume", "--out", folder_ / "run", "--steps", "8"}).code, 0);
 }
 
+// Ranks that were started with different arguments would send each other parts of other sizes, wait for ever, or train what nobody asked for.
+TEST_F(RanksOfMpi, RanksThatDisagreeEndBeforeTheFirstStep) {
+  const auto of_two = [&](const Args& first, const Args& second) {
+    return on(1, config("run") + first + Args{":", "-n", "1", std::string(FW_BINARY_DIR) + "/fastweight"} + config("run") + second);
+  };
+  spill(folder_ / "other", small_text() + "and more\n");
+  const std::pair<Args, std::string> cases[] = {{{"--hidden-size", "32"}, "model.hidden_size (rank 0: 16, rank 1: 32)"},
+                                                {{"--accumulate", "6"}, "train.accumulate (rank 0: 4, rank 1: 6)"},
+                                                {{"--sums", "local"}, "train.sums (rank 0: running, rank 1: local)"},
+                                                {{"--eval-every", "7"}, "train.eval_every"},
+                                                {{"--checkpoint-every", "7"}, "train.checkpoint_every"},
+                                                {{"--log-every", "7"}, "train.log_every"},
+                                                {{"--seed", "9"}, "train.seed (rank 0: 1, rank 1: 9)"},
+                                                {{"--lr", "1"}, "train.lr"},
+                                                {{"--batch", "4"}, "train.batch"},
+                                                {{"--text", folder_ / "other"}, "data.text"},
+                                                {{"--out", folder_ / "elsewhere"}, "the folder --out"}};
+  for (const auto& [more, difference] : cases) {
+    const Outcome outcome = of_two({}, more);
+    EXPECT_EQ(outcome.code, 2) << difference << outcome.err;
+    EXPECT_EQ(count(outcome.err, "the ranks were not started alike"), 2u) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(difference));
+    EXPECT_FALSE(fs::exists(folder_ / "run")) << difference;
+  }
+}
+
+// A launcher for each rank that shows it another file under the same name is what a stale copy on one machine is.
+TEST_F(RanksOfMpi, AStaleTextOnOneMachineIsNamed) {
+  const Args begin = {"sh", "-c", "cd \"$0$OMPI_COMM_WORLD_RANK\" && exec \"$@\"", folder_ / "at"};
+  for (const char* rank : {"at0", "at1"}) fs::create_directories(folder_ / rank);
+  // One path, which stands for another file on each: a link through the working directory.
+  fs::create_symlink("/proc/self/cwd/text", folder_ / "linked");
+  spill(folder_ / "at0/text", small_text());
+  spill(folder_ / "at1/text", small_text() + "stale\n");
+  const Outcome outcome =
+      Program(tiny_train(folder_ / "linked", folder_ / "run") + Args{"--accumulate", "4", "--threads", "1"}, "", "/dev/null", mpirun(2) + begin).wait();
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("the file '" + folder_ / "linked" + "'"));
+  EXPECT_FALSE(fs::exists(folder_ / "run/model"));
+}
+
+TEST_F(RanksOfMpi, ASignalToAnyRankGivesItsExitCode) {
+  Program program(config("run") + Args{"--steps", "1000000"}, "", "/dev/null", mpirun(3));
+  wait_until([&] { return fs::exists(folder_ / "run/checkpoints/step-4"); });
+  const std::vector<pid_t> ranks = children(program.pid());
+  ASSERT_EQ(ranks.size(), 3u);
+  for (const pid_t rank : ranks) {
+    const std::string environment = slurp("/proc/" + std::to_string(rank) + "/environ");
+    if (environment.find(std::string("OMPI_COMM_WORLD_RANK=2") + '\0') != std::string::npos) ::kill(rank, SIGTERM);
+  }
+  const Outcome stopped = program.wait();
+  EXPECT_EQ(stopped.code, 128 + SIGTERM);
+  EXPECT_THAT(stopped.out, HasSubstr("the checkpoint is written"));
+}
+
 TEST_F(RanksOfMpi, ErrorsEndAllAndAreSaid) {
   const Outcome few = on(2, config("run") + Args{"--accumulate", "1"});
   EXPECT_NE(few.code, 0);

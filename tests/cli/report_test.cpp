@@ -77,11 +77,23 @@ TEST(Metrics, LaterRecordsOfAStepWinAndACutLineIsLeftOut) {
   }
 }
 
+// Names of others are no markup.
+TEST(Table, TextInMarkdownAndHtmlIsText) {
+  EXPECT_EQ(markdown_text("a\n# b"), "a\\\\x0a\\# b");
+  EXPECT_EQ(markdown_text("<script> [l](http://x) **b** `c` x|y \\| &amp;"), "\\<script\\> \\[l\\](http\\://x) \\*\\*b\\*\\* \\`c\\` x\\|y \\\\\\| \\&amp;");
+  EXPECT_EQ(markdown_text("# a"), "\\# a");
+  EXPECT_EQ(markdown_text("1. a"), "1\\. a");
+  for (const char* plain : {"0.5", "-0.5", "-"}) EXPECT_EQ(markdown_text(plain), plain);
+  EXPECT_EQ(markdown_text("- a"), "\\- a");
+  EXPECT_EQ(markdown_text("_a_ www.x"), "\\_a\\_ www\\.x");
+  EXPECT_EQ(markdown_text("gated_deltanet+window, lr 1e-3 (0.5) & more"), "gated_deltanet+window, lr 1e-3 (0.5) & more");
+  EXPECT_EQ(html_text("<a href='x' title=\"y\">&\x1b"), "&lt;a href=&#39;x&#39; title=&quot;y&quot;&gt;&amp;\\x1b");
+}
+
 TEST(Curves, ScriptHasFinitePointsOnlyAndQuotes) {
   const std::vector<MetricPoint> points{{10, 3.0, 0, {}, {}}, {20, NAN, 0, {}, {}}, {30, 2.0, 0, 2.5, 3.6}};
-  const std::string script = loss_curve_script(points, "it's", "svg", "a'b.svg");
-  EXPECT_THAT(script, HasSubstr("set title 'it''s'"));
-  EXPECT_THAT(script, HasSubstr("set output 'a''b.svg'"));
+  const std::string script = loss_curve_script(points, "it's");
+  EXPECT_THAT(script, HasSubstr("set title \"it\\047s\""));
   EXPECT_THAT(script, HasSubstr("10 3\n30 2\n"));
   EXPECT_THAT(script, HasSubstr("30 2.5\n"));
   EXPECT_THAT(script, Not(HasSubstr("nan")));
@@ -93,23 +105,31 @@ TEST(Curves, SeveralRunsShareAPicture) {
   b.tokens = 2000;
   b.lr = 0.1;
   const std::vector<RunCurve> runs{{"it's", {a, b}}, {"small", {a, {30, NAN, 0, 2.25, {}}}}, {"empty", {}}};
-  const std::string loss = run_curves_script(runs, CurveValue::kLoss, CurveOver::kStep, "two", "svg", "f.svg");
+  const std::string loss = run_curves_script(runs, CurveValue::kLoss, CurveOver::kStep, "two");
   EXPECT_THAT(loss, HasSubstr("set xlabel 'step'"));
   EXPECT_THAT(loss, HasSubstr("set ylabel 'loss (nats per token)'"));
   EXPECT_THAT(loss, HasSubstr("10 3\n20 2\n"));
-  EXPECT_THAT(loss, HasSubstr("title 'it''s' noenhanced"));
-  EXPECT_THAT(loss, HasSubstr("title 'small, held out' noenhanced"));
+  EXPECT_THAT(loss, HasSubstr("title \"it\\047s\" noenhanced"));
+  EXPECT_THAT(loss, HasSubstr("title \"small, held out\" noenhanced"));
   EXPECT_THAT(loss, HasSubstr("30 2.25\n"));
   EXPECT_THAT(loss, Not(HasSubstr("empty")));
   EXPECT_THAT(loss, Not(HasSubstr("nan")));
-  const std::string rate = run_curves_script(runs, CurveValue::kLearningRate, CurveOver::kTokens, "", "svg", "f.svg");
+  const std::string rate = run_curves_script(runs, CurveValue::kLearningRate, CurveOver::kTokens, "");
   EXPECT_THAT(rate, HasSubstr("set xlabel 'tokens'"));
   EXPECT_THAT(rate, HasSubstr("set ylabel 'learning rate'"));
   EXPECT_THAT(rate, HasSubstr("2000 0.1\n"));
-  EXPECT_EQ(run_curves_script({runs[2]}, CurveValue::kLoss, CurveOver::kStep, "", "svg", "f.svg"), "");
+  EXPECT_EQ(run_curves_script({runs[2]}, CurveValue::kLoss, CurveOver::kStep, ""), "");
   EXPECT_THROW(write_run_curves({runs[2]}, CurveValue::kLoss, CurveOver::kStep, "", "/nonexistent/f"), Error);
   EXPECT_THROW(parse_curve_value("los"), Error);
   EXPECT_THROW(parse_curve_over("time"), Error);
+}
+
+// Whatever a label holds stays inside its string: quotes side by side, back quotes, line ends.
+TEST(Curves, NoTextIsCode) {
+  const std::string quoted = gnuplot_quote("a''b `touch x` \"c\" \\ $d @e\n!touch x");
+  EXPECT_EQ(quoted.find_first_of("'`\n@$!"), std::string::npos) << quoted;
+  EXPECT_EQ(std::count(quoted.begin(), quoted.end(), '"'), 2) << quoted;
+  EXPECT_EQ(gnuplot_quote(std::vector<std::string>{"two", "lines"}), "\"two\\nlines\"");
 }
 
 TEST(Curves, NothingToDrawIsANote) {
@@ -123,7 +143,10 @@ TEST(Process, GivesInputAndTakesOutputOfAnySize) {
   const ProcessResult echo = run_process({"cat"}, large);
   EXPECT_TRUE(echo.started);
   EXPECT_EQ(echo.exit_code, 0);
-  EXPECT_EQ(echo.output, large.substr(0, 64 << 10));
+  EXPECT_EQ(echo.output, large);
+  const ProcessResult complaint = run_process({"sh", "-c", "echo of use; cat >&2"}, large);
+  EXPECT_EQ(complaint.output, "of use\n");
+  EXPECT_EQ(complaint.errors, large.substr(0, 64 << 10));
   // No shell: the argument arrives as it is.
   EXPECT_EQ(run_process({"printf", "%s", "$HOME; *"}, "").output, "$HOME; *");
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -106,6 +107,50 @@ size_t times(const std::string& text, const std::string& part) {
   size_t count = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
   return count;
+}
+
+// One damaged cell costs itself alone: the others are done, the table is made, and the end says that something is missing.
+TEST(Sweep, ADamagedCellDoesNotStopTheOthers) {
+  const Folder folder;
+  ASSERT_EQ(run(small_sweep(folder / "s")).code, 0);
+  const std::string first = folder / "s/cells/gated_deltanet-lr0.001-seed1", last = folder / "s/cells/mamba2-lr0.001-seed2";
+  const std::string whole = results_without_time(folder / "s");
+  spill(first + "/curve.json", "[]");
+  std::filesystem::remove(first + "/result.json");
+  std::filesystem::remove_all(last);
+  const Outcome damaged = run(small_sweep(folder / "s"));
+  EXPECT_EQ(damaged.code, 2) << damaged.out;
+  EXPECT_THAT(damaged.out, HasSubstr("the cell '" + first + "' is damaged"));
+  EXPECT_THAT(damaged.err, HasSubstr("1 of 4 cells are damaged"));
+  EXPECT_EQ(nlohmann::json::parse(slurp(folder / "s/results.json")).size(), 3u);
+  std::filesystem::remove_all(first);
+  // A result without scores was a crash of the table.
+  auto result = nlohmann::json::parse(slurp(last + "/result.json"));
+  result["scores"] = nlohmann::json::array();
+  spill(last + "/result.json", result.dump());
+  const Outcome mended = run(small_sweep(folder / "s"));
+  EXPECT_EQ(mended.code, 0) << mended.err;
+  EXPECT_THAT(mended.out, HasSubstr("made again from its checkpoint"));
+  EXPECT_EQ(results_without_time(folder / "s"), whole);
+}
+
+// Processes that end together write the same table and pictures: nobody's side file is taken away, and what stands there is whole.
+TEST(Sweep, ProcessesThatEndTogetherDoNotDisturbEachOther) {
+  const Folder folder;
+  ASSERT_EQ(run(small_sweep(folder / "s")).code, 0);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<Program>> programs;
+    for (int i = 0; i < 3; ++i) programs.push_back(std::make_unique<Program>(small_sweep(folder / "s")));
+    for (const auto& program : programs) {
+      const Outcome outcome = program->wait();
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      EXPECT_EQ(outcome.out.find("was not drawn"), std::string::npos) << outcome.out;
+    }
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "s")) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_TRUE(name.find(".tmp-") == std::string::npos && name.find(".partial") == std::string::npos) << name;
+  }
 }
 
 TEST(Sweep, KilledAtAnyTimeItGoesOnToTheSameResults) {

@@ -278,6 +278,88 @@ TEST(TaskCell, EveryParameterDecays) {
   EXPECT_EQ(exempt(), 0);
 }
 
+// Valid JSON of another kind, files that are cut, models that are damaged: the error names the folder and what to do, and nothing crashes.
+TEST(TaskCell, DamagedFilesAreNamed) {
+  const testing::TempFolder folder;
+  const TaskCell whole = small_cell(folder.path("whole"));
+  ASSERT_TRUE(run_cell(whole, {}, nullptr));
+  const auto result = nlohmann::json::parse(read_file(whole.folder + "/result.json"));
+  const auto curve = nlohmann::json::parse(read_file(whole.folder + "/curve.json"));
+  int tries = 0;
+  // A file of the cell as `text`: with its curve a result is made again, to the same numbers; without it, and of a curve, the folder is named.
+  const auto damaged = [&](const char* name, const std::string& text, bool with_curve) {
+    const TaskCell cell = small_cell(folder.path("cell-" + std::to_string(++tries)));
+    std::filesystem::copy(whole.folder, cell.folder, std::filesystem::copy_options::recursive);
+    if (std::string(name) == "curve.json" || !with_curve) std::filesystem::remove(cell.folder + (with_curve ? "/result.json" : "/curve.json"));
+    write_file_atomic(cell.folder + "/" + name, text);
+    std::vector<std::string> notes;
+    const std::string error = error_of([&] { run_cell(cell, {}, nullptr, [&](const std::string& note) { notes.push_back(note); }); });
+    if (std::string(name) == "result.json" && with_curve) {
+      EXPECT_EQ(error, "") << text;
+      ASSERT_EQ(notes.size(), 1u) << text;
+      EXPECT_THAT(notes[0], HasSubstr("made again from its checkpoint"));
+      EXPECT_EQ(result_without_time(cell.folder), result_without_time(whole.folder)) << text;
+    } else {
+      EXPECT_THAT(error, HasSubstr("the cell '" + cell.folder + "' is damaged")) << text;
+      EXPECT_THAT(error, HasSubstr("Remove the folder")) << text;
+    }
+  };
+  const auto with = [](nlohmann::json json, const char* key, const nlohmann::json& value) {
+    json[key] = value;
+    return json.dump();
+  };
+  for (const char* text : {"[]", "5", "null", "\"x\"", "{}", "", "{\"scores\""}) {
+    damaged("result.json", text, true);
+    damaged("result.json", text, false);
+    damaged("curve.json", text, true);
+  }
+  for (const auto& [key, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"scores", nlohmann::json::array()},
+                                                                                      {"scores", {{{"length", nullptr}}}},
+                                                                                      {"curve", 5},
+                                                                                      {"seconds", "x"},
+                                                                                      {"recipe", nlohmann::json::array()},
+                                                                                      {"model", nullptr},
+                                                                                      {"lr", "1"}}) {
+    damaged("result.json", with(result, key, value), true);
+  }
+  for (const auto& [key, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"settings", nlohmann::json::array()},
+                                                                                      {"settings", {{"recipe", 5}}},
+                                                                                      {"seconds", "x"},
+                                                                                      {"curve", 5},
+                                                                                      {"curve", {{{"step", "x"}}}},
+                                                                                      {"curve", nullptr}}) {
+    damaged("curve.json", with(curve, key, value), true);
+  }
+  // Points of a curve without an accuracy.
+  damaged("curve.json", with(curve, "curve", {{{"step", 7}, {"loss", 1.0}, {"accuracy", nullptr}}}), true);
+  // The best model, where it is another than the last.
+  TaskCell best = small_cell(folder.path("best"));
+  best.lr = 1e-9;
+  best.recipe.patience = 2;
+  ASSERT_TRUE(run_cell(best, {}, nullptr));
+  std::filesystem::remove(best.folder + "/result.json");
+  std::ofstream(best.folder + "/best/config.json") << "{}";
+  EXPECT_THAT(error_of([&] { run_cell(best, {}, nullptr); }), HasSubstr("the cell '" + best.folder + "' is damaged"));
+}
+
+TEST(TaskCell, WhatAKilledProcessLeftAsideGoes) {
+  const testing::TempFolder folder;
+  const TaskCell cell = small_cell(folder.path("cell"));
+  make_folders(cell.folder + "/best");
+  for (const char* name : {"/best/model.safetensors.tmp-0123456789ab", "/result.json.tmp-ba9876543210"}) std::ofstream(cell.folder + name) << "half";
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  EXPECT_FALSE(file_exists(cell.folder + "/best/model.safetensors.tmp-0123456789ab"));
+  EXPECT_FALSE(file_exists(cell.folder + "/result.json.tmp-ba9876543210"));
+}
+
+TEST(TaskRecipe, NumbersThatNoProductHolds) {
+  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return error_of([&] { complete(recipe, task); }); };
+  EXPECT_THAT(refused({.segments = {"64x4x9223372036854775807"}, .tests = {"64x4"}}), HasSubstr("segments: expected numbers of at most 1099511627776"));
+  EXPECT_THAT(refused({.lengths = {int64_t{1} << 62}}, "mqar"), HasSubstr("lengths: expected at most"));
+  EXPECT_THAT(refused({.steps = int64_t{1} << 62}, "mqar"), HasSubstr("steps: expected at most"));
+  EXPECT_THAT(refused({.batch = int64_t{1} << 62}, "mqar"), HasSubstr("batch: expected at most"));
+}
+
 TEST(TaskCell, AResultComesBackFromItsFile) {
   TaskResult result;
   result.task = "mqar";

@@ -39,19 +39,30 @@ class MpiRanks : public Communicator {
 
   void all_to_all(std::span<const ConstPart> send, std::span<const Part> receive) override {
     std::vector<MPI_Request> requests;
+    std::vector<int> expected;  // bytes of each request that receives; -1 of one that sends
     // The next rank first, so that not all send to the same one at first.
     for (int step = 0; step < size_; ++step) {
       const int from = (rank_ + size_ - step) % size_, to = (rank_ + step) % size_;
       const Part& in = receive[static_cast<size_t>(from)];
       in_pieces(in.bytes, [&](size_t at, int bytes) {
         check(MPI_Irecv(static_cast<char*>(in.data) + at, bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD, &requests.emplace_back()), "all-to-all");
+        expected.push_back(bytes);
       });
       const ConstPart& out = send[static_cast<size_t>(to)];
       in_pieces(out.bytes, [&](size_t at, int bytes) {
         check(MPI_Isend(static_cast<const char*>(out.data) + at, bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, &requests.emplace_back()), "all-to-all");
+        expected.push_back(-1);
       });
     }
-    check(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE), "all-to-all");
+    std::vector<MPI_Status> statuses(requests.size());
+    check(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), statuses.data()), "all-to-all");
+    for (size_t i = 0; i < statuses.size(); ++i) {
+      int received = 0;
+      if (expected[i] < 0) continue;
+      check(MPI_Get_count(&statuses[i], MPI_BYTE, &received), "all-to-all");
+      if (received != expected[i])
+        fail_io("all-to-all: expected {} bytes of rank {}, got {}: the ranks do not agree", expected[i], statuses[i].MPI_SOURCE, received);
+    }
   }
 
   void all_gather(std::span<const Part> parts) override {
