@@ -170,6 +170,7 @@ void Generate::check(const Options& options) {
   validate(generate_.sampling);
   if (conversation_ && !options.given("after")) after_.assign(1, '\n');
   generate_.logprobs = json_;
+  generate_.behind_text = echo_ && !json_;
   if (!prompt_file_.empty()) prompt_ = read_file_or_input(prompt_file_, kMostInput);
 }
 
@@ -318,7 +319,8 @@ int Generate::run(Options& options) {
   check(options);
   if (!state_save_.empty()) {
     StringList inputs{prompt_file_, prompts_, tokenizer_};
-    for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {
+    for (const char* file :
+         {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"}) {
       inputs.push_back((std::filesystem::path(find_model_folder(model_)) / file).string());
     }
     check_output("--state-save", state_save_, inputs);

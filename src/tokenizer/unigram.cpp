@@ -83,7 +83,7 @@ class Unigram final : public TokenModel {
   };
 
   [[noreturn]] static void fail_unknown(std::string_view text) {
-    fail_usage("the tokenizer has no token for '{}' and no unk_id for what it does not know", text.substr(0, 40));
+    fail_usage("the tokenizer has no token for '{}' and no unk_id for what it does not know", utf8_start(text, 40));
   }
 
   void insert(std::string_view token, int32_t id) {
