@@ -41,11 +41,11 @@ std::string plain_name(std::string_view name) {
   return out;
 }
 
-// Oniguruma 6.9.8 in the words of 6.9.10, which the package has: [[:punct:]] has symbols, \p{Word} is \w, and \R works behind a repeat. `fault`: what cannot be
-// said so.
+// Oniguruma 6.9.8 in the words of 6.9.10, which the package has: [[:punct:]] has symbols, \p{Word} is \w, \R works behind a repeat,
+// and .* behind what takes no character. `fault`: what cannot be said so.
 std::string translated(std::string_view pattern, std::string& fault) {
   std::string out;
-  bool looks_behind = false, ascii = false, line_end = false, punctuation = false;
+  bool looks_behind = false, ascii = false, line_end = false, punctuation = false, any = false;
   int depth = 0;  // of sets in sets
   const auto copy = [&](size_t& i, size_t end) {
     out.append(pattern.substr(i, end - i));
@@ -69,6 +69,7 @@ std::string translated(std::string_view pattern, std::string& fault) {
         out += "(?>\\r\\n|[\\n-\\r\\x{85}\\x{2028}\\x{2029}])";
         i += 2;
       } else {
+        any = any || (depth == 0 && (rest[1] == 'O' || rest[1] == 'N'));
         copy(i, i + 2);
       }
     } else if (depth == 0 && rest.starts_with("(?(") && rest.size() > 3 && std::string_view("0123456789+-<'").find(rest[3]) == std::string_view::npos) {
@@ -96,9 +97,12 @@ std::string translated(std::string_view pattern, std::string& fault) {
       copy(i, end);
     } else {
       if (rest[0] == ']' && depth > 0) --depth;
+      any = any || (depth == 0 && rest[0] == '.');
       copy(i, i + 1);
     }
   }
+  // Behind what takes no character, .* is looked for at the beginnings of lines alone; a first branch that never matches keeps Oniguruma from that.
+  if (any) out.insert(0, "(?!)|");
   if (looks_behind && line_end)
     fault = "\\R and a lookbehind in one pattern are not supported: Debian 12's Oniguruma reads them differently than the tokenizers package's";
   if (ascii && punctuation)

@@ -62,6 +62,8 @@ TEST(Patterns, MeanWhatOnigurumaMakesOfThem) {
   EXPECT_EQ(cut("\\O", "\n"), "|\n");
   EXPECT_EQ(cut(".+\\R", "ab\r\nc"), "|ab\r\n|c");
   EXPECT_EQ(cut("\\s*\\R", "a  \nb"), "|a||\n|b") << "spaces become marks too";
+  EXPECT_EQ(cut("(?=b)\\O*", " bc"), "||bc");
+  EXPECT_EQ(cut("(?=b)(?m:.)*\\X", " bc"), "||bc");
   EXPECT_EQ(cut("\\X", "e\u0301x"), "|e\u0301|x");
   EXPECT_EQ(cut("\\bb", "b,bb"), "|b|,|b|b");
   EXPECT_EQ(cut("[a-c&&[^b]]+", "abc"), "|a|b|c");
