@@ -36,9 +36,13 @@ TextMatcher::TextMatcher(const std::vector<std::pair<std::string_view, int32_t>>
     const Edge& edge = edges[e];
     Node& node = nodes_[edge.child];
     node.failure = edge.parent == 0 ? 0 : next(nodes_[edge.parent].failure, edge.c);
+    const Node& other = nodes_[node.failure];
     if (node.length == 0) {
-      node.length = nodes_[node.failure].length;
-      node.value = nodes_[node.failure].value;
+      node.length = other.length;
+      node.value = other.value;
+      node.shorter = other.shorter;
+    } else if (other.length > 0) {
+      node.shorter = node.failure;
     }
   }
 }
@@ -58,8 +62,15 @@ void TextMatcher::find(std::string_view text, std::vector<Found>& found) const {
   uint32_t node = 0;
   for (size_t i = text.size(); i-- > 0;) {
     node = next(node, text[i]);
-    if (nodes_[node].length > 0) found.push_back({i, nodes_[node].length, nodes_[node].value});
+    if (nodes_[node].length > 0) found.push_back({i, nodes_[node].length, nodes_[node].value, nodes_[node].shorter});
   }
+}
+
+bool TextMatcher::next_shorter(Found& found) const {
+  if (found.shorter == 0) return false;
+  const Node& node = nodes_[found.shorter];
+  found = {found.begin, node.length, node.value, node.shorter};
+  return true;
 }
 
 }  // namespace fw

@@ -18,6 +18,7 @@ class TextMatcher {
     size_t begin = 0;
     uint32_t length = 0;
     int32_t value = -1;
+    uint32_t shorter = 0;  // for next_shorter()
   };
 
   TextMatcher() = default;
@@ -26,12 +27,15 @@ class TextMatcher {
 
   // Places at which a word begins, from the last of the text to its first.
   void find(std::string_view text, std::vector<Found>& found) const;
+  // The next shorter word that begins at the same place; false where there is none.
+  bool next_shorter(Found& found) const;
 
  private:
   struct Node {
     uint32_t failure = 0;  // the node of the longest other end of what has been read
     uint32_t length = 0;   // of the longest word that ends here, 0: none
     int32_t value = -1;    // its value
+    uint32_t shorter = 0;  // a node with the next shorter word that ends here, 0: none
   };
   struct PlaceHash {
     size_t operator()(uint64_t place) const { return static_cast<size_t>((place ^ place >> 31) * 0x9e3779b97f4a7c15u >> 5); }

@@ -175,6 +175,14 @@ TEST(WordPiece, LongWordsTakeTimeThatGrowsWithThem) {
   EXPECT_EQ(t->encode("ab"), Ids{0});
 }
 
+TEST(Unigram, LongTokensThatAlmostMatch) {
+  Json vocab = Json::array();
+  for (const std::string& word : {std::string("<unk>"), std::string("a"), std::string(100000, 'a') + "b"}) vocab.push_back(Json::array({word, -1.0}));
+  const auto t = tokenizer_of({{"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}}});
+  EXPECT_EQ(t->encode(std::string(200000, 'a')), Ids(200000, 1));
+  EXPECT_EQ(t->encode(std::string(100001, 'a') + "b"), (Ids{1, 2}));
+}
+
 TEST(Decoders, WordsOfAStreamAreJoinedBySpaces) {
   const Json json = {{"pre_tokenizer", {{"type", "Whitespace"}}}, {"model", {{"type", "WordLevel"}, {"vocab", {{"alpha", 0}, {"beta", 1}, {"<unk>", 2}}}}}};
   const auto t = tokenizer_of(json);
