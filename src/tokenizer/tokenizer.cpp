@@ -82,7 +82,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) fail_usage("cannot load a tokenizer from '{}': expected a model folder", folder);
   const std::string path = folder + "/" + kJsonName;
   if (!file_exists(path)) {
-    if (file_exists(folder + "/" + kModelName)) return sentencepiece_tokenizer(folder + "/" + kModelName);
+    if (file_exists(folder + "/" + kModelName)) {
+      fail_usage("'{}' is missing, and '{}' beside it says that the model's tokenizer is not bytes: give {} back", path, kModelName, kJsonName);
+    }
     return byte_tokenizer();
   }
   const auto unknown = [&path](const std::string& found) {

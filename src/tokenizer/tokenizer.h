@@ -48,7 +48,7 @@ std::unique_ptr<Tokenizer> huggingface_tokenizer(std::string text, const nlohman
 std::unique_ptr<Tokenizer> tokenizer_of_file(const std::string& path);
 // Trains a SentencePiece model (unigram or bpe, byte fallback, no normalisation that loses text) and writes model_path.
 void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type);
-// From a model folder; one with a tokenizer.model alone is SentencePiece, one with neither bytes.
+// From a model folder; one with neither tokenizer.json nor tokenizer.model is bytes.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 // What Tokenizer::checksum() is for a tokenizer that `definition` says all about.
 uint64_t tokenizer_checksum(std::string_view type, std::string_view definition);

@@ -123,7 +123,6 @@ TEST_F(SentencePieceFolderTest, SavedAndLoadedWithTheModel) {
   EXPECT_EQ(again->checksum(), t->checksum());
   EXPECT_EQ(again->encode("a<m>"), t->encode("a<m>"));
   EXPECT_EQ(again->end_of_text(), 8);
-  EXPECT_EQ(load_tokenizer(path("."))->checksum(), t->checksum()) << "a folder that has no tokenizer.json";
   spill("added_tokens.json", "{}");
   spill("special_tokens_map.json", "{}");
   EXPECT_NE(load()->checksum(), t->checksum());
