@@ -45,9 +45,9 @@ void TextBudget::grow(size_t before, size_t after) {
   if (after <= before) return;
   if (after - before > growth_) {
     fail_usage(
-        "the tokenizer makes more than {} bytes of a text of {}: expected at most {} times its size and {} MiB; one of its steps \"Replace\" or "
-        "\"Prepend\" multiplies the text",
-        after, bytes_, kGrowthPerByte, kGrowth >> 20);
+        "the tokenizer makes too much of a text of {} bytes: expected at most {} times its size and {} MiB more; one of its steps \"Replace\" or \"Prepend\" "
+        "multiplies the text",
+        bytes_, kGrowthPerByte, kGrowth >> 20);
   }
   growth_ -= after - before;
 }
