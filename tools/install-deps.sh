@@ -8,7 +8,7 @@ set -eu
 
 # g++ may be any C++20 compiler that is on PATH as g++; the rest are headers and libraries of Debian 12.
 build_set="g++ cmake ninja-build ccache pkg-config libdnnl-dev libhwy-dev libopenblas-openmp-dev libfmt-dev \
-libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsentencepiece-dev zlib1g-dev libzstd-dev libicu-dev libgtest-dev libgmock-dev librapidcheck-dev \
+libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsentencepiece-dev zlib1g-dev libzstd-dev libicu-dev libonig-dev libgtest-dev libgmock-dev librapidcheck-dev \
 libopenmpi-dev openmpi-bin"
 test_set="gnuplot-nox fonts-dejavu-core"
 # gnuplot-nox draws text through cairo and fontconfig; one scalable font is enough. fortunes brings fortunes-min.

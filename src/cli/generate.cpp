@@ -169,6 +169,7 @@ void Generate::check(const Options& options) {
   validate(generate_.sampling);
   if (conversation_ && !options.given("after")) after_.assign(1, '\n');
   generate_.logprobs = json_;
+  generate_.behind_text = echo_ && !json_;
   if (!prompt_file_.empty()) prompt_ = read_file_or_input(prompt_file_, kMostInput);
 }
 

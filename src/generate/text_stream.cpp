@@ -92,7 +92,7 @@ void TextStream::add(int32_t id, double logprob) {
     m.whole = true;
   };
   if (std::find(m.options.end_tokens.begin(), m.options.end_tokens.end(), id) != m.options.end_tokens.end()) return stop(StopReason::kEndToken);
-  m.out(m.filter.add(m.tokenizer.piece(id)));
+  m.out(m.filter.add(result.ids.size() == 1 && !m.options.behind_text ? m.tokenizer.first_piece(id) : m.tokenizer.piece(id)));
   if (m.filter.stopped()) stop(StopReason::kStopText);
 }
 

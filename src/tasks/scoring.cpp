@@ -166,7 +166,7 @@ struct Scoring::Impl {
     for (int64_t i = 0; i < r.max_gen; ++i) {
       const int32_t id = session.next({.temperature = 0});
       if (std::ranges::find(options.end_tokens, id) != options.end_tokens.end()) break;
-      text += tokenizer.piece(id);
+      text += i == 0 ? tokenizer.first_piece(id) : tokenizer.piece(id);
       size_t end = std::string::npos;
       for (const std::string& stop : r.until) end = std::min(end, text.find(stop));
       if (end != std::string::npos) return text.substr(0, end);

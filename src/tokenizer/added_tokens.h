@@ -2,12 +2,12 @@
 // others in what the normalizer makes of it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
+
+#include "tokenizer/text_matcher.h"
 
 namespace fw {
 
@@ -26,19 +26,16 @@ class AddedTokens {
   };
 
   // What is looked for is `pattern`; of equal ones the first counts. An empty one is never found.
-  void add(const AddedToken& token, std::string_view pattern);
+  void add(const AddedToken& token, std::string pattern);
+  void finish();  // after the last add(), before the first cut()
   bool empty() const { return tokens_.empty(); }
   // The text as tokens and what lies between. Valid UTF-8.
   void cut(std::string_view text, std::vector<Part>& parts) const;
 
  private:
-  // Token at the start of a text, by its length: {-1, 0} where there is none.
-  std::pair<int32_t, size_t> longest(std::string_view text) const;
-
   std::vector<AddedToken> tokens_;
-  std::unordered_map<uint64_t, uint32_t> next_;  // node and byte -> node
-  std::vector<int32_t> ends_{-1};                // of a node: the token that ends there
-  std::array<bool, 256> begins_{};
+  std::vector<std::string> patterns_;  // what is looked for, of each token
+  TextMatcher matcher_;
 };
 
 }  // namespace fw

@@ -11,19 +11,29 @@ namespace fw {
 namespace {
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
-  if (what.empty()) return;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) text.replace(at, what.size(), with);
+  size_t at = text.find(what);
+  if (at == std::string::npos) return;
+  std::string out;
+  size_t done = 0;
+  for (; at != std::string::npos; at = text.find(what, done)) {
+    out.append(text, done, at - done).append(with);
+    done = at + what.size();
+  }
+  text.replace(0, done, out);
 }
 
 // A pattern reads characters: bytes that are none stay between.
-void replace_matches(std::string& text, const Pattern& pattern, const std::string& with) {
+void replace_matches(std::string& text, const Pattern& pattern, const std::string& with, TextBudget& budget) {
   std::vector<Span> spans;
-  PatternScan scan(pattern);
+  PatternScan scan(pattern, budget);
   std::string out;
   for (std::string_view rest = text; !rest.empty();) {
     const size_t valid = utf8_prefix(rest);
     scan.cut(rest.substr(0, valid), spans);
-    for (const Span& span : spans) out.append(span.match ? std::string_view(with) : rest.substr(span.begin, span.end - span.begin));
+    for (const Span& span : spans) {
+      if (span.match) budget.grow(span.end - span.begin, with.size());
+      out.append(span.match ? std::string_view(with) : rest.substr(span.begin, span.end - span.begin));
+    }
     if (valid < rest.size()) out += rest[valid];
     rest.remove_prefix(std::min(valid + 1, rest.size()));
   }
@@ -31,16 +41,46 @@ void replace_matches(std::string& text, const Pattern& pattern, const std::strin
 }
 
 void strip(std::string& text, std::string_view character, int64_t start, int64_t stop) {
-  for (; start > 0 && text.starts_with(character); --start) text.erase(0, character.size());
-  for (; stop > 0 && text.ends_with(character); --stop) text.erase(text.size() - character.size());
+  std::string_view rest(text);
+  for (; start > 0 && rest.starts_with(character); --start) rest.remove_prefix(character.size());
+  for (; stop > 0 && rest.ends_with(character); --stop) rest.remove_suffix(character.size());
+  text = std::string(rest);
 }
 
-// <0x0A> is a byte.
-void byte_of(std::string& token) {
-  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return;
+// <0x0A> is a byte; -1: it is none. A plus sign is read as Rust reads it.
+int byte_of(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
+  std::string_view digits = token.substr(3, 2);
+  if (digits[0] == '+') digits.remove_prefix(1);
   unsigned byte = 0;
-  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
-  if (error == std::errc() && end == token.data() + 5) token.assign(1, static_cast<char>(byte));
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(byte) : -1;
+}
+
+// Bytes in a row are one token where they are characters, else a token each.
+std::vector<std::string> with_bytes(std::vector<std::string> tokens) {
+  std::vector<std::string> out;
+  out.reserve(tokens.size());
+  std::string bytes;
+  const auto flush = [&] {
+    if (bytes.empty()) return;
+    if (utf8_prefix(bytes) == bytes.size()) {
+      out.push_back(bytes);
+    } else {
+      for (const char c : bytes) out.emplace_back(1, c);
+    }
+    bytes.clear();
+  };
+  for (std::string& token : tokens) {
+    if (const int byte = byte_of(token); byte >= 0) {
+      bytes += static_cast<char>(byte);
+      continue;
+    }
+    flush();
+    out.push_back(std::move(token));
+  }
+  flush();
+  return out;
 }
 
 // A token of words: a space in front where it is none that goes on. Spaces of English that tokenizers put in are taken away.
@@ -84,11 +124,12 @@ void TokenDecoder::add(const JsonPart& part) {
     steps_.push_back({Kind::kStrip, {}, part.at("content").character(), part.at("start").integer(0, kMost), part.at("stop").integer(0, kMost)});
   } else if (name == "BPEDecoder") {
     steps_.push_back({Kind::kBpe, {}, part.text_or("suffix", "</w>")});
+    if (steps_.back().text.empty()) part.at("suffix").refuse("a text that is not empty");
   } else if (name == "WordPiece") {
     steps_.push_back({Kind::kWordPiece, {}, part.text_or("prefix", "##"), 0, 0, part.flag_or("cleanup", true)});
   } else {
     type.fail(fmt::format("the decoder '{}' is not supported; ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder, WordPiece and Sequence are",
-                          name.substr(0, 40)));
+                          utf8_start(name, 40)));
   }
 }
 
@@ -101,6 +142,9 @@ std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
     }
     return out;
   }
+  size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  TextBudget budget(bytes);
   for (const Step& step : steps_) {
     if (step.kind == Kind::kFuse || step.kind == Kind::kByteLevel) {
       std::string whole;
@@ -110,11 +154,14 @@ std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
       tokens.assign(1, whole);
       continue;
     }
+    if (step.kind == Kind::kByteFallback) {
+      tokens = with_bytes(std::move(tokens));
+      continue;
+    }
     for (size_t i = 0; i < tokens.size(); ++i) {
       std::string& token = tokens[i];
-      if (step.kind == Kind::kByteFallback) byte_of(token);
       if (step.kind == Kind::kMetaspace) replace_all(token, step.text, i == 0 && step.prefix ? "" : " ");
-      if (step.kind == Kind::kReplace) replace_matches(token, step.pattern, step.text);
+      if (step.kind == Kind::kReplace) replace_matches(token, step.pattern, step.text, budget);
       if (step.kind == Kind::kStrip) strip(token, step.text, step.start, step.stop);
       if (step.kind == Kind::kBpe) replace_all(token, step.text, i + 1 < tokens.size() ? " " : "");
       if (step.kind == Kind::kWordPiece) word_piece(token, step.text, step.prefix, i == 0);
@@ -124,21 +171,37 @@ std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
   return out;
 }
 
-std::string TokenDecoder::piece(const std::string& token) const {
+std::string TokenDecoder::piece(const std::string& token, bool first, TextBudget& budget) const {
+  if (!given_) return first ? token : ' ' + token;
   std::string text = token;
   bool fused = false;
   for (const Step& step : steps_) {
-    if (step.kind == Kind::kFuse) fused = true;
-    if (step.kind == Kind::kByteLevel) {
-      std::string bytes;
-      if (from_byte_level(text, bytes)) text.swap(bytes);
+    switch (step.kind) {
+      case Kind::kFuse:
+        fused = true;
+        break;
+      case Kind::kByteLevel:
+        if (std::string bytes; from_byte_level(text, bytes)) text.swap(bytes);
+        break;
+      case Kind::kByteFallback:
+        if (const int byte = byte_of(text); byte >= 0) text.assign(1, static_cast<char>(byte));
+        break;
+      case Kind::kMetaspace:
+        replace_all(text, step.text, " ");
+        break;
+      case Kind::kReplace:
+        replace_matches(text, step.pattern, step.text, budget);
+        break;
+      case Kind::kStrip:
+        if (!fused) strip(text, step.text, step.start, step.stop);
+        break;
+      case Kind::kBpe:
+        replace_all(text, step.text, " ");
+        break;
+      case Kind::kWordPiece:
+        word_piece(text, step.text, step.prefix, first);
+        break;
     }
-    if (step.kind == Kind::kByteFallback) byte_of(text);
-    if (step.kind == Kind::kMetaspace) replace_all(text, step.text, " ");
-    if (step.kind == Kind::kReplace) replace_matches(text, step.pattern, step.text);
-    if (step.kind == Kind::kStrip && !fused) strip(text, step.text, step.start, step.stop);
-    if (step.kind == Kind::kBpe) replace_all(text, step.text, " ");
-    if (step.kind == Kind::kWordPiece) word_piece(text, step.text, step.prefix, false);
   }
   return text;
 }

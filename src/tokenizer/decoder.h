@@ -17,8 +17,9 @@ class TokenDecoder {
 
   // The bytes that the tokens stand for. Bytes that are no UTF-8 stay what they are.
   std::string decode(std::vector<std::string> tokens) const;
-  // Those of one token in the middle of others; what a decoder takes from the beginning of a text is there.
-  std::string piece(const std::string& token) const;
+  // Those of one token in the middle of others; what a decoder takes from the beginning of a text is there. `first`: a token that begins a text, where a
+  // decoder puts a space between words.
+  std::string piece(const std::string& token, bool first, TextBudget& budget) const;
 
  private:
   enum class Kind { kByteLevel, kByteFallback, kFuse, kMetaspace, kReplace, kStrip, kBpe, kWordPiece };

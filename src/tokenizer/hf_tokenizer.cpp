@@ -74,6 +74,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     std::vector<int32_t> ids;
     // One thread at a time uses what was learnt of pieces; another begins anew. The ids are the same.
     const std::unique_lock lock(mutex_, std::try_to_lock);
+    TextBudget budget(text.size());
     PieceCache own;
     PieceCache& cache = lock.owns_lock() ? cache_ : own;
     bool first = true;
@@ -81,11 +82,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
     while (cuts_before_words_ && text.size() > 2 * kPartBytes) {
       const size_t cut = last_word_cut(text.substr(0, kPartBytes));
       if (cut == 0) break;
-      encode_bytes(text.substr(0, cut), first, cache, ids);
+      encode_bytes(text.substr(0, cut), first, cache, budget, ids);
       text.remove_prefix(cut);
       first = false;
     }
-    encode_bytes(text, first, cache, ids);
+    encode_bytes(text, first, cache, budget, ids);
     return ids;
   }
 
@@ -96,7 +97,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     tokens.reserve(ids.size());
     for (const int32_t id : ids) {
       check(id);
-      if (!names_[static_cast<size_t>(id)].empty()) tokens.push_back(names_[static_cast<size_t>(id)]);
+      if (named_[static_cast<size_t>(id)]) tokens.push_back(names_[static_cast<size_t>(id)]);
     }
     return decoder_.decode(std::move(tokens));
   }
@@ -104,6 +105,13 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::string piece(int32_t id) const override {
     check(id);
     return pieces_[static_cast<size_t>(id)];
+  }
+
+  std::string first_piece(int32_t id) const override {
+    check(id);
+    if (!named_[static_cast<size_t>(id)]) return "";
+    TextBudget budget(names_[static_cast<size_t>(id)].size());
+    return decoder_.piece(names_[static_cast<size_t>(id)], true, budget);
   }
 
   int32_t end_of_text() const override { return end_; }
@@ -151,36 +159,53 @@ class HuggingFaceTokenizer final : public Tokenizer {
       tokens.push_back(std::move(token));
     }
     cuts_before_words_ = true;
+    size_t bytes = 0;
+    for (const AddedToken& token : tokens) bytes += token.content.size();
+    TextBudget budget(bytes);
     for (const bool special : {true, false}) {
       for (const AddedToken& token : tokens) {
         if (token.special != special) continue;
-        bool first = true;
-        const std::string pattern = token.normalized ? normalizer_.apply(token.content, first) : token.content;
+        size_t head = 0;
+        const std::string pattern = token.normalized ? normalizer_.apply(token.content, head, budget) : token.content;
+        // The package decodes a token that it looks for in another form to that form.
+        added_names_[token.id] = pattern;
         (token.normalized ? normalized_ : raw_).add(token, pattern);
         cuts_before_words_ = cuts_before_words_ && !token.lstrip && !token.rstrip && pattern.find(' ') == std::string::npos;
       }
     }
+    raw_.finish();
+    normalized_.finish();
   }
 
   void name_tokens() {
     names_.resize(static_cast<size_t>(vocab_size_));
     pieces_.resize(static_cast<size_t>(vocab_size_));
+    named_.resize(static_cast<size_t>(vocab_size_));
+    const auto name = [&](int32_t id, const std::string& token) {
+      names_[static_cast<size_t>(id)] = token;
+      named_[static_cast<size_t>(id)] = true;
+    };
     for (int32_t id = 0; id < model_->vocabulary().end(); ++id) {
-      if (const std::string* token = model_->vocabulary().token(id)) names_[static_cast<size_t>(id)] = *token;
+      if (const std::string* token = model_->vocabulary().token(id)) name(id, *token);
     }
-    for (const auto& [content, id] : added_ids_) names_[static_cast<size_t>(id)] = content;
-    for (size_t id = 0; id < names_.size(); ++id) pieces_[id] = decoder_.piece(names_[id]);
+    for (const auto& [id, token] : added_names_) name(id, token);
+    size_t bytes = 0;
+    for (const std::string& token : names_) bytes += token.size();
+    TextBudget budget(bytes);
+    for (size_t id = 0; id < names_.size(); ++id) {
+      if (named_[id]) pieces_[id] = decoder_.piece(names_[id], false, budget);
+    }
     cuts_before_words_ = (cuts_before_words_ || added_ids_.empty()) && pre_tokenizer_.cuts_before_words() && normalizer_.is_form();
   }
 
   // Text that is not UTF-8: a byte-level tokenizer has tokens for the bytes, others read U+FFFD in their place.
-  void encode_bytes(std::string_view text, bool first, PieceCache& cache, std::vector<int32_t>& ids) const {
-    if (utf8_prefix(text) == text.size()) return encode_text(text, first, cache, ids);
+  void encode_bytes(std::string_view text, bool first, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
+    if (utf8_prefix(text) == text.size()) return encode_text(text, first, cache, budget, ids);
     std::string replaced;
     while (!text.empty()) {
       const size_t valid = utf8_prefix(text);
       if (pre_tokenizer_.bytes_last()) {
-        encode_text(text.substr(0, valid), first, cache, ids);
+        encode_text(text.substr(0, valid), first, cache, budget, ids);
         if (valid < text.size()) model_->encode(to_byte_level(text.substr(valid, 1)), ids);
         first = false;
       } else {
@@ -189,10 +214,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
       }
       text.remove_prefix(std::min(valid + 1, text.size()));
     }
-    encode_text(replaced, first, cache, ids);
+    encode_text(replaced, first, cache, budget, ids);
   }
 
-  void encode_text(std::string_view text, bool first, PieceCache& cache, std::vector<int32_t>& ids) const {
+  void encode_text(std::string_view text, bool first, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
     std::vector<AddedTokens::Part> parts, inside;
     raw_.cut(text, parts);
     for (const auto& part : parts) {
@@ -200,11 +225,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
         ids.push_back(part.id);
         continue;
       }
-      bool begins = first && part.text.data() == text.data();
+      size_t head = first && part.text.data() == text.data() ? utf8_length(part.text) : 0;
       std::string changed;
       std::string_view normal = part.text;
       if (!normalizer_.empty()) {
-        changed = normalizer_.apply(std::string(part.text), begins);
+        changed = normalizer_.apply(std::string(part.text), head, budget);
         normal = changed;
       }
       normalized_.cut(normal, inside);
@@ -212,14 +237,15 @@ class HuggingFaceTokenizer final : public Tokenizer {
         if (rest.id >= 0) {
           ids.push_back(rest.id);
         } else {
-          encode_part(rest.text, begins && rest.text.data() == normal.data(), cache, ids);
+          const auto begin = static_cast<size_t>(rest.text.data() - normal.data());
+          encode_part(rest.text, head - std::min(head, begin), cache, budget, ids);
         }
       }
     }
   }
 
-  void encode_part(std::string_view text, bool first, PieceCache& cache, std::vector<int32_t>& ids) const {
-    const Pieces pieces = pre_tokenizer_.apply(text, first);
+  void encode_part(std::string_view text, size_t head, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
+    const Pieces pieces = pre_tokenizer_.apply(text, head, budget);
     const bool bytes = pre_tokenizer_.bytes_last();
     for (const auto& piece : pieces.list) {
       cache.append(piece.text, ids, [&](std::string_view one, std::vector<int32_t>& out) {
@@ -239,7 +265,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
   TokenDecoder decoder_;
   AddedTokens raw_, normalized_;
   std::unordered_map<std::string, int32_t> added_ids_;
+  std::unordered_map<int32_t, std::string> added_names_;
   std::vector<std::string> names_, pieces_;  // of ids: the token, and the bytes that it stands for
+  std::vector<bool> named_;                  // of ids: whether there is a token
   int32_t vocab_size_ = 0, end_ = -1;
   uint64_t checksum_ = 0;
   bool cuts_before_words_ = false;

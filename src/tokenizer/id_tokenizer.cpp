@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/utf8.h"
 
 namespace fw {
 namespace {
@@ -21,7 +22,7 @@ class IdTokenizer final : public Tokenizer {
       int32_t id = -1;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
       if (error != std::errc() || end != word.data() + word.size() || id < 0 || id >= vocab_size_) {
-        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'", vocab_size_ - 1, word.substr(0, 40));
+        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'", vocab_size_ - 1, utf8_start(word, 40));
       }
       ids.push_back(id);
       begin += word.size();

@@ -11,7 +11,7 @@ std::string shown_part(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return fmt::format("an array of {}", value.size());
   std::string text = value.dump(-1, ' ', true);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  if (text.size() > 60) text = std::string(utf8_start(text, 57)) + "...";
   return text;
 }
 

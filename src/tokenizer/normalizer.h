@@ -20,8 +20,8 @@ class Normalizer {
   bool empty() const { return steps_.empty(); }
   // Whether all it does is a Unicode normal form: what is on both sides of a space between ASCII letters is then normalised by itself.
   bool is_form() const;
-  // Valid UTF-8. `first`: the text begins where the whole does; false afterwards where its beginning was taken away.
-  std::string apply(std::string text, bool& first) const;
+  // Valid UTF-8. `head`: how many bytes of the text stand for the first character of the whole text, before and afterwards; 0: none.
+  std::string apply(std::string text, size_t& head, TextBudget& budget) const;
 
  private:
   enum class Kind {
@@ -50,7 +50,7 @@ class Normalizer {
   };
   void add(const JsonPart& part);
   void add_bert(const JsonPart& part);
-  static std::string applied(const Step& step, const std::string& text, bool& first);
+  static std::string applied(const Step& step, const std::string& text, size_t& head, TextBudget& budget);
 
   std::vector<Step> steps_;
 };

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "tokenizer/byte_level.h"
 #include "tokenizer/unicode_age.h"
+#include "tokenizer/unicode_classes.h"
 #include "tokenizer/utf8.h"
 
 namespace fw {
@@ -93,7 +94,7 @@ void PreTokenizer::add(const JsonPart& part) {
     step.kind = Kind::kByteLevel;
     step.prefix = part.flag_or("add_prefix_space", true);
     step.use_regex = part.flag_or("use_regex", true);
-    if (step.use_regex) step.pattern = Pattern::of_icu(kGpt2);
+    if (step.use_regex) step.pattern = Pattern::of_program(kGpt2);
   } else if (name == "Split") {
     Step& step = steps_.emplace_back();
     step.pattern = Pattern::from_json(part.at("pattern"));
@@ -113,15 +114,12 @@ void PreTokenizer::add(const JsonPart& part) {
   } else if (name == "CharDelimiterSplit") {
     add_class(Class::kCharacter, Behavior::kRemoved, part.at("delimiter").character());
   } else if (name == "Whitespace") {
-    Step& step = steps_.emplace_back();
-    step.pattern = Pattern::of_icu(R"(\w+|[^\w\s]+)");
-    step.behavior = Behavior::kRemoved;
-    step.invert = true;
+    steps_.emplace_back().kind = Kind::kWords;
   } else {
     type.fail(
         fmt::format("the pre-tokenizer '{}' is not supported; ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
                     "BertPreTokenizer, CharDelimiterSplit and Sequence are",
-                    name.substr(0, 40)));
+                    utf8_start(name, 40)));
   }
 }
 
@@ -142,6 +140,25 @@ void PreTokenizer::class_spans(const Step& step, std::string_view text, std::vec
     open = i;
   }
   if (open < text.size()) spans.push_back({open, text.size(), false});
+}
+
+// Runs of word characters, and runs of what is neither that nor white space.
+void PreTokenizer::word_spans(std::string_view text, std::vector<Span>& spans) {
+  spans.clear();
+  enum class Of { kNone, kSpace, kWord, kOther } of = Of::kNone;
+  for (size_t i = 0; i < text.size();) {
+    const size_t at = i;
+    const char32_t c = utf8_next(text, i);
+    const Of found = is_word(c) ? Of::kWord : is_space(c) ? Of::kSpace : Of::kOther;
+    if (found == Of::kSpace) {
+      of = found;
+    } else if (found == of) {
+      spans.back().end = i;
+    } else {
+      spans.push_back({at, i, true});
+      of = found;
+    }
+  }
 }
 
 // What stays of matches and gaps, in place.
@@ -171,26 +188,33 @@ void PreTokenizer::merge(std::vector<Span>& spans, Behavior behavior) {
   spans.swap(merged);
 }
 
-Pieces PreTokenizer::apply(std::string_view text, bool first) const {
+Pieces PreTokenizer::apply(std::string_view text, size_t text_head, TextBudget& budget) const {
   Pieces pieces;
-  if (!text.empty()) pieces.list.push_back({text, first});
+  if (!text.empty()) pieces.list.push_back({text, text_head});
   std::vector<Pieces::Piece> cut;
   std::vector<Span> spans;
   for (size_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
     std::optional<PatternScan> scan;
-    if (step.kind == Kind::kPattern || step.use_regex) scan.emplace(step.pattern);
+    if (step.kind == Kind::kPattern || step.use_regex) scan.emplace(step.pattern, budget);
     cut.clear();
     cut.reserve(pieces.list.size());
     for (const auto& piece : pieces.list) {
       std::string_view whole = piece.text;
+      size_t head = piece.head;
       spans.clear();
       if (step.kind == Kind::kMetaspace) {
         std::string marked;
         marked.reserve(whole.size() + step.character.size());
-        for (const char c : whole) c == ' ' ? marked.append(step.character) : marked.append(1, c);
-        const bool prepend = step.scheme == Step::Scheme::kAlways || (step.scheme == Step::Scheme::kFirst && piece.first);
-        if (prepend && !marked.starts_with(step.character)) marked.insert(0, step.character);
+        for (size_t i = 0; i < whole.size(); ++i) {
+          whole[i] == ' ' ? marked.append(step.character) : marked.append(1, whole[i]);
+          if (i + 1 == piece.head) head = marked.size();
+        }
+        const bool prepend = step.scheme == Step::Scheme::kAlways || (step.scheme == Step::Scheme::kFirst && piece.head > 0);
+        if (prepend && !marked.starts_with(step.character)) {
+          marked.insert(0, step.character);
+          if (head > 0) head += step.character.size();
+        }
         whole = pieces.owned.emplace_back(std::move(marked));
         if (step.split) {
           Step mark;
@@ -200,8 +224,13 @@ Pieces PreTokenizer::apply(std::string_view text, bool first) const {
           merge(spans, Behavior::kMergedWithNext);
         }
       } else if (step.kind == Kind::kByteLevel) {
-        if (step.prefix && whole.front() != ' ') whole = pieces.owned.emplace_back(fmt::format(" {}", whole));
+        if (step.prefix && whole.front() != ' ') {
+          whole = pieces.owned.emplace_back(fmt::format(" {}", whole));
+          if (head > 0) ++head;
+        }
         if (scan) scan->cut(whole, spans);
+      } else if (step.kind == Kind::kWords) {
+        word_spans(whole, spans);
       } else {
         if (scan) {
           scan->cut(whole, spans);
@@ -214,11 +243,14 @@ Pieces PreTokenizer::apply(std::string_view text, bool first) const {
       const bool splits = !(step.kind == Kind::kMetaspace && !step.split) && !(step.kind == Kind::kByteLevel && !step.use_regex);
       if (!splits) spans.push_back({0, whole.size(), false});
       for (const Span& span : spans) {
-        if (span.begin < span.end) cut.push_back({whole.substr(span.begin, span.end - span.begin), piece.first && span.begin == 0});
+        if (span.begin < span.end) cut.push_back({whole.substr(span.begin, span.end - span.begin), head - std::min(head, span.begin)});
       }
     }
     if (step.kind == Kind::kByteLevel && s + 1 < steps_.size()) {
-      for (auto& piece : cut) piece.text = pieces.owned.emplace_back(to_byte_level(piece.text));
+      for (auto& piece : cut) {
+        piece.head = to_byte_level(piece.text.substr(0, piece.head)).size();
+        piece.text = pieces.owned.emplace_back(to_byte_level(piece.text));
+      }
     }
     pieces.list.swap(cut);
   }

@@ -15,7 +15,7 @@ namespace fw {
 struct Pieces {
   struct Piece {
     std::string_view text;  // not empty
-    bool first = false;     // begins where the whole text does
+    size_t head = 0;        // bytes from its beginning on that stand for the first character of the whole text; may be more than it has
   };
   std::vector<Piece> list;
   std::deque<std::string> owned;  // texts that were made on the way
@@ -32,11 +32,11 @@ class PreTokenizer {
   bool cuts_before_words() const { return cuts_before_words_; }
 
   // text: valid UTF-8, must outlive the pieces.
-  Pieces apply(std::string_view text, bool first) const;
+  Pieces apply(std::string_view text, size_t head, TextBudget& budget) const;
 
  private:
   enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
-  enum class Kind { kPattern, kMetaspace, kByteLevel, kClass };
+  enum class Kind { kPattern, kMetaspace, kByteLevel, kWords, kClass };
   enum class Class { kSpace, kNumber, kPunctuation, kCharacter };
   struct Step {
     Kind kind = Kind::kPattern;
@@ -55,6 +55,7 @@ class PreTokenizer {
   void add_metaspace(const JsonPart& part);
   static Behavior behavior_of(const JsonPart& part, const char* otherwise);
   static void merge(std::vector<Span>& spans, Behavior behavior);
+  static void word_spans(std::string_view text, std::vector<Span>& spans);
   static void class_spans(const Step& step, std::string_view text, std::vector<Span>& spans);
   bool known_to_cut_before_words() const;
 

@@ -120,7 +120,9 @@ void Precompiled::cluster(std::string_view text, std::string& out) const {
 }
 
 // A cluster ends between two ASCII characters, but for CR LF: only what is not ASCII, with a character on each side, is looked at by ICU.
-std::string Precompiled::apply(std::string_view text) const {
+std::string Precompiled::apply(std::string_view text, size_t& head) const {
+  const size_t before = head;
+  head = 0;
   if (text.size() > size_t{1} << 30) fail_usage("a text of {} bytes: expected at most 1 GiB where a tokenizer normalises it", text.size());
   std::string out;
   out.reserve(text.size());
@@ -132,10 +134,19 @@ std::string Precompiled::apply(std::string_view text) const {
     while (end < text.size() && !(is_ascii(text[end]) && ends_behind(end))) ++end;
     end = std::min(end + 1, text.size());
     const std::string_view part = text.substr(begin, end - begin);
+    size_t done = begin;
+    const auto moved = [&](std::string_view one) {
+      if (done < before) head = out.size();
+      done += one.size();
+    };
     if (part.size() == 1) {
       character(part, out);
+      moved(part);
     } else {
-      for_clusters(part, [&](std::string_view one) { cluster(one, out); });
+      for_clusters(part, [&](std::string_view one) {
+        cluster(one, out);
+        moved(one);
+      });
     }
     begin = end;
   }

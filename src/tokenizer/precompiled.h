@@ -19,7 +19,8 @@ class Precompiled {
  public:
   // part: the string. Throws Error(kUsage) by file and place for what is no base64, no table, or has texts that are no UTF-8.
   explicit Precompiled(const JsonPart& part);
-  std::string apply(std::string_view text) const;  // valid UTF-8
+  // Valid UTF-8. `head`: how many bytes stand for the first character of the whole text, before and afterwards.
+  std::string apply(std::string_view text, size_t& head) const;
 
  private:
   std::optional<std::string_view> replacement(std::string_view part) const;

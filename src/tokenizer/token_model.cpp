@@ -1,6 +1,7 @@
 #include "tokenizer/token_model.h"
 
 #include "base/error.h"
+#include "tokenizer/utf8.h"
 
 namespace fw {
 
@@ -42,7 +43,7 @@ std::unique_ptr<TokenModel> token_model(const JsonPart& part) {
   if (name == "WordPiece") return word_piece_model(part);
   if (name == "WordLevel") return word_level_model(part);
   const JsonPart type = part.at("type");
-  type.fail(fmt::format("the model '{}' is not supported; BPE, Unigram, WordPiece and WordLevel are", name.substr(0, 40)));
+  type.fail(fmt::format("the model '{}' is not supported; BPE, Unigram, WordPiece and WordLevel are", utf8_start(name, 40)));
 }
 
 }  // namespace fw

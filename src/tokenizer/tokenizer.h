@@ -23,6 +23,8 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int32_t>& ids) const = 0;
   // The bytes that one more token adds when text is streamed (SentencePiece: '▁' is a space; byte pieces are bytes).
   virtual std::string piece(int32_t id) const = 0;
+  // The same of a token that begins a text: no space between words goes before it.
+  virtual std::string first_piece(int32_t id) const { return piece(id); }
   // The id that ends a text, -1 where there is none.
   virtual int32_t end_of_text() const { return -1; }
   virtual std::string type() const = 0;
@@ -35,7 +37,10 @@ class Tokenizer {
 std::unique_ptr<Tokenizer> byte_tokenizer();
 // Text is numbers between spaces; every piece is a number and a space.
 std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size);
+// A SentencePiece model, with the tokens and the end of text that added_tokens.json, tokenizer_config.json and special_tokens_map.json beside it say.
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);
+// The same of a model's bytes; path names it in errors, the other files lie in the folder. "": there are none.
+std::unique_ptr<Tokenizer> sentencepiece_tokenizer(std::string model, const std::string& path, const std::string& folder);
 // A file of Hugging Face's tokenizers: `text`, and what it says. Ids are those of its encode(add_special_tokens=False), without truncation and padding.
 // `end` is the token that ends a text, "" where none is known; path names the file in errors. Error(kUsage) with the place of what is wrong or not supported.
 std::unique_ptr<Tokenizer> huggingface_tokenizer(std::string text, const nlohmann::json& json, const std::string& path, const std::string& end = "");

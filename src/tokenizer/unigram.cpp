@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "tokenizer/text_matcher.h"
 #include "tokenizer/token_model.h"
 #include "tokenizer/utf8.h"
 
@@ -20,7 +21,6 @@ class Unigram final : public TokenModel {
     if (list.empty() || list.size() > kMost) vocab.refuse(fmt::format("1 to {} pieces", kMost));
     if (part.has("unk_id")) unknown_ = static_cast<int32_t>(part.at("unk_id").integer(0, static_cast<int64_t>(list.size()) - 1));
     scores_.reserve(list.size());
-    children_.reserve(list.size() * 4);
     double least = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < list.size(); ++i) {
       const nlohmann::json& piece = list[i];
@@ -31,16 +31,21 @@ class Unigram final : public TokenModel {
       const auto id = static_cast<int32_t>(i);
       const std::string& token = piece[0].get_ref<const std::string&>();
       vocabulary_.add(token, id);
-      insert(token, id);
     }
     unknown_score_ = least - 10;
     size_ = static_cast<int32_t>(list.size());
+    std::vector<std::pair<std::string_view, int32_t>> words;
+    for (size_t i = list.size(); i-- > 0;)
+      words.emplace_back(list[i][0].get_ref<const std::string&>(), static_cast<int32_t>(i));  // the last of equal ones counts
+    matcher_ = TextMatcher(words);
   }
 
   int32_t size() const override { return size_; }
 
   void encode(std::string_view piece, std::vector<int32_t>& ids) const override {
     std::vector<Node> best(piece.size() + 1);
+    std::vector<TextMatcher::Found> found;
+    matcher_.find(piece, found);
     for (size_t begin = 0; begin < piece.size();) {
       const double before = best[begin].score;
       size_t next = begin;
@@ -51,15 +56,13 @@ class Unigram final : public TokenModel {
         if (node.begin != kNone && score <= node.score) return;
         node = {score, begin, id};
       };
-      uint32_t node = 0;
-      for (size_t end = begin; end < piece.size();) {
-        const auto child = children_.find(uint64_t{node} << 8 | static_cast<unsigned char>(piece[end]));
-        if (child == children_.end()) break;
-        node = child->second;
-        ++end;
-        if (ends_[node] < 0) continue;
-        offer(end, scores_[static_cast<size_t>(ends_[node])] + before, ends_[node]);
-        single = single || end == next;
+      while (!found.empty() && found.back().begin < begin) found.pop_back();
+      if (!found.empty() && found.back().begin == begin) {
+        TextMatcher::Found word = found.back();
+        do {
+          offer(begin + word.length, scores_[static_cast<size_t>(word.value)] + before, word.value);
+          single = single || begin + word.length == next;
+        } while (matcher_.next_shorter(word));
       }
       if (!single) {
         if (unknown_ < 0) fail_unknown(piece.substr(begin, next - begin));
@@ -78,22 +81,8 @@ class Unigram final : public TokenModel {
     size_t begin = kNone;  // of the token that ends here
     int32_t id = 0;
   };
-  struct PlaceHash {
-    size_t operator()(uint64_t place) const { return static_cast<size_t>((place ^ place >> 31) * 0x9e3779b97f4a7c15u >> 5); }
-  };
-
   [[noreturn]] static void fail_unknown(std::string_view text) {
-    fail_usage("the tokenizer has no token for '{}' and no unk_id for what it does not know", text.substr(0, 40));
-  }
-
-  void insert(std::string_view token, int32_t id) {
-    uint32_t node = 0;
-    for (const char c : token) {
-      const auto [child, added] = children_.try_emplace(uint64_t{node} << 8 | static_cast<unsigned char>(c), static_cast<uint32_t>(ends_.size()));
-      if (added) ends_.push_back(-1);
-      node = child->second;
-    }
-    if (node != 0) ends_[node] = id;
+    fail_usage("the tokenizer has no token for '{}' and no unk_id for what it does not know", utf8_start(text, 40));
   }
 
   // Back from the end. Unknown characters in a row are one token, or the bytes of all of them.
@@ -125,8 +114,7 @@ class Unigram final : public TokenModel {
   int32_t unknown_ = -1, size_ = 0;
   double unknown_score_ = 0;
   std::vector<double> scores_;
-  std::unordered_map<uint64_t, uint32_t, PlaceHash> children_;  // of the tree of tokens: node and byte -> node
-  std::vector<int32_t> ends_{-1};                               // the token that ends at a node
+  TextMatcher matcher_;
 };
 
 }  // namespace

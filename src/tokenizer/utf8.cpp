@@ -40,6 +40,11 @@ size_t utf8_prefix(std::string_view text) {
   return i;
 }
 
+std::string_view utf8_start(std::string_view text, size_t most) {
+  const std::string_view start = text.substr(0, most);
+  return start.substr(0, utf8_prefix(start));
+}
+
 char32_t utf8_next(std::string_view text, size_t& i) {
   const auto byte = [&](size_t k) { return static_cast<char32_t>(static_cast<unsigned char>(text[k])); };
   const char32_t first = byte(i);

@@ -1,6 +1,7 @@
 // WordPiece: a piece is cut from its left into the longest tokens that there are, those behind the first with a prefix (##); one that cannot be cut so to its
 // end, or is too long, is the unknown token. WordLevel: a piece is a token, or the unknown one.
 #include "base/error.h"
+#include "tokenizer/text_matcher.h"
 #include "tokenizer/token_model.h"
 #include "tokenizer/utf8.h"
 
@@ -28,8 +29,7 @@ class WholeWords : public TokenModel {
 
   int32_t unknown(std::string_view piece) const {
     if (unknown_ < 0) {
-      fail_usage("the tokenizer has no token for '{}', and its unk_token '{}' is not in its vocabulary", piece.substr(0, utf8_prefix(piece.substr(0, 40))),
-                 unknown_name_);
+      fail_usage("the tokenizer has no token for '{}', and its unk_token '{}' is not in its vocabulary", utf8_start(piece, 40), unknown_name_);
     }
     return unknown_;
   }
@@ -42,8 +42,18 @@ class WholeWords : public TokenModel {
 
 class WordPiece final : public WholeWords {
  public:
-  explicit WordPiece(const JsonPart& part) : WholeWords(part, "[UNK]"), prefix_(part.text_or("continuing_subword_prefix", "##")) {
+  explicit WordPiece(const JsonPart& part) : WholeWords(part, "[UNK]") {
     if (part.has("max_input_chars_per_word")) longest_ = part.at("max_input_chars_per_word").integer(0, int64_t{1} << 30);
+    const std::string prefix = part.text_or("continuing_subword_prefix", "##");
+    std::vector<std::pair<std::string_view, int32_t>> starts, rest;
+    for (int32_t id = 0; id < vocabulary_.end(); ++id) {
+      const std::string* token = vocabulary_.token(id);
+      if (token == nullptr) continue;
+      starts.emplace_back(*token, id);
+      if (token->starts_with(prefix)) rest.emplace_back(std::string_view(*token).substr(prefix.size()), id);
+    }
+    starts_ = TextMatcher(starts);
+    rest_ = TextMatcher(rest);
   }
 
   void encode(std::string_view piece, std::vector<int32_t>& ids) const override {
@@ -59,26 +69,24 @@ class WordPiece final : public WholeWords {
     int64_t characters = 0;
     for (const char c : piece) characters += (static_cast<unsigned char>(c) & 0xc0) != 0x80 ? 1 : 0;
     if (characters > longest_) return false;
-    std::string continued;
-    for (size_t begin = 0; begin < piece.size();) {
-      if (begin > 0) continued.assign(prefix_).append(piece.substr(begin));
-      std::string_view rest = begin > 0 ? std::string_view(continued) : piece;
-      const size_t least = rest.size() - (piece.size() - begin);  // the prefix alone is no token of the piece
-      int32_t id = -1;
-      while (rest.size() > least && (id = vocabulary_.find(rest)) < 0) {
-        size_t last = rest.size() - 1;
-        while ((static_cast<unsigned char>(rest[last]) & 0xc0) == 0x80) --last;
-        rest = rest.substr(0, last);
-      }
-      if (id < 0) return false;
-      ids.push_back(id);
-      begin += rest.size() - least;
+    std::vector<TextMatcher::Found> found;
+    starts_.find(piece, found);
+    if (found.empty() || found.back().begin != 0) return false;
+    ids.push_back(found.back().value);
+    size_t done = found.back().length;
+    if (done == piece.size()) return true;
+    rest_.find(piece, found);
+    for (; !found.empty(); found.pop_back()) {
+      if (found.back().begin < done) continue;
+      if (found.back().begin > done) return false;
+      ids.push_back(found.back().value);
+      done += found.back().length;
     }
-    return true;
+    return done == piece.size();
   }
 
-  std::string prefix_;
   int64_t longest_ = 100;
+  TextMatcher starts_, rest_;  // tokens that begin a word, and those that go on, without the prefix
 };
 
 class WordLevel final : public WholeWords {
