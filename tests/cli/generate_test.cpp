@@ -243,7 +243,7 @@ TEST_F(Generate, PromptsAreLinesHoweverTheyEnd) {
 // A line is answered before the next is there.
 TEST_F(Generate, PromptsOfStandardInputAreAnsweredAsTheyCome) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
-  const int input = ::open(path("fifo").c_str(), O_RDWR);
+  const int input = ::open(path("fifo").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(input, 0);
   Program program(command({"--prompts", "-", "--tokens", "3", "--json"}), "", path("fifo"));
   ASSERT_EQ(::write(input, "key\n", 4), 4);
