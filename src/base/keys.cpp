@@ -183,6 +183,8 @@ void keys_to_json(const KeyTables& tables, nlohmann::json& json) {
 }
 
 std::string shown(const nlohmann::json& value) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>()))
+    return std::isnan(value.get<double>()) ? "NaN" : value.get<double>() > 0 ? "Infinity" : "-Infinity";
   const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return text.size() > 60 ? text.substr(0, 57) + "..." : text;
 }

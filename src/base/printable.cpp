@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace fw {
 namespace {
 
@@ -25,8 +28,8 @@ CodePoint code_point_at(std::string_view text, size_t at) {
   return good ? CodePoint{value, bytes} : CodePoint{};
 }
 
-// C1 controls, line and paragraph separators, and what turns the order of the characters behind it.
-bool is_shown(uint32_t c) { return (c >= 0x80 && c < 0xa0) || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069); }
+// C1 controls, line and paragraph separators, and what turns the direction of text.
+bool is_shown(uint32_t c) { return (c >= 0x80 && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069); }
 
 std::string escaped(std::string_view text, std::string_view kept) {
   std::string out;
@@ -63,5 +66,23 @@ std::string excerpt(std::string_view text, size_t most) {
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;  // not inside a character
   return printable(text.substr(0, end)) + "...";
 }
+
+std::string PrintableStream::add(std::string_view piece) {
+  held_ += piece;
+  // A lead byte among the last three whose character is not whole waits.
+  size_t whole = held_.size();
+  for (size_t back = 1; back <= 3 && back <= held_.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(held_[held_.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;
+    const size_t wanted = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    if (wanted > back) whole -= back;
+    break;
+  }
+  std::string shown = printable_lines(std::string_view(held_).substr(0, whole));
+  held_.erase(0, whole);
+  return shown;
+}
+
+std::string PrintableStream::rest() { return printable_lines(std::exchange(held_, {})); }
 
 }  // namespace fw

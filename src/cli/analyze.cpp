@@ -22,6 +22,8 @@
 #include "cli/outputs.h"
 #include "cli/say.h"
 #include "cli/signals.h"
+#include "train/evaluate.h"
+#include "train/memory_plan.h"
 
 namespace fw::cli {
 namespace {
@@ -37,7 +39,8 @@ class Analyze : public Command {
            "quantities.\n\n"
            "Of several models each has a folder of its own in --out, by its name; into --out itself go comparison.md (a table), comparison.csv and pictures "
            "with a panel for each model: every quantity over all heads and layers, and over the depth.\n\n"
-           "Examples:\n  fastweight analyze my-run --text held-out.txt --tokens 8192 --out my-analysis\n"
+           "Without --text the held-out data of the run is read, of several runs that of the first.\n\n"
+           "Examples:\n  fastweight analyze my-run --out my-analysis\n  fastweight analyze my-run --text held-out.txt --tokens 8192 --out my-analysis\n"
            "  fastweight analyze run-gdn run-kaczmarz run-qdelta --text held-out.txt --out comparison";
   }
   void declare(Options& options) override {
@@ -107,6 +110,8 @@ void print_pictures(const PictureResult& pictures) {
 
 Analysis Analyze::analyze_one(const std::string& model, const std::string& folder) const {
   OpenModel open = open_model(model, "f32", "", device_);
+  require_memory_of_pass(open.model, analyze_.context > 0 ? std::min<int64_t>(analyze_.context, 16 * kEvaluationTokens) : kEvaluationTokens,
+                         "lower --context, or read fewer --layers; --no-check-memory tries all the same");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
   Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
@@ -162,7 +167,11 @@ int Analyze::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
-  if (text_.empty()) fail_usage("no text: give a file with --text");
+  if (text_.empty()) {
+    if (const std::string held = held_out_tokens(models_.front()); !held.empty()) text_ = {held};
+    if (text_.empty()) fail_usage("no text: give a file with --text; '{}' is no run with held-out data", models_.front());
+    say_aside("text: the held-out data of the run, '{}'\n", text_.front());
+  }
   if (bins_ < 2 || bins_ > Distribution::kBins) fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
   if (out_.empty()) fail_usage("--out: expected a folder, got nothing");
   const std::vector<std::string> files{"analysis.json", "analysis.csv"};

@@ -14,9 +14,13 @@
 #include "base/file.h"
 #include "base/folders.h"
 #include "base/stop.h"
+#include "cli/options.h"
+#include "cli/recipe.h"
+#include "cli/say.h"
 #include "report/progress.h"
 #include "train/byte_source.h"
 #include "train/text_parts.h"
+#include "train/trainer.h"
 
 namespace fw::cli {
 namespace {
@@ -101,7 +105,8 @@ class Fingerprint {
   Facts files_;
 };
 
-Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer) {
+// as_before: as older runs have it, of which the field of a test does not count.
+Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer, bool as_before = false) {
   Fingerprint print;
   const StringList files = text_files(data);
   print.add(tokenizer.type());
@@ -115,7 +120,11 @@ Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sourc
   for (const std::string& path : files) print.add_file(path);
   if (!data.valid.empty()) print.add_file(data.valid);
   if (!data.test.empty()) print.add_file(data.test);
-  if (std::any_of(files.begin(), files.end(), is_json_lines) || is_json_lines(data.valid)) print.add(data.field);
+  const bool reads_lines = std::any_of(files.begin(), files.end(), is_json_lines) || is_json_lines(data.valid);
+  if (reads_lines) print.add(data.field);
+  if (!as_before && !reads_lines && is_json_lines(data.test)) print.add("test " + data.field);
+  if (data.skip_bad && (reads_lines || is_json_lines(data.test))) print.add("without bad lines");
+  if (data.document_end && tokenizer.end_of_text() >= 0) print.add(fmt::format("end {}", tokenizer.end_of_text()));
   if (sources.size() > 1) {
     for (const Source& source : sources) print.add(fmt::format("{} {}", source.files.size(), source.weight));
   }
@@ -148,7 +157,7 @@ class Preparation {
       : data_(data), tokenizer_(tokenizer), options_(options), folder_(folder), cache_(folder + "/data"), sources_(parse_sources(data.text)) {}
 
   Dataset run() {
-    const std::string before = file_exists(print_path()) ? read_file(print_path()) : kUnfinished;
+    std::string before = file_exists(print_path()) ? read_file(print_path()) : kUnfinished;
     if (before != kUnfinished && lacks_text()) {
       set_.notes.push_back(fmt::format("the text is no longer where it was; the run goes on with its tokens in '{}'", cache_));
     } else {
@@ -160,7 +169,9 @@ class Preparation {
       const std::string print = found.text();
       set_.facts = found.files();
       set_.facts.emplace_back("texts, their split and the tokenizer", print.substr(0, print.size() - 1));
+      set_.kinds = kinds_of(text_files(data_));
       if (options_.follow) return followed();
+      if (options_.resume && before != print && before == fingerprint(data_, sources_, tokenizer_, true).text()) before = print;
       if (options_.resume && before != kUnfinished && before != print) {
         fail_usage(
             "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder "
@@ -179,6 +190,8 @@ class Preparation {
           throw;
         }
         write_file_atomic(print_path(), print);
+        bad_.say();
+        if (bad_.count() > 0) set_.notes.push_back(fmt::format("{} lines without a text were left out", bad_.count()));
         if (!data_.separator.empty() && separators_ == 0) set_.notes.push_back(no_separator(data_.separator));
       }
     }
@@ -212,7 +225,7 @@ class Preparation {
   bool lacks_text() const {
     if (!options_.resume || !options_.may_lack_text) return false;
     const auto gone = [](const std::string& path) { return path.find_first_of("*?[") == std::string::npos && !file_exists(path); };
-    bool any = !data_.valid.empty() && gone(data_.valid);
+    bool any = (!data_.valid.empty() && gone(data_.valid)) || (!data_.test.empty() && gone(data_.test));
     for (const Source& source : sources_) any = any || std::any_of(source.patterns.begin(), source.patterns.end(), gone);
     if (!any || (makes_valid() && !file_exists(valid_path())) || (makes_test() && !file_exists(test_path()))) return false;
     for (size_t i = 0; i < sources_.size(); ++i) {
@@ -238,7 +251,7 @@ class Preparation {
     for (size_t i = 0; i < sources_.size(); ++i) {
       if (sources_[i].tokens) continue;
       TextSplit split{whole_texts(sources_[i].files), {}};
-      if (hold) split = hold_out(sources_[i].files, data_.field, data_.separator, data_.valid_fraction);
+      if (hold) split = hold_out(sources_[i].files, rules(), data_.separator, data_.valid_fraction);
       if (hold && (split.valid.empty() || split.train.empty())) {
         fail_usage("data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another --valid-fraction, or 0{}",
                    data_.valid_fraction, sources_.size() > 1 ? fmt::format(" '{}'", sources_[i].patterns[0]) : "",
@@ -256,11 +269,14 @@ class Preparation {
     return !makes_test() || write(whole_texts({data_.test}), test_path());
   }
 
+  LineRules rules() { return line_rules(data_.field, data_.skip_bad, bad_); }
+
   bool write(const std::vector<TextPart>& parts, const std::string& path) {
     TokenizeOptions options;
     options.separator = data_.separator;
+    options.document_end = data_.document_end;
     options.progress = options_.progress;
-    const TokenFileStats stats = write_token_file([&] { return open_parts(parts, data_.field); }, options, tokenizer_, path);
+    const TokenFileStats stats = write_token_file([&] { return open_parts(parts, rules()); }, options, tokenizer_, path);
     set_.text_bytes += stats.bytes;
     separators_ += stats.separators;
     return stats.complete;
@@ -296,6 +312,7 @@ class Preparation {
   std::string folder_, cache_;
   std::vector<Source> sources_;
   int64_t separators_ = 0;  // lines of the texts
+  BadLines bad_;
   Dataset set_;
 };
 
@@ -303,6 +320,77 @@ class Preparation {
 
 std::string no_separator(const std::string& separator) {
   return fmt::format("no line of the text is the separator '{}': each text is one document", separator);
+}
+
+void BadLines::add(const std::string& what) {
+  constexpr size_t kNamed = 20;
+  Checksum sum;
+  sum.add(what);
+  if (seen_.insert(sum.value()).second && named_.size() < kNamed) named_.push_back(what);
+}
+
+void BadLines::say() const {
+  for (const std::string& line : named_) say_aside("left out: {}\n", line);
+  if (seen_.size() > named_.size()) say_aside("left out: {} lines in all; the first {} are named\n", seen_.size(), named_.size());
+}
+
+LineRules line_rules(const std::string& field, bool skip_bad, BadLines& bad) {
+  LineRules rules(field);
+  rules.advice = "; --skip-bad leaves such lines out";
+  if (skip_bad) rules.on_bad = [&bad](const std::string& what) { bad.add(what); };
+  return rules;
+}
+
+std::string kinds_of(const StringList& files) {
+  std::vector<std::pair<std::string, int64_t>> kinds;
+  for (const std::string& path : files) {
+    std::string kind = "plain text";
+    if (path != "-" && is_token_file(path)) {
+      kind = "tokens";
+    } else if (path == "-") {
+      kind = "standard input";
+    } else {
+      if (is_json_lines(path)) kind = "JSON lines";
+      if (const std::string packing = packing_of(path); !packing.empty()) kind += " (" + packing + ")";
+    }
+    const auto known = std::ranges::find(kinds, kind, &std::pair<std::string, int64_t>::first);
+    if (known == kinds.end()) {
+      kinds.emplace_back(kind, 1);
+    } else {
+      ++known->second;
+    }
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds) {
+    if (kind == "standard input") {
+      text += (text.empty() ? "" : ", ") + kind;
+    } else {
+      text += fmt::format("{}{}{} of {}", text.empty() ? "" : ", ", count, text.empty() ? count == 1 ? " file" : " files" : "", kind);
+    }
+  }
+  return text;
+}
+
+std::string held_out_tokens(const std::string& model) {
+  fs::path folder = fs::path(model).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();
+  std::error_code error;
+  folder = fs::absolute(folder, error);
+  for (int up = 0; up < 3 && !error; ++up, folder = folder.parent_path()) {  // RUN/checkpoints/step-N at most
+    const std::string tokens = (folder / "data" / "valid.tokens").string(), run_file = (folder / "config.toml").string();
+    if (file_exists(tokens)) return tokens;
+    if (!file_exists(run_file)) continue;
+    DataConfig data;
+    TrainConfig train;
+    ModelConfig config;
+    Options table;
+    table.add(key_tables(data));
+    table.add(key_tables(train));
+    table.add(key_tables(config));
+    load_recipe(run_file, table);
+    return !data.valid.empty() && is_token_file(data.valid) ? data.valid : "";
+  }
+  return "";
 }
 
 bool is_token_file(const std::string& path) { return file_start(path, kMagic.size()) == kMagic; }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Dataset {
   std::vector<std::string> notes;          // what a user should know
   int64_t text_bytes = 0;                  // that were tokenized when it was stopped
   Facts facts;                             // of the texts and token files, for ranks that must have the same
+  std::string kinds;                       // of the files that were given (kinds_of)
 };
 
 struct PrepareOptions {
@@ -44,6 +46,26 @@ struct PrepareOptions {
 // Errors: texts that are missing, unreadable or empty, weights of some texts only, and a share of a token file that cannot be held out.
 Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options);
 
+// Lines that were left out: the first ones by name, all counted.
+class BadLines {
+ public:
+  // For LineRules::on_bad. A line that is read twice counts once.
+  void add(const std::string& what);
+  int64_t count() const { return static_cast<int64_t>(seen_.size()); }
+  // On standard error, those that were named and how many there are.
+  void say() const;
+
+ private:
+  std::vector<std::string> named_;
+  std::set<uint64_t> seen_;  // checksums
+};
+
+// "1 file of plain text, 2 of JSON lines (gzip)"
+std::string kinds_of(const StringList& files);
+
+// What data.skip_bad and `field` say of JSON lines.
+LineRules line_rules(const std::string& field, bool skip_bad, BadLines& bad);
+
 // Shows on a terminal how far it is and stops when `stop` says so.
 std::function<bool(const TokenFileStats&)> tokenize_progress(const std::atomic<bool>& stop);
 
@@ -54,6 +76,7 @@ StringList expand_globs(const StringList& patterns);
 // One token file of texts or of a token file, for evaluation. Tokens of texts live in a temporary file without a name.
 class TemporaryTokens {
  public:
+  // Documents end as they do in the text: no end of text is added.
   TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer);
   const TokenFile& file() const { return *file_; }
   const std::string& note() const { return note_; }  // what may not be as meant; "" mostly
@@ -62,6 +85,10 @@ class TemporaryTokens {
   std::unique_ptr<TokenFile> file_;
   std::string note_;
 };
+
+// The held-out tokens of the run that `model` is the folder of, or stands in (model/, best/, checkpoints/step-N): its data/valid.tokens, or the token file that
+// its config.toml names. "": there are none.
+std::string held_out_tokens(const std::string& model);
 
 // Whether "-", standard input, is one of them. Error(kUsage) when it stands twice.
 bool reads_input(const StringList& files);

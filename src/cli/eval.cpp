@@ -16,6 +16,7 @@
 #include "report/progress.h"
 #include "report/table.h"
 #include "train/evaluate.h"
+#include "train/memory_plan.h"
 
 namespace fw::cli {
 namespace {
@@ -26,13 +27,15 @@ class Eval : public Command {
   std::string summary() const override { return "loss, perplexity and bits per byte of a text; scores of language-model tasks"; }
   std::string details() const override {
     return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not scored. Bits per byte counts the bytes "
-           "of the scored tokens, so that tokenizers can be compared.\n\n"
+           "of the text that the scored tokens stand for, so that tokenizers can be compared; it is - where a token file does not know them.\n\n"
            "Every window of --context tokens starts from nothing, so that the row of a longer context says what the model gains from it. With --carry the "
            "state "
            "goes on through each document instead; the length in which it is read then changes nothing but rounding.\n\n"
            "With --requests or --raw it scores tasks as lm-evaluation-harness does, zero-shot: multiple choice (acc, acc_norm), last words (perplexity, acc), "
            "whole texts (word and byte perplexity, bits per byte), recall and needles (greedy output; contains, substr_all). docs/tasks.md has the details.\n\n"
-           "Examples:\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt --context 1024 --carry\n"
+           "Without --text the held-out data of the run is scored.\n\n"
+           "Examples:\n  fastweight eval my-run\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt "
+           "--context 1024 --carry\n"
            "  fastweight eval my-run --requests piqa.jsonl --out piqa\n  fastweight eval my-run --task wikitext --raw wiki.test.raw";
   }
   void declare(Options& options) override {
@@ -73,16 +76,25 @@ int Eval::run(Options& options) {
     requests_.precision = precision_;
     check_requests(requests_, options);
     OpenModel open = open_model(model_, precision_, tokenizer_, device_);
+    require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
     return score_requests(open, requests_, json_);
   }
   for (const Option& option : options.entries()) {
     if (option.is_given && option.heading == kTasksHeading) fail_usage("{} is for tasks: give --requests FILE or --raw FILE", option.flag);
   }
-  if (text_.empty()) fail_usage("no text: give a file with --text (or requests with --requests)");
+  if (text_.empty()) {
+    for (const char* key : {"field", "separator"}) {
+      if (options.given(key)) fail_usage("--{} is for a text: give one with --text; without, the held-out tokens of the run are read", key);
+    }
+    if (const std::string held = held_out_tokens(model_); !held.empty()) text_ = {held};
+    if (text_.empty()) fail_usage("no text: give a file with --text (or requests with --requests); '{}' is no run with held-out data", model_);
+    say_aside("text: the held-out data of the run, '{}'\n", text_.front());
+  }
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
   OpenModel open = open_model(model_, precision_, tokenizer_, device_);
+  require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
 
@@ -94,15 +106,15 @@ int Eval::run(Options& options) {
     const EvalResult r = evaluate_file(open.model, tokens.file(), *open.tokenizer, context, carry_);
     finite = finite && std::isfinite(r.loss);
     table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew", fmt::format("{}", r.sum.count),
-               fmt::format("{:.4f}", r.bits_per_byte), fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
+               r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte) : "-", fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
     results.push_back({{"context", context},
                        {"carry", carry_},
                        {"tokens", r.sum.count},
-                       {"bytes", r.bytes},
+                       {"bytes", r.bytes ? Json(*r.bytes) : Json()},
                        {"nll", r.sum.nll},
                        {"loss", r.loss},
                        {"perplexity", r.perplexity},
-                       {"bits_per_byte", r.bits_per_byte},
+                       {"bits_per_byte", r.bits_per_byte ? Json(*r.bits_per_byte) : Json()},
                        {"bits_per_token", r.bits_per_token}});
   }
   if (json_) {

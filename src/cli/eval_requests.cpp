@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folders.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
@@ -35,7 +36,10 @@ Json report_of(const Scoring& scoring, const RequestFile& file) {
     }
     results.push_back({{"task", task.task}, {"length", task.length}, {"requests", task.requests}, {"metrics", std::move(metrics)}});
   }
-  return {{"truncated", scoring.truncated()}, {"left_out", file.skipped.size()}, {"results", std::move(results)}};
+  return {{"truncated", scoring.truncated()},
+          {"encoded_apart", scoring.apart()},
+          {"left_out", file.skipped.size() + scoring.skipped().size()},
+          {"results", std::move(results)}};
 }
 
 }  // namespace
@@ -81,29 +85,41 @@ void check_requests(const RequestsToScore& what, const Options& options) {
 int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
   const RequestFile file = read(what);
   for (const std::string& line : file.skipped) say_aside("left out: {}\n", line);
-  Scoring scoring(open.model, *open.tokenizer, {.max_length = what.max_length, .prefix = static_cast<int32_t>(what.prefix), .end_tokens = open.end_tokens},
-                  file.requests);
+  const ScoringOptions options{
+      .max_length = what.max_length, .prefix = static_cast<int32_t>(what.prefix), .end_tokens = open.end_tokens, .skip_bad = what.skip_bad};
+  Scoring scoring(open.model, *open.tokenizer, options, file.requests);
+  for (const std::string& request : scoring.skipped()) say_aside("left out: {}\n", request);
   ProgressBar bar(2);
-  const auto total = static_cast<int64_t>(file.requests.size());
+  const auto total = static_cast<int64_t>(file.requests.size() - scoring.skipped().size());
   int64_t done = 0;
   bool finite = true;
   std::string samples;
-  scoring.run([&](const Request& request, const RequestScore& score) {
+  const auto take = [&](const Request& request, const RequestScore& score) {
     for (const auto& [name, value] : score.values) finite = finite && std::isfinite(value);
     finite = finite && std::ranges::all_of(score.log_likelihoods, [](double x) { return std::isfinite(x); });
     if (!what.out.empty()) samples += json_text(to_json(request, score), -1);
     ++done;
     if (bar.live()) bar.draw(fmt::format("{} of {} requests", done, total));
-  });
+  };
+  const auto write_samples = [&] {
+    make_folders(what.out);
+    write_file_atomic(what.out + "/samples.jsonl", samples);
+  };
+  try {
+    scoring.run(take);
+  } catch (const Stopped& stopped) {
+    bar.clear();
+    if (what.out.empty() || done == 0) throw;
+    write_samples();
+    throw Stopped(fmt::format("{}; the {} of {} requests that are done are in '{}/samples.jsonl'", stopped.what(), done, total, what.out));
+  }
   bar.clear();
   Json report = json_report("eval");
   report.update(
       {{"model", open.folder}, {"requests", what.raw.empty() ? what.requests : what.raw}, {"precision", what.precision}, {"max_length", what.max_length}});
   report.update(report_of(scoring, file));
   if (!what.out.empty()) {
-    NewFolders made;
-    made.make(what.out);
-    write_file_atomic(what.out + "/samples.jsonl", samples);
+    write_samples();
     write_file_atomic(what.out + "/eval.json", json_text(report, 1));
   }
   if (json) {
@@ -111,7 +127,11 @@ int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
   } else {
     say("{}", score_table(report).text());
     if (scoring.truncated() > 0) say("{} of {} requests are longer than the model is given: the left of their contexts was cut\n", scoring.truncated(), total);
-    if (!file.skipped.empty()) say("{} lines were left out\n", file.skipped.size());
+    if (scoring.apart() > 0) {
+      say("{} of {} requests have a continuation whose first token begins in the context: the tokens of the continuation alone were scored\n", scoring.apart(),
+          total);
+    }
+    if (const size_t left_out = file.skipped.size() + scoring.skipped().size(); left_out > 0) say("{} requests were left out\n", left_out);
   }
   if (!finite) fail_numeric("a score of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
   return kExitOk;

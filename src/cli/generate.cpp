@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/printable.h"
 #include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
@@ -25,6 +26,8 @@
 #include "generate/session.h"
 #include "generate/text_stream.h"
 #include "report/progress.h"
+#include "train/byte_source.h"
+#include "train/memory_plan.h"
 #include "train/text_source.h"
 
 namespace fw::cli {
@@ -34,8 +37,15 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-void put(const std::string& text) {
+void put_bytes(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
+}
+
+// A pipe gets the bytes. A terminal shows control characters, so that neither a model nor a prompt writes escape sequences there.
+void put(const std::string& text) {
+  static const bool terminal = is_terminal(1);
+  static PrintableStream shown;
+  put_bytes(terminal ? shown.add(text) : text);
 }
 
 constexpr size_t kMostInput = size_t{1} << 40;
@@ -52,7 +62,9 @@ class Generate : public Command {
   std::string name() const override { return "generate"; }
   std::string summary() const override { return "write text with a model"; }
   std::string details() const override {
-    return "Text goes to standard output as it is made. The prompt is read by chunks; then every token costs the same time and memory however long the text "
+    return "Text goes to standard output as it is made, behind its prompt (--no-echo leaves the prompt out). On a terminal control characters in it are shown; "
+           "a "
+           "pipe gets the bytes. The prompt is read by chunks; then every token costs the same time and memory however long the text "
            "is. Without a prompt the text begins after a line break.\n\n"
            "--samples and --prompts read the prompt once and go on from copies of its state: sample I (from 0) is what --seed SEED+I writes, and what a line "
            "of "
@@ -80,7 +92,7 @@ class Generate : public Command {
     options.add("after", "TEXT", &after_, "read after each such line; without: a line break in a conversation, nothing with --prompts");
     options.add("samples", "N", &samples_, "texts from each prompt");
     options.add("batch", "N", &batch_, "of --prompts and --samples: texts made side by side, each printed when it is whole");
-    options.add("echo", "", &echo_, "print the prompt first");
+    options.add("echo", "", &echo_, "print the prompt before the text; without: so, but not in a conversation and never with --json");
     options.add("tokens", "N", &generate_.tokens, "tokens to write at most");
     options.add("stop", "TEXT", &generate_.stop, "stop before this text, which is not printed");
     options.add("end_token", "ID,ID,...", &end_tokens_, "stop at these tokens; without: the end-of-text token of tokenizer or model, if there is one", ',');
@@ -124,7 +136,7 @@ class Generate : public Command {
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
   std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32", device_ = "cpu";
-  bool conversation_ = false, echo_ = false, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false, check_memory_ = true;
+  bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false, check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
   IntList end_tokens_;
   uint64_t seed_ = 1;
@@ -168,9 +180,13 @@ void Generate::check(const Options& options) {
   if (greedy_) generate_.sampling.temperature = 0;
   validate(generate_.sampling);
   if (conversation_ && !options.given("after")) after_.assign(1, '\n');
+  // What is typed in a conversation stands there already.
+  if (conversation_ && !options.given("echo")) echo_ = false;
   generate_.logprobs = json_;
   generate_.behind_text = echo_ && !json_;
-  if (!prompt_file_.empty()) prompt_ = read_file_or_input(prompt_file_, kMostInput);
+  if (prompt_file_.empty()) return;
+  prompt_ = read_file_or_input(prompt_file_, kMostInput);
+  drop_byte_order_mark(prompt_, prompt_file_ == "-" ? "standard input" : prompt_file_);
 }
 
 Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::string& text) const {
@@ -278,21 +294,33 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
     const Prompt prompt = read(session, tokenizer, before_ + line + after_);
     return write_samples(session, tokenizer, prompt, index++);
   };
-  const std::string input = prompts_ == "-" ? read_file_or_input(prompts_, kMostInput) : std::string();
-  const auto source = prompts_ == "-" ? text_in_memory(input, "standard input") : open_text(prompts_, "prompt");
-  std::string waiting, piece(size_t{1} << 16, '\0');
-  while (source->next()) {
-    const bool lines = !is_json_lines(prompts_);
-    while (const size_t n = source->read(piece)) {
-      waiting.append(piece, 0, n);
-      size_t begin = 0;
-      for (size_t end; lines && (end = waiting.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        if (!one(waiting.substr(begin, end - begin))) return false;
-      }
-      waiting.erase(0, begin);
+  if (prompts_ == "-") {
+    // Without --batch each line is answered before the next is waited for.
+    static const std::atomic<bool> never = false;
+    LineInput input(stop_ != nullptr ? *stop_ : never);
+    for (std::string line; input.next(line);) {
+      if (!one(line)) return false;
     }
-    if ((!lines || !waiting.empty()) && !one(waiting)) return false;
-    waiting.clear();
+  } else {
+    const bool lines = !is_json_lines(prompts_);
+    const auto source = open_text(prompts_, "prompt");
+    std::string waiting, piece(size_t{1} << 16, '\0');
+    const auto line_of = [&](std::string line) {
+      if (lines && line.ends_with('\r')) line.pop_back();
+      return line;
+    };
+    while (source->next()) {
+      while (const size_t n = source->read(piece)) {
+        waiting.append(piece, 0, n);
+        size_t begin = 0;
+        for (size_t end; lines && (end = waiting.find('\n', begin)) != std::string::npos; begin = end + 1) {
+          if (!one(line_of(waiting.substr(begin, end - begin)))) return false;
+        }
+        waiting.erase(0, begin);
+      }
+      if ((!lines || !waiting.empty()) && !one(line_of(waiting))) return false;
+      waiting.clear();
+    }
   }
   if (index == 0) fail_usage("'{}': expected prompts, one a line, the file is empty", prompts_);
   return true;
@@ -335,6 +363,7 @@ int Generate::run(Options& options) {
   seeds_.assign(1, std::nullopt);
   for (int64_t i = 1; i < samples_; ++i) seeds_.emplace_back(own_numbers ? numbers.draw_seed() : seed_ + static_cast<uint64_t>(i));
 
+  require_memory_of_decoding(open.model, batch_, batch_ > 1 ? "lower --batch; --no-check-memory tries all the same" : "--no-check-memory tries all the same");
   if (batch_ > 1) {
     side_by_side_ = std::make_unique<SessionBatch>(open.model, tokenizer, batch_);
     for (int64_t slot = batch_; slot-- > 0;) free_slots_.push_back(slot);

@@ -5,8 +5,10 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
+#include "train/byte_source.h"
 
 namespace fw::cli {
 
@@ -27,6 +29,13 @@ bool LineInput::fill() {
   return false;
 }
 
+// What every line has in common once it is whole.
+bool LineInput::finish(std::string& line, bool any) {
+  if (!std::exchange(begun_, true)) drop_byte_order_mark(line, "standard input");
+  if (line.ends_with('\r')) line.pop_back();
+  return any && !stop_;
+}
+
 bool LineInput::next(std::string& line) {
   constexpr size_t kLongest = size_t{64} << 20;
   size_t searched = 0;
@@ -35,7 +44,7 @@ bool LineInput::next(std::string& line) {
     if (end != std::string::npos) {
       line = buffer_.substr(0, end);
       buffer_.erase(0, end + 1);
-      return !stop_;
+      return finish(line, true);
     }
     searched = buffer_.size();
     if (searched > kLongest) fail_usage("standard input: expected lines of at most {} MiB, this one is longer", kLongest >> 20);
@@ -43,7 +52,7 @@ bool LineInput::next(std::string& line) {
     ended_ = true;
     line = std::move(buffer_);
     buffer_.clear();
-    return !line.empty() && !stop_;
+    return finish(line, !line.empty());
   }
 }
 

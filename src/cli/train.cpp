@@ -1,5 +1,6 @@
 // train: text -> model folder, with a progress bar or log lines, held-out evaluation, loss curve and resume.
 #include <fmt/format.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,9 @@
 #include "cli/signals.h"
 #include "cli/start_model.h"
 #include "fastweight/fastweight.h"
+#include "generate/session.h"
+#include "generate/text_stream.h"
+#include "model/cost.h"
 #include "model/sizes.h"
 #include "report/curves.h"
 #include "report/metrics.h"
@@ -87,6 +91,11 @@ struct TrainOptions {
   }
 };
 
+// A number, or - where it is not known or not finite.
+std::string number_or_dash(double value, int digits) { return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : "-"; }
+
+double or_nan(const std::optional<double>& value) { return value.value_or(std::numeric_limits<double>::quiet_NaN()); }
+
 // Says how a run goes: lines, or a bar when standard output is a terminal.
 class Reporter {
  public:
@@ -105,10 +114,11 @@ class Reporter {
     }
     if (!bar_.live() || r.eval_loss >= 0) {
       bar_.clear();
-      std::string line = bar_.live()
-                             ? fmt::format("step {}", r.step)
-                             : fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.3g}  {:>8.1f}  {:>9.0f}", r.step, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second);
-      if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}, {:.4f} bits per byte", r.eval_loss, r.eval_bits_per_byte);
+      std::string line = bar_.live() ? fmt::format("step {}", r.step)
+                                     : fmt::format("{:>8}  {:>8}  {:>8}  {:>9.3g}  {:>8}  {:>9}", r.step, number_or_dash(r.loss, 4), number_or_dash(r.norm, 3),
+                                                   r.lr, number_or_dash(r.ms, 1), number_or_dash(r.tokens_per_second, 0));
+      if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}", r.eval_loss);
+      if (r.eval_loss >= 0 && !std::isnan(r.eval_bits_per_byte)) line += fmt::format(", {:.4f} bits per byte", r.eval_bits_per_byte);
       print(line + "\n");
     }
     // The mean over recent intervals: one slow step must not make the time left jump.
@@ -119,6 +129,10 @@ class Reporter {
   void step(const StepProgress& p) {
     if (!bar_.live() || std::chrono::steady_clock::now() - shown_ < std::chrono::milliseconds(100)) return;
     show(p.step, p.loss, p.tokens_per_second, ms_ > 0 ? ms_ : p.ms);
+  }
+  void sample(int64_t step, const std::string& text) {
+    bar_.clear();
+    print(fmt::format("sample at step {}:\n{}{}", step, text, text.ends_with('\n') ? "" : "\n"));
   }
   void end() { bar_.clear(); }
   const std::optional<LogRecord>& last_eval() const { return last_eval_; }
@@ -143,6 +157,23 @@ class Reporter {
   std::optional<LogRecord> last_, last_eval_;
 };
 
+// What the model writes from nothing, always with the same random numbers. It changes nothing of the run.
+std::string sample_of(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed) {
+  GenerateOptions options;
+  options.tokens = 100;
+  options.sampling.temperature = 0.8;
+  if (tokenizer.end_of_text() >= 0) options.end_tokens = {tokenizer.end_of_text()};
+  try {
+    Session session(model, tokenizer, seed);
+    return generate(session, tokenizer, options, nullptr, &stop_flag()).text;
+  } catch (const Stopped&) {
+    return "(stopped)";
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNumeric) throw;
+    return fmt::format("(none: {})", error.what());  // the run says itself when it does not recover
+  }
+}
+
 std::string absolute_path(const char* option, const std::string& path) {
   if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
   std::error_code error;
@@ -158,6 +189,22 @@ void make_paths_absolute(DataConfig& data, TrainConfig& train) {
   if (!data.test.empty()) data.test = absolute_path("test", data.test);
   if (!data.valid.empty()) data.valid = absolute_path("valid", data.valid);
   if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = absolute_path("tokenizer", data.tokenizer);
+}
+
+// A name as a shell takes it.
+std::string shell_word(const std::string& name) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./+,:@%=";
+  if (!name.empty() && name.find_first_not_of(kPlain) == std::string::npos && name.front() != '-') return name;
+  std::string quoted = "'";
+  for (const char c : name) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// Seconds of all cores.
+double process_cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 bool has_checkpoints(const std::string& out) { return !list_checkpoints(out + "/checkpoints").empty(); }
@@ -186,6 +233,7 @@ class Train : public Command {
 
  private:
   std::string resolved_run_file() const;
+  bool documents_end() const;
   void load(Options& options);
   int plan(const Options& options);
   int profile(const Options& options);
@@ -213,6 +261,17 @@ std::string Train::resolved_run_file() const {
   return "";
 }
 
+// Whether the documents of a run that is resumed have an end, where nobody says it: a run whose file does not know the key began without.
+bool Train::documents_end() const {
+  const std::string path = o_.train.out + "/config.toml";
+  if (!file_exists(path)) return o_.data.document_end;
+  TrainOptions before;
+  Options table;
+  before.declare(table);
+  load_recipe(path, table);
+  return table.said("data", "document_end") && before.data.document_end;
+}
+
 // Run file and options into the configuration, checked as far as it can be without touching a file of the run.
 void Train::load(Options& options) {
   if (o_.resume && options.given("from"))
@@ -230,6 +289,7 @@ void Train::load(Options& options) {
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
   allow_too_much_memory(!o_.check_memory);
+  if (o_.resume && !options.said("data", "document_end")) o_.data.document_end = documents_end();
   validate(o_.train);
   if (!(o_.dry_run || o_.profile) || !o_.data.text.empty()) validate(o_.data);
   for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text}, {"valid", {o_.data.valid}}, {"test", {o_.data.test}}}) {
@@ -247,6 +307,7 @@ void Train::note_changes(const Options& options) const {
   Options table;
   before.declare(table);
   load_recipe(path, table);
+  if (!table.said("data", "document_end")) before.data.document_end = false;
   for (const std::string& change : differences(table, options)) {
     if (!change.starts_with("train.out:")) say("note: not as the run began: {}\n", change);
   }
@@ -260,7 +321,10 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
   if (data.valid && o_.train.valid_tokens > 0) held_out += fmt::format(", the first {} of which are read", o_.train.valid_tokens);
   if (data.test) held_out += fmt::format(", test: {} tokens", format_count(static_cast<double>(data.test->tokens())));
   const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
-  say("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
+  const int32_t end = data.train->parts.front().file->end_token();
+  say("data      {} tokens in {} documents{}, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(),
+      end >= 0 ? fmt::format(" that end with token {}", end) : "", held_out);
+  if (!data.kinds.empty()) say("text      {}\n", data.kinds);
   const std::string where = trainer.model().device().kind() == FW_DEVICE_CUDA ? fmt::format("{}, bf16 activations", device_info().name)
                                                                               : fmt::format("{}, {} threads", o_.train.precision, num_threads());
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
@@ -291,10 +355,11 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
   }
   const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
   const EvalResult result = evaluate_file(kept ? *chosen : trainer.model(), *data.test, tokenizer, length, false);
-  say("test      model of step {}, windows of {} tokens: loss {:.4f}, {:.4f} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
-      result.bits_per_byte, result.perplexity);
+  say("test      model of step {}, windows of {} tokens: loss {:.4f}, {} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
+      number_or_dash(or_nan(result.bits_per_byte), 4), result.perplexity);
+  const nlohmann::json bits = result.bits_per_byte ? nlohmann::json(*result.bits_per_byte) : nlohmann::json();
   const nlohmann::json record = {{"model", kept ? "best" : "model"}, {"step", step},        {"context", length},
-                                 {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", result.bits_per_byte}};
+                                 {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", bits}};
   write_file_atomic(o_.train.out + "/test.json", record.dump(2) + "\n");
 }
 
@@ -320,7 +385,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     } else {
       const EvalResult windows = evaluate_file(trainer.model(), *data.valid, tokenizer, length, false, o_.train.valid_tokens);
       window_loss = windows.loss;
-      window_bits = windows.bits_per_byte;
+      window_bits = or_nan(windows.bits_per_byte);
     }
     const EvalResult carried = evaluate_file(trainer.model(), *data.valid, tokenizer, length, true, o_.train.valid_tokens);
     Table table;
@@ -329,10 +394,10 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     table.column("loss (nats/token)");
     table.column("perplexity");
     const auto row = [&](const std::string& what, double bits, double loss) {
-      table.row({what, fmt::format("{:.4f}", bits), fmt::format("{:.4f}", loss), fmt::format("{:.3f}", std::exp(loss))});
+      table.row({what, number_or_dash(bits, 4), fmt::format("{:.4f}", loss), fmt::format("{:.3f}", std::exp(loss))});
     };
     row(fmt::format("windows of {} tokens, each from nothing", length), window_bits, window_loss);
-    row("state carried through each document", carried.bits_per_byte, carried.loss);
+    row("state carried through each document", or_nan(carried.bits_per_byte), carried.loss);
     say("\n{}\n", table.text());
   }
   if (const size_t peak = trainer.model().device().peak_bytes(); peak > 0) say("memory    {} of the GPU at most\n", format_bytes(static_cast<double>(peak)));
@@ -355,6 +420,9 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   file(out + "/config.toml", "the resolved run file: gives this run again");
   if (has_checkpoints(out)) file(out + "/checkpoints/", "for --resume");
   for (const std::string& path : data.files) file(path, "tokens");
+  say("next:\n");
+  say("  fastweight generate {} --tokens 200\n", shell_word(out));
+  if (data.valid) say("  fastweight eval {}\n  fastweight analyze {} --out {}\n", shell_word(out), shell_word(out), shell_word(out + "-analysis"));
 }
 
 int Train::plan(const Options& options) {
@@ -482,7 +550,10 @@ int Train::train(const Options& options, Communicator& ranks) {
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
-  if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
+  if (o_.train.device == "cpu") {
+    const bool evaluates = !o_.data.valid.empty() || o_.data.valid_fraction > 0;
+    require_memory_of_step(o_.model, o_.train, "", memory_beside_steps(o_.model, o_.train, evaluates, !o_.data.test.empty()));
+  }
   NewFolders made;
   std::optional<FolderLock> lock;
   if (leads) {
@@ -495,7 +566,7 @@ int Train::train(const Options& options, Communicator& ranks) {
   how.may_lack_text = !options.given("text") && !options.given("valid");
   how.follow = !leads;
   how.check = [&](const TokenMix& mix) {
-    for (const TokenMix::Part& part : mix.parts) check_training_file(*part.file, *tokenizer, o_.model);
+    for (const TokenMix::Part& part : mix.parts) check_data_file(*part.file, *tokenizer, o_.model);
     const BatchSource enough(mix, o_.train.batch, o_.train.length, o_.train.seed);
   };
   how.progress = tokenize_progress(stop_flag());
@@ -515,6 +586,7 @@ int Train::train(const Options& options, Communicator& ranks) {
     data.facts.emplace_back("the tokenizer", fmt::format("{} with checksum {:016x}", tokenizer->type(), tokenizer->checksum()));
     require_agreement(ranks, data.facts);
   }
+  if (data.test) check_data_file(*data.test, *tokenizer, o_.model);
   Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid, ranks);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
@@ -533,7 +605,14 @@ int Train::train(const Options& options, Communicator& ranks) {
 
   Reporter reporter(o_.train.steps);
   reporter.header();
-  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), [&](const StepProgress& p) { reporter.step(p); });
+  const int64_t first_step = trainer.step();
+  const auto run_begin = std::chrono::steady_clock::now();
+  const double cpu_begin = process_cpu_seconds();
+  const auto on_step = [&](const StepProgress& p) {
+    reporter.step(p);
+    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0) reporter.sample(p.step, sample_of(trainer.model(), *tokenizer, o_.train.seed));
+  };
+  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), on_step);
   reporter.end();
   if (!done) {
     share_signal(ranks);
@@ -542,6 +621,15 @@ int Train::train(const Options& options, Communicator& ranks) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   say("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
+  if (const int64_t steps = trainer.step() - first_step; steps > 0) {
+    const double run_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - run_begin).count();
+    const double tokens = static_cast<double>(steps * o_.train.batch * o_.train.length * o_.train.accumulate);
+    // Backward takes twice what forward does.
+    const double operations = 3 * tokens * cost_of(o_.model, o_.train.length).flops_token;
+    say("speed     {:.0f} tok/s, {:.1f} ms a step on average, with evaluations and checkpoints\n", tokens / run_seconds,
+        1e3 * run_seconds / static_cast<double>(steps));
+    say("cost      {} tokens, {:.3g} operations, {:.2f} hours of a core\n", format_count(tokens), operations, (process_cpu_seconds() - cpu_begin) / 3600);
+  }
   if (trainer.out_of_patience() && trainer.step() < o_.train.steps) {
     say("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
   }

@@ -41,7 +41,7 @@ struct Folder {
   PeerTensor tensor(const ParamSpec& spec) const { return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec); }
 };
 
-Json read_json(const std::string& path) { return parse_python_json(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
+Json read_json(const std::string& path) { return parse_python_config(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
 
 Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   const Json json = read_json(path);

@@ -2,9 +2,16 @@
 
 #include "base/error.h"
 #include "base/keys.h"
+#include "base/stop.h"
 #include "train/byte_source.h"
 
 namespace fw {
+namespace {
+
+// Whatever a small file unpacks to.
+constexpr size_t kMostText = size_t{1} << 30, kLongestLine = size_t{256} << 20;
+
+}  // namespace
 
 JsonFields::JsonFields(const nlohmann::json& json, std::string where) : json_(json), where_(std::move(where)) {
   if (!json.is_object()) fail(fmt::format("expected a JSON object, got {}", shown(json)));
@@ -53,20 +60,37 @@ std::string read_text(const std::string& path) {
   const std::unique_ptr<ByteSource> bytes = open_bytes(path);
   std::string text;
   std::vector<char> piece(size_t{1} << 16);
-  while (const size_t n = bytes->read(piece)) text.append(piece.data(), n);
+  while (const size_t n = bytes->read(piece)) {
+    stop_point("reading", static_cast<int64_t>(text.size()), -1, "bytes");
+    if (text.size() + n > kMostText) fail_usage("'{}': expected a text of at most {} MiB, unpacked, it has more: cut it", path, kMostText >> 20);
+    text.append(piece.data(), n);
+  }
   return text;
 }
 
 void for_each_line(const std::string& path, const std::function<void(std::string_view line, const std::string& where)>& body) {
-  const std::string text = read_text(path);
+  const std::unique_ptr<ByteSource> bytes = open_bytes(path);
+  std::vector<char> piece(size_t{1} << 16);
+  std::string line;
   int64_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+  const auto take = [&] {
     ++number;
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) body(line, fmt::format("{}:{}", path, number));
+    stop_point("reading", number, -1, "lines");
+    if (line.find_first_not_of(" \t\r") != std::string::npos) body(line, fmt::format("{}:{}", path, number));
+    line.clear();
+  };
+  while (const size_t n = bytes->read(piece)) {
+    std::string_view rest(piece.data(), n);
+    for (size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
+      line += rest.substr(0, end);
+      take();
+    }
+    if (line.size() + rest.size() > kLongestLine) {
+      fail_usage("{}:{}: expected lines of at most {} MiB, this one is longer", path, number + 1, kLongestLine >> 20);
+    }
+    line += rest;
   }
+  if (!line.empty()) take();
 }
 
 }  // namespace fw

@@ -21,6 +21,7 @@ void LikelihoodScorer::read_context(std::span<const int32_t> context) {
   ++contexts_read_;
   std::vector<float> unused(static_cast<size_t>(model_.config().vocab_size));
   for (std::span<const int32_t> rest = context.first(context.size() - 1); !rest.empty();) {
+    stop_point("scoring", static_cast<int64_t>(context.size() - rest.size()), static_cast<int64_t>(context.size()), "tokens of a context");
     const auto now = rest.first(std::min(rest.size(), static_cast<size_t>(kPassTokens)));
     model_.forward_last(now, SeqLayout({0, static_cast<int64_t>(now.size())}), *state_, {unused.data(), 1, static_cast<int64_t>(unused.size())});
     rest = rest.subspan(now.size());
@@ -42,6 +43,7 @@ Likelihood LikelihoodScorer::continuation(std::span<const int32_t> context, std:
   std::vector<float> logits(static_cast<size_t>(std::min(count, kLogitRows) * vocab));
   Likelihood result;
   for (int64_t begin = 0; begin < count; begin += kLogitRows) {
+    stop_point("scoring", begin, count, "tokens of a continuation");
     const int64_t rows = std::min(kLogitRows, count - begin);
     model_.forward_all(std::span(given).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), SeqLayout({0, rows}), &state,
                        {logits.data(), rows, vocab});
@@ -60,6 +62,7 @@ double LikelihoodScorer::window(std::span<const int32_t> given, std::span<const 
   ModelState<float> state(model_.config(), 1, model_.device());
   double sum = 0;
   for (size_t begin = 0; begin < given.size(); begin += kPassTokens) {
+    stop_point("scoring", static_cast<int64_t>(begin), static_cast<int64_t>(given.size()), "tokens of a window");
     const size_t count = std::min(given.size() - begin, static_cast<size_t>(kPassTokens));
     std::vector<int32_t> targets(count, -1);
     for (size_t i = 0; i < count; ++i) {

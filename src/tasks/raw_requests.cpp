@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/nearest.h"
+#include "base/python_json.h"
 #include "tasks/json_fields.h"
 #include "tasks/unicode.h"
 
@@ -240,10 +240,13 @@ RequestFile requests_from_raw(const std::string& task, const std::string& path, 
   } else {
     for_each_line(path, [&](std::string_view line, const std::string& where) {
       try {
-        const nlohmann::json json = parse_json(line, where);
+        const nlohmann::json json = parse_python_json(line, where);
         Request request;
         request.where = where;
         known->fill(JsonFields(json, where), recall, request);
+        request.task = task;
+        // What would be refused among requests is refused here.
+        request_from_json(to_json(request), where);
         file.requests.push_back(std::move(request));
       } catch (const Error& error) {
         if (!skip_bad) throw Error(ErrorKind::kUsage, fmt::format("{}; --skip-bad leaves such lines out", error.what()));
@@ -253,7 +256,7 @@ RequestFile requests_from_raw(const std::string& task, const std::string& path, 
   }
   if (file.requests.empty()) fail_usage("'{}': expected the raw file of {}, got nothing of it", path, task);
   for (size_t i = 0; i < file.requests.size(); ++i) {
-    file.requests[i].task = task;
+    file.requests[i].task = task;  // of pages
     file.requests[i].id = fmt::format("{}", i);
   }
   return file;

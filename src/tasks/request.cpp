@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/nearest.h"
+#include "base/python_json.h"
 #include "tasks/json_fields.h"
 
 namespace fw {
@@ -149,7 +149,7 @@ RequestFile read_requests(const std::string& path, const std::string& task, bool
   std::vector<std::string> others;
   for_each_line(path, [&](std::string_view line, const std::string& where) {
     try {
-      Request request = request_from_json(parse_json(line, where), where);
+      Request request = request_from_json(parse_python_json(line, where), where);
       if (task.empty() || request.task == task) {
         file.requests.push_back(std::move(request));
       } else if (std::find(others.begin(), others.end(), request.task) == others.end()) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <optional>
 
 #include "base/error.h"
 #include "base/stop.h"
@@ -19,7 +20,7 @@ using Ids = std::vector<int32_t>;
 // The tokens of a request. Of choices a context and a continuation each; of a text the continuation alone; of generation the context alone.
 struct Prepared {
   std::vector<Ids> contexts, continuations;
-  bool truncated = false;
+  bool truncated = false, apart = false;
 };
 
 std::string name_of(const Request& r) { return fmt::format("{} (task {}, id {})", r.where, r.task, r.id); }
@@ -65,15 +66,27 @@ struct Scoring::Impl {
   const std::vector<Request>& requests;
   int32_t prefix;
   LikelihoodScorer likelihood;
-  std::vector<Prepared> prepared;
-  std::vector<RequestScore> done;
+  // Of each request; none: it was left out, or is not done.
+  std::vector<std::optional<Prepared>> prepared;
+  std::vector<std::optional<RequestScore>> done;
+  std::vector<std::string> skipped;
 
   Impl(LanguageModel<float>& m, const Tokenizer& t, const ScoringOptions& o, const std::vector<Request>& r)
       : model(m), tokenizer(t), options(o), requests(r), prefix(prefix_of(t, o.prefix)), likelihood(m, o.max_length) {
     if (options.max_length < 0) fail_usage("max_length: expected a number of tokens, or 0 for no limit, got {}", options.max_length);
     if (prefix >= model.config().vocab_size) fail_usage("prefix token: expected 0 to {}, got {}", model.config().vocab_size - 1, prefix);
-    prepared.reserve(requests.size());
-    for (const Request& request : requests) prepared.push_back(prepare(request));
+    prepared.resize(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      stop_point("encoding", static_cast<int64_t>(i), static_cast<int64_t>(requests.size()), "requests");
+      try {
+        prepared[i] = prepare(requests[i]);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kUsage) throw;
+        if (!options.skip_bad) fail_usage("{}; --skip-bad leaves such requests out", error.what());
+        skipped.emplace_back(error.what());
+      }
+    }
+    if (skipped.size() == requests.size() && !skipped.empty()) fail_usage("none of {} requests can be scored; the first: {}", skipped.size(), skipped.front());
   }
 
   Ids encode(const Request& r, const std::string& text) const {
@@ -89,10 +102,16 @@ struct Scoring::Impl {
     continuation.insert(0, context, context.size() - space);
     context.erase(context.size() - space);
     Ids given = encode(r, context), all = encode(r, context + continuation);
-    if (context.empty()) given = {prefix};
-    const size_t from = context.empty() ? 0 : given.size();
-    if (all.size() <= from) fail_usage("{}: the continuation '{}' has no token of its own behind its context", name_of(r), continuation);
-    all.erase(all.begin(), all.begin() + static_cast<int64_t>(from));
+    if (given.empty()) {
+      given = {prefix};
+      if (all.size() > 1 && all.front() == prefix) all.erase(all.begin());
+    } else if (all.size() > given.size()) {
+      all.erase(all.begin(), all.begin() + static_cast<int64_t>(given.size()));
+    } else {
+      all = encode(r, continuation);
+      p.apart = true;
+    }
+    if (all.empty()) fail_usage("{}: the continuation '{}' has no token", name_of(r), continuation);
     const auto length = static_cast<int64_t>(all.size());
     if (options.max_length > 0 && length > options.max_length) {
       fail_usage("{}: a continuation of {} tokens does not fit into --max-length {}", name_of(r), length, options.max_length);
@@ -163,12 +182,17 @@ struct Scoring::Impl {
     Session session(model, tokenizer, 0);
     session.prefill(prompt);
     std::string text;
+    size_t longest = 0;
+    for (const std::string& stop : r.until) longest = std::max(longest, stop.size());
     for (int64_t i = 0; i < r.max_gen; ++i) {
+      stop_point("output", i, r.max_gen, "tokens");
       const int32_t id = session.next({.temperature = 0});
       if (std::ranges::find(options.end_tokens, id) != options.end_tokens.end()) break;
+      // A stop text ends in what is new.
+      const size_t from = text.size() - std::min(text.size(), longest);
       text += i == 0 ? tokenizer.first_piece(id) : tokenizer.piece(id);
       size_t end = std::string::npos;
-      for (const std::string& stop : r.until) end = std::min(end, text.find(stop));
+      for (const std::string& stop : r.until) end = std::min(end, text.find(stop, from));
       if (end != std::string::npos) return text.substr(0, end);
     }
     return text;
@@ -212,12 +236,12 @@ struct Scoring::Impl {
     double text_sum = 0, words = 0, bytes = 0;
     std::vector<double> lasts;
     for (const size_t i : which) {
-      for (const auto& [name, value] : done[i].values) {
+      for (const auto& [name, value] : done[i]->values) {
         if (name != "log_likelihood") means[name].push_back(value);
       }
-      if (requests[i].kind == RequestKind::kLikelihood) lasts.push_back(done[i].values.at("log_likelihood"));
+      if (requests[i].kind == RequestKind::kLikelihood) lasts.push_back(done[i]->values.at("log_likelihood"));
       if (requests[i].kind != RequestKind::kRolling) continue;
-      text_sum += done[i].values.at("log_likelihood");
+      text_sum += done[i]->values.at("log_likelihood");
       words += static_cast<double>(requests[i].words);
       bytes += static_cast<double>(requests[i].bytes);
     }
@@ -236,16 +260,22 @@ Scoring::Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const 
     : impl_(std::make_unique<Impl>(model, tokenizer, options, requests)) {}
 Scoring::~Scoring() = default;
 
-int64_t Scoring::truncated() const { return std::ranges::count(impl_->prepared, true, &Prepared::truncated); }
+int64_t Scoring::truncated() const {
+  return std::ranges::count_if(impl_->prepared, [](const std::optional<Prepared>& p) { return p && p->truncated; });
+}
+int64_t Scoring::apart() const {
+  return std::ranges::count_if(impl_->prepared, [](const std::optional<Prepared>& p) { return p && p->apart; });
+}
+const std::vector<std::string>& Scoring::skipped() const { return impl_->skipped; }
 int64_t Scoring::contexts_read() const { return impl_->likelihood.contexts_read(); }
 
 void Scoring::run(const std::function<void(const Request&, const RequestScore&)>& on_score) {
-  impl_->done.clear();
-  impl_->done.reserve(impl_->requests.size());
+  impl_->done.assign(impl_->requests.size(), std::nullopt);
   for (size_t i = 0; i < impl_->requests.size(); ++i) {
+    if (!impl_->prepared[i]) continue;
     stop_point("scoring", static_cast<int64_t>(i), static_cast<int64_t>(impl_->requests.size()), "requests");
-    impl_->done.push_back(impl_->score(impl_->requests[i], impl_->prepared[i]));
-    if (on_score) on_score(impl_->requests[i], impl_->done.back());
+    impl_->done[i] = impl_->score(impl_->requests[i], *impl_->prepared[i]);
+    if (on_score) on_score(impl_->requests[i], *impl_->done[i]);
   }
 }
 
@@ -253,6 +283,7 @@ std::vector<TaskScores> Scoring::scores() const {
   std::vector<std::pair<std::string, int64_t>> order;
   std::map<std::pair<std::string, int64_t>, std::vector<size_t>> groups;
   for (size_t i = 0; i < impl_->done.size(); ++i) {
+    if (!impl_->done[i]) continue;
     const Request& r = impl_->requests[i];
     const std::pair<std::string, int64_t> key{r.task, r.truncation == Truncation::kRefuse ? r.max_length : 0};
     if (groups[key].empty()) order.push_back(key);

@@ -6,8 +6,9 @@
 //   gen          greedy output until a stop text, the end of text or max_gen tokens; whether it has an answer (contains), the share of the answers that
 //                it has (substr_all), both without regard to case
 //
-// Tokens of a continuation c behind a context x are those of x + c from the number of tokens of x on; white space at the end of x belongs to c. What is
-// too long for max_length loses its left.
+// Tokens of a continuation c behind a context x are those of x + c from the number of tokens of x on; white space at the end of x belongs to c. Where one
+// token spans the join, so that none is left for c, those of c alone are scored. An empty context is the prefix token, or the first token of c where it is
+// that. What is too long for max_length loses its left.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ struct ScoringOptions {
   int64_t max_length = 2048;             // tokens that the model is given at once; 0: no limit. A request's own max_len or max_ctx goes before it
   int32_t prefix = -1;                   // token before a text that begins with nothing; < 0: the end of text, else a newline, else 0
   std::vector<int32_t> end_tokens = {};  // of an output
+  bool skip_bad = false;                 // requests that cannot be scored are left out, instead of being an error
 };
 
 struct RequestScore {
@@ -54,13 +56,16 @@ struct TaskScores {
 class Scoring {
  public:
   // Model, tokenizer and requests must outlive it. Throws Error(kUsage) naming the request for a continuation or an output that is longer than
-  // max_length, a question that leaves no room for its document, and a prompt of its own length (needles) that this tokenizer makes longer.
+  // max_length, a question that leaves no room for its document, and a prompt of its own length (needles) that this tokenizer makes longer; with skip_bad only
+  // where no request is left. Throws Stopped (base/stop.h).
   Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options, const std::vector<Request>& requests);
   ~Scoring();
   Scoring(const Scoring&) = delete;
   Scoring& operator=(const Scoring&) = delete;
 
-  int64_t truncated() const;  // requests that lose something of their context
+  int64_t truncated() const;                        // requests that lose something of their context
+  int64_t apart() const;                            // requests with a continuation that was encoded alone
+  const std::vector<std::string>& skipped() const;  // why, of each request that was left out
   // In order; on_score sees each as it is done. Throws Stopped (base/stop.h).
   void run(const std::function<void(const Request&, const RequestScore&)>& on_score);
   // A line for each task (and length) in the order in which they come.

@@ -6,14 +6,17 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/stop.h"
 
 namespace fw {
@@ -23,6 +26,40 @@ constexpr std::string_view kStandardInput = "-";
 constexpr std::string_view kGzip = "\x1f\x8b";
 constexpr std::string_view kZstd = "\x28\xb5\x2f\xfd";
 constexpr std::string_view kParquet = "PAR1";
+constexpr size_t kLongestMagic = 10;
+
+// Packed texts and encodings that are not read, by their first bytes.
+struct Refused {
+  std::string_view magic;
+  const char *what, *instead;
+};
+constexpr Refused kRefused[] = {{std::string_view("\xfd\x37zXZ\0", 6), "an .xz file", "xz -dc"},
+                                {"BZh91AY&SY", "a .bz2 file", "bzip2 -dc"},
+                                {std::string_view("\x04\x22\x4d\x18", 4), "an .lz4 file", "lz4 -dc"},
+                                {std::string_view("PK\x03\x04", 4), "a .zip file", "unzip -p"},
+                                {std::string_view("7z\xbc\xaf\x27\x1c", 6), "a .7z file", "7z x -so"}};
+// The longer ones first: that of UTF-32 begins as that of UTF-16 does.
+struct Mark {
+  std::string_view bytes;
+  const char* encoding;
+};
+constexpr Mark kMarks[] = {{std::string_view("\xff\xfe\0\0", 4), "UTF-32"},
+                           {std::string_view("\0\0\xfe\xff", 4), "UTF-32"},
+                           {std::string_view("\xff\xfe", 2), "UTF-16"},
+                           {std::string_view("\xfe\xff", 2), "UTF-16"}};
+constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
+
+// pzstd and others write a frame first that is skipped: four bytes, of which the first has 16 values.
+bool is_zstd(std::string_view head) {
+  if (head.starts_with(kZstd)) return true;
+  return head.size() >= 4 && (static_cast<unsigned char>(head[0]) & 0xf0) == 0x50 && head.substr(1, 3) == "\x2a\x4d\x18";
+}
+
+// bzip2's block sizes are digits.
+bool begins_with(std::string_view head, std::string_view magic) {
+  if (!magic.starts_with("BZh")) return head.starts_with(magic);
+  return head.size() >= magic.size() && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' && head.substr(4, 6) == magic.substr(4);
+}
 constexpr size_t kPiece = size_t{1} << 17;
 
 std::string reason(int error) { return std::generic_category().message(error); }
@@ -182,6 +219,12 @@ class ZstdBytes final : public Packed {
       }
       ZSTD_inBuffer from = {rest_.data(), rest_.size(), 0};
       const size_t status = ZSTD_decompressStream(stream_, &to, &from);
+      if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge) {
+        fail_usage(
+            "'{}': it was packed with a window of more than 128 MiB (zstd --long), which is not read: unpack it (zstd -dc --long=31), or pack it again "
+            "without --long",
+            path_);
+      }
       if (ZSTD_isError(status)) fail_damaged("Zstandard", ZSTD_getErrorName(status));
       rest_ = rest_.subspan(from.pos);
       inside_ = status != 0;
@@ -195,14 +238,43 @@ class ZstdBytes final : public Packed {
   bool inside_ = false, more_inside_ = false;
 };
 
-}  // namespace
+// Unpacked text from behind its byte order mark.
+class Text final : public ByteSource {
+ public:
+  Text(const std::string& path, std::unique_ptr<ByteSource> bytes) : path_(path == kStandardInput ? "standard input" : path), bytes_(std::move(bytes)) {}
 
-std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
+  size_t read(std::span<char> out) override {
+    if (!std::exchange(begun_, true)) begin();
+    size_t used = std::min(out.size(), ahead_.size());
+    std::copy_n(ahead_.data(), used, out.data());
+    ahead_.erase(0, used);
+    if (used < out.size()) used += bytes_->read(out.subspan(used));
+    return used;
+  }
+
+ private:
+  void begin() {
+    ahead_.resize(4);
+    ahead_.resize(bytes_->read(ahead_));
+    drop_byte_order_mark(ahead_, path_);
+  }
+
+  std::string path_, ahead_;  // ahead: read to look for the mark
+  std::unique_ptr<ByteSource> bytes_;
+  bool begun_ = false;
+};
+
+std::unique_ptr<ByteSource> open_packed(const std::string& path) {
   auto file = std::make_unique<FileBytes>(path);
-  const std::string head = file->peek(4);
+  const std::string head = file->peek(kLongestMagic);
   if (head.starts_with(kGzip)) return std::make_unique<GzipBytes>(path, std::move(file));
-  if (head.starts_with(kZstd)) return std::make_unique<ZstdBytes>(path, std::move(file));
-  if (head == kParquet) {
+  if (is_zstd(head)) return std::make_unique<ZstdBytes>(path, std::move(file));
+  for (const Refused& other : kRefused) {
+    if (begins_with(head, other.magic)) {
+      fail_usage("'{}': it is {}, which is not read: unpack it ({} '{}' > text), or pack it with gzip or zstd", path, other.what, other.instead, path);
+    }
+  }
+  if (head.starts_with(kParquet)) {
     fail_usage(
         "'{}': Parquet is not read by this program (Debian has no library for it); write it as JSON lines first, for example with\n  python3 -c \"import "
         "pandas; "
@@ -214,6 +286,24 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
     fail_usage("'{}': expected a {} file after its name, its first bytes are those of something else", path, named_gzip ? "gzip" : "Zstandard");
   }
   return file;
+}
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_bytes(const std::string& path) { return std::make_unique<Text>(path, open_packed(path)); }
+
+void drop_byte_order_mark(std::string& text, const std::string& name) {
+  for (const Mark& mark : kMarks) {
+    if (!text.starts_with(mark.bytes)) continue;
+    fail_usage("'{}': expected text in UTF-8, it is {} by its byte order mark: convert it (iconv -f {} -t UTF-8 '{}')", name, mark.encoding, mark.encoding,
+               name);
+  }
+  if (text.starts_with(kUtf8Mark)) text.erase(0, kUtf8Mark.size());
+}
+
+std::string packing_of(const std::string& path) {
+  const std::string head = file_start(path, kLongestMagic);
+  return head.starts_with(kGzip) ? "gzip" : is_zstd(head) ? "Zstandard" : "";
 }
 
 }  // namespace fw

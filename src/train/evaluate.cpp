@@ -7,19 +7,44 @@
 
 #include "base/error.h"
 #include "base/stop.h"
+#include "tokenizer/text_bytes.h"
 
 namespace fw {
 namespace {
 
-// Tokens of one pass through the model: bounds the memory, whatever the length of documents and windows.
-constexpr int64_t kPassTokens = 4096;
+constexpr int64_t kPassTokens = kEvaluationTokens;
+
+// Bytes of the text that tokens of a file stand for.
+class FileBytes {
+ public:
+  FileBytes(const TokenFile& file, const Tokenizer& tokenizer) : file_(file), pieces_(tokenizer), known_(pieces_.known() && file.knows_bytes()) {
+    if (pieces_.known() && file.version() < 3) known_ = pieces_are_the_text();
+  }
+  bool known() const { return known_; }
+  int64_t of(int64_t token, int32_t id) const { return file_.exception_at(token).value_or(pieces_.piece(id)); }
+
+ private:
+  // Of a file that does not say it: the text has as many bytes as the pieces. Those of a text with a separator do not count the newline that begins a document.
+  bool pieces_are_the_text() const {
+    constexpr int64_t kPart = int64_t{1} << 16;
+    std::vector<int32_t> ids;
+    int64_t sum = 0;
+    for (int64_t begin = 0; begin < file_.tokens(); begin += kPart) {
+      ids.resize(static_cast<size_t>(std::min(kPart, file_.tokens() - begin)));
+      file_.read(begin, ids);
+      for (const int32_t id : ids) sum += pieces_.piece(id);
+    }
+    return sum == file_.text_bytes() || sum == file_.text_bytes() + file_.documents();
+  }
+
+  const TokenFile& file_;
+  const TextBytes pieces_;
+  bool known_;
+};
 
 class Evaluation {
  public:
-  Evaluation(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer) : model_(model), file_(file) {
-    piece_bytes_.reserve(static_cast<size_t>(file.vocab_size()));
-    for (int64_t id = 0; id < file.vocab_size(); ++id) piece_bytes_.push_back(static_cast<int64_t>(tokenizer.piece(static_cast<int32_t>(id)).size()));
-  }
+  Evaluation(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer) : model_(model), file_(file), file_bytes_(file, tokenizer) {}
 
   // Tokens [begin, end) in one line: starts from nothing, all but the first are scored. Short ones are packed, long ones
   // run in pieces of `piece` tokens with the state carried.
@@ -49,11 +74,11 @@ class Evaluation {
   EvalResult result() const {
     EvalResult r;
     r.sum = sum_;
-    r.bytes = bytes_;
+    if (file_bytes_.known()) r.bytes = bytes_;
     r.loss = sum_.nll / static_cast<double>(sum_.count);
     r.perplexity = std::exp(r.loss);
     r.bits_per_token = r.loss / std::numbers::ln2;
-    r.bits_per_byte = sum_.nll / std::numbers::ln2 / static_cast<double>(bytes_);
+    if (file_bytes_.known() && bytes_ > 0) r.bits_per_byte = sum_.nll / std::numbers::ln2 / static_cast<double>(bytes_);
     return r;
   }
 
@@ -67,6 +92,8 @@ class Evaluation {
     ids_.insert(ids_.end(), tokens_.begin(), tokens_.begin() + static_cast<int64_t>(count));
     targets_.insert(targets_.end(), tokens_.begin() + 1, tokens_.end());
     targets_.resize(ids_.size(), -1);
+    if (!file_bytes_.known()) return;
+    for (int64_t i = 1; i < known; ++i) bytes_ += file_bytes_.of(begin + i, tokens_[static_cast<size_t>(i)]);
   }
 
   void run(ModelState<float>* state) {
@@ -75,9 +102,6 @@ class Evaluation {
     const LossSum sum = model_.evaluate(ids_, targets_, SeqLayout(offsets_), state);
     sum_.nll += sum.nll;
     sum_.count += sum.count;
-    for (const int32_t target : targets_) {
-      if (target >= 0) bytes_ += piece_bytes_[static_cast<size_t>(target)];
-    }
     ids_.clear();
     targets_.clear();
     offsets_.assign(1, 0);
@@ -85,7 +109,7 @@ class Evaluation {
 
   LanguageModel<float>& model_;
   const TokenFile& file_;
-  std::vector<int64_t> piece_bytes_;
+  const FileBytes file_bytes_;
   std::vector<int32_t> tokens_, ids_, targets_;
   std::vector<int64_t> offsets_{0};
   LossSum sum_;

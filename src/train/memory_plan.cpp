@@ -11,6 +11,7 @@
 #include "base/plan_device.h"
 #include "ops/backend.h"
 #include "train/data_parallel.h"
+#include "train/evaluate.h"
 #include "train/step.h"
 
 namespace fw {
@@ -135,7 +136,7 @@ std::string describe(const RecomputeLayers& what, int64_t layers) {
   return fmt::format("{} in {} of {} layers, {} in the others", names[level], what.layers, layers, names[level - 1]);
 }
 
-void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower) {
+void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower, double beside) {
   validate(train);
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
   // Parameters, gradients (twice where they are made apart), and two moments, in bf16 where they may be that.
@@ -151,7 +152,50 @@ void require_memory_of_step(const ModelConfig& config, const TrainConfig& train,
   const double batches = ids_bytes(train) * static_cast<double>(train.accumulate);
   require_memory(held + batches + tokens * static_cast<double>(config.hidden_size) * sizeof(float), step, advice);
   if (!memory_is_checked() || train.batch * train.length > kMostPlannedTokens) return;
-  require_memory(static_cast<double>(plan_memory(config, train).total()) + batches, step, advice);
+  require_memory(static_cast<double>(plan_memory(config, train).total()) + batches + beside, step, advice);
+}
+
+double memory_beside_steps(const ModelConfig& config, const TrainConfig& train, bool evaluates, bool tests) {
+  if (!memory_is_checked() || train.batch * train.length > kMostPlannedTokens) return 0;
+  constexpr double kProgram = double{32 << 20};  // what a process takes besides: stacks, libraries' buffers
+  double bytes = kProgram;
+  if (evaluates || tests) {
+    const double pass = static_cast<double>(plan_pass(config, kEvaluationTokens)), activations = static_cast<double>(plan_memory(config, train).activations);
+    bytes += std::max(0.0, pass - activations);
+  }
+  if (tests && train.eval_every > 0) bytes += parameter_count(config) * sizeof(float);
+  return bytes;
+}
+
+size_t plan_pass(const ModelConfig& config, int64_t tokens) {
+  PlanDevice device;
+  LanguageModel<float> model(config, device);
+  const size_t parameters = device.bytes();
+  const std::vector<int32_t> ids(static_cast<size_t>(tokens));
+  ModelState<float> state(config, 1, device);
+  model.evaluate(ids, ids, SeqLayout({0, tokens}), &state);
+  return device.peak_bytes() - parameters;
+}
+
+size_t plan_decoding(const ModelConfig& config, int64_t sequences) {
+  PlanDevice device;
+  LanguageModel<float> model(config, device);
+  const size_t parameters = device.bytes();
+  ModelState<float> states(config, sequences, device);
+  const std::unique_ptr<Decoder<float>> decoder = model.decoder(states);
+  decoder->step();
+  return device.peak_bytes() - parameters;
+}
+
+void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, const std::string& advice) {
+  if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
+  require_memory(static_cast<double>(plan_pass(model.config(), tokens)), fmt::format("a pass of the model over {} tokens", tokens), advice);
+}
+
+void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice) {
+  if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
+  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences));
+  require_memory(bytes, fmt::format("to write {} texts side by side", sequences), advice);
 }
 
 }  // namespace fw

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/language_model.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
 #include "train/optimizer.h"
@@ -42,7 +43,17 @@ size_t nccl_room(int ranks);
 std::string describe(const RecomputeLayers& what, int64_t layers);
 
 // Error(kUsage) that says what to lower, when a step of one rank takes more memory than is available (base/memory.h): `lower` where train's options are not to
-// be had.
-void require_memory_of_step(const ModelConfig& model, const TrainConfig& train, const std::string& lower = "");
+// be had. beside: bytes that the run takes later, when the step's gradients and moments are still there (memory_beside_steps).
+void require_memory_of_step(const ModelConfig& model, const TrainConfig& train, const std::string& lower = "", double beside = 0);
+// Bytes that a run takes beside the parts of a step that stay: a held-out evaluation, whose pass may be larger than the step's, and the best model, which is
+// read again for the test.
+double memory_beside_steps(const ModelConfig& model, const TrainConfig& train, bool evaluates, bool tests);
+
+// Bytes that a model takes beside its parameters, on the CPU: for a pass over `tokens` of one text, and to make a token of each of `sequences`.
+size_t plan_pass(const ModelConfig& model, int64_t tokens);
+size_t plan_decoding(const ModelConfig& model, int64_t sequences);
+// Error(kUsage) when that is more than is available, of a model on the CPU; advice says what to do.
+void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, const std::string& advice);
+void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice);
 
 }  // namespace fw

@@ -30,10 +30,15 @@ std::string json_line(const LogRecord& r) {
   return line + "}\n";
 }
 
+// "nan" has no sign, whatever the bits say.
+std::string csv_number(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.9g}", value); }
+
 std::string csv_line(const LogRecord& r) {
-  std::string line =
-      fmt::format("{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{}", r.step, r.tokens, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second, r.epoch, r.skipped);
-  return line + (!(r.eval_loss < 0) ? fmt::format(",{:.9g},{:.9g}\n", r.eval_loss, r.eval_bits_per_byte) : std::string(",,\n"));
+  std::string line = fmt::format("{},{}", r.step, r.tokens);
+  for (const double value : {r.loss, r.norm, r.lr, r.ms, r.tokens_per_second, r.epoch}) line += "," + csv_number(value);
+  line += fmt::format(",{}", r.skipped);
+  if (r.eval_loss < 0) return line + ",,\n";
+  return line + fmt::format(",{},{}\n", csv_number(r.eval_loss), csv_number(r.eval_bits_per_byte));
 }
 
 std::vector<EventScalar> scalars(const LogRecord& r) {
@@ -42,7 +47,7 @@ std::vector<EventScalar> scalars(const LogRecord& r) {
                                   {"epoch", r.epoch},     {"skipped", static_cast<double>(r.skipped)}};
   if (!(r.eval_loss < 0)) {
     all.push_back({"held_out/loss", r.eval_loss});
-    all.push_back({"held_out/bits_per_byte", r.eval_bits_per_byte});
+    if (!std::isnan(r.eval_bits_per_byte)) all.push_back({"held_out/bits_per_byte", r.eval_bits_per_byte});
   }
   return all;
 }

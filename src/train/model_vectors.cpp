@@ -322,7 +322,7 @@ bool is_model_folder(const std::string& folder) { return file_exists(folder + "/
 
 std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options) {
   const std::string path = folder + "/config.json";
-  const nlohmann::json json = parse_python_json(read_file(path, size_t{1} << 20), "'" + path + "'");
+  const nlohmann::json json = parse_python_config(read_file(path, size_t{1} << 20), "'" + path + "'");
   const std::string subject = std::filesystem::path(folder).lexically_normal().filename().string();
   const bool peer = is_peer_config(json);
   if (peer) {

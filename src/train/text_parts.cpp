@@ -26,7 +26,7 @@ uint64_t skip(TextSource& text, uint64_t count) {
 
 class Parts final : public TextSource {
  public:
-  Parts(std::vector<TextPart> parts, std::string field) : parts_(std::move(parts)), field_(std::move(field)) {}
+  Parts(std::vector<TextPart> parts, LineRules lines) : parts_(std::move(parts)), lines_(std::move(lines)) {}
   const std::string& name() const override { return source_ ? source_->name() : parts_.front().path; }
 
   bool next() override {
@@ -35,7 +35,7 @@ class Parts final : public TextSource {
       if (is_json_lines(part.path)) {
         if (next_line(part)) return true;
       } else if (!source_) {
-        source_ = open_text(part.path, field_);
+        source_ = open_text(part.path, rules());
         source_->next();
         skip(*source_, part.begin);
         rest_ = part.end - part.begin;
@@ -54,18 +54,30 @@ class Parts final : public TextSource {
   }
 
  private:
+  // Lines that are left out are told of once: by the part that they stand in.
+  LineRules rules() {
+    LineRules rules = lines_;
+    if (lines_.on_bad) {
+      rules.on_bad = [this](const std::string& what) {
+        if (!passing_) lines_.on_bad(what);
+      };
+    }
+    return rules;
+  }
   bool next_line(const TextPart& part) {
     if (!source_) {
-      source_ = open_text(part.path, field_);
-      line_ = 0;
-      for (; line_ < part.begin; ++line_) source_->next();
+      source_ = open_text(part.path, rules());
+      passing_ = true;
+      for (line_ = 0; line_ < part.begin; ++line_) source_->next();
+      passing_ = false;
     }
     rest_ = kAll;
     return line_++ < part.end && source_->next();
   }
 
   std::vector<TextPart> parts_;
-  std::string field_;
+  LineRules lines_;
+  bool passing_ = false;  // over texts that are not of the part
   size_t part_ = 0;
   std::unique_ptr<TextSource> source_;
   uint64_t line_ = 0;     // texts of JSON lines that were begun
@@ -73,8 +85,8 @@ class Parts final : public TextSource {
 };
 
 // Bytes of text in a file.
-uint64_t measure(const std::string& path, const std::string& field) {
-  const auto source = open_text(path, field);
+uint64_t measure(const std::string& path, const LineRules& lines) {
+  const auto source = open_text(path, lines);
   uint64_t bytes = 0;
   while (source->next()) bytes += skip(*source, kAll);
   if (bytes == 0) fail_usage("'{}': expected text, the file is empty", path);
@@ -97,8 +109,8 @@ Cut line_at(TextSource& source, uint64_t at) {
   return {line, false};
 }
 
-Cut cut_of(const std::string& path, const std::string& field, const std::string& separator, uint64_t at, uint64_t size) {
-  const auto source = open_text(path, field);
+Cut cut_of(const std::string& path, const LineRules& lines, const std::string& separator, uint64_t at, uint64_t size) {
+  const auto source = open_text(path, lines);
   if (is_json_lines(path)) return line_at(*source, at);
   source->next();
   const uint64_t cut = find_cut(*source, at, separator);
@@ -107,9 +119,9 @@ Cut cut_of(const std::string& path, const std::string& field, const std::string&
 
 }  // namespace
 
-std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const std::string& field) {
+std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const LineRules& lines) {
   if (parts.empty()) fail_internal("open_parts: no part");
-  return std::make_unique<Parts>(std::move(parts), field);
+  return std::make_unique<Parts>(std::move(parts), lines);
 }
 
 std::vector<TextPart> whole_texts(const std::vector<std::string>& paths) {
@@ -147,10 +159,12 @@ uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator) {
   return separator.empty() ? std::min(character, size) : size;
 }
 
-TextSplit hold_out(const std::vector<std::string>& paths, const std::string& field, const std::string& separator, double share) {
+TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator, double share) {
+  LineRules quiet = lines;
+  if (lines.on_bad) quiet.on_bad = [](const std::string&) {};
   std::vector<uint64_t> sizes;
   double total = 0, before = 0;
-  for (const std::string& path : paths) total += static_cast<double>(sizes.emplace_back(measure(path, field)));
+  for (const std::string& path : paths) total += static_cast<double>(sizes.emplace_back(measure(path, quiet)));
   TextSplit split;
   for (size_t i = 0; i < paths.size(); ++i) {
     const double size = static_cast<double>(sizes[i]);
@@ -161,7 +175,7 @@ TextSplit hold_out(const std::vector<std::string>& paths, const std::string& fie
     } else if (held >= 1) {
       split.valid.push_back({paths[i]});
     } else {
-      const Cut cut = cut_of(paths[i], field, separator, static_cast<uint64_t>(std::floor(size * (1 - held))), sizes[i]);
+      const Cut cut = cut_of(paths[i], quiet, separator, static_cast<uint64_t>(std::floor(size * (1 - held))), sizes[i]);
       if (cut.at > 0) split.train.push_back({paths[i], 0, cut.at});
       if (cut.more) split.valid.push_back({paths[i], cut.at});
     }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/python_json.h"
 #include "train/byte_source.h"
 
 namespace fw {
@@ -52,6 +53,7 @@ class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
   bool found() const { return found_; }
   bool object() const { return object_; }
   const std::string& problem() const { return problem_; }
+  bool not_json() const { return not_json_; }
 
   bool null() override { return value(); }
   bool boolean(bool) override { return value(); }
@@ -77,6 +79,7 @@ class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
   bool start_array(size_t) override { return open(false); }
   bool end_array() override { return close(); }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
+    not_json_ = true;
     problem_ = error.what();
     // "[json.exception.parse_error.101] parse error at line 1, column 3: what": the line within one line says nothing.
     const size_t column = problem_.find("column");
@@ -106,20 +109,23 @@ class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
   std::string* text_;
   std::string problem_;
   size_t depth_ = 0;
-  bool found_ = false, object_ = false, wanted_ = false;
+  bool found_ = false, object_ = false, wanted_ = false, not_json_ = false;
 };
 
 class JsonLines final : public TextSource {
  public:
-  JsonLines(const std::string& path, const std::string& field) : path_(path), field_(field), bytes_(open_bytes(path)), buffer_(size_t{1} << 17) {}
+  JsonLines(const std::string& path, const LineRules& rules) : path_(path), rules_(rules), bytes_(open_bytes(path)), buffer_(size_t{1} << 17) {}
   const std::string& name() const override { return path_; }
 
   bool next() override {
     while (next_line()) {
       ++number_;
       if (line_.find_first_not_of(" \t\r") == std::string::npos) continue;
-      parse();
-      return true;
+      const std::string problem = parse();
+      if (problem.empty()) return true;
+      const std::string where = fmt::format("{}:{}: {}", path_, number_, problem);
+      if (!rules_.on_bad) fail_usage("{}{}", where, rules_.advice);
+      rules_.on_bad(where);
     }
     text_.clear();
     return false;
@@ -152,19 +158,30 @@ class JsonLines final : public TextSource {
     }
   }
 
-  void parse() {
+  // What is wrong with the line; "" when it has a text.
+  std::string parse() {
     text_.clear();
     at_ = 0;
-    FieldReader reader(field_, &text_);
-    const bool parsed = nlohmann::json::sax_parse(line_, &reader);
-    if (!parsed && reader.problem().starts_with("column")) fail_usage("{}:{}: not valid JSON: {}", path_, number_, reader.problem());
-    if (!parsed) fail_usage("{}:{}: {}; --field names the string that is the text", path_, number_, reader.problem());
-    if (!reader.object()) fail_usage("{}:{}: expected a JSON object a line, got another value", path_, number_);
-    if (!reader.found()) fail_usage("{}:{}: no key \"{}\" in this line; --field names the string that is the text", path_, number_, field_);
+    FieldReader reader(rules_.field, &text_);
+    bool parsed = nlohmann::json::sax_parse(line_, &reader);
+    if (!parsed && reader.not_json()) {
+      // Perhaps it is as Python writes it.
+      const std::string strict = without_python_numbers(line_);
+      if (strict != line_) {
+        reader = FieldReader(rules_.field, &text_);
+        parsed = nlohmann::json::sax_parse(strict, &reader);
+      }
+    }
+    if (!parsed && reader.not_json()) return fmt::format("not valid JSON: {}", reader.problem());
+    if (!parsed) return fmt::format("{}; --field names the string that is the text", reader.problem());
+    if (!reader.object()) return "expected a JSON object a line, got another value";
+    if (!reader.found()) return fmt::format("no key \"{}\" in this line; --field names the string that is the text", rules_.field);
+    return {};
   }
 
   static constexpr size_t kLongestLine = size_t{256} << 20;
-  std::string path_, field_;
+  std::string path_;
+  LineRules rules_;
   std::unique_ptr<ByteSource> bytes_;
   std::vector<char> buffer_;
   std::span<char> rest_;
@@ -186,8 +203,8 @@ bool is_json_lines(const std::string& path) {
   return name.ends_with(".jsonl") || name.ends_with(".ndjson");
 }
 
-std::unique_ptr<TextSource> open_text(const std::string& path, const std::string& field) {
-  if (is_json_lines(path)) return std::make_unique<JsonLines>(path, field);
+std::unique_ptr<TextSource> open_text(const std::string& path, const LineRules& lines) {
+  if (is_json_lines(path)) return std::make_unique<JsonLines>(path, lines);
   return std::make_unique<FileText>(path);
 }
 

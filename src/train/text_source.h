@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fw {
@@ -22,8 +24,21 @@ class TextSource {
   virtual size_t read(std::span<char> out) = 0;
 };
 
-// field: of each JSON line, the key whose string is the text. Lines have at most 256 MiB. Errors are those of open_bytes.
-std::unique_ptr<TextSource> open_text(const std::string& path, const std::string& field = "text");
+// What is read of JSON lines.
+struct LineRules {
+  LineRules() = default;
+  LineRules(std::string key) : field(std::move(key)) {}  // NOLINT(google-explicit-constructor): mostly nothing else is said
+  LineRules(const char* key) : field(key) {}             // NOLINT(google-explicit-constructor)
+
+  std::string field = "text";  // the key whose string is the text
+  // Gets "FILE:LINE: why" of a line that is no JSON object with a string of this key; the line is left out. Null: it is an Error(kUsage).
+  std::function<void(const std::string&)> on_bad;
+  std::string advice;  // behind that error: what leaves such lines out
+};
+
+// Lines have at most 256 MiB. NaN, Infinity and numbers beyond a double are taken where nobody reads them, as Python writes them. Errors are those of
+// open_bytes.
+std::unique_ptr<TextSource> open_text(const std::string& path, const LineRules& lines = {});
 // A text in memory, which must outlive the source.
 std::unique_ptr<TextSource> text_in_memory(std::string_view text, const std::string& name = "text");
 

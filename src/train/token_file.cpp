@@ -51,13 +51,22 @@ void TokenFile::parse(std::span<const std::byte> content) {
   TokenHeader header = load<TokenHeader>(content.data());
   if (header.magic != kTokenMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
   if (header.version < 1 || header.version > kTokenVersion) {
-    fail_usage("'{}': token file of version {}, this program reads versions 1 and {}", name_, header.version, kTokenVersion);
+    fail_usage("'{}': token file of version {}, this program reads versions 1 to {}", name_, header.version, kTokenVersion);
   }
   if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4)
     fail_usage("'{}': ids of {} bytes, expected 1, 2 or 4: damaged", name_, header.id_bytes);
   // Bounded by the file's size before anything is multiplied.
-  if (header.tokens == 0 || header.documents == 0 || header.tokens > content.size() || header.documents > header.tokens ||
-      sizeof(TokenHeader) + padded_to_offsets(header.tokens * header.id_bytes) + (header.documents + 1) * 8 != content.size()) {
+  const bool counts = header.tokens > 0 && header.documents > 0 && header.tokens <= content.size() && header.documents <= header.tokens;
+  const uint64_t offsets_end = counts ? sizeof(TokenHeader) + padded_to_offsets(header.tokens * header.id_bytes) + (header.documents + 1) * 8 : 0;
+  TokenTrailer trailer;
+  bool fits = counts && offsets_end == content.size();
+  if (header.version > 2) {
+    fits = counts && offsets_end <= content.size() && content.size() - offsets_end >= sizeof trailer;
+    if (fits) trailer = load<TokenTrailer>(content.data() + offsets_end);
+    const uint64_t rest = fits ? content.size() - offsets_end - sizeof trailer : 0;
+    fits = fits && trailer.exceptions <= header.tokens && rest == trailer.exceptions * sizeof(TokenBytes);
+  }
+  if (!fits) {
     fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_, content.size(), header.tokens, header.id_bytes,
                header.documents);
   }
@@ -72,6 +81,11 @@ void TokenFile::parse(std::span<const std::byte> content) {
     fail_usage("'{}': vocabulary of {}, expected 1 to 2^31 - 1", name_, header.vocab_size);
   }
   if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
+  if (trailer.knows_bytes > 1 || (trailer.knows_bytes == 0 && trailer.exceptions > 0) || trailer.end < -1 ||
+      trailer.end >= static_cast<int64_t>(header.vocab_size)) {
+    fail_usage("'{}': bytes known {}, {} exceptions, end token {}: expected 0 or 1, none where they are not known, and -1 or an id of the vocabulary of {}",
+               name_, trailer.knows_bytes, trailer.exceptions, trailer.end, header.vocab_size);
+  }
   if ((header.version == 1) != (header.tokenizer == 0)) {
     fail_usage("'{}': the header's last field, its tokenizer, is {:016x}, expected {} in version {}", name_, header.tokenizer,
                header.version == 1 ? "0" : "a checksum", header.version);
@@ -84,6 +98,20 @@ void TokenFile::parse(std::span<const std::byte> content) {
   text_bytes_ = static_cast<int64_t>(header.text_bytes);
   tokenizer_ = header.tokenizer;
   id_bytes_ = static_cast<int>(header.id_bytes);
+  version_ = static_cast<int>(header.version);
+  end_ = static_cast<int32_t>(trailer.end);
+  knows_bytes_ = trailer.knows_bytes != 0;
+  exceptions_ = content.data() + offsets_end + sizeof trailer;
+  exception_count_ = static_cast<int64_t>(trailer.exceptions);
+  uint64_t least = 0;
+  for (int64_t i = 0; i < exception_count_; ++i) {
+    const auto exception = load<TokenBytes>(exceptions_ + i * static_cast<int64_t>(sizeof(TokenBytes)));
+    constexpr uint64_t kMostBytes = uint64_t{1} << 40;
+    if (exception.token < least || exception.token >= header.tokens || exception.bytes > kMostBytes) {
+      fail_usage("'{}': exception {} says {} bytes of token {}: expected growing tokens below {}", name_, i, exception.bytes, exception.token, header.tokens);
+    }
+    least = exception.token + 1;
+  }
 
   uint64_t previous = load<uint64_t>(offsets_);
   if (previous != 0) fail_usage("'{}': the first document begins at token {}, expected 0", name_, previous);
@@ -121,6 +149,21 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
   if (id_bytes_ == 1) return copy_ids<uint8_t>(ids_, begin, out);
   if (id_bytes_ == 2) return copy_ids<uint16_t>(ids_, begin, out);
   copy_ids<uint32_t>(ids_, begin, out);
+}
+
+std::optional<int64_t> TokenFile::exception_at(int64_t token) const {
+  const auto at = [this](int64_t i) { return load<TokenBytes>(exceptions_ + i * static_cast<int64_t>(sizeof(TokenBytes))); };
+  int64_t low = 0, high = exception_count_;  // the first whose token is not below lies in [low, high]
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (at(middle).token < static_cast<uint64_t>(token)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == exception_count_ || at(low).token != static_cast<uint64_t>(token)) return std::nullopt;
+  return static_cast<int64_t>(at(low).bytes);
 }
 
 void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer) {

@@ -4,17 +4,22 @@
 //   newline, text, separator line
 // so that a model learns from what a document starts (a newline, which a Session without a prompt begins with too) and
 // where it ends (generation stops after the separator line); every byte of text and separator is a target. Documents
-// without text are left out. Without a separator the text is one document, exactly as it is.
+// without text are left out. Without a separator the text is one document, exactly as it is. Behind each document stands the tokenizer's end of text, where
+// the writer was asked for it (TokenizeOptions::document_end).
 //
 // Format, little-endian: a header of 64 bytes
-//   0 "FWTOKEN1"   8 u32 version 2   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
+//   0 "FWTOKEN1"   8 u32 version 3   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
 //   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 Tokenizer::checksum()
-// then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens).
-// Files of version 1 have zero at 56: which tokenizer made them is not known, and they are taken where its size fits.
+// then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens). Behind them a trailer
+//   u64 1 where the bytes of every token are known, else 0   i64 id that ends each document, or -1   u64 exceptions
+// and the exceptions: u64 token, u64 bytes of the text that it stands for, where these are not those of its piece (tokenizer/text_bytes.h).
+// Files of version 2 end with the offsets. Those of version 1 have zero at 56 as well: which tokenizer made them is not known, and they are taken where its
+// size fits.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -38,6 +43,11 @@ class TokenFile {
   uint64_t tokenizer() const { return tokenizer_; }  // checksum of the one that made it; 0: not known (version 1)
   uint64_t checksum() const { return checksum_; }    // of the whole file
   const std::string& name() const { return name_; }
+  int version() const { return version_; }
+  int32_t end_token() const { return end_; }  // that was put behind each document; -1: none, or not known (before version 3)
+  // Whether the bytes of every token are known: of a token those of its piece, or what exception_at() says.
+  bool knows_bytes() const { return knows_bytes_; }
+  std::optional<int64_t> exception_at(int64_t token) const;
   int64_t document_begin(int64_t i) const;                 // i in [0, documents]; documents: tokens()
   int64_t document_of(int64_t token) const;                // the document that this token belongs to
   void read(int64_t begin, std::span<int32_t> out) const;  // ids [begin, begin + out.size())
@@ -48,9 +58,13 @@ class TokenFile {
   std::string name_;
   int64_t tokens_ = 0, documents_ = 0, vocab_size_ = 0, text_bytes_ = 0;
   uint64_t tokenizer_ = 0, checksum_ = 0;
-  int id_bytes_ = 1;
+  int id_bytes_ = 1, version_ = 0;
+  int32_t end_ = -1;
+  bool knows_bytes_ = false;
+  int64_t exception_count_ = 0;
   const std::byte* ids_ = nullptr;
   const std::byte* offsets_ = nullptr;
+  const std::byte* exceptions_ = nullptr;
 };
 
 // Throws Error(kUsage) when the file was made by another tokenizer: its vocabulary has another size, or the file knows its maker.

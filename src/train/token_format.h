@@ -11,7 +11,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 inline constexpr std::array<char, 8> kTokenMagic = {'F', 'W', 'T', 'O', 'K', 'E', 'N', '1'};
 
-inline constexpr uint32_t kTokenVersion = 2;
+inline constexpr uint32_t kTokenVersion = 3;
 
 struct TokenHeader {
   std::array<char, 8> magic = kTokenMagic;
@@ -25,6 +25,20 @@ struct TokenHeader {
   uint64_t tokenizer = 0;  // Tokenizer::checksum(); of version 1: 0
 };
 static_assert(sizeof(TokenHeader) == 64);
+
+// Behind the offsets, from version 3 on; `exceptions` TokenBytes follow it.
+struct TokenTrailer {
+  uint64_t knows_bytes = 0;  // 1: the bytes of every token are known, 0: they are not, and there are no exceptions
+  int64_t end = -1;          // the id that was put behind each document; -1: none
+  uint64_t exceptions = 0;
+};
+static_assert(sizeof(TokenTrailer) == 24);
+
+// A token that stands for another number of bytes of the text than its piece has. They are sorted by token.
+struct TokenBytes {
+  uint64_t token = 0, bytes = 0;
+};
+static_assert(sizeof(TokenBytes) == 16);
 
 // Where the offsets begin, behind the ids.
 inline uint64_t padded_to_offsets(uint64_t bytes_of_ids) { return (bytes_of_ids + 7) / 8 * 8; }

@@ -15,6 +15,7 @@
 #include "base/folders.h"
 #include "base/growing_file.h"
 #include "base/stop.h"
+#include "tokenizer/text_bytes.h"
 #include "train/token_format.h"
 
 namespace fw {
@@ -22,29 +23,37 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How far the two files have come, and the text they stand for: the bytes of its documents and where they end, as a checksum.
+// How far the files have come, and the text they stand for: the bytes of its documents and where they end, as a checksum.
 struct Progress {
   uint64_t tokens = 0, documents = 0, last = 0, encoded = 0, ends = 0, checksum = 0;  // last: tokens of whole documents
+  uint64_t exceptions = 0;                                                            // of bytes (token_format.h)
+  uint64_t ended = 0;                                                                 // 1: the open document has its end token, and at most space behind it
 };
 
-constexpr std::pair<const char*, uint64_t Progress::*> kProgressKeys[] = {{"tokens", &Progress::tokens}, {"documents", &Progress::documents},
-                                                                          {"last", &Progress::last},     {"encoded", &Progress::encoded},
-                                                                          {"ends", &Progress::ends},     {"checksum", &Progress::checksum}};
+constexpr std::pair<const char*, uint64_t Progress::*> kProgressKeys[] = {
+    {"tokens", &Progress::tokens},         {"documents", &Progress::documents}, {"last", &Progress::last},
+    {"encoded", &Progress::encoded},       {"ends", &Progress::ends},           {"checksum", &Progress::checksum},
+    {"exceptions", &Progress::exceptions}, {"ended", &Progress::ended}};
 
-std::string made_by(const Tokenizer& tokenizer, const std::string& separator) {
+std::string made_by(const Tokenizer& tokenizer, const std::string& separator, int32_t end) {
   Checksum sum;
   sum.add(separator);
-  return fmt::format("{} {:016x} {:016x}", tokenizer.type(), tokenizer.checksum(), sum.value());
+  return fmt::format("{} {:016x} {:016x} {}", tokenizer.type(), tokenizer.checksum(), sum.value(), end);
 }
 
 // The text does not begin as the one that an interrupted call had read.
 struct AnotherText {};
 
-// Documents to ids in the two growing files. What an earlier call did (`before`) is only compared.
+// The growing files of a token file: ids (behind room for the header), offsets, and exceptions of bytes.
+struct GrowingFiles {
+  GrowingFile ids, offsets, exceptions;
+};
+
+// Documents to ids in the growing files. What an earlier call did (`before`) is only compared. end: the id behind each document, or -1.
 class Encoder {
  public:
-  Encoder(const Tokenizer& tokenizer, GrowingFile& ids, GrowingFile& offsets, size_t id_bytes, const Progress& before)
-      : tokenizer_(tokenizer), ids_(ids), offsets_(offsets), id_bytes_(id_bytes), before_(before), now_(before) {
+  Encoder(const Tokenizer& tokenizer, GrowingFiles& files, size_t id_bytes, int32_t end, const Progress& before)
+      : tokenizer_(tokenizer), text_bytes_(tokenizer), files_(files), id_bytes_(id_bytes), end_(end), before_(before), now_(before) {
     now_.encoded = now_.ends = 0;
     known_ = before.encoded + before.ends == 0;
   }
@@ -59,11 +68,17 @@ class Encoder {
     ++now_.ends;
     if (!known_) return compare();
     if (now_.tokens == now_.last) return;
+    if (end_ >= 0 && now_.ended == 0) {
+      constexpr int64_t kNoText = 0;
+      put({&end_, 1}, {&kNoText, 1});
+    }
     now_.last = now_.tokens;
+    now_.ended = 0;
     ++now_.documents;
-    offsets_.append(std::as_bytes(std::span(&now_.last, 1)));
+    files_.offsets.append(std::as_bytes(std::span(&now_.last, 1)));
   }
 
+  bool knows_bytes() const { return text_bytes_.known(); }
   // Whether what an earlier call did lies behind.
   bool caught_up() const { return known_; }
   Progress progress() const {
@@ -87,12 +102,25 @@ class Encoder {
       sum_.add(text);
       now_.encoded += text.size();
       const std::vector<int32_t> ids = tokenizer_.encode(text);
-      packed_.resize(ids.size() * id_bytes_);
-      for (size_t i = 0; i < ids.size(); ++i) std::memcpy(packed_.data() + i * id_bytes_, &ids[i], id_bytes_);
-      ids_.append(packed_);
-      now_.tokens += ids.size();
+      if (text_bytes_.known()) text_bytes_.measure(text, ids, bytes_);
+      put(ids, bytes_);
     }
     waiting_.erase(0, count);
+  }
+
+  // bytes: of each id, read where they are known.
+  void put(std::span<const int32_t> ids, std::span<const int64_t> bytes) {
+    packed_.resize(ids.size() * id_bytes_);
+    for (size_t i = 0; i < ids.size(); ++i) std::memcpy(packed_.data() + i * id_bytes_, &ids[i], id_bytes_);
+    files_.ids.append(packed_);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (end_ >= 0) now_.ended = ids[i] == end_ || (now_.ended != 0 && text_bytes_.is_space(ids[i]));
+      if (!text_bytes_.known() || bytes[i] == text_bytes_.piece(ids[i])) continue;
+      const TokenBytes exception{now_.tokens + i, static_cast<uint64_t>(bytes[i])};
+      files_.exceptions.append(std::as_bytes(std::span(&exception, 1)));
+      ++now_.exceptions;
+    }
+    now_.tokens += ids.size();
   }
 
   void compare() {
@@ -103,14 +131,17 @@ class Encoder {
   }
 
   const Tokenizer& tokenizer_;
-  GrowingFile &ids_, &offsets_;
+  const TextBytes text_bytes_;
+  GrowingFiles& files_;
   size_t id_bytes_;
+  int32_t end_;
   const Progress before_;
   Progress now_;
   bool known_ = false;
   Checksum sum_;
   std::string waiting_;
   std::vector<std::byte> packed_;
+  std::vector<int64_t> bytes_;
 };
 
 // A text that comes in pieces, cut into documents: with a separator "\n", the lines up to it, and the separator's line again.
@@ -194,25 +225,31 @@ class Framer {
 class Parts {
  public:
   Parts(const std::string& target, const std::string& shown)
-      : ids(target + ".tokenizing", shown), offsets(target + ".tokenizing.offsets", shown), target_(target), note_path_(target + ".tokenizing.json") {}
+      : files{{target + ".tokenizing", shown}, {target + ".tokenizing.offsets", shown}, {target + ".tokenizing.bytes", shown}},
+        target_(target),
+        note_path_(target + ".tokenizing.json") {}
   // Without a note of how far they came the parts are worth nothing.
   ~Parts() {
     if (!done_ && !file_exists(note_path_)) {
-      ids.remove();
-      offsets.remove();
+      files.ids.remove();
+      files.offsets.remove();
+      files.exceptions.remove();
     }
   }
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // What an earlier call left, if it was the same work; otherwise both files hold what they begin with.
+  // What an earlier call left, if it was the same work; otherwise the files hold what they begin with.
   Progress begin(const std::function<std::string()>& made_by, size_t id_bytes) {
     if (file_exists(note_path_)) {
       const Progress p = read_note(made_by());
       const uint64_t id_size = sizeof(TokenHeader) + p.tokens * id_bytes, offset_size = (p.documents + 1) * 8;
-      if (p.encoded > 0 && p.tokens < ids.size() && p.documents < offsets.size() && id_size <= ids.size() && offset_size <= offsets.size()) {
-        ids.truncate(id_size);
-        offsets.truncate(offset_size);
+      const uint64_t exception_size = p.exceptions * sizeof(TokenBytes);
+      if (p.encoded > 0 && p.tokens < files.ids.size() && p.documents < files.offsets.size() && p.exceptions <= files.exceptions.size() &&
+          id_size <= files.ids.size() && offset_size <= files.offsets.size() && exception_size <= files.exceptions.size()) {
+        files.ids.truncate(id_size);
+        files.offsets.truncate(offset_size);
+        files.exceptions.truncate(exception_size);
         return p;
       }
     }
@@ -222,27 +259,33 @@ class Parts {
 
   void clear() {
     ::unlink(note_path_.c_str());
-    ids.truncate(0);
-    offsets.truncate(0);
+    files.ids.truncate(0);
+    files.offsets.truncate(0);
+    files.exceptions.truncate(0);
     const TokenHeader room;
-    ids.append(std::as_bytes(std::span(&room, 1)));
+    files.ids.append(std::as_bytes(std::span(&room, 1)));
     const uint64_t first = 0;
-    offsets.append(std::as_bytes(std::span(&first, 1)));
+    files.offsets.append(std::as_bytes(std::span(&first, 1)));
   }
 
   void note(const std::string& made_by, const Progress& progress) {
-    ids.sync();
-    offsets.sync();
+    files.ids.sync();
+    files.offsets.sync();
+    files.exceptions.sync();
     nlohmann::ordered_json json = {{"made_by", made_by}};
     for (const auto& [key, field] : kProgressKeys) json[key] = progress.*field;
     write_file_atomic(note_path_, json.dump() + "\n");
   }
 
-  void finish(TokenHeader header) {
+  void finish(TokenHeader header, const TokenTrailer& trailer) {
+    GrowingFile& ids = files.ids;
     const std::vector<std::byte> zeros(8);
     const uint64_t bytes = header.tokens * header.id_bytes;
     ids.append(std::span(zeros).first(padded_to_offsets(bytes) - bytes));
-    offsets.read(0, [this](std::span<const std::byte> part) { ids.append(part); });
+    const auto append = [&ids](std::span<const std::byte> part) { ids.append(part); };
+    files.offsets.read(0, append);
+    append(std::as_bytes(std::span(&trailer, 1)));
+    files.exceptions.read(0, append);
     Checksum sum;
     sum.add(std::as_bytes(std::span(&header, 1)));
     ids.read(sizeof header, [&sum](std::span<const std::byte> part) { sum.add(part); });
@@ -251,11 +294,11 @@ class Parts {
     ids.replace(target_);
     done_ = true;
     ::unlink(note_path_.c_str());
-    offsets.remove();
+    files.offsets.remove();
+    files.exceptions.remove();
   }
 
-  GrowingFile ids;      // room for the header, then the ids
-  GrowingFile offsets;  // as in the token file
+  GrowingFiles files;
 
  private:
   Progress read_note(const std::string& made_by) const {
@@ -280,12 +323,14 @@ std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions&
   header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
   header.tokenizer = tokenizer.checksum();
   header.id_bytes = header.vocab_size <= 0x100 ? 1 : header.vocab_size <= 0x10000 ? 2 : 4;
+  const int32_t end = options.document_end ? tokenizer.end_of_text() : -1;
   std::string tag;
-  const auto get_tag = [&] { return tag.empty() ? tag = made_by(tokenizer, options.separator) : tag; };
+  const auto get_tag = [&] { return tag.empty() ? tag = made_by(tokenizer, options.separator, end) : tag; };
 
-  Encoder encoder(tokenizer, parts.ids, parts.offsets, header.id_bytes, parts.begin(get_tag, header.id_bytes));
+  Encoder encoder(tokenizer, parts.files, header.id_bytes, end, parts.begin(get_tag, header.id_bytes));
   Framer framer(options.separator, encoder);
   TokenFileStats stats;
+  stats.end = end;
   uint64_t noted = encoder.progress().encoded, since = 0;
   bool known = encoder.caught_up();
   const auto update = [&] {
@@ -333,7 +378,7 @@ std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions&
   header.tokens = static_cast<uint64_t>(stats.tokens);
   header.documents = static_cast<uint64_t>(stats.documents);
   header.text_bytes = static_cast<uint64_t>(stats.bytes);
-  parts.finish(header);
+  parts.finish(header, {encoder.knows_bytes() ? 1U : 0U, end, encoder.progress().exceptions});
   return stats;
 }
 

@@ -1,7 +1,7 @@
 // Text to token files (token_file.h says what is in them), as a stream: memory does not grow with the text where the tokenizer can
 // cut it (Tokenizer::whole_prefix), nor with what it makes.
 //
-// While it is made, a token file PATH is PATH.tokenizing and PATH.tokenizing.offsets. Every TokenizeOptions::safe_every bytes of
+// While it is made, a token file PATH is PATH.tokenizing, PATH.tokenizing.offsets and PATH.tokenizing.bytes. Every TokenizeOptions::safe_every bytes of
 // text, and when it is stopped, PATH.tokenizing.json says how far it came; the next call with the same text, separator and
 // tokenizer goes on from there, and the file in the end has the same bytes. Another text is noticed, and then it begins anew.
 #pragma once
@@ -22,11 +22,15 @@ struct TokenFileStats {
   bool complete = true;                          // false: stopped, and nothing but the parts was written
   int64_t separators = 0;                        // lines that were the separator
   int64_t resumed_at = 0;                        // bytes of text that an earlier call had tokenized
+  int32_t end = -1;                              // the id that ends each document; -1: none
 };
 
 struct TokenizeOptions {
   std::string separator;  // each text is split at the lines that are equal to it ("%" for fortunes); "": each text is one document
-  bool go_on = true;      // from what an earlier call left, and leave that for a later one; false: of a text that can be read only once
+  // Whether the tokenizer's end of text, if it has one, stands behind each document. Where the text has it there itself, white space behind it or not, no
+  // second one comes.
+  bool document_end = false;
+  bool go_on = true;  // from what an earlier call left, and leave that for a later one; false: of a text that can be read only once
   // Gets what there is so far after every `piece` bytes of text; false stops.
   std::function<bool(const TokenFileStats&)> progress;
   size_t piece = size_t{1} << 20;            // bytes of text read at a time

@@ -30,6 +30,9 @@ namespace {
 // Steps in a row without a finite loss and norm after which a run is not going to recover.
 constexpr int64_t kMaxSkippedInRow = 10;
 
+// Without a sign: 0 / 0 has one, which would be written.
+constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
+
 // "key (checkpoint: a, run: b)" of every key that differs from the checkpoint's config.json.
 std::string config_differences(const std::string& path, const ModelConfig& config) {
   const nlohmann::json theirs = parse_json(read_file(path), "'" + path + "'"), ours = config_to_json(config);
@@ -80,7 +83,7 @@ MomentFormat format_of(const TrainConfig& config, const std::optional<MemoryPlan
 
 }  // namespace
 
-void check_training_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
+void check_data_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
   check_tokenizer(file, tokenizer);
   if (file.vocab_size() > model.vocab_size) {
     fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(), file.vocab_size(), model.vocab_size);
@@ -355,9 +358,7 @@ struct Trainer::Impl {
     }
   }
 
-  double interval_loss() const {
-    return state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::numeric_limits<double>::quiet_NaN();
-  }
+  double interval_loss() const { return state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : kNotKnown; }
 
   StepProgress progress() const {
     return {state.step, interval_loss(), 1e3 * interval_seconds / static_cast<double>(interval_steps), static_cast<double>(interval_tokens) / interval_seconds};
@@ -368,16 +369,17 @@ struct Trainer::Impl {
     r.step = state.step;
     r.tokens = state.tokens;
     r.loss = interval_loss();
-    r.norm = state.norm;
+    r.norm = std::isnan(state.norm) ? kNotKnown : state.norm;
     r.lr = last_lr;
-    r.ms = 1e3 * interval_seconds / static_cast<double>(interval_steps);
-    r.tokens_per_second = static_cast<double>(interval_tokens) / interval_seconds;
+    // The record of a step that an earlier process made has no time.
+    r.ms = interval_steps > 0 ? 1e3 * interval_seconds / static_cast<double>(interval_steps) : kNotKnown;
+    r.tokens_per_second = interval_steps > 0 ? static_cast<double>(interval_tokens) / interval_seconds : kNotKnown;
     r.epoch = source.epoch();
     r.skipped = state.skipped;
     if (evaluation_due()) {
       const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false, config.valid_tokens);
       r.eval_loss = result.loss;
-      r.eval_bits_per_byte = result.bits_per_byte;
+      r.eval_bits_per_byte = result.bits_per_byte.value_or(kNotKnown);
     }
     return r;
   }
@@ -462,8 +464,8 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
     }
   }
   if (!tokenizer || train.parts.empty()) fail_internal("Trainer: expected a tokenizer and a training file, got null");
-  for (const TokenMix::Part& part : train.parts) check_training_file(*part.file, *tokenizer, model);
-  if (valid) check_training_file(*valid, *tokenizer, model);
+  for (const TokenMix::Part& part : train.parts) check_data_file(*part.file, *tokenizer, model);
+  if (valid) check_data_file(*valid, *tokenizer, model);
   if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks);
 }

@@ -34,8 +34,9 @@ KeyTables key_tables(TrainConfig& config);
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const TrainConfig& config);
 
-// Throws Error(kUsage) for a file of another tokenizer or of a larger vocabulary, and for one that leaves nothing to predict.
-void check_training_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model);
+// Error(kUsage) for a token file that a model cannot be trained or evaluated on: it is of another tokenizer, its vocabulary is larger, or it has no token to
+// predict.
+void check_data_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model);
 
 // One line of metrics. A number that is not finite (every step of the interval skipped) is null in metrics.jsonl and nan
 // in metrics.csv.
@@ -47,7 +48,7 @@ struct LogRecord {
   double ms = 0, tokens_per_second = 0;            // mean over the interval, evaluation and checkpoints not counted; NaN: of a step before a resume
   double epoch = 0;                                // passes over the data
   int64_t skipped = 0;                             // steps skipped so far
-  double eval_bits_per_byte = -1, eval_loss = -1;  // < 0: not evaluated here
+  double eval_bits_per_byte = -1, eval_loss = -1;  // < 0: not evaluated here; bits NaN: the bytes of the held-out text are not known
 };
 
 // What a progress bar shows between two records.

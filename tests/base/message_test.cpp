@@ -36,7 +36,7 @@ TEST(Message, TheJsonParserQuotesNoMegabytes) {
 }
 
 TEST(PythonJson, BareNumbersThatJsonDoesNotHave) {
-  const auto read = [](const char* text) { return parse_python_json(text, "file"); };
+  const auto read = [](const char* text) { return parse_python_config(text, "file"); };
   const nlohmann::json infinity = {{"__float__", "Infinity"}}, minus = {{"__float__", "-Infinity"}}, nan = {{"__float__", "NaN"}};
   EXPECT_EQ(read("[0.0, Infinity]"), (nlohmann::json{0.0, infinity}));
   EXPECT_EQ(read("{\"a\": -Infinity,\"b\":NaN}"), (nlohmann::json{{"a", minus}, {"b", nan}}));

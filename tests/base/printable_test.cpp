@@ -23,5 +23,26 @@ TEST(Printable, ControlCharactersAreShownAndAllElseStays) {
   for (const std::string& text : {std::string(), "plain text"s, "caf\xc3\xa9 \xc2\xa0 \xe2\x82\xac"s, "not \xff utf \xc2"s}) EXPECT_EQ(printable(text), text);
 }
 
+TEST(Printable, WhatTurnsTextIsShown) {
+  EXPECT_EQ(printable("a\u202eb\u2066c\u200fd\u061ce\u2028f"), "a\\u202eb\\u2066c\\u200fd\\u061ce\\u2028f");
+  EXPECT_EQ(printable("\u200d\u2013\u2030\u206a"), "\u200d\u2013\u2030\u206a") << "joiners, dashes and their neighbours";
+  EXPECT_EQ(printable("a\x9b"
+                      "b"),
+            "a\\x9bb")
+      << "a control character where text is Latin-1";
+  EXPECT_EQ(printable("\xe4\x9b\xbd"), "\xe4\x9b\xbd") << "the same byte inside a character";
+}
+
+// Wherever a text is cut, what is shown is the same.
+TEST(Printable, AStreamIsShownAsItsText) {
+  const std::string text = "caf\xc3\xa9 \u202e \xf0\x9f\x98\x80 \xff\xe2\x82 \xc2\x9b\x1b[31m\n\xe2\x80";
+  for (size_t piece = 1; piece < 8; ++piece) {
+    PrintableStream stream;
+    std::string shown;
+    for (size_t at = 0; at < text.size(); at += piece) shown += stream.add(std::string_view(text).substr(at, piece));
+    EXPECT_EQ(shown + stream.rest(), printable_lines(text)) << piece;
+  }
+}
+
 }  // namespace
 }  // namespace fw

@@ -117,7 +117,8 @@ TEST_F(AnalyzeCommand, BadInput) {
   const std::string model = folder_ / "run", text = folder_ / "text", out = folder_ / "out";
   const Args usual{"analyze", model, "--text", text, "--out", out};
   expect_error({"analyze"}, "MODEL is missing");
-  expect_error({"analyze", model, "--out", out}, "--text");
+  std::filesystem::copy(model + "/model", folder_ / "alone", std::filesystem::copy_options::recursive);
+  expect_error({"analyze", folder_ / "alone", "--out", out}, "--text");  // of a run it is the held-out data
   expect_error({"analyze", folder_ / "nowhere", "--text", text, "--out", out}, "nowhere");
   expect_error({"analyze", model, "--text", folder_ / "missing", "--out", out}, "missing");
   expect_error({"analyze", model, "--text", text, "--out", text}, text);  // a file where the folder should be

@@ -95,7 +95,7 @@ TEST_F(EvalRequests, BadLinesAreNamedAndSkippedOnRequest) {
   const Outcome skipped = run({"eval", path("run"), "--requests", path("bad"), "--skip-bad"});
   EXPECT_EQ(skipped.code, 0) << skipped.err;
   EXPECT_THAT(skipped.err, HasSubstr("left out: " + path("bad") + ":2"));
-  EXPECT_THAT(skipped.out, HasSubstr("1 lines were left out"));
+  EXPECT_THAT(skipped.out, HasSubstr("1 requests were left out"));
   spill(path("raw"), "{\"text\": \"two words\"}\n{\"txt\": \"two words\"}\n");
   refused({"requests", "lambada", "--raw", path("raw"), "--out", path("l.jsonl")}, path("raw") + ":2: the key \"text\" is missing");
   EXPECT_FALSE(std::filesystem::exists(path("l.jsonl")));

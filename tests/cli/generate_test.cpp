@@ -1,7 +1,10 @@
 // generate: several texts from one state, prompts from a file, conversations, end tokens, JSON.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -29,7 +32,7 @@ class Generate : public testing::Test {
   void SetUp() override { ASSERT_EQ(trained_.code, 0) << trained_.out << trained_.err; }
 
   static std::string path(const std::string& name) { return *folder_ / name; }
-  static Args command(const Args& more) { return Args{"generate", *folder_ / "run", "--threads", "1"} + more; }
+  static Args command(const Args& more) { return Args{"generate", *folder_ / "run", "--threads", "1", "--no-echo"} + more; }
   static std::string text(const Args& more) {
     const Outcome outcome = run(command(more));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -93,7 +96,7 @@ TEST_F(Generate, EndTokensStop) {
   const std::string model = path("with-end");
   ASSERT_EQ(run(tiny_train(path("text"), path("gated")) + Args{"--rule", "gated_deltanet"}).code, 0);
   ASSERT_EQ(run({"export", path("gated"), model}).code, 0);
-  const Args write{"generate", model, "--tokenizer", "bytes", "--prompt", "key", "--tokens", "30"};
+  const Args write{"generate", model, "--tokenizer", "bytes", "--prompt", "key", "--tokens", "30", "--no-echo"};
   const std::string all = run(write).out;
   ASSERT_EQ(all.size(), 30u);
   Json config = Json::parse(slurp(model + "/config.json"));
@@ -103,7 +106,7 @@ TEST_F(Generate, EndTokensStop) {
   EXPECT_EQ(run(write + Args{"--ignore-end"}).out, all);
   // Imported it still ends there.
   ASSERT_EQ(run({"import", model, path("imported"), "--tokenizer", "bytes"}).code, 0);
-  EXPECT_EQ(run({"generate", path("imported"), "--prompt", "key", "--tokens", "30"}).out, all.substr(0, all.find(all[12])));
+  EXPECT_EQ(run({"generate", path("imported"), "--prompt", "key", "--tokens", "30", "--no-echo"}).out, all.substr(0, all.find(all[12])));
   EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
 }
 
@@ -193,6 +196,76 @@ TEST_F(Generate, AConversationKeepsTheState) {
   const Outcome second = run_with_input(command(turns + Args{"--state-load", path("talk")}), "it\n");
   EXPECT_EQ(first.out + second.out, expected);
   EXPECT_EQ(run_with_input(command(turns), "").out, "");
+}
+
+TEST_F(Generate, ThePromptComesFirst) {
+  const std::string after = text({"--prompt", "key", "--tokens", "9"});
+  const auto echoed = [](const Args& more) { return run(Args{"generate", path("run"), "--threads", "1", "--prompt", "key", "--tokens", "9"} + more); };
+  EXPECT_EQ(echoed({}).out, "key" + after);
+  EXPECT_EQ(echoed({"--echo"}).out, "key" + after);
+  EXPECT_EQ(bytes(Json::parse(echoed({"--json"}).out)), after);
+  spill(path("lines"), "the\n");
+  const std::string line = text({"--prompts", path("lines"), "--tokens", "4"});
+  EXPECT_EQ(run({"generate", path("run"), "--prompts", path("lines"), "--tokens", "4"}).out, "--- prompt 0, sample 0\nthe" + line.substr(line.find('\n') + 1));
+  // What is typed in a conversation stands there already.
+  const Args talk{"generate", path("run"), "--conversation", "--tokens", "4", "--greedy"};
+  EXPECT_EQ(run_with_input(talk, "key\n").out, run_with_input(talk + Args{"--no-echo"}, "key\n").out);
+}
+
+// Marks of byte order and both ends of lines are no part of a prompt.
+TEST_F(Generate, PromptsAreLinesHoweverTheyEnd) {
+  spill(path("plain.txt"), "hello\n");
+  spill(path("crlf.txt"), "hello\r\n");
+  spill(path("bom.txt"), "\xef\xbb\xbfhello\n");
+  const auto tokens = [](const std::string& name) { return json({"--prompts", path(name), "--tokens", "3", "--greedy"}); };
+  const auto plain = tokens("plain.txt");
+  ASSERT_EQ(plain.size(), 1u);
+  EXPECT_EQ(plain[0].at("prompt_tokens"), 5);
+  for (const char* name : {"crlf.txt", "bom.txt"}) {
+    const auto other = tokens(name);
+    ASSERT_EQ(other.size(), 1u) << name;
+    EXPECT_EQ(other[0].at("prompt_tokens"), 5) << name;
+    EXPECT_EQ(other[0].at("ids"), plain[0].at("ids")) << name;
+    const auto piped = lines(run_with_input(command({"--prompts", "-", "--tokens", "3", "--greedy", "--json"}), slurp(path(name))).out);
+    ASSERT_EQ(piped.size(), 1u) << name;
+    EXPECT_EQ(piped[0].at("ids"), plain[0].at("ids")) << name;
+  }
+  EXPECT_EQ(json({"--prompt-file", path("bom.txt"), "--tokens", "1"})[0].at("prompt_tokens"), 6) << "with its line's end";
+  spill(path("utf16.txt"), std::string("\xff\xfeh\0i\0", 6));
+  for (const char* option : {"--prompts", "--prompt-file"}) {
+    const Outcome refused = run(command({option, path("utf16.txt")}));
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("UTF-16"));
+    EXPECT_THAT(refused.err, HasSubstr("iconv"));
+  }
+}
+
+// A line is answered before the next is there.
+TEST_F(Generate, PromptsOfStandardInputAreAnsweredAsTheyCome) {
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  const int input = ::open(path("fifo").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(input, 0);
+  Program program(command({"--prompts", "-", "--tokens", "3", "--json"}), "", path("fifo"));
+  ASSERT_EQ(::write(input, "key\n", 4), 4);
+  for (int i = 0; i < 3000 && program.out().find('\n') == std::string::npos; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_THAT(program.out(), HasSubstr("\"prompt\":0")) << "while the input is open";
+  ::close(input);
+  EXPECT_EQ(program.wait().code, 0);
+}
+
+// A model with a vocabulary beyond its tokenizer's: probabilities are over all of it, as eval has them.
+TEST_F(Generate, LogProbabilitiesAreThoseOfTheWholeVocabulary) {
+  const std::string padded = path("padded");
+  ASSERT_EQ(run(tiny_train(path("text"), padded) + Args{"--vocab-size", "320", "--steps", "0"}).code, 0);
+  const auto drawn = Json::parse(run({"generate", padded, "--prompt", "ab", "--tokens", "1", "--greedy", "--json"}).out);
+  spill(path("scored"), "ab" + bytes(drawn));
+  spill(path("before"), "ab");
+  const auto nll = [&](const std::string& text) {
+    const Outcome outcome = run({"eval", padded, "--text", path(text), "--context", "0", "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return Json::parse(outcome.out)["results"][0]["nll"].get<double>();
+  };
+  EXPECT_NEAR(drawn.at("logprobs")[0].get<double>(), nll("before") - nll("scored"), 1e-4);
 }
 
 TEST_F(Generate, CtrlCKeepsTheState) {

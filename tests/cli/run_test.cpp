@@ -50,7 +50,9 @@ TEST_F(Run, NamesWhatItMade) {
   ASSERT_NE(at, std::string::npos);
   at += 7;
   int named = 0;
-  while (at < trained_.out.size()) {
+  const size_t next = trained_.out.find("next:\n");
+  ASSERT_NE(next, std::string::npos);
+  while (at < next) {
     const size_t end = trained_.out.find('\n', at);
     const std::string line = trained_.out.substr(at, end - at);
     const std::string path = line.substr(2, line.find("  ", 2) - 2);
@@ -189,7 +191,7 @@ TEST_F(Run, EvalReportsEveryContext) {
 
 TEST_F(Run, GenerateIsDeterministicAndStops) {
   const auto generate = [&](const Args& more) {
-    const Outcome outcome = fw::test::run(Args{"generate", run_folder(), "--prompt", "the state "} + more);
+    const Outcome outcome = fw::test::run(Args{"generate", run_folder(), "--no-echo", "--prompt", "the state "} + more);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return outcome.out;
   };
@@ -202,13 +204,12 @@ TEST_F(Run, GenerateIsDeterministicAndStops) {
   // Everything before the stop text, and nothing of it.
   const std::string stop = one.substr(20, 3);
   EXPECT_EQ(generate({"--tokens", "40", "--seed", "1", "--stop", stop}), one.substr(0, one.find(stop)));
-  EXPECT_EQ(generate({"--tokens", "5", "--seed", "1", "--echo"}), "the state " + one.substr(0, 5));
 }
 
 TEST_F(Run, AStateResumesTheText) {
   const std::string state = *folder_ / "chat.state";
   const auto generate = [&](const Args& more) {
-    const Outcome outcome = fw::test::run(Args{"generate", run_folder()} + more);
+    const Outcome outcome = fw::test::run(Args{"generate", run_folder(), "--no-echo"} + more);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return outcome.out;
   };
@@ -242,7 +243,7 @@ TEST_F(Run, AHybridTrainsResumesAndGenerates) {
   EXPECT_EQ(weights(out), before);
 
   const auto generate = [&](const Args& more) {
-    const Outcome outcome = fw::test::run(Args{"generate", out} + more);
+    const Outcome outcome = fw::test::run(Args{"generate", out, "--no-echo"} + more);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return outcome.out;
   };

@@ -91,6 +91,7 @@ TEST_F(TokenizerIdentity, FoldersThatLostOrExchangedTheirs) {
 TEST_F(TokenizerIdentity, OldTokenFilesAreRead) {
   std::string content = slurp(at("bpe.tokens"));
   const auto put = [&content](size_t at, auto value) { std::memcpy(content.data() + at, &value, sizeof value); };
+  content.resize(content.size() - 24);  // and has no trailer
   put(8, uint32_t{1});
   put(48, uint64_t{0});
   put(56, uint64_t{0});

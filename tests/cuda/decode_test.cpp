@@ -199,7 +199,7 @@ TEST_P(Decode, DrawsWhatTheHostDraws) {
         std::vector<double> logits, uniform;
         for (int64_t i = 0; i < N * cols; ++i) logits.push_back(value_of(stored<T>(static_cast<double>(static_cast<float>(4 * random.normal())))));
         for (int64_t c = 0; c < cols; ++c) logits[static_cast<size_t>(c)] = static_cast<double>(c % 3);  // many equal ones
-        for (int64_t c = vocab; c < cols; ++c) logits[static_cast<size_t>(cols + c)] = 1e9;              // beyond the tokenizer's
+        for (int64_t c = vocab; c < cols; ++c) logits[static_cast<size_t>(cols + c)] = 100;              // beyond the tokenizer's
         if (vocab > 1) logits[static_cast<size_t>(2 * cols)] = -std::numeric_limits<double>::infinity(), logits[static_cast<size_t>(2 * cols + 1)] = -0.0;
         std::vector<std::vector<int32_t>> recent(static_cast<size_t>(N));
         for (int64_t n = 0; n < N; ++n) {
@@ -215,7 +215,8 @@ TEST_P(Decode, DrawsWhatTheHostDraws) {
                                             << sampling.repetition_penalty);
           ASSERT_EQ(got.drawn[static_cast<size_t>(n)].id, id);
           ASSERT_EQ(got.ids[static_cast<size_t>(n)], id);
-          ASSERT_NEAR(got.drawn[static_cast<size_t>(n)].logprob, token_log_probability<Number>(row, id), 1e-9);
+          const auto all = std::vector<Number>(logits.begin() + n * cols, logits.begin() + (n + 1) * cols);
+          ASSERT_NEAR(got.drawn[static_cast<size_t>(n)].logprob, token_log_probability<Number>(all, id), 1e-9);
         }
       }
     }

@@ -50,8 +50,8 @@ void check_draws(const Sampling& sampling, double u) {
     EXPECT_EQ(streams.positions[n], 10);
     EXPECT_EQ(streams.recent[n * kMostRecent + 2], streams.ids[n]);
     if (want < 0) continue;
-    double sum = 0;
-    for (const T x : row) sum += std::exp(static_cast<double>(x));
+    double sum = 0;  // over all logits: a probability is the model's, whose vocabulary may be padded
+    for (int64_t i = 0; i < kVocab; ++i) sum += std::exp(static_cast<double>(logits.view().row(static_cast<int64_t>(n))[i]));
     EXPECT_NEAR(streams.drawn[n].logprob, static_cast<double>(row[static_cast<size_t>(want)]) - std::log(sum), 1e-6);
   }
   logits.values();  // nothing was written beside the logits

@@ -171,6 +171,34 @@ TEST(Requests, LinesThatAreNone) {
             "f:1: answers: expected at least 1, got 0");
 }
 
+// What would be refused among requests is refused among raw lines: no score is made of an answer that every output has.
+TEST(RawRequests, AreCheckedAsRequestsAre) {
+  const testing::TempFolder folder;
+  const auto refused = [&](const std::string& task, const std::string& line) {
+    write_file_atomic(folder.path("raw"), line);
+    return error_of([&] { requests_from_raw(task, folder.path("raw"), {}, false); });
+  };
+  EXPECT_THAT(refused("squad", R"({"text": "t", "value": ""})"), HasSubstr("answers: expected texts, got an empty one"));
+  EXPECT_THAT(refused("nq", R"({"context": "c", "question": "q", "answers": []})"), HasSubstr("answers: expected at least 1"));
+  EXPECT_THAT(refused("piqa", R"({"goal": "g", "sol1": "", "sol2": "b", "label": 0})"), HasSubstr("choices: expected texts, got an empty one"));
+  EXPECT_THAT(refused("hellaswag", R"({"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["one"], "label": 0})"),
+              HasSubstr("choices: expected at least 2, got 1"));
+}
+
+TEST(Requests, NumbersAsPythonWritesThem) {
+  const testing::TempFolder folder;
+  const std::string good = R"({"task":"a","id":"0","type":"ll","ctx":"c","cont":" d","score":NaN,"other":[-Infinity,1e999]})";
+  write_file_atomic(folder.path("r"), good);
+  EXPECT_EQ(read_requests(folder.path("r"), "", false).requests.size(), 1u);
+  const auto refused = [&](const std::string& gold) {
+    write_file_atomic(folder.path("r"), R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a","b"],"gold":)" + gold + "}");
+    return error_of([&] { read_requests(folder.path("r"), "", false); });
+  };
+  EXPECT_THAT(refused("NaN"), HasSubstr("gold: expected a whole number from 0 to 1, got NaN"));
+  EXPECT_THAT(refused("-Infinity"), HasSubstr("got -Infinity"));
+  EXPECT_THAT(refused("1e999"), HasSubstr("got Infinity"));
+}
+
 TEST(Unicode, WhatBytesDoNotSay) {
   EXPECT_EQ(code_points("na\u00efve \U0001f600"), 7);
   EXPECT_EQ(capitalized("\u00e9COLE"), "\u00c9cole");

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -297,6 +298,113 @@ TEST(Scoring, TasksAndLengthsApart) {
   EXPECT_EQ(scores[1].length, 1024);
   EXPECT_EQ(scores[1].requests, 2);
   EXPECT_EQ(scores[2].length, 512);
+}
+
+// Bytes, but " b" behind an "a" is one token with it.
+class JoiningTokenizer final : public Tokenizer {
+ public:
+  int32_t vocab_size() const override { return 256; }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const bool joins = text.substr(i).starts_with("a b");
+      ids.push_back(joins ? 0 : static_cast<unsigned char>(text[i]));
+      if (joins) i += 2;
+    }
+    return ids;
+  }
+  std::string decode(const std::vector<int32_t>&) const override { return {}; }
+  std::string piece(int32_t id) const override {
+    if (on_piece) on_piece();
+    return id == 0 ? "a b" : std::string(1, static_cast<char>(id));
+  }
+  std::string type() const override { return "joining"; }
+  uint64_t checksum() const override { return 1; }
+  void save(const std::string&) const override {}
+  std::function<void()> on_piece;
+};
+
+Request continuation(const std::string& context, const std::string& rest) {
+  Request r = request(RequestKind::kLikelihood);
+  r.contexts = {context};
+  r.choices = {rest};
+  return r;
+}
+
+TEST(Scoring, ATokenAcrossTheJoinLeavesTheContinuationAlone) {
+  LanguageModel<float> model = random_model();
+  const JoiningTokenizer joining;
+  const std::vector<Request> requests{continuation("hello", " you"), continuation("a", " b"), continuation("xa", " bc")};
+  Scoring scoring(model, joining, {}, requests);
+  EXPECT_EQ(scoring.apart(), 1);
+  std::vector<double> scores;
+  scoring.run([&](const Request&, const RequestScore& score) { scores.push_back(score.values.at("log_likelihood")); });
+  ASSERT_EQ(scores.size(), 3u);
+  EXPECT_NEAR(scores[0], plain_log_likelihood(model, "hello", " you"), 1e-4);
+  EXPECT_NEAR(scores[1], plain_log_likelihood(model, "a", " b"), 1e-4);
+  // As lm-evaluation-harness: the whole is "x", "a b", "c", of which the context's two tokens are cut off.
+  EXPECT_NEAR(scores[2], plain_log_likelihood(model, "xa", "c"), 1e-4);
+}
+
+TEST(Scoring, AnEmptyContextIsThePrefixOnce) {
+  LanguageModel<float> model = random_model();
+  EXPECT_NEAR(run(model, {continuation("", "ab")}, {.prefix = 'x'}).front().values.at("log_likelihood"), plain_log_likelihood(model, "x", "ab"), 1e-4);
+  EXPECT_NEAR(run(model, {continuation("", "xab")}, {.prefix = 'x'}).front().values.at("log_likelihood"), plain_log_likelihood(model, "x", "ab"), 1e-4);
+}
+
+TEST(Scoring, RequestsThatCannotBeScoredAreLeftOutWhereAsked) {
+  LanguageModel<float> model = uniform_model();
+  const auto bytes = byte_tokenizer();
+  Request needle = generation("a prompt of 21 tokens", {"x"});
+  needle.max_length = 26;
+  const std::vector<Request> requests{needle, continuation("a", "b")};
+  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {}, requests); }), HasSubstr("--skip-bad"));
+  Scoring scoring(model, *bytes, {.skip_bad = true}, requests);
+  ASSERT_EQ(scoring.skipped().size(), 1u);
+  EXPECT_THAT(scoring.skipped().front(), HasSubstr("21 tokens"));
+  int done = 0;
+  scoring.run([&](const Request&, const RequestScore&) { ++done; });
+  EXPECT_EQ(done, 1);
+  ASSERT_EQ(scoring.scores().size(), 1u);
+  EXPECT_EQ(scoring.scores().front().requests, 1);
+  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {.skip_bad = true}, {needle}); }), HasSubstr("none of 1 requests"));
+}
+
+// What it says when it stops; "" where it does not.
+std::string stop_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Stopped& stopped) {
+    return stopped.what();
+  }
+  return "";
+}
+
+TEST(Scoring, AStopIsHeardInsideARequest) {
+  LanguageModel<float> model = uniform_model();
+  JoiningTokenizer tokenizer;
+  Request long_one = generation("p", {"x"});
+  long_one.max_gen = 1 << 20;
+  const std::vector<Request> requests{long_one};
+  Scoring scoring(model, tokenizer, {.max_length = 0}, requests);
+  int pieces = 0;
+  tokenizer.on_piece = [&pieces] {
+    if (++pieces == 5) request_stop();
+  };
+  const std::string stopped = stop_of([&] { scoring.run(nullptr); });
+  withdraw_stop();
+  EXPECT_THAT(stopped, HasSubstr("output: stopped after"));
+  EXPECT_LT(pieces, 20);
+}
+
+TEST(Likelihood, AStopIsHeardInsideAContextAndAWindow) {
+  LanguageModel<float> model = uniform_model();
+  LikelihoodScorer scorer(model, 0);
+  const std::vector<int32_t> long_one(5000, 7);
+  request_stop();
+  EXPECT_THAT(stop_of([&] { scorer.continuation(long_one, std::vector<int32_t>{1}); }), HasSubstr("tokens of a context"));
+  EXPECT_THAT(stop_of([&] { scorer.rolling(long_one, 1); }), HasSubstr("stopped after 0"));
+  withdraw_stop();
 }
 
 }  // namespace

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <span>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
+#include "base/file.h"
+#include "tokenizer/text_bytes.h"
 #include "train/token_writer.h"
 #include "training_support.h"
 
@@ -119,10 +124,72 @@ TEST(Evaluate, TheUnitsFollowFromNats) {
   EXPECT_DOUBLE_EQ(r.loss, r.sum.nll / static_cast<double>(r.sum.count));
   EXPECT_DOUBLE_EQ(r.perplexity, std::exp(r.loss));
   EXPECT_DOUBLE_EQ(r.bits_per_token, r.loss / std::log(2.0));
-  EXPECT_DOUBLE_EQ(r.bits_per_byte, r.sum.nll / std::log(2.0) / static_cast<double>(r.bytes));
+  ASSERT_TRUE(r.bytes && r.bits_per_byte);
+  EXPECT_DOUBLE_EQ(*r.bits_per_byte, r.sum.nll / std::log(2.0) / static_cast<double>(*r.bytes));
   EXPECT_NE(r.bits_per_byte, r.bits_per_token);
   const EvalResult bytes = evaluate_file(model, *file, *byte_tokenizer(), 32, true);
   EXPECT_EQ(bytes.bytes, bytes.sum.count);
+}
+
+// Bytes whose letters it writes with an accent, as a tokenizer that drops accents does the other way round: a piece has two bytes more than the text.
+class AccentTokenizer final : public UnevenTokenizer {
+ public:
+  std::string piece(int32_t id) const override {
+    return id >= 'a' && id <= 'z' ? std::string(1, static_cast<char>(id)) + "\xcc\x81" : byte_tokenizer()->piece(id);
+  }
+};
+
+TEST(Evaluate, CountsTheBytesOfTheTextNotOfThePieces) {
+  const TempFolder folder;
+  LanguageModel<float> model = random_model();
+  const AccentTokenizer tokenizer;
+  write_token_file(mixed_text(), "%", tokenizer, folder.path("tokens"));
+  const TokenFile file(folder.path("tokens"));
+  ASSERT_TRUE(file.knows_bytes());
+  for (const int64_t context : {0, 7, 64}) {
+    const EvalResult r = evaluate_file(model, file, tokenizer, context, false);
+    EXPECT_EQ(r.bytes, r.sum.count) << context;
+  }
+  int64_t all = 0;
+  const TextBytes pieces(tokenizer);
+  std::vector<int32_t> ids(static_cast<size_t>(file.tokens()));
+  file.read(0, ids);
+  for (int64_t i = 0; i < file.tokens(); ++i) all += file.exception_at(i).value_or(pieces.piece(ids[static_cast<size_t>(i)]));
+  EXPECT_EQ(all, file.text_bytes() + file.documents()) << "the newline that begins a document is no text";
+}
+
+// A file of an earlier program says nothing of bytes: they are known where the pieces are the text.
+TEST(Evaluate, OfAnOldFileBytesAreKnownWherePiecesAreTheText) {
+  const TempFolder folder;
+  LanguageModel<float> model = random_model();
+  byte_file(mixed_text(), folder.path("tokens"));
+  std::string content = read_file(folder.path("tokens"));
+  content.resize(content.size() - 24);
+  content[8] = 2;
+  std::fill_n(content.begin() + 48, 8, '\0');
+  Checksum sum;
+  sum.add(content);
+  const uint64_t checksum = sum.value();
+  std::memcpy(content.data() + 48, &checksum, 8);
+  const TokenFile old(std::as_bytes(std::span(content)), "old");
+  const EvalResult bytes = evaluate_file(model, old, *byte_tokenizer(), 64, false);
+  EXPECT_EQ(bytes.bytes, bytes.sum.count);
+  const EvalResult uneven = evaluate_file(model, old, UnevenTokenizer(), 64, false);
+  EXPECT_EQ(uneven.bytes, std::nullopt);
+  EXPECT_EQ(uneven.bits_per_byte, std::nullopt);
+  EXPECT_DOUBLE_EQ(uneven.loss, bytes.loss);
+}
+
+// The text behind ids that are numbers is not there.
+TEST(Evaluate, OfNumbersNoBytesAreKnown) {
+  const TempFolder folder;
+  LanguageModel<float> model = random_model();
+  const auto ids = id_tokenizer(256);
+  write_token_file("1 2 3 4 5 6 7 8\n", "", *ids, folder.path("tokens"));
+  const EvalResult r = evaluate_file(model, TokenFile(folder.path("tokens")), *ids, 0, false);
+  EXPECT_EQ(r.sum.count, 7);
+  EXPECT_EQ(r.bytes, std::nullopt);
+  EXPECT_EQ(r.bits_per_byte, std::nullopt);
 }
 
 TEST(Evaluate, RefusesWhatCannotBeScored) {

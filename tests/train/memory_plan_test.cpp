@@ -272,5 +272,23 @@ TEST(MemoryPlan, TakesNothingItself) {
   EXPECT_EQ(plan.moments, 2 * plan.gradients);
 }
 
+// What is read or written without training has its memory too: states and passes, more with more of them.
+TEST(MemoryPlan, PassesAndSequencesThatAreNotOfAStep) {
+  ModelConfig config = tiny_model();
+  config.hidden_size = 256;
+  config.intermediate_size = 1024;
+  const size_t states = ModelState<float>(config, 64).bytes();
+  EXPECT_GE(plan_decoding(config, 64), states);
+  EXPECT_LT(plan_decoding(config, 1), plan_decoding(config, 64));
+  const size_t residual = 4096 * static_cast<size_t>(config.hidden_size) * sizeof(float);
+  EXPECT_GE(plan_pass(config, 4096), residual);
+  EXPECT_LT(plan_pass(config, 256), plan_pass(config, 4096));
+  TrainConfig train = tiny_run("out");
+  const double alone = memory_beside_steps(config, train, false, false);
+  EXPECT_GT(memory_beside_steps(config, train, true, false), alone) << "an evaluation's pass is longer than this run's step";
+  train.eval_every = 1;
+  EXPECT_GE(memory_beside_steps(config, train, false, true), alone + parameter_count(config) * sizeof(float)) << "a test reads the best model";
+}
+
 }  // namespace
 }  // namespace fw

@@ -185,5 +185,51 @@ TEST_F(TextSourceTest, PatternsAreFilesInOrder) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"*.none", "no file matches"}, [&] { expand_glob(folder_.path("*.none")); }));
 }
 
+TEST_F(TextSourceTest, LinesThatAreNoTextAreLeftOutAndNamed) {
+  const std::string path =
+      file("odd.jsonl", "{\"text\": \"one\"}\n{\"text\": null}\n{\"other\": \"x\"}\n{\"text\": \"half \\ud83d of a pair\"}\n{\"text\": \"two\"}\n");
+  LineRules lines;
+  std::vector<std::string> bad;
+  lines.on_bad = [&bad](const std::string& what) { bad.push_back(what); };
+  EXPECT_EQ(texts_of(*open_text(path, lines), 1000), (Texts{"one", "two"}));
+  ASSERT_EQ(bad.size(), 3u);
+  EXPECT_NE(bad[0].find("odd.jsonl:2: \"text\" is not a string"), std::string::npos) << bad[0];
+  EXPECT_NE(bad[1].find("odd.jsonl:3: no key"), std::string::npos) << bad[1];
+  EXPECT_NE(bad[2].find("odd.jsonl:4: not valid JSON"), std::string::npos) << bad[2];
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"odd.jsonl:2"}, [&] { texts_of(*open_text(path), 1000); }));
+}
+
+TEST_F(TextSourceTest, NumbersAsPythonWritesThem) {
+  EXPECT_EQ(read(file("nan.jsonl", "{\"text\": \"abc\", \"score\": NaN}\n{\"a\": [-Infinity, 1e999, Infinity], \"text\": \"NaN\"}\n")), (Texts{"abc", "NaN"}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"f.jsonl:1", "not a string"}, [&] { read(file("f.jsonl", "{\"text\": NaN}\n")); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"f.jsonl:1", "not valid JSON"}, [&] { read(file("f.jsonl", "{\"text\": \"a\", \"b\": nan}\n")); }));
+}
+
+TEST_F(TextSourceTest, ByteOrderMarks) {
+  EXPECT_EQ(read(file("bom.txt", "\xef\xbb\xbfhello\xef\xbb\xbf")), (Texts{"hello\xef\xbb\xbf"})) << "only the first";
+  EXPECT_EQ(read(file("bom.jsonl", "\xef\xbb\xbf{\"text\": \"a\"}\n")), (Texts{"a"}));
+  EXPECT_EQ(read(file("bom.txt", "\xef\xbb\xbfhello"), "text", 1), (Texts{"hello"}));
+  EXPECT_EQ(read(file("short.txt", "\xef\xbb")), (Texts{"\xef\xbb"}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"u16", "UTF-16", "iconv"}, [&] { read(file("u16", std::string("\xff\xfeh\0", 4))); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"u16", "UTF-16"}, [&] { read(file("u16", std::string("\xfe\xff\0h", 4))); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"u32", "UTF-32"}, [&] { read(file("u32", std::string("\xff\xfe\0\0h\0\0\0", 8))); }));
+}
+
+// pzstd writes frames that are skipped; --long asks for more memory than a reader gives.
+TEST_F(TextSourceTest, FramesOfZstd) {
+  const std::string skipped = std::string("\x50\x2a\x4d\x18\4\0\0\0", 8) + "abcd";
+  EXPECT_EQ(read(file("p.zst", skipped + zstd("one ") + skipped + zstd("two"))), (Texts{"one two"}));
+  const auto with_window = [](int log) { return std::string("\x28\xb5\x2f\xfd\0", 5) + static_cast<char>((log - 10) << 3) + std::string("\x11\0\0hi", 5); };
+  EXPECT_EQ(read(file("27.zst", with_window(27))), (Texts{"hi"}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"28.zst", "128 MiB", "--long"}, [&] { read(file("28.zst", with_window(28))); }));
+}
+
+TEST_F(TextSourceTest, OtherPackingsAreNamed) {
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.xz", "xz -dc"}, [&] { read(file("a.xz", std::string("\xfd\x37zXZ\0rest", 10))); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.bz2", "bzip2 -dc"}, [&] { read(file("a.bz2", "BZh91AY&SYrest")); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.bz2", "bzip2 -dc"}, [&] { read(file("a.bz2", "BZh41AY&SYrest")); }));
+  EXPECT_EQ(read(file("text", "BZhe is a word")), (Texts{"BZhe is a word"}));
+}
+
 }  // namespace
 }  // namespace fw

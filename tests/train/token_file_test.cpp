@@ -102,7 +102,7 @@ TEST(TokenFile, WidthsOfIds) {
   const std::string path = folder.path("tokens");
   struct Case {
     int32_t vocab_size;
-    uint64_t file_bytes;  // header, 5 ids, padding, 2 offsets
+    uint64_t file_bytes;  // header, 5 ids, padding, 2 offsets; behind them the trailer, and the exception of the last token, which alone has bytes
   };
   for (const Case& c : {Case{10, 64 + 8 + 16}, Case{256, 64 + 8 + 16}, Case{257, 64 + 16 + 16}, Case{65536, 64 + 16 + 16}, Case{65537, 64 + 24 + 16},
                         Case{1 << 30, 64 + 24 + 16}}) {
@@ -110,7 +110,7 @@ TEST(TokenFile, WidthsOfIds) {
     write_token_file("0 1 " + std::to_string(last) + " 2 " + std::to_string(last / 2), "", NumberTokenizer(c.vocab_size), path);
     const TokenFile file(path);
     EXPECT_EQ(file.vocab_size(), c.vocab_size);
-    EXPECT_EQ(read_file(path).size(), c.file_bytes) << c.vocab_size;
+    EXPECT_EQ(read_file(path).size(), c.file_bytes + 24 + 16) << c.vocab_size;
     EXPECT_EQ(ids_of(file, 0, 5), (std::vector<int32_t>{0, 1, last, 2, last / 2}));
     EXPECT_EQ(ids_of(file, 2, 3), (std::vector<int32_t>{last}));
     EXPECT_TRUE(ids_of(file, 5, 5).empty());
@@ -179,10 +179,17 @@ TEST(TokenFile, HostileNumbers) {
     size_t bytes;
     const char* words;
   };
-  ASSERT_EQ(caught([] { TokenFile(bytes_of(forged(8, 2, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
-  for (const Case& c : {Case{8, 3, 4, "version 3"},
+  ASSERT_EQ(caught([] { TokenFile(bytes_of(forged(8, 3, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
+  constexpr size_t kTrailer = kOffsets + 24;
+  for (const Case& c : {Case{kTrailer, 2, 8, "bytes known 2"},
+                        Case{kTrailer + 8, ~uint64_t{1}, 8, "end token -2"},
+                        Case{kTrailer + 8, 256, 8, "end token 256"},
+                        Case{kTrailer + 16, 1, 8, "do not fit"},
+                        Case{kTrailer + 16, kHuge, 8, "do not fit"},
+                        Case{8, 4, 4, "version 4"},
                         Case{8, 0, 4, "version 0"},
-                        Case{8, 1, 4, "expected 0"},
+                        Case{8, 1, 4, "do not fit"},
+                        Case{8, 2, 4, "do not fit"},
                         Case{12, 0, 4, "ids of 0 bytes"},
                         Case{12, 3, 4, "ids of 3 bytes"},
                         Case{12, 2, 4, "do not fit"},
@@ -206,6 +213,25 @@ TEST(TokenFile, HostileNumbers) {
     const std::string content = forged(c.offset, c.value, c.bytes);
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"'tokens'", c.words}, [&] { TokenFile(bytes_of(content), "tokens"); })) << c.offset << " = " << c.value;
   }
+}
+
+// As an earlier program wrote it: the offsets are the end.
+TEST(TokenFile, FilesOfVersion2AreRead) {
+  std::string content = sample_file();
+  content.resize(content.size() - 24);
+  const uint32_t version = 2;
+  std::memcpy(content.data() + 8, &version, 4);
+  std::memset(content.data() + 48, 0, 8);
+  Checksum sum;
+  sum.add(content);
+  const uint64_t checksum = sum.value();
+  std::memcpy(content.data() + 48, &checksum, 8);
+  const TokenFile file(bytes_of(content), "tokens");
+  EXPECT_EQ(documents_of(file), (Documents{"\na\n%\n", "\nbcd\n%\n"}));
+  EXPECT_EQ(file.version(), 2);
+  EXPECT_FALSE(file.knows_bytes());
+  EXPECT_EQ(file.end_token(), -1);
+  EXPECT_EQ(file.exception_at(3), std::nullopt);
 }
 
 TEST(TokenFile, FilesThatAreSomethingElse) {

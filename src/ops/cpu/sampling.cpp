@@ -127,7 +127,7 @@ void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sam
     }
     Drawn& drawn = streams.drawn[n];
     drawn.id = choose_token<T>(row, recent, sampling, streams.uniform[n]);
-    if (streams.logprobs && drawn.id >= 0) drawn.logprob = token_log_probability(row, drawn.id);
+    if (streams.logprobs && drawn.id >= 0) drawn.logprob = token_log_probability(std::span<const T>(logits.row(n), static_cast<size_t>(logits.cols)), drawn.id);
     streams.ids[n] = std::max(drawn.id, 0);
     ring[seen++ % kMostRecent] = streams.ids[n];
     ++streams.positions[n];

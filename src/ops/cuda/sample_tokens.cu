@@ -306,7 +306,13 @@ __global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_co
   }
   Drawn drawn;
   drawn.id = drawable ? id : -1;
-  if (drawable && a.streams.logprobs) drawn.logprob = static_cast<double>(logit(id)) - raw_top - log_sum(a.vocab, logit, raw_top, shared);
+  if (drawable && a.streams.logprobs) {  // over all logits
+    const int all = static_cast<int>(a.logits.cols);
+    float all_top = raw_top;
+    int likeliest_of_all;
+    if (all > a.vocab) block_likeliest(all, logit, shared, all_top, likeliest_of_all);
+    drawn.logprob = static_cast<double>(logit(id)) - all_top - log_sum(all, logit, all_top, shared);
+  }
   if (thread != 0) return;
   a.streams.drawn[n] = drawn;
   const int32_t next = drawable ? id : 0;
