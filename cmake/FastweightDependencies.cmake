@@ -43,8 +43,11 @@ pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(ICU REQUIRED IMPORTED_TARGET icu-uc icu-i18n)
 pkg_check_modules(ONIGURUMA REQUIRED IMPORTED_TARGET oniguruma)
+# Oniguruma defines regcomp() and its like too, for its own regex_t: the C library comes first, or all callers of the process would get those.
+add_library(fw_oniguruma INTERFACE)
+target_link_libraries(fw_oniguruma INTERFACE -lc PkgConfig::ONIGURUMA)
 add_library(fw_deps_engine INTERFACE)
-target_link_libraries(fw_deps_engine INTERFACE PkgConfig::SENTENCEPIECE PkgConfig::ZSTD ZLIB::ZLIB PkgConfig::ICU PkgConfig::ONIGURUMA)
+target_link_libraries(fw_deps_engine INTERFACE PkgConfig::SENTENCEPIECE PkgConfig::ZSTD ZLIB::ZLIB PkgConfig::ICU fw_oniguruma)
 add_library(fw_deps_cli INTERFACE)
 target_link_libraries(fw_deps_cli INTERFACE CLI11::CLI11 tomlplusplus::tomlplusplus)
 # MPI launches ranks and carries what they tell each other; a build without it trains on one.

@@ -86,12 +86,14 @@ std::string cpu_features() {
   return text.empty() ? "unknown" : text;
 }
 
+const Json kNoGpu = {{"name", nullptr}, {"compute_capability", nullptr}, {"multiprocessors", nullptr}, {"driver", nullptr}, {"runtime", nullptr}};
+
 // line(words, key, value, text) of the GPU that --device cuda takes.
 template <class Line>
 void line_of_gpu(const Line& line) {
   if (device_code().empty()) {
     const bool there = ::access("/dev/nvidiactl", F_OK) == 0;
-    line("GPU", "gpu", Json(), there ? "an NVIDIA driver is loaded, but this build has no device code" : "no NVIDIA GPU found");
+    line("GPU", "gpu", kNoGpu, there ? "an NVIDIA driver is loaded, but this build has no device code" : "no NVIDIA GPU found");
     return;
   }
   try {
@@ -107,7 +109,7 @@ void line_of_gpu(const Line& line) {
   } catch (const DeviceError& error) {
     std::string why = error.what();
     if (why.starts_with("device: expected an NVIDIA GPU, but ")) why = "no NVIDIA GPU found";
-    line("GPU", "gpu", Json(), why);
+    line("GPU", "gpu", kNoGpu, why);
   }
 }
 

@@ -328,7 +328,7 @@ std::string help_page(const Options& options, const std::string& command, const 
   }
   const bool first_alone = topic.empty() && !options.first().empty();
   const auto shown = [&](const Option& option) {
-    if (first_alone) return option.positional || std::find(options.first().begin(), options.first().end(), option.key) != options.first().end();
+    if (first_alone) return option.positional || std::find(options.first().begin(), options.first().end(), option.flag) != options.first().end();
     return topic.empty() || topic == "all" || topic_of(option) == topic;
   };
   const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));

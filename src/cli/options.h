@@ -60,8 +60,8 @@ class Options {
   // An argument without an option, in order. Only the last may be a list or not required.
   Option& positional(const std::string& name, KeyTarget target, const std::string& help, bool required);
 
-  // The options that the help shows when no topic is asked for; without a call: all.
-  void show_first(StringList keys) { first_ = std::move(keys); }
+  // The options, as they are on the command line, that the help shows when no topic is asked for; without a call: all.
+  void show_first(StringList flags) { first_ = std::move(flags); }
   const StringList& first() const { return first_; }
 
   const std::vector<Option>& entries() const { return entries_; }

@@ -84,10 +84,10 @@ struct TrainOptions {
     options.add(key_tables(data));
     options.add(key_tables(train));
     options.add(key_tables(model));
-    options.show_first({"resume",      "dry_run",           "size",      "threads", "text",       "valid",    "test",   "tokenizer",
-                        "field",       "separator",         "out",       "from",    "steps",      "batch",    "length", "lr",
-                        "seed",        "precision",         "device",    "memory",  "eval_every", "patience", "rule",   "layers",
-                        "hidden_size", "num_hidden_layers", "num_heads", "head_dim"});
+    options.show_first({"--resume",      "--dry-run",           "--size",      "--threads",  "--text",        "--valid",    "--test",   "--tokenizer",
+                        "--field",       "--separator",         "--out",       "--from",     "--steps",       "--batch",    "--length", "--lr",
+                        "--seed",        "--precision",         "--device",    "--memory",   "--eval-every",  "--patience", "--rule",   "--layers",
+                        "--hidden-size", "--num-hidden-layers", "--num-heads", "--head-dim", "--sample-every"});
   }
 };
 

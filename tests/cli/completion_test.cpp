@@ -45,7 +45,7 @@ std::set<std::string> options_of(const std::string& command) {
   std::set<std::string> found;
   static const std::regex kOption("^  (--[a-z0-9-]+)(, --no-[a-z0-9-]+)?( [A-Z].*?)?( {2,}.*)?$");
   std::smatch match;
-  for (const std::string& line : lines_of(run({command, "--help"}).out)) {
+  for (const std::string& line : lines_of(run({command, "--help", "all"}).out)) {
     if (!std::regex_match(line, match, kOption)) continue;
     found.insert(match[1]);
     if (match[3].length() == 0) found.insert("--no-" + match[1].str().substr(2));

@@ -294,7 +294,7 @@ TEST_F(Interrupt, WhereNoThreadMayBeStarted) {
   EXPECT_EQ(outcome.code, 2) << outcome.out;
   EXPECT_THAT(outcome.err, HasSubstr("the system refused a thread"));
   // And later ones.
-  const Outcome later = as_nobody("ulimit -u 3", {"bench", "--rules", "deltanet", "--tokens", "128", "--threads", "8"});
+  const Outcome later = as_nobody("ulimit -u 3", {"bench", "--rule", "deltanet", "--tokens", "128", "--threads", "8"});
   EXPECT_EQ(later.code, 2) << later.err;
   EXPECT_THAT(later.err, HasSubstr("cannot start thread"));
 }

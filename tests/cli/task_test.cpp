@@ -192,7 +192,7 @@ TEST(TaskCommand, RefusesBeforeAnyWork) {
     EXPECT_THAT(outcome.err, HasSubstr(why));
   };
   refused({"task", "mqa", "--draw", "1"}, "did you mean 'mqar'?");
-  refused({"task", "mqar"}, "give --rule RULE,... to train, or --draw N");
+  refused({"task", "mqar"}, "give --rule RULE,... to train, or --small for a first look, or --draw N");
   refused({"sweep", "mqar"}, "give --rule RULE,... to train");
   refused({"sweep", "mqar", "--draw", "1"}, "unknown option '--draw'");
   refused({"task", "mqar", "--rule", "kda"}, "--out: expected a folder");

@@ -1,6 +1,8 @@
 // Regular expressions of tokenizer.json files as the `tokenizers` package reads them (Oniguruma), added tokens around white space, and what bounds the work
 // that a file of others can ask for. Right values are those of the package 0.23.3; tests/harness/tokenizers_fuzz.py compares random ones.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include <nlohmann/json.hpp>
 
@@ -43,6 +45,14 @@ std::string pieces(const Json& pre_tokenizer, const std::string& text) {
 }
 
 std::string cut(const std::string& regex, const std::string& text) { return pieces(split(regex), text); }
+
+// libonig has functions of these names for a regex_t of its own, which no other library of the process must get.
+TEST(Patterns, ThePosixFunctionsAreTheSystems) {
+  Dl_info info = {};
+  ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::regcomp), &info), 0);
+  EXPECT_EQ(std::string(info.dli_fname).find("onig"), std::string::npos) << info.dli_fname;
+  EXPECT_EQ(::dlsym(RTLD_DEFAULT, "regcomp"), reinterpret_cast<void*>(&::regcomp));
+}
 
 TEST(Patterns, MeanWhatOnigurumaMakesOfThem) {
   EXPECT_EQ(cut("[0-9]{1,3}+", "1234567"), "|1234567") << "a repeat of a repeat";
