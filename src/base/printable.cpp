@@ -29,7 +29,9 @@ CodePoint code_point_at(std::string_view text, size_t at) {
 }
 
 // C1 controls, line and paragraph separators, and what turns the direction of text.
-bool is_shown(uint32_t c) { return (c >= 0x80 && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069); }
+bool is_shown(uint32_t c) {
+  return (c >= 0x80 && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
 
 std::string escaped(std::string_view text, std::string_view kept) {
   std::string out;

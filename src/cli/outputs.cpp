@@ -28,9 +28,19 @@ constexpr std::array<std::string_view, 8> kResultFiles = {"results.json", "table
                                                           "result.json",  "curve.json", "eval.json",    "samples.jsonl"};
 constexpr std::array<std::string_view, 1> kResultFolders = {"cells"};
 // Of a model's folder, beside all that begins with tokenizer or ends in .safetensors, .model or .bin.
-constexpr std::array<std::string_view, 13> kModelFiles = {
-    "config.json", "generation_config.json", "special_tokens_map.json",      "added_tokens.json",           "vocab.json", "vocab.txt", "merges.txt",
-    "best.json",   "trainer.json", "chat_template.jinja", "chat_template.json",           "model.safetensors.index.json", "pytorch_model.bin.index.json"};
+constexpr std::array<std::string_view, 13> kModelFiles = {"config.json",
+                                                          "generation_config.json",
+                                                          "special_tokens_map.json",
+                                                          "added_tokens.json",
+                                                          "vocab.json",
+                                                          "vocab.txt",
+                                                          "merges.txt",
+                                                          "best.json",
+                                                          "trainer.json",
+                                                          "chat_template.jinja",
+                                                          "chat_template.json",
+                                                          "model.safetensors.index.json",
+                                                          "pytorch_model.bin.index.json"};
 
 template <class Names>
 bool has(const Names& names, std::string_view name) {

@@ -163,7 +163,7 @@ TEST(Commands, RulesListsEveryPreset) {
   const Outcome axes = run({"rules", "kda", "solve=offline"});
   EXPECT_EQ(axes.code, 0);
   EXPECT_THAT(axes.out, HasSubstr("erase  e = 0"));
-  for (const Preset& p : ablations()) EXPECT_THAT(list.out, HasSubstr("\n" + std::string(p.name) + " "));
+  for (const Preset& p : ablations()) EXPECT_THAT(list.out, HasSubstr("\n  " + std::string(p.name) + " "));
 }
 
 TEST(Commands, RulesShowsAnyComposition) {

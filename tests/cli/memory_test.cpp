@@ -33,9 +33,9 @@ TEST(Memory, ATrainingStepThatDoesNotFit) {
 
 TEST(Memory, ABenchmarkThatDoesNotFit) {
   const Args bench{"bench", "--rule", "deltanet,kda"};
-  expect_refusal(bench + Args{"--key-dim", "4096", "--tokens", "10000000"}, "--key-dim");
+  expect_refusal(bench + Args{"--key-dim", "4096", "--tokens", "2000000000"}, "--key-dim");
   EXPECT_THAT(run(bench + Args{"--key-dim", "100000"}).err, HasSubstr("K: expected 1 to 4096, got 100000"));
-  expect_refusal(bench + Args{"--tokens", "10000000"}, "lower --tokens");
+  expect_refusal(bench + Args{"--tokens", "2000000000"}, "lower --tokens");
   expect_refusal(bench + Args{"--heads", "65536", "--tokens", "100000"}, "--heads");
   expect_refusal(bench + Args{"--tokens", "2000000000", "--dtype", "f64"}, "lower --tokens");
   EXPECT_THAT(run(bench + Args{"--heads", "9000000000000000000"}).err, HasSubstr("H: expected 1 to 65536"));
@@ -43,7 +43,7 @@ TEST(Memory, ABenchmarkThatDoesNotFit) {
 
 // Beyond all address space, so that going on ends at once too, but in another way.
 TEST(Memory, TheCheckCanBeSwitchedOff) {
-  const Outcome outcome = run({"bench", "--rule", "deltanet", "--tokens", "2000000000", "--heads", "4096", "--key-dim", "4096", "--no-check-memory"});
+  const Outcome outcome = run({"bench", "--rule", "deltanet", "--tokens", "10000000", "--heads", "4096", "--key-dim", "4096", "--no-check-memory"});
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("out of memory"));
 }
