@@ -112,7 +112,7 @@ class Bench : public Command {
   ModelBench model_;
 };
 
-// An option that the timings asked for do not read is an error.
+// An option that no timing of this call reads is an error.
 void Bench::check_options(const Options& options) {
   const std::vector<std::string> recurrence{"tokens", "sequences", "beside", "beside_tokens", "heads",   "value_heads", "key_dim",     "value_dim",
                                             "dtype",  "operands",  "form",   "chunk",         "segment", "gates",       "decay_scale", "repeats"};

@@ -121,7 +121,7 @@ void check_switch_value(const Options& options, const std::string& arg) {
 
 bool is_help(const std::string& arg) { return arg == "--help" || arg == "-h"; }
 
-// "mixer.mamba3" is asked for as mamba3.
+// The topic of "mixer.mamba3" is mamba3.
 std::string topic_of(const Option& option) {
   if (option.section.empty()) return {};
   return option.section.substr(option.section.rfind('.') + 1);

@@ -60,7 +60,7 @@ class Options {
   // An argument without an option, in order. Only the last may be a list or not required.
   Option& positional(const std::string& name, KeyTarget target, const std::string& help, bool required);
 
-  // The options, as they are on the command line, that the help shows when no topic is asked for; without a call: all.
+  // The options, as they are on the command line, that the help shows without a topic; without a call: all.
   void show_first(StringList flags) { first_ = std::move(flags); }
   const StringList& first() const { return first_; }
 
@@ -81,7 +81,7 @@ class Options {
 };
 
 // Parses args (without program and command) and sets the targets. Error(kUsage) for unknown options (with the nearest known
-// one), missing or superfluous values, and values of the wrong type. Returns false when help was asked for (help_topic()).
+// one), missing or superfluous values, and values of the wrong type. Returns false for --help (help_topic() says of what).
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
 
 // The texts of a target of words, "" left out; none of another target.
