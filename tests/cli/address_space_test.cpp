@@ -17,13 +17,13 @@ Outcome within(const std::string& kilobytes, const std::vector<std::string>& arg
 }
 
 TEST(AddressSpace, CommandsThatMultiplyNothingInDoubleRun) {
-  const Outcome version = within("256000", {"--version"});
+  const Outcome version = within("350000", {"--version"});
   EXPECT_EQ(version.code, 0) << version.err;
-  EXPECT_EQ(within("256000", {"rules", "kda"}).code, 0);
+  EXPECT_EQ(within("350000", {"rules", "kda"}).code, 0);
 }
 
 TEST(AddressSpace, WhatOpenBlasLacksIsSaid) {
-  const Outcome f64 = within("256000", {"bench", "--rule", "gated_deltanet", "--dtype", "f64", "--tokens", "64", "--heads", "1", "--threads", "1"});
+  const Outcome f64 = within("350000", {"bench", "--rule", "gated_deltanet", "--dtype", "f64", "--tokens", "64", "--heads", "1", "--threads", "1"});
   EXPECT_EQ(f64.code, 2) << f64.err;
   EXPECT_THAT(f64.err, HasSubstr("address space"));
 }
