@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -193,7 +194,7 @@ NewFolder::NewFolder(const std::string& option, const std::string& path) : path_
     made_.clear();  // whoever has it made it too
     throw;
   } catch (...) {
-    for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
+    for (const std::string& folder : std::ranges::reverse_view(made_)) ::rmdir(folder.c_str());
     throw;
   }
 }
@@ -209,7 +210,7 @@ NewFolder::~NewFolder() {
   }
   lock_.reset();
   if (kept_) return;
-  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
+  for (const std::string& folder : std::ranges::reverse_view(made_)) ::rmdir(folder.c_str());
 }
 
 void check_run_folder(const Options& options, const std::string& path) {

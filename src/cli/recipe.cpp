@@ -210,7 +210,10 @@ std::string to_toml(const Options& options, const std::string& comment, const st
       (to_text(option.target) == option.default_text ? standard : changed) += option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
     }
     if (section.empty() || (changed.empty() && std::find(unused.begin(), unused.end(), section) != unused.end())) continue;
-    text += "\n[" + section + "]\n" + changed;
+    text += "\n[";
+    text += section;
+    text += "]\n";
+    text += changed;
     if (!standard.empty()) text += (changed.empty() ? "# as by default\n" : "# the rest is as by default\n") + standard;
   }
   return text;

@@ -533,6 +533,7 @@ void share_signal(Communicator& ranks) {
   std::vector<int> signals(static_cast<size_t>(ranks.size()));
   signals[static_cast<size_t>(ranks.rank())] = stop_signal();
   std::vector<Part> parts;
+  parts.reserve(signals.size());
   for (int& one : signals) parts.push_back(part_of(std::span<int>(&one, 1)));
   ranks.all_gather(parts);
   for (const int one : signals) {

@@ -140,6 +140,7 @@ TEST(Sweep, ProcessesThatEndTogetherDoNotDisturbEachOther) {
   ASSERT_EQ(run(small_sweep(folder / "s")).code, 0);
   for (int round = 0; round < 3; ++round) {
     std::vector<std::unique_ptr<Program>> programs;
+    programs.reserve(3);
     for (int i = 0; i < 3; ++i) programs.push_back(std::make_unique<Program>(small_sweep(folder / "s")));
     for (const auto& program : programs) {
       const Outcome outcome = program->wait();
