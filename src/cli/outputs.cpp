@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -194,7 +193,7 @@ NewFolder::NewFolder(const std::string& option, const std::string& path) : path_
     made_.clear();  // whoever has it made it too
     throw;
   } catch (...) {
-    for (const std::string& folder : std::ranges::reverse_view(made_)) ::rmdir(folder.c_str());
+    std::for_each(made_.rbegin(), made_.rend(), [](const std::string& folder) { ::rmdir(folder.c_str()); });
     throw;
   }
 }
@@ -210,7 +209,7 @@ NewFolder::~NewFolder() {
   }
   lock_.reset();
   if (kept_) return;
-  for (const std::string& folder : std::ranges::reverse_view(made_)) ::rmdir(folder.c_str());
+  std::for_each(made_.rbegin(), made_.rend(), [](const std::string& folder) { ::rmdir(folder.c_str()); });
 }
 
 void check_run_folder(const Options& options, const std::string& path) {

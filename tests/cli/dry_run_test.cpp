@@ -34,7 +34,7 @@ TEST(DryRun, SaysWhatTheRunWouldBeAndWritesNothing) {
   ASSERT_NE(end, std::string::npos);
   spill(folder / "plan.toml", plan.out.substr(at, end + 1 - at));
   EXPECT_EQ(plan.out.substr(0, end).find("[mixer."), std::string::npos) << "a table of layers that the model has not";
-  EXPECT_THAT(plan.out.substr(plan.out.rfind("\n", plan.out.size() - 2)), HasSubstr("time      about"));
+  EXPECT_THAT(plan.out.substr(plan.out.rfind('\n', plan.out.size() - 2)), HasSubstr("time      about"));
   ASSERT_EQ(run(args).code, 0);
   const std::string written = slurp(folder / "run/config.toml"), planned = slurp(folder / "plan.toml");
   EXPECT_EQ(planned.substr(planned.find("\n[")), written.substr(written.find("\n[")));
