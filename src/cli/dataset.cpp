@@ -377,7 +377,7 @@ std::string held_out_tokens(const std::string& model) {
   std::error_code error;
   folder = fs::absolute(folder, error);
   for (int up = 0; up < 3 && !error; ++up, folder = folder.parent_path()) {  // RUN/checkpoints/step-N at most
-    const std::string tokens = (folder / "data" / "valid.tokens").string(), run_file = (folder / "config.toml").string();
+    std::string tokens = (folder / "data" / "valid.tokens").string(), run_file = (folder / "config.toml").string();
     if (file_exists(tokens)) return tokens;
     if (!file_exists(run_file)) continue;
     DataConfig data;
