@@ -41,7 +41,7 @@ class Keys {
 
   // The object of this key; it must be there. It has a finish() of its own.
   Keys inner(const char* key) const;
-  // Error(kUsage) for a key with numbers or switches that nobody asked for and that is in no list.
+  // Error(kUsage) for a key with numbers or switches that no reader looked up and that is in no list.
   void finish() const;
 
   [[noreturn]] void fail(const char* key, const std::string& expected, const Json& came) const;

@@ -72,7 +72,7 @@ TEST(Help, HeadingsAreBoldWhereTheTerminalHasThat) {
   EXPECT_EQ(run_on_terminal({"eval", "--help"}, {"TERM=xterm", "NO_COLOR=1"}).find('\x1b'), std::string::npos);
 }
 
-// An option that the timings asked for do not read.
+// An option that no timing of the call reads.
 TEST(Bench, RefusesOptionsWithoutEffect) {
   const auto refused = [](const std::vector<std::string>& args, const std::string& option) {
     const Outcome outcome = run(args);

@@ -174,7 +174,7 @@ TEST_F(RanksOfMpi, ASignalStopsAllAfterACheckpoint) {
   EXPECT_EQ(on(2, {"train", "--resume", "--out", folder_ / "run", "--steps", "8"}).code, 0);
 }
 
-// Ranks that were started with different arguments would send each other parts of other sizes, wait for ever, or train what nobody asked for.
+// Ranks that were started with different arguments would send each other parts of other sizes, wait for ever, or train a wrong model.
 TEST_F(RanksOfMpi, RanksThatDisagreeEndBeforeTheFirstStep) {
   const auto of_two = [&](const Args& first, const Args& second) {
     return on(1, config("run") + first + Args{":", "-n", "1", std::string(FW_BINARY_DIR) + "/fastweight"} + config("run") + second);
