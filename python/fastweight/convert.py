@@ -1,7 +1,7 @@
 """Model folders between flash-linear-attention / Hugging Face and fastweight's program.
 
     python -m fastweight.convert import SOURCE TARGET [--tokenizer SPEC]
-    python -m fastweight.convert export MODEL TARGET
+    python -m fastweight.convert export MODEL TARGET [--tokenizer SPEC]
 
 Thin over `fastweight import` and `fastweight export`, which know the model types, read shards and check everything. The program is the one on PATH or in
 FASTWEIGHT_PROGRAM.
@@ -30,14 +30,20 @@ def _run(*arguments):
 
 
 def import_model(source, target, tokenizer=None):
-    """A folder of flash-linear-attention or Hugging Face becomes one of ours; what the program says of it."""
-    options = () if tokenizer is None else ("--tokenizer", tokenizer)
-    return _run("import", source, target, *options)
+    """Turns a folder of flash-linear-attention or Hugging Face into one of fastweight's; returns what the program says of it.
+
+    tokenizer: "bytes", "ids" or the path of a tokenizer.json or SentencePiece model; None takes the folder's. Raises Error with the program's message.
+    """
+    return _run("import", source, target, *_tokenizer(tokenizer))
 
 
-def export_model(model, target):
-    """A model or run folder of ours becomes one that flash-linear-attention reads."""
-    return _run("export", model, target)
+def export_model(model, target, tokenizer=None):
+    """Turns a model or run folder of fastweight's into one that flash-linear-attention reads; arguments and errors as for import_model."""
+    return _run("export", model, target, *_tokenizer(tokenizer))
+
+
+def _tokenizer(tokenizer):
+    return () if tokenizer is None else ("--tokenizer", tokenizer)
 
 
 def main(arguments=None):
@@ -47,10 +53,9 @@ def main(arguments=None):
     parser.add_argument("target")
     parser.add_argument("--tokenizer")
     args = parser.parse_args(arguments)
-    if args.direction == "export" and args.tokenizer:
-        parser.error("--tokenizer: expected with import only")
+    convert = import_model if args.direction == "import" else export_model
     try:
-        done = import_model(args.source, args.target, args.tokenizer) if args.direction == "import" else export_model(args.source, args.target)
+        done = convert(args.source, args.target, args.tokenizer)
     except Error as error:
         print(f"convert: {error}", file=sys.stderr)
         return 1
