@@ -146,7 +146,7 @@ Json added(int id, const std::string& content, bool lstrip, bool rstrip) {
 
 TEST(AddedTokens, WhiteSpaceThatSeveralTake) {
   Json json = characters(nullptr, "ab ");
-  json["added_tokens"] = {added(2, " ", true, true)};
+  json["added_tokens"] = Json::array({added(2, " ", true, true)});
   EXPECT_EQ(tokenizer_of(json)->encode("a   b"), (Ids{0, 2, 1})) << "the first takes it all, and of the others nothing is left";
   json["added_tokens"] = {added(3, "<s>", false, true), added(2, " ", true, false)};
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"' '", "rstrip", "lstrip"}, [&] { tokenizer_of(json)->encode("<s>  b"); }));
