@@ -103,17 +103,17 @@ int main(int argc, char** argv) {
     const double inside_forward =
         median_us_token(repeats, [&] { inside.forward(context.rows, of(o, kTokens * rank), nullptr, nullptr, context.saved, arena); });
     fw::RecurrenceInputs<float> rows;
-    Values turned_dq(static_cast<size_t>(kTokens * rank * keys)), turned_dk(turned_dq.size()), dgate(static_cast<size_t>(kTokens * rank * heads)),
+    Values rotated_dq(static_cast<size_t>(kTokens * rank * keys)), rotated_dk(rotated_dq.size()), dgate(static_cast<size_t>(kTokens * rank * heads)),
         drow_g(dgate.size());
-    rows.q = of(turned_dq, kTokens * rank), rows.k = of(turned_dk, kTokens * rank), rows.v = d.v, rows.write_gate = of(dgate, kTokens * rank);
+    rows.q = of(rotated_dq, kTokens * rank), rows.k = of(rotated_dk, kTokens * rank), rows.v = d.v, rows.write_gate = of(dgate, kTokens * rank);
     rows.g = of(drow_g, kTokens * rank);
     const double inside_backward = median_us_token(repeats, [&] { inside.backward(context.rows, of(d_o, kTokens * rank), rows, context.saved, arena); });
-    Values turned_q(turned_dq.size()), turned_k(turned_dq.size());
+    Values rotated_q(rotated_dq.size()), rotated_k(rotated_dq.size());
     for (int64_t t = 0; t < kTokens * rank; ++t) {
-      std::copy_n(context.rows.q.row(t), keys, turned_q.begin() + t * keys);
-      std::copy_n(context.rows.k.row(t), keys, turned_k.begin() + t * keys);
+      std::copy_n(context.rows.q.row(t), keys, rotated_q.begin() + t * keys);
+      std::copy_n(context.rows.k.row(t), keys, rotated_k.begin() + t * keys);
     }
-    const double plain = median_us_token(std::min(repeats, 3), [&] { plain_loop(shape, turned_q, turned_k, v, dt, trap, g, o); });
+    const double plain = median_us_token(std::min(repeats, 3), [&] { plain_loop(shape, rotated_q, rotated_k, v, dt, trap, g, o); });
     fmt::print(
         "{{\"rank\": {}, \"heads\": {}, \"state\": {}, \"head_dim\": {}, \"threads\": {}, \"forward_us\": {:.2f}, \"forward_kept_us\": {:.2f}, "
         "\"backward_us\": {:.2f}, "

@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
       rates[static_cast<size_t>(n * channels + c)] = -static_cast<float>(n + 1);
     }
   }
-  std::vector<float> marks(static_cast<size_t>(fw::scan_marks(kTokens, 1) * kStates * channels));
+  std::vector<float> marks(static_cast<size_t>(fw::chunk_checkpoints(kTokens, 1) * kStates * channels));
   const auto wide = [&](std::vector<float>& x) { return fw::Mat<float>(x.data(), kTokens, channels); };
   const auto narrow = [&](std::vector<float>& x) { return fw::Mat<float>(x.data(), kTokens, kStates); };
   fw::Arena arena, contexts;

@@ -1,9 +1,9 @@
 # Device code: built where a GPU is and nvcc, or where it is asked for (FW_CUDA=ON, `make gpu`). Other builds are CPU-only and say so: nvcc takes twenty
 # minutes for it on two cores.
-#   src/scan/cuda/{call,gates,rows,token,precond}, gradients/common,     sm_80 and sm_90a
-#   {scan,wide}/join.cu
-#   the other kernels (prepare, scan, gradients, offline, wide, those    sm_90a only; spills and serialised warp-group products are errors there (but for
-#   of src/ops/cuda/attention and some_rows.cu)                          offline/gradients.cu: one index spilled a turn is faster than the form without)
+#   src/scan/cuda/{call,gates,dplr,token,precond}, gradients/common,     sm_80 and sm_90a
+#   {scan,k256}/join.cu
+#   the other kernels (prepare, scan, gradients, additive, k256, those    sm_90a only; spills and serialised warp-group products are errors there (but for
+#   of src/ops/cuda/attention and gemm_m64.cu)                          additive/gradients.cu: one index spilled a turn is faster than the form without)
 #   the other operations of src/ops/cuda                                 sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
@@ -54,10 +54,10 @@ file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/o
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse)|wide/(prepare|forward|reverse|gradients))|ops/cuda/(attention|some_rows))")
+set(hopper_folders "src/(scan/cuda/(prepare|additive|gradients/(scalar|channel)|scan/(forward|reverse)|k256/(prepare|forward|reverse|gradients))|ops/cuda/(attention|gemm_m64))")
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
-set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/key_halves.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/two_rows.cpp
+set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/split_k.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/dplr_as_two_tokens.cpp
     ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
 if(FW_HAS_CUDA)
@@ -75,7 +75,7 @@ if(FW_HAS_CUDA)
   else()
     set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_80,code=sm_80)
     set(hot ${hopper_kernel_sources})
-    list(FILTER hot EXCLUDE REGEX "offline/gradients")
+    list(FILTER hot EXCLUDE REGEX "additive/gradients")
     set_property(SOURCE ${hot} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-warn-spills,-Werror)
   endif()
 else()

@@ -5,7 +5,7 @@
     tools/readme_table.py --check    exits 1 if README.md has another table
 
 CPU: the tests and `fastweight selftest` check every line of presets.def, forward, backward and step, against the
-reference, so a rule that is in the list works there. GPU: tests/cuda/forms_test.cpp and step_test.cpp (two_rows_test.cpp for erases before the decay) loop
+reference, so a rule that is in the list works there. GPU: tests/cuda/forms_test.cpp and step_test.cpp (dplr_test.cpp for erases before the decay) loop
 over the same list, on a GPU and in the emulation, and the table says so only while they do."""
 
 import pathlib
@@ -25,7 +25,7 @@ def table() -> str:
     rules = re.findall(r'^FW_PRESET\((\w+), "([^"]*)", "([^"]*)"\)', (ROOT / "src/rule/presets.def").read_text(encoding="utf-8"), re.MULTILINE)
     if not rules:
         sys.exit("readme_table: found no FW_PRESET line in src/rule/presets.def")
-    for test in ("forms_test.cpp", "step_test.cpp", "two_rows_test.cpp"):
+    for test in ("forms_test.cpp", "step_test.cpp", "dplr_test.cpp"):
         if "all_rules()" not in (ROOT / "tests/cuda" / test).read_text(encoding="utf-8"):
             sys.exit(f"readme_table: tests/cuda/{test} does not loop over all_rules(): the GPU columns would say more than is tested")
     lines = ["| rule | | CPU forward | CPU backward | CPU decode | GPU forward | GPU backward | GPU decode |", "|---|---|---|---|---|---|---|---|"]

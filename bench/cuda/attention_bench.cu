@@ -45,7 +45,7 @@ void time_shape(const Shape& s) {
   args.dk = tensor(bench::allocate<uint16_t>(kv_size), s.HK), args.dv = tensor(bench::allocate<uint16_t>(kv_size), s.HK);
   args.lse = bench::allocate<float>(rows * s.H), args.delta = bench::allocate<float>(rows * s.H);
   args.heads = s.H, args.kv_heads = s.HK, args.dim = s.D, args.window = s.W, args.query_rows = args.key_rows = rows;
-  check(cudaDeviceGetAttribute(&args.multiprocessors, cudaDevAttrMultiProcessorCount, 0), "device");
+  check(cudaDeviceGetAttribute(&args.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
   args.scale = 1 / std::sqrt(static_cast<float>(s.D));
   const auto upload = [](const std::vector<AttentionTile>& tiles) {
     auto* device = bench::allocate<AttentionTile>(static_cast<int64_t>(tiles.size()));

@@ -20,9 +20,9 @@ using bench::median_ms;
 
 // All of [tokens, width] unless said otherwise: gates, maps, norms of heads of 128, rows, embedding, optimiser.
 template <class Tensor, class Report>
-void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor& tensor, const Report& report, const PassLayout& pass) {
+void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor& tensor, const Report& report, const PassLayout& pass) {
   Device& device = exec.device;
-  constexpr int64_t kHead = 128, kVocab = 32000, kPiece = 16384, kPieces = 4096;
+  constexpr int64_t kHead = 128, kVocab = 32000, kPiece = 16384, kVec16 = 4096;
   const double u = 2.0 * static_cast<double>(tokens * width);
   Buffer<Bf16> x = tensor(tokens, width), z = tensor(tokens, width), dy = tensor(tokens, width), y = tensor(tokens, width), w = tensor(tokens, width);
   Buffer<float> wide(device, tokens * width), parameters(device, width), sums(device, width), rstd(device, tokens * width / kHead);
@@ -45,7 +45,7 @@ void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tens
   report("log_sigmoid_decay_forward", 3 * u, [&] { exec.log_sigmoid_decay_forward(mat(x), p, 1.0F, g); });
   report("log_sigmoid_decay_backward", 4 * u, [&] { exec.log_sigmoid_decay_backward(g, mat(x), p, 1.0F, mat(y), s); });
   report("learned_gate_forward", u, [&] { exec.learned_gate_forward(p, 1.0F, mat(y)); });
-  report("place_factor", 2 * u, [&] { exec.place_factor(mat(x), PlaceFactor::kInverse, pass, mat(y)); });
+  report("place_factor", 2 * u, [&] { exec.position_factor(mat(x), PositionFactor::kInverse, pass, mat(y)); });
   report("single_gate_decay_forward", 3 * u, [&] { exec.single_gate_decay_forward(mat(x), g); });
   report("single_gate_decay_backward", 5 * u, [&] { exec.single_gate_decay_backward(g, mat(x), mat(y)); });
   report("feature_map_forward", 2 * u, [&] { exec.feature_map_forward(FeatureMap::kElu, mat(x), mat(y)); });
@@ -81,22 +81,22 @@ void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tens
   report("embedding_backward", 2 * rows * row + u, [&] { exec.embedding_backward(ids.data(), mat(dy), Mat<float>(table.data(), kVocab, width)); });
 
   std::vector<ParamPiece> list;
-  for (int64_t i = 0; i < kPieces; ++i) list.push_back({i * kPiece, static_cast<int32_t>(kPiece), 1});
-  Buffer<ParamPiece> pieces(device, kPieces);
+  for (int64_t i = 0; i < kVec16; ++i) list.push_back({i * kPiece, static_cast<int32_t>(kPiece), 1});
+  Buffer<ParamPiece> pieces(device, kVec16);
   pieces.write(0, list);
-  const ParamPieces all{pieces.data(), kPieces};
-  Buffer<float> grads(device, kPieces * kPiece), values(device, kPieces * kPiece), m(device, kPieces * kPiece), v(device, kPieces * kPiece);
+  const ParamPieces all{pieces.data(), kVec16};
+  Buffer<float> grads(device, kVec16 * kPiece), values(device, kVec16 * kPiece), m(device, kVec16 * kPiece), v(device, kVec16 * kPiece);
   Buffer<double> sum(device, 1);
-  const double bytes = 4.0 * kPieces * kPiece;
+  const double bytes = 4.0 * kVec16 * kPiece;
   report("square_sum", bytes, [&] { exec.square_sum(grads.data(), all, sum.data()); });
   report("add_values", 3 * bytes, [&] { exec.add_values(grads.data(), grads.size(), values.data()); });
   const AdamWStep<float> step{0.9F, 0.1F, 0.95F, 0.05F, 1e-8F, 1, 1e-3F, 1, 1e-4F};
-  Buffer<Bf16> upper(device, kPieces * kPiece), m16(device, kPieces * kPiece), v16(device, kPieces * kPiece);
-  Buffer<uint16_t> rest(device, kPieces * kPiece);
+  Buffer<Bf16> upper(device, kVec16 * kPiece), m16(device, kVec16 * kPiece), v16(device, kVec16 * kPiece);
+  Buffer<uint16_t> rest(device, kVec16 * kPiece);
   const ParamValues<float> whole{values.data()}, split{nullptr, upper.data(), rest.data(), nullptr};
-  const MomentValues<float> wide_moments{m.data(), v.data()}, narrow{nullptr, nullptr, m16.data(), v16.data()};
-  report("adamw, whole masters", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), whole, wide_moments); });
-  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), split, wide_moments); });
+  const MomentValues<float> k256_moments{m.data(), v.data()}, narrow{nullptr, nullptr, m16.data(), v16.data()};
+  report("adamw, whole masters", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), whole, k256_moments); });
+  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), split, k256_moments); });
   report("adamw, bf16 moments", 5 * bytes, [&] { exec.adamw(step, all, grads.data(), split, narrow); });
 }
 
@@ -156,7 +156,7 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
   report("short_conv_backward", 3 * c,
          [&] { exec.short_conv_backward(mat(dy), mat(x), weight.data(), nullptr, kWidth, pass, nullptr, mat(y), dweight.data(), nullptr); });
 
-  time_rest(tokens, width, exec, tensor, report, pass);
+  time_lo(tokens, width, exec, tensor, report, pass);
 }
 
 }  // namespace

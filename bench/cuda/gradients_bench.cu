@@ -68,7 +68,7 @@ void measure(const std::string& name, int B, int T, int H, int D) {
     p.in.g = memory.tokens(B, T, H, dim, dim > 1, 1, -0.2, 0);
     d.g = memory.tokens(B, T, H, dim, dim > 1, 1, 0, 0);
   }
-  fw::for_each_number(
+  fw::for_each_scalar(
       r, [&](fc::TokenArg& input, fc::TokenArg& gradient) { input = in(1, 0, 1), gradient = in(1, 0, 0); }, p.in, d);
   const int erase = r.erase == fw::Gate::kScalar ? 1 : D, write = r.write == fw::Gate::kScalar ? 1 : D;
   if (r.uses_erase_gate()) p.in.erase_gate = in(erase, 0, 1), d.erase_gate = in(erase, 0, 0);
@@ -88,7 +88,7 @@ void measure(const std::string& name, int B, int T, int H, int D) {
     a.grads.dm = static_cast<float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0, 0));
   }
   const auto tile = [&](int64_t count) { return static_cast<const uint16_t*>(memory.make(static_cast<size_t>(count), true, -0.2, 0.2)); };
-  a.pairs = reinterpret_cast<const fc::PairImage*>(tile(tiles * 8192));
+  a.pairs = reinterpret_cast<const fc::IntraChunk*>(tile(tiles * 8192));
   a.states = tile(tiles * blocks * 64 * D), a.d_states = tile(tiles * blocks * 64 * D);
   a.w = tile(tiles * blocks * 4096), a.v = tile(tiles * blocks * 4096);
 

@@ -135,23 +135,23 @@ Times time_scan(Setting& s, const Mamba3Shape& shape, const std::string& text) {
   // What the scan does around the recurrence, of the memory of the last forward.
   const Mat<Bf16> dq = s.matrix(T * R, keys), dk = s.matrix(T * R, keys);
   const Mat<float> dmet = s.wide(T, shape.heads * R * R), dnow = s.wide(T, shape.heads), dahead = s.wide(T, shape.heads);
-  const double turn = s.time([&] {
-    s.exec.mamba3_turn_forward(shape, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, s.layout, nullptr, context.marks, context.rows.q, context.rows.k,
+  const double work_tile = s.time([&] {
+    s.exec.mamba3_rotary_forward(shape, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, s.layout, nullptr, context.marks, context.rows.q, context.rows.k,
                                context.met);
   });
-  const double near = s.time([&] { s.exec.mamba3_near_forward(shape, context.met, in.v, context.now, context.ahead, read.skip, o); });
+  const double near = s.time([&] { s.exec.mamba3_diag_forward(shape, context.met, in.v, context.now, context.ahead, read.skip, o); });
   const double weights = s.time([&] {
     s.exec.mamba3_weights_forward(shape, in.dt, in.trap, in.g, s.layout, context.now, context.ahead, context.rows.write_gate, context.rows.g, context.first);
   });
-  const double turn_back = s.time([&] {
-    s.exec.mamba3_turn_backward(shape, dq, dk, dmet, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, context.marks, s.layout, d.q, d.k, d.angle, d.dt,
+  const double rotate_back = s.time([&] {
+    s.exec.mamba3_rotary_backward(shape, dq, dk, dmet, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, context.marks, s.layout, d.q, d.k, d.angle, d.dt,
                                 gradients.q_bias, gradients.k_bias, nullptr);
   });
   const double near_back = s.time(
-      [&] { s.exec.mamba3_near_backward(shape, d_o, context.met, in.v, context.now, context.ahead, read.skip, d.v, dmet, dnow, dahead, gradients.skip); });
+      [&] { s.exec.mamba3_diag_backward(shape, d_o, context.met, in.v, context.now, context.ahead, read.skip, d.v, dmet, dnow, dahead, gradients.skip); });
   std::printf(
       "{\"what\": \"mamba3 parts\", %s, \"turn_ms\": %.4f, \"near_ms\": %.4f, \"weights_ms\": %.4f, \"turn_backward_ms\": %.4f, \"near_backward_ms\": %.4f}\n",
-      text.c_str(), turn, near, weights, turn_back, near_back);
+      text.c_str(), work_tile, near, weights, rotate_back, near_back);
   return times;
 }
 
@@ -203,7 +203,7 @@ void selective(Device& device, const std::vector<int64_t>& n) {
   Setting s(device, B, T);
   const Mat<Bf16> u = s.matrix(rows, D), step = s.matrix(rows, D, 0.001, 0.1), q = s.matrix(rows, N), k = s.matrix(rows, N), y = s.matrix(rows, D);
   const Mat<Bf16> dy = s.matrix(rows, D), du = s.matrix(rows, D), dstep = s.matrix(rows, D), dq = s.matrix(rows, N), dk = s.matrix(rows, N);
-  const Mat<float> a_log = s.wide(D, N, 0, 2.7), skip = s.wide(1, D), da = s.wide(D, N), dskip = s.wide(1, D), marks = s.wide(scan_marks(rows, B) * N, D);
+  const Mat<float> a_log = s.wide(D, N, 0, 2.7), skip = s.wide(1, D), da = s.wide(D, N), dskip = s.wide(1, D), marks = s.wide(chunk_checkpoints(rows, B) * N, D);
   Times times{};
   const auto forward = [&](float* keep) {
     s.exec.selective_scan_forward(ScanLaw::kMamba, u, step, q, k, a_log.data, skip.data, s.layout, nullptr, nullptr, keep, y);

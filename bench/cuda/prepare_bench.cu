@@ -69,7 +69,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const uint32_t seed = static_cast<uint32_t>(c) * 77u;
     x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
     if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
-    for_each_number(
+    for_each_scalar(
         rule,
         [&, salt = 20u](TokenArg& to) mutable {
           to = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + salt++);
@@ -90,24 +90,24 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
         memory.push_back(x.precond_rows);
       }
     }
-    a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
-    a.leaves_pairs = prepare_leaves_pairs(x, K, false);
+    a.forward = allocate(items * static_cast<int64_t>(sizeof(FwdTiles<K>)));
+    a.keeps_intra_chunk = scan_reads_intra_chunk(x, K, false);
     if (reverse_takes_rows(rule)) {
-      a.numbers = reinterpret_cast<BackwardNumbers*>(allocate(items * static_cast<int64_t>(sizeof(BackwardNumbers))));
-    } else if (leaves_keys(rule)) {
-      a.solved = allocate(items * static_cast<int64_t>(sizeof(SolvedImage<K>)));
+      a.numbers = reinterpret_cast<RowScalesBwd*>(allocate(items * static_cast<int64_t>(sizeof(RowScalesBwd))));
+    } else if (stores_k_hat(rule)) {
+      a.solved = allocate(items * static_cast<int64_t>(sizeof(XMTiles<K>)));
       a.keys = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
     } else {
-      a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
+      a.backward = allocate(items * static_cast<int64_t>(sizeof(BwdTiles<K>)));
     }
-    a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
-    if (has_fine_images(rule)) {
-      for (FineImages* fine : {&a.forward_fine, &a.backward_fine}) {
-        fine->images = allocate(items * static_cast<int64_t>(sizeof(FineImage<K>)));
+    a.pairs = reinterpret_cast<IntraChunk*>(allocate(items * static_cast<int64_t>(sizeof(IntraChunk))));
+    if (uses_hi_lo(rule)) {
+      for (HiLoTiles* fine : {&a.forward_lo, &a.backward_lo}) {
+        fine->images = allocate(items * static_cast<int64_t>(sizeof(LoTiles<K>)));
         memory.push_back(fine->images);
         if (rule.decay != Decay::kChannel) continue;
-        fine->rests = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
-        memory.push_back(fine->rests);
+        fine->lo_parts = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
+        memory.push_back(fine->lo_parts);
       }
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
@@ -124,7 +124,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     for (int i = 0; i < kRuns + 3; ++i) {
       PrepareArgs a = copies[static_cast<std::size_t>(i % kCopies)];
       if (!training) a.backward = nullptr, a.numbers = nullptr, a.keys = nullptr, a.problem.precond_rows = nullptr;
-      if (!training && !a.leaves_pairs) a.pairs = nullptr;
+      if (!training && !a.keeps_intra_chunk) a.pairs = nullptr;
       check(cudaEventRecord(start), "record");
       prepare(a, K, chunks, nullptr);
       check(cudaEventRecord(stop), "record");
@@ -134,20 +134,20 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       if (i >= 3) times.push_back(ms);
     }
     std::sort(times.begin(), times.end());
-    const bool online = rule.online();
+    const bool is_delta = rule.is_delta();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
-    const bool pairs = copies[0].leaves_pairs;
+    const bool pairs = copies[0].keeps_intra_chunk;
     bytes += (pairs                                       ? 30 + 256
-              : prepare_leaves_rows(copies[0].problem, K) ? 396
-              : online                                    ? 904
+              : scan_reads_rows(copies[0].problem, K) ? 396
+              : is_delta                                    ? 904
                                                           : 648) +
              (!training                  ? 0
               : reverse_takes_rows(rule) ? 22 + (pairs ? 0 : 256)
-              : leaves_keys(rule)        ? 256 + 256
-              : online                   ? 768 + 256
+              : stores_k_hat(rule)        ? 256 + 256
+              : is_delta                   ? 768 + 256
                                          : 512 + 128) +
-             (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
+             (uses_hi_lo(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
                 ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);
@@ -170,12 +170,12 @@ int main(int argc, char** argv) {
   for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
   rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
   rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
-  rules[3].rule.decay = Decay::kScalar, rules[3].rule.solve = Solve::kOffline, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
+  rules[3].rule.decay = Decay::kScalar, rules[3].rule.update = Update::kAdditive, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
   rules[4].rule.decay = Decay::kNone, rules[4].rule.gain = Gain::kGate, rules[4].rule.gain_bound = 2;
   rules[5].rule.decay = rules[6].rule.decay = Decay::kScalar, rules[5].rule.gain = rules[6].rule.gain = Gain::kGate;
   rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar, rules[6].rule.read = Read::kCorrected;
   rules[7].rule.decay = rules[8].rule.decay = Decay::kScalar, rules[7].rule.gain = rules[8].rule.gain = Gain::kGate;
-  rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.solve = Solve::kOffline;
+  rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.update = Update::kAdditive;
   rules.push_back(rules[1]);
   rules.back().name = "kda_bf16_g", rules.back().low_g = true;
   rules.push_back(rules[2]);

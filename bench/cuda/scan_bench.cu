@@ -23,7 +23,7 @@ void fill(void* to, int64_t bytes, const void* pattern, int64_t pattern_bytes) {
     check(cudaMemcpy(static_cast<char*>(to) + done, pattern, static_cast<size_t>(std::min(pattern_bytes, bytes - done)), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-template <int kKey>
+template <int kTileK>
 void time_kernels(const char* name, int B, int T, int H, int V) {
   const int chunks = (T + 63) / 64, blocks = (V + 63) / 64;
   const int64_t images = static_cast<int64_t>(B) * chunks * H, tokens = static_cast<int64_t>(B) * T * H;
@@ -32,31 +32,31 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
   // bf16 numbers of either sign, 1/64 to 1/16.
   const auto small = [&] { return static_cast<uint16_t>(0x3c80 + (random() & 0x80ff)); };
   constexpr int kDistinct = 64;
-  std::vector<ForwardImage<kKey>> forward(kDistinct);
-  std::vector<BackwardImage<kKey>> backward(kDistinct);
+  std::vector<FwdTiles<kTileK>> forward(kDistinct);
+  std::vector<BwdTiles<kTileK>> backward(kDistinct);
   for (auto& image : forward) {
-    std::generate_n(image.e, 64 * kKey, small);
-    std::generate_n(image.q, 64 * kKey, small);
-    std::generate_n(image.x, 64 * kKey, small);
-    std::generate_n(image.m, kPanel, small);
-    std::fill_n(image.gamma, kKey, 0.9f);
+    std::generate_n(image.e, 64 * kTileK, small);
+    std::generate_n(image.q, 64 * kTileK, small);
+    std::generate_n(image.x, 64 * kTileK, small);
+    std::generate_n(image.m, kSw128Elements, small);
+    std::fill_n(image.gamma, kTileK, 0.9f);
     std::fill_n(image.z_scale, 64, 0.5f);
   }
   for (auto& image : backward) {
-    std::generate_n(image.k, 64 * kKey, small);
-    std::generate_n(image.y, 64 * kKey, small);
-    std::generate_n(image.q, 64 * kKey, small);
-    std::fill_n(image.gamma, kKey, 0.9f);
+    std::generate_n(image.k, 64 * kTileK, small);
+    std::generate_n(image.y, 64 * kTileK, small);
+    std::generate_n(image.q, 64 * kTileK, small);
+    std::fill_n(image.gamma, kTileK, 0.9f);
   }
-  std::vector<FineImage<kKey>> fine(kDistinct);
+  std::vector<LoTiles<kTileK>> fine(kDistinct);
   for (auto& image : fine) {
-    std::generate_n(image.rest, 64 * kKey, [&] { return static_cast<uint16_t>(small() - 0x400); });  // 2^-8 of the others
+    std::generate_n(image.rest, 64 * kTileK, [&] { return static_cast<uint16_t>(small() - 0x400); });  // 2^-8 of the others
     std::fill_n(image.scale, 64, 0.5f);
   }
-  std::vector<RowImage<kKey>> of_rows(kDistinct);
+  std::vector<RowTiles<kTileK>> of_rows(kDistinct);
   for (auto& image : of_rows) {
-    std::generate_n(image.x, 64 * kKey, small);
-    std::generate_n(image.m, kPanel, small);
+    std::generate_n(image.x, 64 * kTileK, small);
+    std::generate_n(image.m, kSw128Elements, small);
     std::fill_n(image.e, 64, 0.5f);
     std::fill_n(image.q, 64, 0.5f);
     std::fill_n(image.z_scale, 64, 0.5f);
@@ -65,68 +65,68 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
   std::vector<uint16_t> rows(1 << 20);
   for (auto& x : rows) x = static_cast<uint16_t>(0x3f00 + (random() & 0x80ff));
 
-  auto* const forward_images = allocate<ForwardImage<kKey>>(images);
-  auto* const backward_images = allocate<BackwardImage<kKey>>(images);
+  auto* const fwd_tiles = allocate<FwdTiles<kTileK>>(images);
+  auto* const bwd_tiles = allocate<BwdTiles<kTileK>>(images);
   auto *const v = allocate<uint16_t>(tokens * V), *const o = allocate<uint16_t>(tokens * V);
-  auto *const states = allocate<uint16_t>(images * blocks * 64 * kKey), *const w = allocate<uint16_t>(images * blocks * kPanel);
-  auto* const final_state = allocate<float>(static_cast<int64_t>(B) * H * kKey * V);
-  fill(forward_images, images * static_cast<int64_t>(sizeof(ForwardImage<kKey>)), forward.data(), static_cast<int64_t>(forward.size() * sizeof(forward[0])));
-  fill(backward_images, images * static_cast<int64_t>(sizeof(BackwardImage<kKey>)), backward.data(),
+  auto *const states = allocate<uint16_t>(images * blocks * 64 * kTileK), *const w = allocate<uint16_t>(images * blocks * kSw128Elements);
+  auto* const final_state = allocate<float>(static_cast<int64_t>(B) * H * kTileK * V);
+  fill(fwd_tiles, images * static_cast<int64_t>(sizeof(FwdTiles<kTileK>)), forward.data(), static_cast<int64_t>(forward.size() * sizeof(forward[0])));
+  fill(bwd_tiles, images * static_cast<int64_t>(sizeof(BwdTiles<kTileK>)), backward.data(),
        static_cast<int64_t>(backward.size() * sizeof(backward[0])));
-  auto* const fine_images = allocate<FineImage<kKey>>(images);
-  fill(fine_images, images * static_cast<int64_t>(sizeof(FineImage<kKey>)), fine.data(), static_cast<int64_t>(fine.size() * sizeof(fine[0])));
-  auto* const row_images = allocate<RowImage<kKey>>(images);
-  fill(row_images, images * static_cast<int64_t>(sizeof(RowImage<kKey>)), of_rows.data(), static_cast<int64_t>(of_rows.size() * sizeof(of_rows[0])));
-  auto *const q = allocate<uint16_t>(tokens * kKey), *const k = allocate<uint16_t>(tokens * kKey);
-  for (uint16_t* keys : {q, k}) fill(keys, tokens * kKey * 2, of_rows[0].x, 64 * kKey * 2);
+  auto* const lo_tiles = allocate<LoTiles<kTileK>>(images);
+  fill(lo_tiles, images * static_cast<int64_t>(sizeof(LoTiles<kTileK>)), fine.data(), static_cast<int64_t>(fine.size() * sizeof(fine[0])));
+  auto* const row_tiles = allocate<RowTiles<kTileK>>(images);
+  fill(row_tiles, images * static_cast<int64_t>(sizeof(RowTiles<kTileK>)), of_rows.data(), static_cast<int64_t>(of_rows.size() * sizeof(of_rows[0])));
+  auto *const q = allocate<uint16_t>(tokens * kTileK), *const k = allocate<uint16_t>(tokens * kTileK);
+  for (uint16_t* keys : {q, k}) fill(keys, tokens * kTileK * 2, of_rows[0].x, 64 * kTileK * 2);
   fill(v, tokens * V * 2, rows.data(), static_cast<int64_t>(rows.size() * 2));
 
   const SequenceArg sequences{nullptr, nullptr, B, T, chunks};
   const auto rows_arg = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * V, static_cast<int64_t>(H) * V, V, 1, 1}; };
-  const auto rows_of_keys = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * kKey, static_cast<int64_t>(H) * kKey, kKey, 1, 1}; };
-  const StateArg state{final_state, static_cast<int64_t>(H) * kKey * V, static_cast<int64_t>(kKey) * V, V, 1, 0};
+  const auto rows_of_keys = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * kTileK, static_cast<int64_t>(H) * kTileK, kTileK, 1, 1}; };
+  const StateArg state{final_state, static_cast<int64_t>(H) * kTileK * V, static_cast<int64_t>(kTileK) * V, V, 1, 0};
 
-  const double image_bytes = static_cast<double>(images) * sizeof(ForwardImage<kKey>), matrix = static_cast<double>(images) * 64 * kKey * 2,
-               rows_bytes = static_cast<double>(tokens) * V * 2, save_bytes = static_cast<double>(images) * blocks * (64 * kKey + kPanel) * 2;
+  const double tiles_bytes = static_cast<double>(images) * sizeof(FwdTiles<kTileK>), matrix = static_cast<double>(images) * 64 * kTileK * 2,
+               rows_bytes = static_cast<double>(tokens) * V * 2, save_bytes = static_cast<double>(images) * blocks * (64 * kTileK + kSw128Elements) * 2;
   const auto line = [&](const std::string& what, double bytes, const std::function<void()>& launch_once) {
     const double ms = median_ms(launch_once);
     const int grid = B * H * blocks, waves = (grid + 131) / 132;
-    std::printf("%-22s key %3d  %-34s grid %4d  %8.4f ms  %6.3f us a chunk  %6.3f GB  %5.2f TB/s\n", name, kKey, what.c_str(), grid, ms,
+    std::printf("%-22s key %3d  %-34s grid %4d  %8.4f ms  %6.3f us a chunk  %6.3f GB  %5.2f TB/s\n", name, kTileK, what.c_str(), grid, ms,
                 ms * 1e3 / chunks / waves, bytes / 1e9, bytes / ms / 1e9);
     std::fflush(stdout);
   };
-  enum { kOffline, kOnline, kFine, kRows };
-  for (const int kind : {kRows, kOnline, kFine, kOffline}) {
-    const bool online = kind != kOffline;
-    const std::string of_kind = kind == kRows ? " from rows" : kind == kFine ? " fine" : online ? "" : " offline";
-    const double fine_bytes = kind == kFine ? static_cast<double>(images) * sizeof(FineImage<kKey>) : 0;
+  enum { kAdditive, kDelta, kHiLo, kRows };
+  for (const int kind : {kRows, kDelta, kHiLo, kAdditive}) {
+    const bool is_delta = kind != kAdditive;
+    const std::string of_kind = kind == kRows ? " from rows" : kind == kHiLo ? " fine" : is_delta ? "" : " offline";
+    const double lo_bytes = kind == kHiLo ? static_cast<double>(images) * sizeof(LoTiles<kTileK>) : 0;
     ScanForwardArgs f;
-    f.sequences = sequences, f.HV = H, f.K = kKey, f.V = V, f.online = online, f.images = forward_images, f.v = rows_arg(v), f.o = rows_arg(o);
+    f.sequences = sequences, f.HV = H, f.K = kTileK, f.V = V, f.is_delta = is_delta, f.images = fwd_tiles, f.v = rows_arg(v), f.o = rows_arg(o);
     f.final_state = state;
     f.shape = {B, T};
-    if (kind == kFine) f.fine.images = fine_images;
-    if (kind == kRows) f.images = row_images, f.rows = {rows_of_keys(q), rows_of_keys(k)};
-    const double read = image_bytes - (online ? 0 : matrix) + fine_bytes;
-    line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    if (kind == kHiLo) f.fine.images = lo_tiles;
+    if (kind == kRows) f.images = row_tiles, f.rows = {rows_of_keys(q), rows_of_keys(k)};
+    const double read = tiles_bytes - (is_delta ? 0 : matrix) + lo_bytes;
+    line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, kTileK, nullptr); });
     f.states = states, f.w = w;
-    line("forward" + of_kind + ", saves", read + 2 * rows_bytes + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    line("forward" + of_kind + ", saves", read + 2 * rows_bytes + save_bytes, [&] { scan_forward(f, kTileK, nullptr); });
     f.o = {};
-    const double needed = (online ? 2 : 1) * matrix + rows_bytes + fine_bytes;
-    line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    const double needed = (is_delta ? 2 : 1) * matrix + rows_bytes + lo_bytes;
+    line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, kTileK, nullptr); });
     f.states = f.w = nullptr;
-    line("state only" + of_kind, needed, [&] { scan_forward(f, kKey, nullptr); });
+    line("state only" + of_kind, needed, [&] { scan_forward(f, kTileK, nullptr); });
     if (kind == kRows) continue;
 
     ScanReverseArgs r;
-    r.sequences = sequences, r.HV = H, r.K = kKey, r.V = V, r.online = online, r.images = backward_images, r.d_o = rows_arg(v);
+    r.sequences = sequences, r.HV = H, r.K = kTileK, r.V = V, r.is_delta = is_delta, r.images = bwd_tiles, r.d_o = rows_arg(v);
     r.shape = {B, T};
-    if (kind == kFine) r.fine.images = fine_images;
+    if (kind == kHiLo) r.fine.images = lo_tiles;
     r.d_initial_state = state, r.d_states = states, r.v = w;
-    line("reverse" + of_kind, (online ? 3 : 2) * matrix + rows_bytes + save_bytes + fine_bytes, [&] { scan_reverse(r, kKey, nullptr); });
+    line("reverse" + of_kind, (is_delta ? 3 : 2) * matrix + rows_bytes + save_bytes + lo_bytes, [&] { scan_reverse(r, kTileK, nullptr); });
   }
-  for (void* p : {static_cast<void*>(forward_images), static_cast<void*>(backward_images), static_cast<void*>(v), static_cast<void*>(o),
-                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state), static_cast<void*>(fine_images),
-                  static_cast<void*>(row_images), static_cast<void*>(q), static_cast<void*>(k)})
+  for (void* p : {static_cast<void*>(fwd_tiles), static_cast<void*>(bwd_tiles), static_cast<void*>(v), static_cast<void*>(o),
+                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state), static_cast<void*>(lo_tiles),
+                  static_cast<void*>(row_tiles), static_cast<void*>(q), static_cast<void*>(k)})
     check(cudaFree(p), "cudaFree");
 }
 

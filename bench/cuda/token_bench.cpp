@@ -183,7 +183,7 @@ void long_token(int64_t B, int64_t T) {
   b.d_o = a.o;
   b.grads.d.q = memory.floats(B, T, kDim), b.grads.d.k = memory.floats(B, T, kDim), b.grads.d.v = memory.floats(B, T, kDim);
   b.grads.d.g = memory.floats(B, T, 1), b.grads.d.beta = memory.floats(B, T, 1);
-  b.workspace = memory.zeros<char>(token_backward_bytes(B, kHeads, kDim, kDim, T, multiprocessors()));
+  b.workspace = memory.zeros<char>(token_backward_bytes(B, kHeads, kDim, kDim, T, sm_count()));
   std::snprintf(text, sizeof text, "token_backward gated_deltanet B%lld T%lld", static_cast<long long>(B), static_cast<long long>(T));
   report(text, times(2, [&](int, void* stream) { token_backward(b, T, stream); }), 2.5 * bytes);
 }

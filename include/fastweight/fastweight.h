@@ -56,7 +56,7 @@ typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3, FW_F16 = 4 } fw_dty
 
 /* The axes of a rule. Any combination is valid but for what fw_rule's fields say. */
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
-typedef enum fw_solve { FW_SOLVE_ONLINE = 0, FW_SOLVE_OFFLINE = 1 } fw_solve;
+typedef enum fw_update { FW_UPDATE_DELTA = 0, FW_UPDATE_ADDITIVE = 1 } fw_update;
 typedef enum fw_gain {
   FW_GAIN_ONE = 0,             /* s = 1 */
   FW_GAIN_GATE = 1,            /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
@@ -103,7 +103,7 @@ typedef enum fw_key_source { FW_KEY_SOURCE_GIVEN = 0, FW_KEY_SOURCE_DECAY = 1 } 
 typedef struct fw_rule {
   size_t size;
   int32_t decay;        /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
-  int32_t solve;        /* fw_solve */
+  int32_t update;       /* fw_update */
   int32_t gain;         /* fw_gain */
   int32_t erase;        /* fw_gate */
   int32_t write;        /* fw_gate */

@@ -8,8 +8,8 @@ namespace {
 bool always(const Rule&) { return true; }
 bool never(const Rule&) { return false; }
 bool decays(const Rule& r) { return r.decay != Decay::kNone; }
-bool online(const Rule& r) { return r.online(); }
-bool fed_back(const Rule& r) { return r.online() && r.feedback != Feedback::kNone; }
+bool is_delta(const Rule& r) { return r.is_delta(); }
+bool fed_back(const Rule& r) { return r.is_delta() && r.feedback != Feedback::kNone; }
 bool preconditioned(const Rule& r) { return r.uses_precond(); }
 bool squashed(const Rule& r) { return r.uses_precond_center(); }
 bool erase_of_key_head(const Rule& r) { return r.erase != Gate::kScalar; }
@@ -24,7 +24,7 @@ constexpr std::array<QuantityInfo, kQuantities> kTable = {{
     {Quantity::kEraseGate, "erase_gate", "b, every key channel", erase_of_key_head, [](const Rule& r) { return r.uses_erase_gate(); }, never},
     {Quantity::kWriteGate, "write_gate", "c, every value channel", never, [](const Rule& r) { return r.uses_write_gate(); }, never},
     {Quantity::kLambda, "lambda", "the weight of the query in the erase key", never, [](const Rule& r) { return r.uses_lambda(); }, never},
-    {Quantity::kEigenvalue, "eigenvalue", "1 - e.w", never, online, never},
+    {Quantity::kEigenvalue, "eigenvalue", "1 - e.w", never, is_delta, never},
     {Quantity::kKeyWrite, "key_write", "k.w", always, always, raw_keys},
     {Quantity::kPrecondDecay, "precond_decay", "exp(gP)", always, preconditioned, never},
     {Quantity::kPrecondGain, "precond_gain", "betaP", always, preconditioned, never},

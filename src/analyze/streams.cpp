@@ -116,7 +116,7 @@ FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, con
     x.kmk += m * k[j] * k[j];
   }
   if (rule.feedback == Feedback::kFixed) x.lambda = rule.lambda;
-  for_each_number(
+  for_each_scalar(
       rule, [&](double& to, const Mat<T>& from) { to = static_cast<double>(from.row(t)[hv]); }, x, view.in);
   if (rule.uses_erase_gate() && rule.erase != Gate::kChannel) x.erase = mean(out.erase_gate, i, out.erase_gate_dim());
   if (rule.uses_write_gate() && rule.write != Gate::kChannel) x.write = mean(out.write_gate, i, out.write_gate_dim());
@@ -140,8 +140,8 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   out.V = V;
   for (std::vector<double>* x : {&out.k, &out.r, &out.w}) resize(*x, true, count * K);
   for (std::vector<double>* x : {&out.z, &out.v}) resize(*x, true, count * V);
-  resize(out.e, rule.online(), count * K);
-  resize(out.f, rule.online() && rule.feedback != Feedback::kNone, count * K);
+  resize(out.e, rule.is_delta(), count * K);
+  resize(out.f, rule.is_delta() && rule.feedback != Feedback::kNone, count * K);
   resize(out.taken, rule.uses_erase_write(), count * K);
   resize(out.decay, rule.decay != Decay::kNone, count * K);
   resize(out.beta, rule.uses_beta(), count);
@@ -180,7 +180,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     scaled(K, c.w_k * rho, k, rule.preconditions_write() ? m : nullptr, row(out.w, i, K));
     scaled(V, c.z_v / rho, v, rule.write == Gate::kChannel ? row(out.write_gate, i, V) : nullptr, row(out.z, i, V));
     scaled(V, 1.0, v, nullptr, row(out.v, i, V));
-    if (!rule.online()) continue;
+    if (!rule.is_delta()) continue;
     const double* b = rule.erase == Gate::kChannel ? row(out.erase_gate, i, K) : nullptr;
     double* e = row(out.e, i, K);
     if (rule.uses_erase_write()) scaled(K, 1.0, in.erase_write.row(t) + h * K, nullptr, row(out.taken, i, K));

@@ -82,7 +82,7 @@ bool is_device_name(const std::string& name);
 struct DeviceInfo {
   std::string name;  // "NVIDIA H200"
   int major = 0, minor = 0;
-  int multiprocessors = 0;
+  int sm_count = 0;
   std::string driver, runtime;  // versions, "13.0"
   bool emulated = false;
 };

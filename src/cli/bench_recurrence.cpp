@@ -250,7 +250,7 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   const Plan plan = make_plan(p.desc);
   r.chunk = plan.token_form(0) ? 1 : std::min(plan.chunk, bench.tokens);
   const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = static_cast<double>(r.chunk);
-  const double per_head = rule.online() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V);
+  const double per_head = rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V);
   const double of_second_key = rule.uses_erase_write() ? 2 * K * V + 2 * C * (K + V) : 0;  // its triangles, and what it writes
   r.forward_flops = (per_head + of_second_key) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
   for (const auto& named : kInputTensors) r.forward_bytes += tensor_bytes(p.in.*named.tensor);

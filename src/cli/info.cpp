@@ -101,10 +101,10 @@ void line_of_gpu(const Line& line) {
     line("GPU", "gpu",
          {{"name", gpu.name},
           {"compute_capability", fmt::format("{}.{}", gpu.major, gpu.minor)},
-          {"multiprocessors", gpu.multiprocessors},
+          {"multiprocessors", gpu.sm_count},
           {"driver", gpu.driver},
           {"runtime", gpu.runtime}},
-         fmt::format("{}, compute capability {}.{}, {} multiprocessors; driver for CUDA {}, runtime {}", gpu.name, gpu.major, gpu.minor, gpu.multiprocessors,
+         fmt::format("{}, compute capability {}.{}, {} multiprocessors; driver for CUDA {}, runtime {}", gpu.name, gpu.major, gpu.minor, gpu.sm_count,
                      gpu.driver, gpu.runtime));
   } catch (const DeviceError& error) {
     std::string why = error.what();

@@ -40,8 +40,8 @@ std::string others(const Rule& r) {
   if (r.uses_erase_key()) list.emplace_back("own erase key");
   if (r.erases_before_decay()) list.emplace_back("erase before decay");
   if (r.uses_erase_write()) list.emplace_back("own erase-write vector");
-  if (r.online() && r.feedback == Feedback::kLearned) list.emplace_back("query feedback");
-  if (r.online() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
+  if (r.is_delta() && r.feedback == Feedback::kLearned) list.emplace_back("query feedback");
+  if (r.is_delta() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
   if (r.uses_read_correction()) list.emplace_back("corrected read");
   if (r.uses_precond())
     list.push_back(fmt::format("{} ({})", r.preconditions_read() ? "preconditioned read" : "preconditioned write key", word(r, "precond_form")));
@@ -56,7 +56,7 @@ Table overview(std::span<const Preset> list) {
   for (const Preset& p : list) {
     const Rule& r = p.rule;
     const std::string norms = r.q_norm == r.k_norm ? norm_word(r.q_norm) : fmt::format("{}, {}", norm_word(r.q_norm), norm_word(r.k_norm));
-    table.row({std::string(p.name), word(r, "decay"), r.online() ? word(r, "erase") : "none", word(r, "write"), r.uses_gain() ? word(r, "gain") : "-", norms,
+    table.row({std::string(p.name), word(r, "decay"), r.is_delta() ? word(r, "erase") : "none", word(r, "write"), r.uses_gain() ? word(r, "gain") : "-", norms,
                others(r), std::string(p.summary)});
   }
   return table;
@@ -126,7 +126,7 @@ std::vector<std::string> formulas(const Rule& r) {
   std::string key = r.uses_erase_key() ? "p" : "k";
   if (r.feedback == Feedback::kLearned) key = "(" + key + " + lambda q)";
   if (r.feedback == Feedback::kFixed) key = fmt::format("({} + {:g} q)", key, r.lambda);
-  lines.push_back(fmt::format("erase  e = {}", !r.online() ? "0" : gate_letter(r.erase, gain, "b") + key));
+  lines.push_back(fmt::format("erase  e = {}", !r.is_delta() ? "0" : gate_letter(r.erase, gain, "b") + key));
   lines.push_back(fmt::format("value  z = {}v", gate_letter(r.write, gain, "c")));
   static constexpr const char* kDecays[] = {"1", "1 - 2^(-5-h), h the value head", "exp g, one g per value head", "exp g, one g per key channel"};
   lines.push_back(fmt::format("decay  {}", kDecays[static_cast<size_t>(r.decay)]));
@@ -258,7 +258,7 @@ class Rules : public Command {
   std::string summary() const override { return "list the named rules; 'rules NAME' or --compose says more about one"; }
   std::string details() const override {
     return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
-           "or as a name followed by changes: \"kda solve=offline\". A preconditioned step that could leave the unit disk is refused, with the reason. Of "
+           "or as a name followed by changes: \"kda update=additive\". A preconditioned step that could leave the unit disk is refused, with the reason. Of "
            "every rule is said whether its step is "
            "bounded, and for which inputs; several names show each.";
   }

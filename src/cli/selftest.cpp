@@ -35,15 +35,15 @@ constexpr double kBoundProductGradients = 2e-2;
 constexpr double kBoundProductParameters = 6e-2;
 
 // Of rules that a GPU runs as two rows a token: without tokens that are taken back (docs/gpu.md).
-bool by_two_rows(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
+bool as_two_tokens(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key
 // dimension that fills no vector, decays of 0, -1e4 and -inf; a plain batch of the usual head size; and one whose gates are logits, for rules that have any.
-// Two rows a token (by_two_rows()) know no grouped heads.
+// Two rows a token (as_two_tokens()) know no grouped heads.
 std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
   ProblemOptions packed;
   packed.sequences = SeqLayout({0, 1, 131, 131, 148, 211});
-  packed.H = by_two_rows(rule, device) ? 4 : 2;
+  packed.H = as_two_tokens(rule, device) ? 4 : 2;
   packed.HV = 4;
   packed.K = 24;
   packed.V = 16;
@@ -102,8 +102,8 @@ constexpr std::array kColumns = {Column{"forward, chunk", FW_FORM_CHUNK, false, 
                                  Column{"step, taken back", FW_FORM_TOKEN, false, true, 4}};
 
 bool has(const Kind& kind, const Column& column, const Rule& rule) {
-  const bool two_rows = by_two_rows(rule, kind.run.device);
-  if (column.step) return kind.step && !(two_rows && column.drafted > 0);
+  const bool dplr_as_two_tokens = as_two_tokens(rule, kind.run.device);
+  if (column.step) return kind.step && !(dplr_as_two_tokens && column.drafted > 0);
   return column.form == FW_FORM_CHUNK ? kind.chunk : kind.token;
 }
 

@@ -25,7 +25,7 @@ struct Run {
         skip(cast<T>(in.skip)),
         s(cast<T>(in.s0)),
         y(in.u.size()),
-        marks(static_cast<size_t>(scan_marks(problem.sequences.tokens(), problem.sequences.count()) * problem.states * problem.channels)) {
+        marks(static_cast<size_t>(chunk_checkpoints(problem.sequences.tokens(), problem.sequences.count()) * problem.states * problem.channels)) {
     a_log.reserve(in.a.size());
     for (const double rate : in.a) a_log.push_back(static_cast<T>(std::log(-rate)));
   }

@@ -18,7 +18,7 @@ constexpr const char* kRecurrentLayer = "recurrent";
 constexpr double kMaxTensor = 2147483648.0;      // 2^31 values
 constexpr double kMaxParameters = 8589934592.0;  // 2^33
 
-// In the order of PlaceFactor.
+// In the order of PositionFactor.
 const StringList& gain_factors() {
   static const StringList names{"none", "1/t", "1/sqrt(t)", "1/log(t+1)"};
   return names;
@@ -142,7 +142,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
   spec.raw_read_correction = raw_read_correction;
   spec.gain.learned = gain_source == "learned";
-  spec.gain.factor = static_cast<PlaceFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) - gain_factors().begin());
+  spec.gain.factor = static_cast<PositionFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) - gain_factors().begin());
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
   spec.width_norm = output_norm == "width";

@@ -85,7 +85,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const LayerState<T> of_mixer = state ? LayerState<T>(state.tensors, mixer_tensors_) : LayerState<T>();
   const LayerState<T> of_mlp = state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
 
-  if (!pass.keep && tokens <= kFewestRows && pass.layout.host.single_tokens() && mixer_->takes_norm() && (mlp_ == nullptr || mlp_->takes_norm())) {
+  if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() && (mlp_ == nullptr || mlp_->takes_norm())) {
     step_half(pass, r, mixer_norm_, [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
     if (mlp_ != nullptr) step_half(pass, r, *mlp_norm_, [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
     return;

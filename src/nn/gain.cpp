@@ -14,9 +14,9 @@ Mat<T> GainGate<T>::forward(const Pass<T>& pass, Mat<T> projection, int64_t toke
     context.sigmoid = projection;
     exec.sigmoid_gate_forward(projection, nullptr, bound_, projection);
   }
-  if (spec_.factor == PlaceFactor::kNone) return context.sigmoid;
+  if (spec_.factor == PositionFactor::kNone) return context.sigmoid;
   const Mat<T> beta = new_matrix<T>(exec.arena, tokens, v_heads_);
-  exec.place_factor(context.sigmoid, spec_.factor, pass.layout, beta);
+  exec.position_factor(context.sigmoid, spec_.factor, pass.layout, beta);
   return beta;
 }
 
@@ -28,7 +28,7 @@ void GainGate<T>::log_decay(const Pass<T>& pass, const Context& context, Mat<Wid
 template <class T>
 void GainGate<T>::backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const Wide<T>> dg) const {
   const Exec<T>& exec = pass.exec;
-  if (spec_.factor != PlaceFactor::kNone) exec.place_factor(dbeta, spec_.factor, pass.layout, dbeta);
+  if (spec_.factor != PositionFactor::kNone) exec.position_factor(dbeta, spec_.factor, pass.layout, dbeta);
   exec.sigmoid_gate_backward(dbeta, context.sigmoid, bound_, dbeta, nullptr);
   if (dg.data != nullptr) exec.single_gate_decay_backward(dg, context.sigmoid, dbeta);
   if (spec_.learned) exec.head_constant_backward(dbeta, v_heads_, pass.params.grad(parameter_));

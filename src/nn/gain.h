@@ -11,7 +11,7 @@ namespace fw {
 
 struct GainSpec {
   bool learned = false;  // one number a layer instead of a projection
-  PlaceFactor factor = PlaceFactor::kNone;
+  PositionFactor factor = PositionFactor::kNone;
   bool single_gate = false;  // the decay is 1 - sigmoid; there is no projection for it
 };
 

@@ -104,7 +104,7 @@ MixerContext* Mamba3Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, Layer
   in.v = parts.x;
   if (mimo_x_ >= 0) {
     in.v = new_matrix<T>(arena, tokens * R, inner);
-    exec.mamba3_spread_forward(shape, parts.x, params.value(mimo_x_), in.v);
+    exec.mamba3_expand_forward(shape, parts.x, params.value(mimo_x_), in.v);
   }
 
   c.o = new_matrix<T>(arena, tokens * R, inner);
@@ -146,7 +146,7 @@ void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<co
   d.angle = d_parts.angle;
   Mamba3Scan<T>(shape).backward(exec, pass.recurrences, pass.layout, pass.form, c.tokens, {params.value(c_bias_), params.value(b_bias_), params.value(skip_)},
                                 c.scan, d_o, nullptr, d, {params.grad(c_bias_), params.grad(b_bias_), params.grad(skip_)}, {});
-  if (mimo_x_ >= 0) exec.mamba3_spread_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
+  if (mimo_x_ >= 0) exec.mamba3_expand_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
   exec.mamba3_time_backward(spec_.decay, d.dt, d.g, parts.dt, parts.a, params.value(dt_bias_), d_parts.dt, d_parts.a, params.grad(dt_bias_));
   exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), nullptr, params.value(b_norm_), c.b_rstd, spec_.state, GateKind::kNone, d_parts.b, Mat<T>(),
                               params.grad(b_norm_));

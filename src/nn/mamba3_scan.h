@@ -1,7 +1,7 @@
 // The recurrence of a Mamba-3 layer (Lahoti et al. 2026; docs/rules/mamba3.md), by the rule `mamba2` of the C header over R rows a token. With
 // lam = sigmoid(trap), a = exp(g), q~ and k~ the queries and keys with their biases, turned by the angles summed up to their token,
 //   S_t = a_t S_{t-1} + (1 - lam_t) dt_t a_t sum_j k~^j_{t-1} v^j_{t-1}^T + lam_t dt_t sum_j k~^j_t v^j_t^T        y^i_t = S_t^T q~^i_t
-// The rows write what they write now and ahead at once; what that puts too early into a token's own read is taken off again (ops.def: mamba3_near).
+// The rows write what they write now and ahead at once; what that puts too early into a token's own read is taken off again (ops.def: mamba3_diag).
 #pragma once
 
 #include "nn/recurrence.h"
@@ -49,7 +49,7 @@ class Mamba3Scan {
 
   // Of one forward call, for its backward.
   struct Context {
-    Wide<T>* marks = nullptr;   // [turn_marks, 2, H NA], where backward follows
+    Wide<T>* marks = nullptr;   // [rotary_checkpoints, 2, H NA], where backward follows
     Mat<Wide<T>> met;           // [T, H R R]
     Mat<Wide<T>> now, ahead;    // [T, H]
     Mat<Wide<T>> first;         // [N, H]

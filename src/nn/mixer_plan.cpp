@@ -9,7 +9,7 @@ namespace fw {
 std::vector<const Projection*> ProjectionPlan::in_order() const {
   return {
       &q, &k, &v, &decay, &erase, &erase_write, &write, &gate, &precond_decay, &precond_beta,
-#define FW_NUMBER(name, neutral, used) &name,
+#define FW_TOKEN_SCALAR(name, neutral, used) &name,
 #include "rule/tokens.def"
   };
 }

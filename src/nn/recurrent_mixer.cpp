@@ -11,7 +11,7 @@
 #include "nn/recurrence.h"
 #include "ops/backend.h"
 #include "ops/normed_linear.h"
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 
 namespace fw {
 namespace {
@@ -128,13 +128,13 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   const bool inside = pass.observer == nullptr && plan_.decay.used() && !rule.uses_precond() && rule.gain_bound <= 1 && !rule.uses_erase_write() &&
                       rule.erase == rule.write && spec_.bounded_layer < 0;
   // Training: what prepare and gradients take as it is.
-  const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.online() && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) &&
+  const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.is_delta() && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) &&
                       !rule.uses_erase_key() && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
                       spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
   // A token of each of few sequences: the step makes them with the token, and two kernels less stand in its way. Of many the two are faster, since each block
   // of a head's would make them (measured).
   const bool decodes =
-      !pass.keep && pass.layout.host.count() <= kFewestRows && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
+      !pass.keep && pass.layout.host.count() <= kGemvMaxM && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
@@ -169,7 +169,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
   }
   // The other numbers: sigmoids of their projections, where they have one.
-  for_all_numbers<Numbers::kButBeta>(
+  for_all_scalars<Numbers::kExceptBeta>(
       [&](Mat<T>& to, const Projection& p) { to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr); }, c.tokens, plan_);
   if (spec_.derives_erase_gate()) {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
@@ -316,7 +316,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.inside = gates_inside(pass);
-  c.few = !pass.keep && y.data != nullptr && tokens <= kFewestRows;
+  c.few = !pass.keep && y.data != nullptr && tokens <= kGemvMaxM;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
   project(pass, x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj);
 
@@ -388,7 +388,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
     sigmoid(plan_.write, Wide<T>(1), nullptr);
   }
-  for_all_numbers<Numbers::kButBeta>([&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); }, plan_);
+  for_all_scalars<Numbers::kExceptBeta>([&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); }, plan_);
   sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
@@ -448,7 +448,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(spec_.value_begin(), spec_.value_size());
   d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
-  for_all_numbers<Numbers::kButBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d, plan_);
+  for_all_scalars<Numbers::kExceptBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d, plan_);
   d.erase_gate = columns(dproj, plan_.erase);
   d.write_gate = columns(dproj, plan_.write);
   d.precond_beta = columns(dproj, plan_.precond_beta);

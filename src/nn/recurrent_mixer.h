@@ -57,7 +57,7 @@ struct RecurrentMixerSpec {
   bool scales_erase_key() const { return rule.uses_erase_key() && !makes_erase_write(); }
   bool uses_inner_decay() const { return derives_erase_gate() || scales_erase_key(); }
   // Largest value of the gate that multiplies the erase key; the other gates end at 1.
-  bool gain_doubles() const { return rule.online() && (rule.erase == Gate::kTied || derives_erase_gate()) && rule.uses_beta() && rule.gain_bound > 1.0; }
+  bool gain_doubles() const { return rule.is_delta() && (rule.erase == Gate::kTied || derives_erase_gate()) && rule.uses_beta() && rule.gain_bound > 1.0; }
   bool erase_doubles() const { return rule.uses_erase_gate() && !derives_erase_gate() && rule.gain_bound > 1.0; }
 };
 
@@ -84,7 +84,7 @@ struct ProjectionPlan {
   Projection write;        // w_proj, HV V wide (scalar: HV)
   Projection gate;         // g_proj, or its first factor
   // The numbers of tokens.def that are projected: beta: b_proj, or beta_proj beside an erase gate; lambda: l_proj.
-#define FW_NUMBER(name, neutral, used) Projection name;
+#define FW_TOKEN_SCALAR(name, neutral, used) Projection name;
 #include "rule/tokens.def"
   Projection precond_decay, precond_beta;  // a_atk_proj, b_atk_proj
   int64_t columns = 0;
@@ -120,7 +120,7 @@ class RecurrentMixer final : public Mixer<T> {
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
   // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels, in passes of a GPU that are kept for backward,
-  // where its kernels do so in both directions (scan/cuda/call/select.h: prepare_forms_gates(), gradients_form_gates()). Nothing: it takes values.
+  // where its kernels do so in both directions (scan/cuda/call/select.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
   const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;

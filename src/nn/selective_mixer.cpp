@@ -50,7 +50,7 @@ MixerContext* SelectiveMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   }
 
   Wide<T>* s = state.wide(0);
-  if (pass.keep) c.marks = arena.alloc<Wide<T>>(scan_marks(tokens, sequences) * N * D);
+  if (pass.keep) c.marks = arena.alloc<Wide<T>>(chunk_checkpoints(tokens, sequences) * N * D);
   c.o = new_matrix<T>(arena, tokens, D);
   exec.selective_scan_forward(spec_.law, c.u, c.step, c.keys.col_range(R + N, N), c.keys.col_range(R, N), a_log(params), params.value(skip_), pass.layout, s, s,
                               c.marks, c.o);

@@ -66,7 +66,7 @@ void linear_pair_forward(const Exec<T>& exec, const LinearPart<T>& first, const 
     for (const LinearPart<T>* of : {&first, &second}) exec.linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
   };
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (first.x.rows <= kSwigluRows) {
+    if (first.x.rows <= kSmallGemmMaxM) {
       double values = 0;
       for (const LinearPart<T>* of : {&first, &second}) values += static_cast<double>(of->y.cols) * static_cast<double>(of->x.cols);
       const ProfiledCall timed("linear_forward, pair", exec.device, 2 * values, 2 * values * static_cast<double>(first.x.rows));

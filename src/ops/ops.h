@@ -24,7 +24,7 @@ enum class GateKind { kNone, kSilu, kSigmoid };
 enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct, kTanh, kSquaredRelu };
 
 // A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
-enum class PlaceFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
+enum class PositionFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
 
 enum class Turn { kForth, kBack };
 
@@ -34,10 +34,10 @@ enum class ScanLaw { kMamba, kLonghorn };
 // Tokens between the states that a selective scan keeps for its backward pass.
 constexpr int64_t kScanChunk = 16;
 // Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's number + i.
-constexpr int64_t scan_marks(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
-// The same of mamba3_turn: angles are summed in the digits that are kept between passes from chunk to chunk, and in a chunk in those that a turn needs.
-constexpr int64_t kTurnChunk = 16;
-constexpr int64_t turn_marks(int64_t tokens, int64_t sequences) { return tokens / kTurnChunk + sequences; }
+constexpr int64_t chunk_checkpoints(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
+// The same of mamba3_rotary: angles are summed in the digits that are kept between passes from chunk to chunk, and in a chunk in those that a turn needs.
+constexpr int64_t kRotaryChunk = 16;
+constexpr int64_t rotary_checkpoints(int64_t tokens, int64_t sequences) { return tokens / kRotaryChunk + sequences; }
 
 // The type of parameters, their gradients and statistics beside activations of type T: the same, float beside bfloat16.
 template <class T>

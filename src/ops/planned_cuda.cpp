@@ -120,26 +120,26 @@ struct Plan {
   static void mamba3_time_backward(E exec, const Mamba3Decay&, Mat<const T>, Mat<const W>, Mat<const T> dt_in, Mat<const T>, const W*, Mat<T>, Mat<T>, W*) {
     plan_sums(exec, 1, dt_in);
   }
-  static void mamba3_turn_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
+  static void mamba3_rotary_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
                                   const PassLayout& layout, W*, W* marks, Mat<T>, Mat<T>, Mat<W>) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
-    const cuda::TurnScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
+    const cuda::RotaryScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
   }
-  static void mamba3_turn_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const T>, const W*, const W*,
+  static void mamba3_rotary_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const T>, const W*, const W*,
                                    Mat<const T> angle, Mat<const T>, const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
-    const cuda::TurnBackwardScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count());
+    const cuda::RotaryBackwardScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count());
   }
-  static void mamba3_near_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const W> now, Mat<const W>, const W* skip,
+  static void mamba3_diag_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const W> now, Mat<const W>, const W* skip,
                                    Mat<T>, Mat<W>, Mat<W>, Mat<W>, W*) {
     if (skip == nullptr || now.rows == 0) return;
     const ArenaMark mark(exec.arena);
     cuda::near_sums(exec.arena, now.rows, shape.heads);
     plan_sums(exec, 1, now);
   }
-  static void mamba3_spread_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T> x, const W*, Mat<T>, W*) {
+  static void mamba3_expand_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T> x, const W*, Mat<T>, W*) {
     const ArenaMark mark(exec.arena);
     cuda::factor_sums(exec.arena, shape);
     plan_head_rows(exec, static_cast<int>(shape.rank), x);
@@ -235,10 +235,10 @@ const Ops<T>& planned_cuda_ops() {
     ops.bonus_gate_backward = &P::bonus_gate_backward;
     ops.token_shift_backward = &P::token_shift_backward;
     ops.mamba3_time_backward = &P::mamba3_time_backward;
-    ops.mamba3_turn_forward = &P::mamba3_turn_forward;
-    ops.mamba3_turn_backward = &P::mamba3_turn_backward;
-    ops.mamba3_near_backward = &P::mamba3_near_backward;
-    ops.mamba3_spread_backward = &P::mamba3_spread_backward;
+    ops.mamba3_rotary_forward = &P::mamba3_rotary_forward;
+    ops.mamba3_rotary_backward = &P::mamba3_rotary_backward;
+    ops.mamba3_diag_backward = &P::mamba3_diag_backward;
+    ops.mamba3_expand_backward = &P::mamba3_expand_backward;
     ops.mamba3_gate_backward = &P::mamba3_gate_backward;
     ops.mesa_lambda_backward = &P::mesa_lambda_backward;
     ops.attention_forward = &P::attention_forward;

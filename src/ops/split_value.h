@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 
 namespace fw {
 

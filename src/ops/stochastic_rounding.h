@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 
 namespace fw {
 

@@ -21,7 +21,7 @@ Shape token_shape(const Rule& rule, const ReferenceShape& s) {
   if (spec.one()) return {s.sequences.tokens(), heads};
   return {s.sequences.tokens(), heads, spec.channels(s.K, s.V)};
 }
-enum TokenPlace : size_t {
+enum TokenCoord : size_t {
 #define FW_TOKEN(name, heads, width, used) kIndexOf_##name,
 #include "rule/tokens.def"
 };

@@ -56,9 +56,9 @@ const std::vector<VectorRule>& vector_rules() {
   static const Input low_rank{"b", "erase_write"};
   static constexpr const char* kDplr = "decay=channel erase_key=own erase_state=previous erase_write=own";
   static const std::vector<VectorRule> list = {
-      {"linear_attn", "solve=offline", {}},
-      {"mamba2", "decay=scalar solve=offline", {g}},
-      {"gla", "decay=channel solve=offline", {g}},
+      {"linear_attn", "update=additive", {}},
+      {"mamba2", "decay=scalar update=additive", {g}},
+      {"gla", "decay=channel update=additive", {g}},
       {"gdn", "decay=scalar gain=gate", {g, beta}},
       {"gdn_raw_keys", "decay=scalar gain=gate", {g, beta}},
       {"kda", "decay=channel gain=gate", {g, beta}},
@@ -68,7 +68,7 @@ const std::vector<VectorRule>& vector_rules() {
       {"pkda", "decay=channel gain=gate precond=diagonal", {g, beta, decay, gain, center}},
       {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
       {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
-      {"hgrn2", "decay=channel solve=offline key_source=decay", {}, derive_hgrn2, hgrn2_gradients},
+      {"hgrn2", "decay=channel update=additive key_source=decay", {}, derive_hgrn2, hgrn2_gradients},
       {"dplr", kDplr, {g, low_rank}, derive_dplr, dplr_gradients},
       {"dplr_hard", kDplr, {g, low_rank}, derive_dplr, dplr_gradients},
       {"rwkv7", kDplr, {{"r", "q"}}, derive_rwkv7, rwkv7_gradients, 1},

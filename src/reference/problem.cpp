@@ -109,7 +109,7 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
     } else if (name == "k") {
       // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable. An erase that the gain
       // does not make smaller asks for keys of about unit length.
-      const bool free_erase = rule.online() && (rule.erase != Gate::kTied || rule.uses_erase_key());
+      const bool free_erase = rule.is_delta() && (rule.erase != Gate::kTied || rule.uses_erase_key());
       const double shortest = !any_length ? 0.5 : free_erase ? 0.9 : rule.uses_lambda() ? 1.0 : 0.1;
       const double longest = rule.k_norm == Norm::kL2 || (any_length && !free_erase) ? 3.0 : 1.0;
       x = draw_rows(random, n, options.K, shortest, longest);

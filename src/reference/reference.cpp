@@ -333,7 +333,7 @@ TokenGates token_gates(const Problem& p, const Head& head, const KeyHead& x, int
   const int64_t row = head.begin + t, K = p.s.K;
   TokenGates y;
   if (p.rule.uses_gain()) y.s = gain(p, head, x, t);
-  if (p.rule.online() && p.rule.feedback == Feedback::kFixed) y.lambda = p.rule.lambda;
+  if (p.rule.is_delta() && p.rule.feedback == Feedback::kFixed) y.lambda = p.rule.lambda;
   if (p.rule.uses_lambda()) y.lambda = p.in.lambda[p.scalar_at(row, head.h)];
   if (p.rule.uses_read_correction()) y.d = p.in.read_correction[p.scalar_at(row, head.h)];
   y.b = gate(p.rule.erase, p.rule.uses_erase_gate(), y.s, p.in.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), K);
@@ -358,7 +358,7 @@ Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
       const double M = gates.n * x.M[t * K + i];
       y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * (q[i] - gates.d * k[i]);
       y.w[t * K + i] = (p.rule.preconditions_read() ? 1 : M) * k[i];
-      y.e[t * K + i] = p.rule.online() ? gates.b[i] * (x.p[t * K + i] + gates.lambda * q[i]) : 0;
+      y.e[t * K + i] = p.rule.is_delta() ? gates.b[i] * (x.p[t * K + i] + gates.lambda * q[i]) : 0;
       y.f[t * K + i] = p.rule.uses_erase_write() ? p.in.erase_write[p.key_at(head.begin + t, head.hk) + i] : y.w[t * K + i];
     }
     for (int64_t j = 0; j < V; ++j) y.z[t * V + j] = gates.c[j] * p.in.v[p.value_at(head.begin + t, head.h) + j];
@@ -411,7 +411,7 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       dx.dq[at] += M_r * dr;
       dx.dk[at] += M_w * dw - gates.d * M_r * dr;
       dd -= k[i] * M_r * dr;
-      if (!p.rule.online()) continue;
+      if (!p.rule.is_delta()) continue;
       if (p.rule.uses_erase_write()) grad.erase_write[p.key_at(row, head.hk) + i] += dy.f[at];
       const double de = dy.e[at];
       db[i] = de * (x.p[at] + gates.lambda * q[i]);
@@ -424,7 +424,7 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       dc[j] = dy.z[t * V + j] * p.in.v[at];
       grad.v[at] += dy.z[t * V + j] * gates.c[j];
     }
-    if (p.rule.online()) gate_backward(p.rule.erase, p.rule.uses_erase_gate(), db, grad.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), ds);
+    if (p.rule.is_delta()) gate_backward(p.rule.erase, p.rule.uses_erase_gate(), db, grad.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), ds);
     gate_backward(p.rule.write, p.rule.uses_write_gate(), dc, grad.write_gate, p.value_at(row, head.h), p.scalar_at(row, head.h), ds);
     normaliser_backward(p, head, x, t, gates, dn, dx, grad);
     if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;

@@ -7,7 +7,7 @@
 namespace fw {
 
 enum class Decay { kNone = FW_DECAY_NONE, kConstant = FW_DECAY_CONSTANT, kScalar = FW_DECAY_SCALAR, kChannel = FW_DECAY_CHANNEL };
-enum class Solve { kOnline = FW_SOLVE_ONLINE, kOffline = FW_SOLVE_OFFLINE };
+enum class Update { kDelta = FW_UPDATE_DELTA, kAdditive = FW_UPDATE_ADDITIVE };
 enum class Gain {
   kOne = FW_GAIN_ONE,
   kGate = FW_GAIN_GATE,
@@ -63,7 +63,7 @@ constexpr GainParts gain_parts(Gain gain) {
 
 struct Rule {
   Decay decay = Decay::kNone;
-  Solve solve = Solve::kOnline;
+  Update update = Update::kDelta;
   Gain gain = Gain::kOne;
   Gate erase = Gate::kTied;
   Gate write = Gate::kTied;
@@ -87,19 +87,19 @@ struct Rule {
   double precond_ridge = 1.0;
 
   // Structure: which inputs the recurrence takes. Everything else about a rule is elementwise (front.h).
-  constexpr bool online() const { return solve == Solve::kOnline; }
+  constexpr bool is_delta() const { return update == Update::kDelta; }
   constexpr bool uses_k() const { return key_source == KeySource::kGiven; }
   constexpr bool uses_g() const { return decay == Decay::kScalar || decay == Decay::kChannel; }
-  constexpr bool uses_erase_gate() const { return online() && erase != Gate::kTied; }
+  constexpr bool uses_erase_gate() const { return is_delta() && erase != Gate::kTied; }
   constexpr bool uses_write_gate() const { return write != Gate::kTied; }
-  constexpr bool uses_erase_key() const { return online() && erase_key == EraseKey::kOwn; }
+  constexpr bool uses_erase_key() const { return is_delta() && erase_key == EraseKey::kOwn; }
   // What the erase finds in S_{t-1}, before the decay; without one both states are the same.
-  constexpr bool erases_before_decay() const { return online() && erase_state == EraseState::kPrevious && decay != Decay::kNone; }
-  constexpr bool uses_erase_write() const { return online() && erase_write == EraseWrite::kOwn; }
-  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some (scan/cuda/call/two_rows.h).
+  constexpr bool erases_before_decay() const { return is_delta() && erase_state == EraseState::kPrevious && decay != Decay::kNone; }
+  constexpr bool uses_erase_write() const { return is_delta() && erase_write == EraseWrite::kOwn; }
+  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some (scan/cuda/call/dplr_as_two_tokens.h).
   constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
-  constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
+  constexpr bool uses_gain() const { return (is_delta() && erase == Gate::kTied) || write == Gate::kTied; }
   constexpr bool uses_beta() const { return uses_gain() && gain_parts(gain).beta; }
   // Whether |k|^2 of the normalised key enters a coefficient.
   constexpr bool gain_uses_key_norm() const { return gain_parts(gain).key_norm; }
@@ -107,7 +107,7 @@ struct Rule {
   constexpr bool uses_key_form() const { return normaliser != Normaliser::kNone || gain_parts(gain).key_form; }
   // Whether e and z come times a norm and w over it (front.h: GainPair).
   constexpr bool gain_uses_rho() const { return gain_parts(gain).rho; }
-  constexpr bool uses_lambda() const { return online() && feedback == Feedback::kLearned; }
+  constexpr bool uses_lambda() const { return is_delta() && feedback == Feedback::kLearned; }
   constexpr bool uses_read_correction() const { return read == Read::kCorrected; }
   constexpr bool uses_precond() const { return precond != Precond::kNone; }
   constexpr bool preconditions_write() const { return precond == Precond::kDiagonal; }

@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "rule/axes.h"
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 
 namespace fw {
 
@@ -45,7 +45,7 @@ struct FrontCoefs {
 template <class T>
 struct FrontScalars {
   T q2 = 0, k2 = 0, p2 = 0, kmk = 0;
-#define FW_NUMBER(name, neutral, used) T name = neutral;
+#define FW_TOKEN_SCALAR(name, neutral, used) T name = neutral;
 #include "rule/tokens.def"
   T erase = 1, write = 1, alpha_p = 1, beta_p = 1;
 };
@@ -56,8 +56,8 @@ FW_CALLS_EITHER
 template <Numbers kWhich = Numbers::kAll, class T, class Load, class From>
 FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontScalars<T>& s, Load&& load, const From& from) {
   if (r.feedback == Feedback::kFixed) s.lambda = static_cast<T>(r.lambda);
-#define FW_NUMBER(name, neutral, used)                                       \
-  if constexpr (numbers_detail::taken<kWhich>(numbers_detail::Name::name)) { \
+#define FW_TOKEN_SCALAR(name, neutral, used)                                       \
+  if constexpr (scalars_detail::taken<kWhich>(scalars_detail::Name::name)) { \
     if (used) s.name = load(from.name);                                      \
   }
 #include "rule/tokens.def"

@@ -43,7 +43,7 @@ std::vector<std::string_view> gain_names() {
 const std::vector<AxisInfo>& axes() {
   static const std::vector<AxisInfo> list = {
       FW_AXIS(decay, Decay, "none", "constant", "scalar", "channel"),
-      FW_AXIS(solve, Solve, "online", "offline"),
+      FW_AXIS(update, Update, "delta", "additive"),
       FW_AXIS(gain, Gain, gain_names()),
       FW_AXIS(erase, Gate, "tied", "channel", "averaged", "scalar"),
       FW_AXIS(write, Gate, "tied", "channel", "averaged", "scalar"),
@@ -92,6 +92,19 @@ std::string suggestion(std::string_view name, const std::vector<std::string>& kn
   return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
 }
 
+// Texts and model files of fastweight 0.1 call the axis `update` solve, and its values online and offline.
+void translate_solve(std::string_view& key, std::string_view& value) {
+  if (key != "solve") return;
+  if (value == "online") {
+    value = "delta";
+  } else if (value == "offline") {
+    value = "additive";
+  } else {
+    fail_usage("rule: axis solve: expected online or offline (written update=delta or update=additive), got '{}'", value);
+  }
+  key = "update";
+}
+
 void set_axis(Rule& rule, std::string_view key, std::string_view value) {
   for (const AxisInfo& axis : axes()) {
     if (axis.name != key) continue;
@@ -133,10 +146,11 @@ void apply_axes(Rule& rule, std::span<const std::string_view> list) {
   for (std::string_view word : list) {
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos) fail_usage("rule: expected axis=value, got '{}'", word);
-    const std::string_view key = word.substr(0, equals);
+    std::string_view key = word.substr(0, equals), value = word.substr(equals + 1);
+    translate_solve(key, value);
     if (std::find(set.begin(), set.end(), key) != set.end()) fail_usage("rule: axis {}: expected one value, got a second with '{}'", key, word);
     set.push_back(key);
-    set_axis(rule, key, word.substr(equals + 1));
+    set_axis(rule, key, value);
   }
 }
 
@@ -186,7 +200,7 @@ void validate(const Rule& rule) {
   if (!rule.uses_k() && (rule.decay != Decay::kChannel || rule.uses_precond())) {
     fail_usage("rule: expected decay=channel and precond=none with key_source=decay, where k = 1 - exp(g), got '{}'", to_string(rule));
   }
-  if (!rule.preconditions_write() || !rule.online()) return;
+  if (!rule.preconditions_write() || !rule.is_delta()) return;
   // 1 - s k.(M k) = 1 / (1 + beta k.(M k)), whatever M is.
   if (rule.gain == Gain::kPrecondLonghorn && rule.erase == Gate::kTied && rule.normaliser == Normaliser::kNone) return;
   if (!rule.precond_squashed() && rule.normaliser == Normaliser::kNone) {
@@ -271,7 +285,7 @@ struct AxisField {
   AxisField {                                                                                                            \
     [](const fw_rule& c) -> int { return c.name; }, [](fw_rule& c, int v) { c.name = static_cast<decltype(c.name)>(v); } \
   }
-constexpr AxisField kAxisFields[] = {FW_FIELD(decay),   FW_FIELD(solve),        FW_FIELD(gain),        FW_FIELD(erase),
+constexpr AxisField kAxisFields[] = {FW_FIELD(decay),   FW_FIELD(update),       FW_FIELD(gain),        FW_FIELD(erase),
                                      FW_FIELD(write),   FW_FIELD(erase_key),    FW_FIELD(feedback),    FW_FIELD(read),
                                      FW_FIELD(precond), FW_FIELD(precond_form), FW_FIELD(normaliser),  FW_FIELD(q_norm),
                                      FW_FIELD(k_norm),  FW_FIELD(key_source),   FW_FIELD(erase_state), FW_FIELD(erase_write)};

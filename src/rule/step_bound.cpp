@@ -238,7 +238,7 @@ StepBound with_feedback(const Rule& rule, StepBound bound, bool normalised) {
 StepBound step_bound(const Rule& rule) {
   StepBound bound;
   if (!decays_shrink(rule.decay)) return unbounded(rule, bound, "nothing is known of what the decay does", "(decay) <= 1");
-  if (!rule.online()) {
+  if (!rule.is_delta()) {
     bound.inputs = promises(rule, "");
     bound.shrinks_by_decay = true;
     return bound;

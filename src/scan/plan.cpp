@@ -39,7 +39,7 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
   if (desc.seqlens_memory == FW_SEQLENS_DEVICE) {
     if (desc.max_seqlen < 0 || desc.max_seqlen > desc.T) fail_usage("descriptor: max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.max_seqlen);
     plan.device_offsets = desc.cu_seqlens;
-    plan.wide_offsets = desc.seqlens_dtype == 64;
+    plan.k256_offsets = desc.seqlens_dtype == 64;
     return;
   }
   plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1) : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);

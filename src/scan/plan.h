@@ -71,7 +71,7 @@ struct Plan {
   int64_t chunk = 64;                    // rows C of a chunk
   bool packed = false;                   // cu_seqlens were given (B = 1)
   const void* device_offsets = nullptr;  // packed, of FW_SEQLENS_DEVICE: N + 1 offsets that only the device reads; what follows are then bounds
-  bool wide_offsets = false;             // they are int64_t
+  bool k256_offsets = false;             // they are int64_t
   int64_t N = 0;                         // sequences
   std::vector<int64_t> offsets;          // packed: N + 1 offsets; empty with device_offsets
   std::vector<int64_t> chunk_base;       // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone
@@ -102,7 +102,7 @@ struct Plan {
   // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
   bool token_form(int64_t n) const;
   // Where checkpoint i of sequence n goes, of a host that may read slots; Slots::kNone: nowhere.
-  int64_t checkpoint_place(int64_t n, int64_t i) const {
+  int64_t checkpoint_index(int64_t n, int64_t i) const {
     if (checkpoints.slots != nullptr) return slots.usable(checkpoints.slots[n * checkpoints.columns + i]);
     return (packed ? first_token(n) / checkpoints.interval : n * (T / checkpoints.interval)) + i;
   }

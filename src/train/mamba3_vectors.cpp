@@ -45,7 +45,7 @@ class Case {
     std::vector<T> rows = v;
     if (rule_.mimo) {
       rows.assign(v.size() * static_cast<size_t>(R), T(0));
-      exec.mamba3_spread_forward(shape_, matrix(v, tokens), get("mimo_x").data(), matrix(rows, tokens * R));
+      exec.mamba3_expand_forward(shape_, matrix(v, tokens), get("mimo_x").data(), matrix(rows, tokens * R));
     }
     Mamba3Inputs<T> in;
     in.q = in_place("q"), in.k = in_place("k"), in.dt = in_place("dt"), in.trap = in_place("trap"), in.g = in_place("g"), in.angle = in_place("angle");
@@ -90,7 +90,7 @@ class Case {
     scan.backward(exec, recurrences, layout, form, in, parameters, context, matrix(d_o, tokens * R), ds.data(), of,
                   {d["q_bias"].data(), d["k_bias"].data(), d["D"].data()}, {ds0.data(), dk0.data(), dv0.data(), dangle0.data()});
     if (rule_.mimo) {
-      exec.mamba3_spread_backward(shape_, matrix(drows, tokens * R), matrix(v, tokens), get("mimo_x").data(), grad("v"), d["mimo_x"].data());
+      exec.mamba3_expand_backward(shape_, matrix(drows, tokens * R), matrix(v, tokens), get("mimo_x").data(), grad("v"), d["mimo_x"].data());
     } else {
       d["v"] = drows;
     }

@@ -63,7 +63,7 @@ class ScanCase {
     const Exec<T> exec{table_of<T>(device_), device_, arena, contexts};
     const size_t tokens_channels = u.size(), tokens_states = q.size();
     Placed<T> u_at(device_, u), step_at(device_, step), q_at(device_, q), k_at(device_, k), skip_at(device_, skip), rates(device_, a_log), s_at(device_, s);
-    Placed<T> marks(device_, static_cast<size_t>(scan_marks(tokens, batch_) * states_ * channels_)), y(device_, tokens_channels);
+    Placed<T> marks(device_, static_cast<size_t>(chunk_checkpoints(tokens, batch_) * states_ * channels_)), y(device_, tokens_channels);
     Buffer<int64_t> offsets(device_, batch_ + 1);
     offsets.write(0, layout_.offsets());
     const PassLayout layout(layout_, offsets.data(), nullptr);

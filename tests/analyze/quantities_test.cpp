@@ -110,7 +110,7 @@ TEST(Quantities, ChannelGates) {
 TEST(Quantities, Preconditioner) {
   const auto y = [](double a) { return std::log(a + 1e-6) - 0.1; };
   const auto m = [&](double a) { return std::pow(1.5, -y(a) / (1 + std::abs(y(a)))); };
-  for (const std::string rule : {"gain=gate precond=diagonal", "solve=offline gain=gate precond=read"}) {
+  for (const std::string rule : {"gain=gate precond=diagonal", "update=additive gain=gate precond=read"}) {
     const OneToken token(rule);
     expect_value(token, Quantity::kPrecondDecay, 0.5);
     expect_value(token, Quantity::kPrecondGain, 0.5);
@@ -121,7 +121,7 @@ TEST(Quantities, Preconditioner) {
     expect_value(token, Quantity::kKeyWrite, rule.starts_with("gain") ? 4 * m(2.5) : 4);
   }
   expect_value(OneToken("gain=gate precond=diagonal"), Quantity::kEigenvalue, 1 - 0.25 * 4 * m(2.5));
-  EXPECT_FALSE(OneToken("solve=offline gain=gate precond=read").has(Quantity::kEigenvalue));
+  EXPECT_FALSE(OneToken("update=additive gain=gate precond=read").has(Quantity::kEigenvalue));
 }
 
 // Unit keys: k and q are those after the normalisation.

@@ -160,7 +160,7 @@ TEST(Commands, RulesListsEveryPreset) {
     EXPECT_EQ(one.code, 0);
     EXPECT_THAT(one.out, HasSubstr(std::string(p.summary)));
   }
-  const Outcome axes = run({"rules", "kda", "solve=offline"});
+  const Outcome axes = run({"rules", "kda", "update=additive"});
   EXPECT_EQ(axes.code, 0);
   EXPECT_THAT(axes.out, HasSubstr("erase  e = 0"));
   for (const Preset& p : ablations()) EXPECT_THAT(list.out, HasSubstr("\n  " + std::string(p.name) + " "));

@@ -145,7 +145,7 @@ TEST(JsonOutput, TrainsProfileIsTheTextsTable) {
 }
 
 TEST(JsonOutput, RulesHasWhatTheTextHas) {
-  const Json all = json_of({"rules"}), one = json_of({"rules", "kda", "solve=offline"});
+  const Json all = json_of({"rules"}), one = json_of({"rules", "kda", "update=additive"});
   expect_documented("rules", {all, one});
   const std::string list = checked({"rules"}).out, table = checked({"rules", "--markdown"}).out;
   ASSERT_EQ(all.at("rules").size(), presets().size());
@@ -160,8 +160,8 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
     for (const std::string line : rule.at("formulas")) EXPECT_THAT(text, HasSubstr("    " + line + "\n"));
     const std::string rest = text.substr(text.find("  inputs: ")), inputs = rest.substr(0, rest.find("\n  step: "));
     // Of a gate the text says in brackets that there is one a head.
-    const std::string bare = std::regex_replace(inputs, std::regex("\\([^)]*\\)"), "");
-    EXPECT_EQ(static_cast<size_t>(std::count(bare.begin(), bare.end(), ',')) + 1, rule.at("inputs").size()) << inputs;
+    const std::string unscaled = std::regex_replace(inputs, std::regex("\\([^)]*\\)"), "");
+    EXPECT_EQ(static_cast<size_t>(std::count(unscaled.begin(), unscaled.end(), ',')) + 1, rule.at("inputs").size()) << inputs;
     // The text is one that gives the rule again.
     EXPECT_EQ(parse_rule(rule.at("text").get<std::string>()), preset(name).rule) << name;
     EXPECT_THAT(rule.at("same_as").get<Args>(), testing::Contains(name));
@@ -172,9 +172,9 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
   }
   for (const auto& [number, value] : all.at("numbers").items()) EXPECT_THAT(list, HasSubstr(fmt::format(" {}={:g}", number, value.get<double>())));
   ASSERT_EQ(one.at("rules").size(), 1u);
-  EXPECT_EQ(one["rules"][0]["name"], "kda solve=offline");
-  EXPECT_EQ(one["rules"][0]["axes"]["solve"], "offline");
-  EXPECT_EQ(json_of({"rules", "--compose", "kda solve=offline"}), one);
+  EXPECT_EQ(one["rules"][0]["name"], "kda update=additive");
+  EXPECT_EQ(one["rules"][0]["axes"]["update"], "additive");
+  EXPECT_EQ(json_of({"rules", "--compose", "kda update=additive"}), one);
   EXPECT_EQ(run({"rules", "--json", "--markdown"}).code, 2);
 }
 

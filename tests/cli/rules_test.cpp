@@ -27,7 +27,7 @@ TEST(Rules, SeveralNamesAreShownOneAfterTheOther) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, run({"rules", "kda"}).out + run({"rules", "gla"}).out);
   EXPECT_EQ(run({"rules", "kda", "unknown"}).out, "");
-  EXPECT_EQ(run({"rules", "kda", "solve=offline"}).code, 0);  // a name and what changes
+  EXPECT_EQ(run({"rules", "kda", "update=additive"}).code, 0);  // a name and what changes
 }
 
 TEST(Rules, TrainWarnsOfAStepThatIsNotBounded) {

@@ -37,7 +37,7 @@ class TokenizerIdentity : public testing::Test {
     EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
-  static void expect_fine(const Args& args) {
+  static void expect_hi_lo(const Args& args) {
     const Outcome outcome = run(args);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
   }
@@ -52,19 +52,19 @@ class TokenizerIdentity : public testing::Test {
 std::unique_ptr<Folder> TokenizerIdentity::folder_;
 
 TEST_F(TokenizerIdentity, TokenFilesOfAnother) {
-  expect_fine({"eval", at("run"), "--text", at("unigram.tokens"), "--context", "64"});
+  expect_hi_lo({"eval", at("run"), "--text", at("unigram.tokens"), "--context", "64"});
   expect_refused({"eval", at("run"), "--text", at("bpe.tokens"), "--context", "64"}, "another tokenizer");
   expect_refused({"analyze", at("run"), "--text", at("bpe.tokens"), "--out", at("analysis")}, "another tokenizer");
   const Args train = tiny_train(at("unigram.tokens"), at("run2")) + Args{"--valid-fraction", "0"};
   expect_refused(train + Args{"--tokenizer", at("bpe.model")}, "another tokenizer");
-  expect_fine(train + Args{"--tokenizer", at("unigram.model")});
+  expect_hi_lo(train + Args{"--tokenizer", at("unigram.model")});
 }
 
 TEST_F(TokenizerIdentity, TheModelsOwn) {
   const Args generate{"generate", at("run"), "--tokens", "3"};
-  expect_fine(generate);
-  expect_fine(generate + Args{"--tokenizer", at("unigram.model")});
-  expect_fine(generate + Args{"--tokenizer", "ids"});  // numbers are not text
+  expect_hi_lo(generate);
+  expect_hi_lo(generate + Args{"--tokenizer", at("unigram.model")});
+  expect_hi_lo(generate + Args{"--tokenizer", "ids"});  // numbers are not text
   expect_refused(generate + Args{"--tokenizer", "bytes"}, "--tokenizer");
   expect_refused(generate + Args{"--tokenizer", at("bpe.model")}, "--tokenizer");
 }
@@ -76,7 +76,7 @@ TEST_F(TokenizerIdentity, FoldersThatLostOrExchangedTheirs) {
   expect_refused({"eval", without_json, "--text", at("text")}, "tokenizer.json");
   fs::remove(without_json + "/tokenizer.model");
   expect_refused({"generate", without_json, "--tokens", "3"}, "tokenizer.json");
-  expect_fine({"generate", without_json, "--tokens", "3", "--tokenizer", at("unigram.model")});
+  expect_hi_lo({"generate", without_json, "--tokens", "3", "--tokenizer", at("unigram.model")});
 
   const std::string exchanged = copy("exchanged");
   fs::copy_file(at("bpe.model"), exchanged + "/tokenizer.model", fs::copy_options::overwrite_existing);
@@ -99,7 +99,7 @@ TEST_F(TokenizerIdentity, OldTokenFilesAreRead) {
   sum.add(content);
   put(48, sum.value());
   spill(at("old.tokens"), content);
-  expect_fine({"eval", at("run"), "--text", at("old.tokens"), "--context", "64"});
+  expect_hi_lo({"eval", at("run"), "--text", at("old.tokens"), "--context", "64"});
   EXPECT_THAT(run({"tokenize", "--info", at("old.tokens")}).out, HasSubstr("not known"));
   EXPECT_THAT(run({"tokenize", "--info", at("bpe.tokens")}).out, HasSubstr("tokenizer: checksum"));
 }

@@ -68,7 +68,7 @@ struct Problem {
 };
 
 // (x, y) of the halves of a head at a place back by the angle of the place.
-void turn_back(const Case& c, int64_t place, double* head) {
+void rotate_back(const Case& c, int64_t place, double* head) {
   for (int i = 0; c.theta > 0 && i < c.dim / 2; ++i) {
     const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i], y = head[i + c.dim / 2];
     head[i] = x * std::cos(angle) + y * std::sin(angle);
@@ -96,7 +96,7 @@ Results run(const Problem& p, int blocks = kBlocks) {
   args.heads = c.heads, args.kv_heads = c.kv_heads, args.dim = c.dim, args.window = c.window;
   args.query_rows = p.query_rows, args.key_rows = p.key_rows;
   args.scale = 1 / std::sqrt(static_cast<float>(c.dim));
-  args.multiprocessors = blocks;
+  args.sm_count = blocks;
   DeviceBuffer<int64_t> positions(p.places());
   args.theta = c.theta;
   if (!c.history.empty()) args.positions = positions.data();
@@ -157,10 +157,10 @@ Expected reference(const Problem& p) {
     }
     const int64_t before = s.keys - s.queries;
     for (int h = 0; h < c.heads; ++h) {
-      for (int i = 0; i < s.queries; ++i) turn_back(c, before + i, e.dq.data() + static_cast<size_t>(s.query + i) * p.q_row + h * c.dim);
+      for (int i = 0; i < s.queries; ++i) rotate_back(c, before + i, e.dq.data() + static_cast<size_t>(s.query + i) * p.q_row + h * c.dim);
     }
     for (int h = 0; h < c.kv_heads; ++h) {
-      for (int j = 0; j < s.keys; ++j) turn_back(c, j, e.dk.data() + static_cast<size_t>(s.key + j) * p.kv_row + h * c.dim);
+      for (int j = 0; j < s.keys; ++j) rotate_back(c, j, e.dk.data() + static_cast<size_t>(s.key + j) * p.kv_row + h * c.dim);
     }
   }
   return e;

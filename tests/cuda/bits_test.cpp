@@ -103,7 +103,7 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
   }
 }
 
-// Alone its gradients begin beside the reverse scan; among so many others there is no room for them (plan.h: gradients_follow).
+// Alone its gradients begin beside the reverse scan; among so many others there is no room for them (plan.h: overlap_grad_with_scan).
 TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
   uint64_t seed = 60;
   for (const Tested& rule : kRules) {
@@ -278,7 +278,7 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
     const Problem grouped = of_bf16_numbers(random_problem(preset(name).rule, options));
     int64_t chunks = 0;
     for (size_t n = 1; n < offsets.size(); ++n) chunks += (offsets[n] - offsets[n - 1] + 63) / 64;
-    ASSERT_GT(cuda::grouped_heads(options.HV / options.H, options.HV, chunks, cuda::turning_processors()), 1) << "another shape, or that kernel is not run";
+    ASSERT_GT(cuda::grouped_heads(options.HV / options.H, options.HV, chunks, cuda::persistent_ctas()), 1) << "another shape, or that kernel is not run";
     Problem apart = grouped;
     apart.shape.H = options.HV;
     for (const auto& [from, to] : {std::pair(&grouped.in.q, &apart.in.q), std::pair(&grouped.in.k, &apart.in.k)}) {

@@ -97,7 +97,7 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
       const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
       const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
       expect_near(got[0], want[0], kTolerance<T>, "o");
-      if (s.shape.turns()) {
+      if (s.shape.work_tiles()) {
         expect_near(got[1], want[1], kTolerance<T>, "keys");
       } else {
         EXPECT_EQ(got[1], want[1]) << "keys";
@@ -119,7 +119,7 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
     SCOPED_TRACE(::testing::Message() << heads << " heads");
     with_type([&](auto on) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
-      const int64_t rows = kFewestRows, dim = 128, in = heads * dim, out = 1000;
+      const int64_t rows = kGemvMaxM, dim = 128, in = heads * dim, out = 1000;
       const std::vector<double> o = on.random(rows * in), gate = on.random(rows * in);
       Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)), norm = on.template buffer<Wide<T>>(on.random(dim));
       const Buffer<Bf16> rounded = on.template buffer<Bf16>(values_of(weight));

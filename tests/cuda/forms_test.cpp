@@ -133,20 +133,20 @@ TEST(ChunkForm, KeysBetweenTheTiles) {
   uint64_t seed = 1600;
   for (const char* name :
        {"gated_deltanet", "kda", "gated_deltanet2", "qdelta", "gla", "gated_deltanet_neg", "kda_neg", "deltanet", "precond_kda", "kaczmarz"}) {
-    for (const int64_t turn : {0, 1, 2}) {
-      if (emulated() && turn == 2) continue;
+    for (const int64_t work_tile : {0, 1, 2}) {
+      if (emulated() && work_tile == 2) continue;
       ProblemOptions options;
-      options.sequences = turn == 1 ? SeqLayout({0, 70, 70, 73, 210}) : SeqLayout::uniform(1, 150);
+      options.sequences = work_tile == 1 ? SeqLayout({0, 70, 70, 73, 210}) : SeqLayout::uniform(1, 150);
       options.H = 2;
-      options.HV = turn == 1 ? 4 : 2;
+      options.HV = work_tile == 1 ? 4 : 2;
       options.K = keys[++seed % 6];
       options.V = 64;
-      options.edge_decays = turn == 2;
+      options.edge_decays = work_tile == 2;
       options.initial_state = true;
       options.seed = seed;
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
-      run.saved = turn != 1;
+      run.saved = work_tile != 1;
       expect_chunk_form(of_bf16_numbers(random_problem(preset(name).rule, options)), run, options.edge_decays);
     }
   }
@@ -245,7 +245,7 @@ TEST(ChunkForm, GainsOfAlikeKeys) {
 }
 
 // A gradient of a log-decay of channels has what operands of one bf16 term in the gradients leave out: largest where keys of 64 numbers are alike.
-constexpr double kStillChannels = 1.15e-2;
+constexpr double kNoDecayChannels = 1.15e-2;
 
 // A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
 // others.
@@ -268,7 +268,7 @@ void expect_reflections(const char* name, bool alike, bool of_bf16, uint64_t see
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
   for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
     const bool channels = e.name == "g" && problem.rule.decay == Decay::kChannel && alike && options.K == 64;
-    EXPECT_LE(e.error, channels ? kStillChannels : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
+    EXPECT_LE(e.error, channels ? kNoDecayChannels : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
   }
 }
 
@@ -289,7 +289,7 @@ TEST(ChunkForm, Reflections) {
 
 // The same within one chunk, where the gradient of a log-decay has no neighbour to begin from, and for log-decays between 0 and those that end a chunk's
 // memory. That of a whole head is 4e-3 to 9e-3 there, now and then more (the largest of 60 problems 1.12e-2): it is small beside the sums that it is.
-constexpr double kFewStillHeads = 1.3e-2;
+constexpr double kFewNoDecayHeads = 1.3e-2;
 
 TEST(ChunkForm, ReflectionsOfFewTokens) {
   uint64_t seed = 690;
@@ -317,7 +317,7 @@ TEST(ChunkForm, ReflectionsOfFewTokens) {
           EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
           for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
             const bool head = e.name == "g" && problem.rule.decay == Decay::kScalar;
-            EXPECT_LE(e.error, head ? kFewStillHeads : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
+            EXPECT_LE(e.error, head ? kFewNoDecayHeads : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
           }
         }
       }
@@ -413,8 +413,8 @@ TEST(ChunkForm, GainsOfZero) {
 // several chunks, decays of 0, padded channels.
 void expect_preconditioner(Rule rule, PrecondForm form, uint64_t seed, int64_t group) {
   rule.precond_form = form;
-  if (seed % 4 == 0 && !rule.online()) rule.k_norm = Norm::kRaw;
-  if (seed % 3 == 1 && !rule.online()) rule.precond = Precond::kDiagonal;
+  if (seed % 4 == 0 && !rule.is_delta()) rule.k_norm = Norm::kRaw;
+  if (seed % 3 == 1 && !rule.is_delta()) rule.precond = Precond::kDiagonal;
   ProblemOptions options;
   options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 73, 270}) : SeqLayout::uniform(2, 150);
   options.H = 2;
@@ -454,8 +454,8 @@ TEST(ChunkForm, PreconditionersWithChannelDecay) {
 // Offline rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain offline kernels do not make.
 TEST(ChunkForm, NormalisersWithoutAPreconditioner) {
   uint64_t seed = 960;
-  for (const char* text : {"solve=offline gain=gate normaliser=one_plus", "decay=scalar solve=offline gain=gate normaliser=one_plus k_norm=l2",
-                           "decay=channel solve=offline gain=one normaliser=key"}) {
+  for (const char* text : {"update=additive gain=gate normaliser=one_plus", "decay=scalar update=additive gain=gate normaliser=one_plus k_norm=l2",
+                           "decay=channel update=additive gain=one normaliser=key"}) {
     for (const bool saved : {false, true}) {
       const Rule rule = parse_rule(text);
       HeaderRun run = device_run(FW_FORM_CHUNK);

@@ -84,8 +84,8 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
         const Rule rule = preset(name).rule;
         ProblemOptions options = shapes_of(++seed);
         options.gates = logits_of(rule, given);
-        const bool gates = rule.uses_write_gate(), beside_values = gates && options.K == 64;
-        if (beside_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = Given::kValue;
+        const bool gates = rule.uses_write_gate(), overlap_values = gates && options.K == 64;
+        if (overlap_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = Given::kValue;
         options.rate_per_channel = seed % 2 == 0;
         Problem problem = random_problem(rule, options);
         if (strong) {  // a lower bound's are at most that; others reach -100
@@ -94,7 +94,7 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
         problem = of_bf16_numbers(std::move(problem));
         SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
         const std::string text = text_of_call(problem, 2, 70);
-        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !beside_values) << text;
+        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !overlap_values) << text;
         EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128) << text;
         HeaderRun run = device_run(FW_FORM_CHUNK);
         run.bf16 = HeaderRun::Bf16Tensors::kAll;

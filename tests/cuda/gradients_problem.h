@@ -198,7 +198,7 @@ class Run {
     fill(k_, c_.H, c_.K, c_.bf16, same, k_size);
     fill(v_, c_.HV, c_.V, c_.bf16, same, 1);
     fill(d_o_, c_.HV, c_.V, c_.bf16, same, 1);
-    fw::for_each_number(
+    fw::for_each_scalar(
         r, [&](Tensor& x) { fill(x, c_.HV, 1, c_.bf16 && &x != &numbers_.beta, sigmoid, 1); }, numbers_);
     if (r.uses_erase_key()) fill(p_, c_.H, c_.K, c_.bf16, same, 1);
     if (r.uses_erase_gate()) fill(b_, c_.HV, r.erase == fw::Gate::kScalar ? 1 : c_.K, c_.bf16, sigmoid, 1);
@@ -258,7 +258,7 @@ class Run {
     const auto scalar = [&](const Tensor& x, int head, double& to) {
       if (!x.x.empty() && x.dim == 1) to = x.at(t, head, 0);
     };
-    fw::for_all_numbers([&](const Tensor& x, double& to) { scalar(x, hv, to); }, numbers_, f.s);
+    fw::for_all_scalars([&](const Tensor& x, double& to) { scalar(x, hv, to); }, numbers_, f.s);
     if (rule.feedback == fw::Feedback::kFixed) f.s.lambda = rule.lambda;
     if (rule.erase == fw::Gate::kScalar) scalar(b_, hv, f.s.erase);
     if (rule.uses_erase_gate() && rule.erase == fw::Gate::kAveraged) f.s.erase = mean(b);
@@ -272,7 +272,7 @@ class Run {
     f.r.resize(K), f.e.resize(K), f.w.resize(K), f.z.resize(V);
     for (int i = 0; i < K; ++i) {
       f.r[i] = (rule.preconditions_read() ? f.m[i] : 1) * (f.c.r_q * f.q[i] + f.c.r_k * f.k[i]);
-      f.e[i] = rule.online() ? f.b[i] * (f.c.e_k * f.k[i] + f.c.e_q * f.q[i] + f.c.e_p * f.p[i]) : 0;
+      f.e[i] = rule.is_delta() ? f.b[i] * (f.c.e_k * f.k[i] + f.c.e_q * f.q[i] + f.c.e_p * f.p[i]) : 0;
       f.w[i] = (rule.preconditions_read() ? 1 : f.m[i]) * f.c.w_k * f.k[i];
     }
     for (int i = 0; i < V; ++i) f.z[i] = f.gate[i] * f.c.z_v * f.v[i];
@@ -302,9 +302,9 @@ class Run {
   void oracle() {
     const fw::Rule& rule = c_.rule;
     const int K = c_.K, V = c_.V, chunks = bases_.back();
-    const bool online = rule.online();
+    const bool is_delta = rule.is_delta();
     want(dq_, K), want(dk_, K), want(dv_, V), want(dg_, rule.decay == fw::Decay::kChannel ? K : 1);
-    fw::for_all_numbers([&](Gradient& x) { want(x, 1); }, dnumbers_);
+    fw::for_all_scalars([&](Gradient& x) { want(x, 1); }, dscalars_);
     want(dp_, K), want(db_, b_.dim), want(dgate_, gate_.dim), want(dm_, K), want(dpg_, 1), want(dpb_, 1);
     const int64_t tiles = static_cast<int64_t>(chunks) * c_.HV;
     pairs_.assign(tiles * 2 * 4096, 0);
@@ -349,7 +349,7 @@ class Run {
           for (int k = 0; k < K; ++k) {
             const double a = std::exp(step(first + t, hv, k));
             for (int v = 0; v < V; ++v) {
-              if (online) {
+              if (is_delta) {
                 de[k] -= bar[t][k * V + v] * du[v];
                 d[k * V + v] -= x.e[k] * du[v];
               }
@@ -384,8 +384,8 @@ class Run {
       dq_.want.at(t, hv, i) = c.r_q * mr * dr[i] + c.e_q * bde + 2 * ds.q2 * x.q[i];
       dk_.want.at(t, hv, i) = c.r_k * mr * dr[i] + c.e_k * bde + c.w_k * mw * dw[i] + 2 * (ds.k2 + ds.kmk * x.m[i]) * x.k[i];
       dp_.want.at(t, hv, i) = c.e_p * bde + 2 * ds.p2 * x.p[i];
-      if (rule.erase == fw::Gate::kChannel && rule.online()) db_.want.at(t, hv, i) = de[i] * (c.e_k * x.k[i] + c.e_q * x.q[i] + c.e_p * x.p[i]);
-      if (rule.erase == fw::Gate::kAveraged && rule.online()) db_.want.at(t, hv, i) = ds.erase / K;
+      if (rule.erase == fw::Gate::kChannel && rule.is_delta()) db_.want.at(t, hv, i) = de[i] * (c.e_k * x.k[i] + c.e_q * x.q[i] + c.e_p * x.p[i]);
+      if (rule.erase == fw::Gate::kAveraged && rule.is_delta()) db_.want.at(t, hv, i) = ds.erase / K;
       dm_.want.at(t, hv, i) = (on_read ? dr[i] * (c.r_q * x.q[i] + c.r_k * x.k[i]) : dw[i] * c.w_k * x.k[i]) + ds.kmk * x.k[i] * x.k[i];
       if (rule.decay == fw::Decay::kChannel) dg_.want.at(t, hv, i) = dg[i];
       if (rule.decay == fw::Decay::kScalar) dg_.want.at(t, hv, 0) += dg[i], dg_.scale += dg[i] * dg[i];
@@ -395,9 +395,9 @@ class Run {
       if (rule.write == fw::Gate::kChannel) dgate_.want.at(t, hv, i) = c.z_v * x.v[i] * dz[i];
       if (rule.write == fw::Gate::kAveraged) dgate_.want.at(t, hv, i) = ds.write / V;
     }
-    if (rule.erase == fw::Gate::kScalar && rule.online()) db_.want.at(t, hv, 0) = ds.erase;
+    if (rule.erase == fw::Gate::kScalar && rule.is_delta()) db_.want.at(t, hv, 0) = ds.erase;
     if (rule.write == fw::Gate::kScalar) dgate_.want.at(t, hv, 0) = ds.write;
-    fw::for_all_numbers([&](Gradient& to, double y) { to.want.at(t, hv, 0) = y; }, dnumbers_, ds);
+    fw::for_all_scalars([&](Gradient& to, double y) { to.want.at(t, hv, 0) = y; }, dscalars_, ds);
     dpg_.want.at(t, hv, 0) = ds.alpha_p * x.s.alpha_p, dpb_.want.at(t, hv, 0) = ds.beta_p;
   }
 
@@ -408,7 +408,7 @@ class Run {
       fw::FrontCoefs<double> d;
       d.*which = 1;
       const fw::FrontScalars<double> ds = fw::front_coefs_vjp<double>(c_.rule, scale(), x.s, d);
-      fw::for_all_numbers([&](Gradient& to, double y) { to.scale += square(y) * size2; }, dnumbers_, ds);
+      fw::for_all_scalars([&](Gradient& to, double y) { to.scale += square(y) * size2; }, dscalars_, ds);
       db_.scale += db_.want.dim == 0 ? 0 : square(ds.erase) * size2 / db_.want.dim,
           dgate_.scale += dgate_.want.dim == 0 ? 0 : square(ds.write) * size2 / dgate_.want.dim;
       dpg_.scale += square(ds.alpha_p * x.s.alpha_p) * size2, dpb_.scale += square(ds.beta_p) * size2;
@@ -428,7 +428,7 @@ class Run {
   // The tiles of rows start .. start + rows of a sequence (recurrence.md 4).
   void chunk_tiles(int chunk, int hv, int64_t first, int start, int rows, const std::vector<Front>& f, const Vector& S0, const Vector& D) {
     const int K = c_.K, V = c_.V;
-    const bool online = c_.rule.online();
+    const bool is_delta = c_.rule.is_delta();
     const auto decay = [&](int from, int to, int k) {  // of steps from + 1 .. to
       double sum = 0;
       for (int i = from + 1; i <= to; ++i) sum += step(first + start + i, hv, k);
@@ -457,16 +457,16 @@ class Run {
     const int64_t tile = static_cast<int64_t>(chunk) * c_.HV + hv;
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j < rows; ++j) {
-        pairs_[tile * 8192 + fw::cuda::panel_index(i, j)] = online ? to_bf16(A[i][j]) : 0x7fc0;
-        pairs_[tile * 8192 + 4096 + fw::cuda::panel_index(i, j)] = to_bf16(P[i][j]);
+        pairs_[tile * 8192 + fw::cuda::sw128_index(i, j)] = is_delta ? to_bf16(A[i][j]) : 0x7fc0;
+        pairs_[tile * 8192 + 4096 + fw::cuda::sw128_index(i, j)] = to_bf16(P[i][j]);
       }
     }
-    for (int i = rows; i < 64 && online; ++i) pairs_[tile * 8192 + fw::cuda::panel_index(i, i)] = to_bf16(1);
+    for (int i = rows; i < 64 && is_delta; ++i) pairs_[tile * 8192 + fw::cuda::sw128_index(i, i)] = to_bf16(1);
     for (int v = 0; v < V; ++v) {
       const int64_t at = tile * blocks_ + v / 64;
       for (int k = 0; k < K; ++k) {
-        states_[at * 64 * key_ + fw::cuda::panel_index(v % 64, k)] = to_bf16(S0[k * V + v]);
-        d_states_[at * 64 * key_ + fw::cuda::panel_index(v % 64, k)] = to_bf16(D[k * V + v]);
+        states_[at * 64 * key_ + fw::cuda::sw128_index(v % 64, k)] = to_bf16(S0[k * V + v]);
+        d_states_[at * 64 * key_ + fw::cuda::sw128_index(v % 64, k)] = to_bf16(D[k * V + v]);
       }
       for (int i = 0; i < rows; ++i) {
         double w = f[start + i].z[v], big_v = 0;
@@ -474,8 +474,8 @@ class Run {
           w -= gamma[i][k] * f[start + i].e[k] * S0[k * V + v];
           big_v += rest[i][k] * f[start + i].w[k] * D[k * V + v];
         }
-        w_[at * 4096 + fw::cuda::panel_index(i, v % 64)] = to_bf16(w);
-        big_v_[at * 4096 + fw::cuda::panel_index(i, v % 64)] = to_bf16(big_v);
+        w_[at * 4096 + fw::cuda::sw128_index(i, v % 64)] = to_bf16(w);
+        big_v_[at * 4096 + fw::cuda::sw128_index(i, v % 64)] = to_bf16(big_v);
       }
     }
   }
@@ -513,20 +513,20 @@ class Run {
       p.sequences.chunk_base = upload(bases_);
     }
     p.in.q = q_.arg(p.group), p.in.k = k_.arg(p.group), p.in.v = v_.arg(1);
-    fw::for_all_numbers([](TokenArg& to, const Tensor& x) { to = x.arg(1); }, p.in, numbers_);
+    fw::for_all_scalars([](TokenArg& to, const Tensor& x) { to = x.arg(1); }, p.in, numbers_);
     p.in.g = g_.arg(c_.g_per_value_head ? 1 : p.group);
     p.in.erase_key = p_.arg(p.group), p.in.erase_gate = b_.arg(1), p.in.write_gate = gate_.arg(1);
     p.in.precond_g = pg_.arg(p.group), p.in.precond_beta = pb_.arg(p.group);
     p.m = static_cast<const float*>(m_.device);
     if (c_.d_out) a.d_o = d_o_.arg(1);
-    a.pairs = reinterpret_cast<const fw::cuda::PairImage*>(upload(pairs_));
+    a.pairs = reinterpret_cast<const fw::cuda::IntraChunk*>(upload(pairs_));
     a.states = upload(states_), a.d_states = upload(d_states_), a.w = upload(w_), a.v = upload(big_v_);
     fw::cuda::TokenArgs& d = a.grads.d;
     const bool strong = c_.decay != "mild" && c_.decay != "none";
     out(dq_, true, c_.bf16, &d.q, "dq"), out(dk_, true, false, &d.k, "dk"), out(dv_, true, c_.bf16, &d.v, "dv");
     out(dg_, r.uses_g(), false, &d.g, "dg", strong ? 2e-2 : 1e-2);
-    fw::for_each_number(
-        r, [&](Gradient& x, TokenArg& to, const char* name) { out(x, true, false, &to, name); }, dnumbers_, d, fw::kNumberNames);
+    fw::for_each_scalar(
+        r, [&](Gradient& x, TokenArg& to, const char* name) { out(x, true, false, &to, name); }, dscalars_, d, fw::kTokenScalarNames);
     out(dp_, r.uses_erase_key(), c_.bf16, &d.erase_key, "dp");
     out(db_, r.uses_erase_gate(), c_.bf16, &d.erase_gate, "db"), out(dgate_, r.uses_write_gate(), c_.bf16, &d.write_gate, "dwg");
     if (r.uses_precond()) {
@@ -583,9 +583,9 @@ class Run {
   int key_ = 64, blocks_ = 1;
   std::vector<int32_t> offsets_, bases_;
   Tensor q_, k_, v_, g_, p_, b_, gate_, m_, pg_, pb_, d_o_;
-  fw::TokenNumbers<Tensor> numbers_;
+  fw::TokenScalars<Tensor> numbers_;
   Gradient dq_, dk_, dv_, dg_, dp_, db_, dgate_, dm_, dpg_, dpb_;
-  fw::TokenNumbers<Gradient> dnumbers_;
+  fw::TokenScalars<Gradient> dscalars_;
   std::vector<uint16_t> pairs_, states_, d_states_, w_, big_v_;
   struct Output {
     Gradient* gradient;
@@ -603,7 +603,7 @@ inline fw::Rule rule_of(const std::string& name) {
   const auto hat = [&] { r.q_norm = r.k_norm = fw::Norm::kL2; };
   r.gain = fw::Gain::kGate;
   if (name == "linear_attention" || name == "retnet" || name == "mamba2" || name == "gla") {
-    r.gain = fw::Gain::kOne, r.solve = fw::Solve::kOffline;
+    r.gain = fw::Gain::kOne, r.update = fw::Update::kAdditive;
     r.decay = name == "retnet" ? fw::Decay::kConstant : name == "mamba2" ? fw::Decay::kScalar : name == "gla" ? fw::Decay::kChannel : fw::Decay::kNone;
   } else if (name == "kaczmarz") {
     r.decay = fw::Decay::kScalar, r.gain = fw::Gain::kKaczmarz, r.q_norm = fw::Norm::kL2;
@@ -612,7 +612,7 @@ inline fw::Rule rule_of(const std::string& name) {
   } else if (name == "efla" || name == "nlms") {
     r.gain = name == "efla" ? fw::Gain::kEfla : fw::Gain::kNlms;
   } else if (name == "linear_corrected") {
-    r.gain = fw::Gain::kOne, r.solve = fw::Solve::kOffline, r.decay = fw::Decay::kScalar, r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
+    r.gain = fw::Gain::kOne, r.update = fw::Update::kAdditive, r.decay = fw::Decay::kScalar, r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
   } else {
     hat();
     if (name != "deltanet") r.decay = fw::Decay::kScalar;
@@ -626,7 +626,7 @@ inline fw::Rule rule_of(const std::string& name) {
     if (name == "comba") r.erase = fw::Gate::kScalar, r.read = fw::Read::kCorrected;
     if (name == "precond_gated_deltanet") r.precond = fw::Precond::kDiagonal;
     if (name == "precond_kda_gated") r.precond = fw::Precond::kDiagonal, r.decay = fw::Decay::kChannel, r.normaliser = fw::Normaliser::kGated;
-    if (name == "precond_gla") r.precond = fw::Precond::kRead, r.decay = fw::Decay::kChannel, r.solve = fw::Solve::kOffline;
+    if (name == "precond_gla") r.precond = fw::Precond::kRead, r.decay = fw::Decay::kChannel, r.update = fw::Update::kAdditive;
     if (name == "longhorn") r.decay = fw::Decay::kNone, r.gain = fw::Gain::kLonghorn, r.q_norm = fw::Norm::kRaw;
     if (name == "all_linear") {  // what there is without channel gates, at once
       r.gain = fw::Gain::kKaczmarz, r.k_norm = fw::Norm::kRaw, r.feedback = fw::Feedback::kFixed, r.lambda = 0.8;

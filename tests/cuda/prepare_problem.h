@@ -14,7 +14,7 @@
 #include "device_buffer.h"
 #include "rule/front.h"
 #include "scan/cuda/call/kernels.h"
-#include "scan/cuda/front/bare_keys.cuh"
+#include "scan/cuda/front/unscaled_keys.cuh"
 #include "test_numbers.h"
 
 namespace fw::cuda::test {
@@ -43,7 +43,7 @@ struct Case {
   double tolerance = 6e-3;
   bool bf16_gates = false;  // those of one number a row, besides the decay
   bool cut = false;         // sequences are, which says what is left of sums
-  bool key_rests = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
+  bool keys_lo = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
 };
 
 // A tensor [B, T, heads, dim] as the device has it, and the numbers it holds.
@@ -95,7 +95,7 @@ Tensor tensor(int B, int64_t T, int heads, int dim, int HV, bool bf16, bool padd
 
 using Matrix = std::vector<double>;  // [64, columns]
 
-struct Inputs : TokenNumbers<Tensor> {
+struct Inputs : TokenScalars<Tensor> {
   Tensor q, k, v, g, p, b, c, precond_g, precond_beta;
   std::vector<double> m_values;
   std::unique_ptr<DeviceBuffer<float>> m;
@@ -116,8 +116,8 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
     return test.keys == Keys::kRandom ? normal() : test.keys == Keys::kAlike ? std::sqrt(0.9) * common + std::sqrt(0.1) * normal() : common;
   };
   // Keys that are neither normalised nor divided by a norm are kept at length 1, or T is astronomically large.
-  const bool bare = rule.k_norm == Norm::kRaw && (rule.gain == Gain::kOne || rule.gain == Gain::kGate || !rule.uses_gain());
-  const double size = bare ? 1 / std::sqrt(static_cast<double>(test.K)) : 0.7;
+  const bool unscaled = rule.k_norm == Norm::kRaw && (rule.gain == Gain::kOne || rule.gain == Gain::kGate || !rule.uses_gain());
+  const double size = unscaled ? 1 / std::sqrt(static_cast<double>(test.K)) : 0.7;
   in.q = rows(test.H, test.K, [&](int64_t, int, int) { return size * normal(); });
   in.k = rows(test.H, test.K, [&](int64_t t, int h, int i) { return size * key(t, h, i); });
   in.v = rows(test.HV, test.V, [&](int64_t, int, int) { return normal(); });
@@ -130,7 +130,7 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
       return std::isinf(g) ? g : g * uniform(0.5, 1.5);
     });
   }
-  for_each_number(
+  for_each_scalar(
       rule, [&](Tensor& x) { x = gates(test.HV, 0, &x == &in.beta ? test.beta_max : 1); }, in);
   if (rule.uses_erase_key()) in.p = rows(test.H, test.K, [&](int64_t t, int h, int i) { return size * key(t, h, i); });
   if (rule.uses_erase_gate()) in.b = rows(test.H, rule.erase == Gate::kScalar ? 1 : test.K, [&](int64_t, int, int) { return uniform(0, test.beta_max); });
@@ -149,7 +149,7 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
 // One chunk of one value head in double.
 struct Chunk {
   Matrix e, q, x, m, k, y, qt, a, p, t, gamma, z_scale;
-  Matrix of_row = Matrix(64, 1.0), of_column = Matrix(64, 1.0);  // a is A times these (b and a of bare_keys.cuh)
+  Matrix of_row = Matrix(64, 1.0), of_column = Matrix(64, 1.0);  // a is A times these (b and a of unscaled_keys.cuh)
   double p_terms = 0;                                            // norm of P without the cancellation in its sums
   double growth = 1;                                             // the largest entry of A: what rounding errors of T are multiplied by, 1 for every stable rule
 };
@@ -176,7 +176,7 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       return in.m_values.empty() ? 1.0 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
     };
     FrontScalars<double> s;
-    const auto in_norm = [&](double y) { return has_fine_images(rule) && !test.key_rests ? from_bf16(to_bf16(y)) : y; };
+    const auto in_norm = [&](double y) { return uses_hi_lo(rule) && !test.keys_lo ? from_bf16(to_bf16(y)) : y; };
     for (int j = 0; j < test.K; ++j) {
       s.q2 += in_norm(channel(in.q, j)) * in_norm(channel(in.q, j));
       s.k2 += in_norm(channel(in.k, j)) * in_norm(channel(in.k, j));
@@ -184,7 +184,7 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       s.kmk += m_at(j) * channel(in.k, j) * channel(in.k, j);
     }
     if (rule.feedback == Feedback::kFixed) s.lambda = rule.lambda;
-    for_each_number(
+    for_each_scalar(
         rule, [&](double& to, const Tensor& x) { to = channel(x, 0); }, s, in);
     if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = channel(in.b, 0);
     if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean(in.b, t, head(in.b));
@@ -195,7 +195,7 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       s.beta_p = channel(in.precond_beta, 0);
     }
     FrontCoefs<double> f = front_coefs(rule, scale, s);
-    if (bare_keys(rule)) {
+    if (unscaled_keys(rule)) {
       int exponent = 0;
       const double b = f.w_k, a = f.z_v == 0 ? b : 2 * std::frexp(std::abs(f.z_v), &exponent) * b;
       c.of_row[static_cast<std::size_t>(i)] = b, c.of_column[static_cast<std::size_t>(i)] = a;
@@ -207,7 +207,7 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       const double q = channel(in.q, j), k = channel(in.k, j), p = in.p.present() ? channel(in.p, j) : 0;
       const double b = rule.uses_erase_gate() && rule.erase == Gate::kChannel ? channel(in.b, j) : 1;
       r[at] = (rule.preconditions_read() ? m_at(j) : 1) * (f.r_q * q + f.r_k * k);
-      e[at] = rule.online() ? b * (f.e_k * k + f.e_q * q + f.e_p * p) : 0;
+      e[at] = rule.is_delta() ? b * (f.e_k * k + f.e_q * q + f.e_p * p) : 0;
       w[at] = (rule.preconditions_read() ? 1 : m_at(j)) * f.w_k * k;
     }
     for (int j = 0; j < key; ++j) {
@@ -289,7 +289,7 @@ inline Problem problem_of(const Case& test, const Inputs& in, int64_t T) {
   x.B = test.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V, x.group = test.HV / test.H;
   x.tokens = test.B * T;
   x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg;
-  for_all_numbers([](TokenArg& to, const Tensor& tensor) { to = tensor.arg; }, x.in, in);
+  for_all_scalars([](TokenArg& to, const Tensor& tensor) { to = tensor.arg; }, x.in, in);
   x.in.erase_key = in.p.arg, x.in.erase_gate = in.b.arg, x.in.write_gate = in.c.arg;
   x.in.precond_g = in.precond_g.arg, x.in.precond_beta = in.precond_beta.arg;
   if (in.m) x.m = in.m->data();

@@ -34,7 +34,7 @@ void compare(Errors& errors, const std::string& name, const uint16_t* image, con
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
-      const double is = from_bf16(image[panel_index(i, j)]), should = expected[static_cast<std::size_t>(i * columns + j)];
+      const double is = from_bf16(image[sw128_index(i, j)]), should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
     }
@@ -44,13 +44,13 @@ void compare(Errors& errors, const std::string& name, const uint16_t* image, con
 }
 
 // A matrix with its rests, if there are any, rows times scale, if that is there.
-void compare_fine(Errors& errors, const std::string& name, const uint16_t* image, const uint16_t* rests, const float* scale, const Matrix& expected,
+void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* image, const uint16_t* lo_parts, const float* scale, const Matrix& expected,
                   int columns, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
-      const std::size_t at = static_cast<std::size_t>(panel_index(i, j));
-      const double sum = from_bf16(image[at]) + (rests != nullptr ? from_bf16(rests[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
+      const std::size_t at = static_cast<std::size_t>(sw128_index(i, j));
+      const double sum = from_bf16(image[at]) + (lo_parts != nullptr ? from_bf16(lo_parts[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
       const double should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
@@ -87,20 +87,20 @@ void compare_rows(Errors& errors, const std::string& name, const Scaled& a, cons
   note(errors, name, std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30));
 }
 
-// Of rules with leaves_keys(): the two parts of a ForwardImage, and both as one.
-template <int kKey>
+// Of rules with stores_k_hat(): the two parts of a FwdTiles, and both as one.
+template <int kTileK>
 struct InParts {
   DeviceBuffer<uint8_t> streams, solved;
   std::size_t items;
-  explicit InParts(std::size_t n) : streams(n * sizeof(StreamImage<kKey>)), solved(n * sizeof(SolvedImage<kKey>)), items(n) {}
+  explicit InParts(std::size_t n) : streams(n * sizeof(QETiles<kTileK>)), solved(n * sizeof(XMTiles<kTileK>)), items(n) {}
   void give(PrepareArgs& args) { args.forward = streams.data(), args.solved = solved.data(); }
   std::vector<uint8_t> joined() const {
     const std::vector<uint8_t> first = streams.download(), second = solved.download();
-    std::vector<uint8_t> all(items * sizeof(ForwardImage<kKey>));
+    std::vector<uint8_t> all(items * sizeof(FwdTiles<kTileK>));
     for (std::size_t i = 0; i < items; ++i) {
-      auto& image = reinterpret_cast<ForwardImage<kKey>*>(all.data())[i];
-      const auto& s = reinterpret_cast<const StreamImage<kKey>*>(first.data())[i];
-      const auto& x = reinterpret_cast<const SolvedImage<kKey>*>(second.data())[i];
+      auto& image = reinterpret_cast<FwdTiles<kTileK>*>(all.data())[i];
+      const auto& s = reinterpret_cast<const QETiles<kTileK>*>(first.data())[i];
+      const auto& x = reinterpret_cast<const XMTiles<kTileK>*>(second.data())[i];
       std::memcpy(image.e, s.e, sizeof image.e), std::memcpy(image.q, s.q, sizeof image.q);
       std::memcpy(image.x, x.x, sizeof image.x), std::memcpy(image.m, x.m, sizeof image.m);
       std::memcpy(image.gamma, s.gamma, sizeof image.gamma), std::memcpy(image.z_scale, s.z_scale, sizeof image.z_scale);
@@ -109,7 +109,7 @@ struct InParts {
   }
 };
 
-template <int kKey>
+template <int kTileK>
 Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const Rule& rule = test.rule;
   const bool packed = !test.lengths.empty();
@@ -139,42 +139,42 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  const bool of_rows = prepare_leaves_rows(x, kKey), of_pairs = prepare_leaves_pairs(x, kKey, test.cut), of_keys = leaves_keys(rule);
-  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(ChunkNumbers)
-                                                                   : of_rows ? sizeof(RowImage<kKey>)
-                                                                             : sizeof(ForwardImage<kKey>))),
-      backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)), numbers(static_cast<std::size_t>(items) * sizeof(BackwardNumbers)),
-      pairs(static_cast<std::size_t>(items) * sizeof(PairImage)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel)),
-      forward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)), backward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)),
-      e_rests(static_cast<std::size_t>(items) * (128 * kKey)), k_rests(static_cast<std::size_t>(items) * (128 * kKey));
-  const bool fine = has_fine_images(rule), by_rows = reverse_takes_rows(rule);
+  const bool of_rows = scan_reads_rows(x, kTileK), of_pairs = scan_reads_intra_chunk(x, kTileK, test.cut), of_keys = stores_k_hat(rule);
+  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(RowScales)
+                                                                   : of_rows ? sizeof(RowTiles<kTileK>)
+                                                                             : sizeof(FwdTiles<kTileK>))),
+      backward(static_cast<std::size_t>(items) * sizeof(BwdTiles<kTileK>)), numbers(static_cast<std::size_t>(items) * sizeof(RowScalesBwd)),
+      pairs(static_cast<std::size_t>(items) * sizeof(IntraChunk)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kSw128Elements)),
+      forward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)), backward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)),
+      e_lo(static_cast<std::size_t>(items) * (128 * kTileK)), k_lo(static_cast<std::size_t>(items) * (128 * kTileK));
+  const bool fine = uses_hi_lo(rule), by_rows = reverse_takes_rows(rule);
   const bool all = bits == nullptr || bits->empty();
-  InParts<kKey> parts(of_keys ? static_cast<std::size_t>(items) : 0);
-  DeviceBuffer<uint16_t> keys(of_keys ? static_cast<std::size_t>(items) * (64 * kKey) : 0);
+  InParts<kTileK> parts(of_keys ? static_cast<std::size_t>(items) : 0);
+  DeviceBuffer<uint16_t> keys(of_keys ? static_cast<std::size_t>(items) * (64 * kTileK) : 0);
   args.forward = forward.data();
-  args.leaves_pairs = of_pairs;
+  args.keeps_intra_chunk = of_pairs;
   if (of_keys) parts.give(args);
   args.backward = all && !by_rows && !of_keys ? backward.data() : nullptr;
   args.keys = all && of_keys ? keys.data() : nullptr;
-  args.numbers = all && by_rows ? reinterpret_cast<BackwardNumbers*>(numbers.data()) : nullptr;
-  args.pairs = all || of_pairs ? reinterpret_cast<PairImage*>(pairs.data()) : nullptr;
+  args.numbers = all && by_rows ? reinterpret_cast<RowScalesBwd*>(numbers.data()) : nullptr;
+  args.pairs = all || of_pairs ? reinterpret_cast<IntraChunk*>(pairs.data()) : nullptr;
   args.z = test.z ? reinterpret_cast<uint16_t*>(z.data()) : nullptr;
-  const auto fine_images = [&](DeviceBuffer<uint8_t>& images, DeviceBuffer<uint8_t>& rests) {
-    return FineImages{images.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
+  const auto lo_tiles = [&](DeviceBuffer<uint8_t>& images, DeviceBuffer<uint8_t>& lo_parts) {
+    return HiLoTiles{images.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
   };
-  if (fine) args.forward_fine = fine_images(forward_fine, e_rests);
-  if (fine && all) args.backward_fine = fine_images(backward_fine, k_rests);
-  prepare(args, kKey, chunks, nullptr);
+  if (fine) args.forward_lo = lo_tiles(forward_lo, e_lo);
+  if (fine && all) args.backward_lo = lo_tiles(backward_lo, k_lo);
+  prepare(args, kTileK, chunks, nullptr);
 
   const std::vector<uint16_t> key_matrices = keys.download();
   const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(), backward_bytes = backward.download(),
                              number_bytes = numbers.download(), pair_bytes = pairs.download(), z_bytes = z.download();
-  const std::vector<uint8_t> forward_fine_bytes = forward_fine.download(), backward_fine_bytes = backward_fine.download(), e_rest_bytes = e_rests.download(),
-                             k_rest_bytes = k_rests.download();
+  const std::vector<uint8_t> forward_lo_bytes = forward_lo.download(), backward_lo_bytes = backward_lo.download(), e_lo_bytes = e_lo.download(),
+                             k_lo_bytes = k_lo.download();
   if (bits != nullptr) {
     *bits = forward_bytes;
     if (of_pairs) bits->insert(bits->end(), pair_bytes.begin(), pair_bytes.end());
-    bits->insert(bits->end(), forward_fine_bytes.begin(), forward_fine_bytes.end());
+    bits->insert(bits->end(), forward_lo_bytes.begin(), forward_lo_bytes.end());
   }
   Errors errors;
   if (!all) return errors;
@@ -186,47 +186,47 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
     const int rows = static_cast<int>(std::min<int64_t>(64, length - local));
     for (int hv = 0; hv < test.HV; ++hv) {
       const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
-      const Chunk expected = reference_chunk(test, in, x.scale, begin + local, rows, hv, kKey);
-      const auto& b = reinterpret_cast<const BackwardImage<kKey>*>(backward_bytes.data())[item];
-      const auto& pair = reinterpret_cast<const PairImage*>(pair_bytes.data())[item];
+      const Chunk expected = reference_chunk(test, in, x.scale, begin + local, rows, hv, kTileK);
+      const auto& b = reinterpret_cast<const BwdTiles<kTileK>*>(backward_bytes.data())[item];
+      const auto& pair = reinterpret_cast<const IntraChunk*>(pair_bytes.data())[item];
       const double few = rows < 8 ? 2 : 1;  // hardly a mean
       const auto compare_forward = [&](const auto& f, const Matrix& gamma) {
         compare(errors, "gamma", f.gamma, gamma);
         compare(errors, "z_scale", f.z_scale, expected.z_scale);
       };
       const auto compare_products = [&](const auto& f) {
-        compare(errors, "x", f.x, expected.x, kKey, 0, expected.growth);
+        compare(errors, "x", f.x, expected.x, kTileK, 0, expected.growth);
         compare(errors, "m", f.m, expected.m, 64, few * expected.p_terms, expected.growth);
       };
       const auto compare_reads = [&](const auto& f, const float* erase_q, const float* read_k) {
         const int head = hv / (test.HV / test.H);
-        compare_rows(errors, "rows e", {f.e, in.k}, {erase_q, in.q}, test.K, begin + local, rows, head, expected.e, kKey);
-        compare_rows(errors, "rows q", {f.q, in.q}, {read_k, in.k}, test.K, begin + local, rows, head, expected.q, kKey);
+        compare_rows(errors, "rows e", {f.e, in.k}, {erase_q, in.q}, test.K, begin + local, rows, head, expected.e, kTileK);
+        compare_rows(errors, "rows q", {f.q, in.q}, {read_k, in.k}, test.K, begin + local, rows, head, expected.q, kTileK);
       };
       if (of_pairs) {
-        const auto& f = reinterpret_cast<const ChunkNumbers*>(forward_bytes.data())[item];
+        const auto& f = reinterpret_cast<const RowScales*>(forward_bytes.data())[item];
         compare_forward(f, Matrix(4, expected.gamma[0]));
         compare_reads(f, mixed_streams(rule) ? f.erase_q : nullptr, mixed_streams(rule) ? f.read_k : nullptr);
-        compare_rows(errors, "rows k", {f.k, in.k}, {nullptr, in.q}, test.K, begin + local, rows, hv / (test.HV / test.H), expected.k, kKey);
+        compare_rows(errors, "rows k", {f.k, in.k}, {nullptr, in.q}, test.K, begin + local, rows, hv / (test.HV / test.H), expected.k, kTileK);
       } else if (of_rows) {
-        const auto& f = reinterpret_cast<const RowImage<kKey>*>(forward_bytes.data())[item];
+        const auto& f = reinterpret_cast<const RowTiles<kTileK>*>(forward_bytes.data())[item];
         compare_forward(f, Matrix(4, expected.gamma[0]));
         compare_products(f);
         compare_reads(f, nullptr, nullptr);
       } else {
-        const auto& f = reinterpret_cast<const ForwardImage<kKey>*>(forward_bytes.data())[item];
+        const auto& f = reinterpret_cast<const FwdTiles<kTileK>*>(forward_bytes.data())[item];
         compare_forward(f, expected.gamma);
         compare_products(f);
-        compare(errors, "q", f.q, expected.q, kKey);
-        if (rule.online() && !fine) compare(errors, "e", f.e, expected.e, kKey);
+        compare(errors, "q", f.q, expected.q, kTileK);
+        if (rule.is_delta() && !fine) compare(errors, "e", f.e, expected.e, kTileK);
       }
       if (by_rows) {
-        const auto& numbers_of = reinterpret_cast<const BackwardNumbers*>(number_bytes.data())[item];
+        const auto& numbers_of = reinterpret_cast<const RowScalesBwd*>(number_bytes.data())[item];
         const int head = hv / (test.HV / test.H);
         compare(errors, "gamma", numbers_of.gamma, Matrix(4, expected.gamma[0]));
         const float *const erase_q = mixed_streams(rule) ? numbers_of.erase_q : nullptr, *const read_k = mixed_streams(rule) ? numbers_of.read_k : nullptr;
         const auto rows_of = [&](const char* name, const Scaled& one, const Scaled& other, const Matrix& of) {
-          compare_rows(errors, name, one, other, test.K, begin + local, rows, head, of, kKey);
+          compare_rows(errors, name, one, other, test.K, begin + local, rows, head, of, kTileK);
         };
         rows_of("rows k", {numbers_of.k, in.k}, {nullptr, in.q}, expected.k);
         rows_of("rows e", {numbers_of.e, in.k}, {erase_q, in.q}, expected.e);
@@ -235,33 +235,33 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         compare(errors, "gamma", b.gamma, expected.gamma);
       }
       if (fine) {
-        const auto& f = reinterpret_cast<const ForwardImage<kKey>*>(forward_bytes.data())[item];
-        const auto fine_of = [&](const std::vector<uint8_t>& bytes) -> const FineImage<kKey>& {
-          return reinterpret_cast<const FineImage<kKey>*>(bytes.data())[item];
+        const auto& f = reinterpret_cast<const FwdTiles<kTileK>*>(forward_bytes.data())[item];
+        const auto hi_lo_of = [&](const std::vector<uint8_t>& bytes) -> const LoTiles<kTileK>& {
+          return reinterpret_cast<const LoTiles<kTileK>*>(bytes.data())[item];
         };
-        const auto rests_of = [&](const std::vector<uint8_t>& bytes) {
-          return test.key_rests ? reinterpret_cast<const uint16_t*>(bytes.data()) + item * (64 * kKey) : nullptr;
+        const auto lo_of = [&](const std::vector<uint8_t>& bytes) {
+          return test.keys_lo ? reinterpret_cast<const uint16_t*>(bytes.data()) + item * (64 * kTileK) : nullptr;
         };
-        const FineImage<kKey>&ff = fine_of(forward_fine_bytes), &bf = fine_of(backward_fine_bytes);
+        const LoTiles<kTileK>&ff = hi_lo_of(forward_lo_bytes), &bf = hi_lo_of(backward_lo_bytes);
         // Both terms of all operands: as good as the decays and norms.
-        compare_fine(errors, "fine e", f.e, rests_of(e_rest_bytes), ff.scale, expected.e, kKey);
-        compare_fine(errors, "fine k", b.k, rests_of(k_rest_bytes), bf.scale, expected.k, kKey);
-        compare_fine(errors, "fine x", f.x, ff.rest, nullptr, expected.x, kKey, expected.growth);
-        compare_fine(errors, "fine y", b.y, bf.rest, nullptr, expected.y, kKey, expected.growth);
+        compare_hi_lo(errors, "fine e", f.e, lo_of(e_lo_bytes), ff.scale, expected.e, kTileK);
+        compare_hi_lo(errors, "fine k", b.k, lo_of(k_lo_bytes), bf.scale, expected.k, kTileK);
+        compare_hi_lo(errors, "fine x", f.x, ff.rest, nullptr, expected.x, kTileK, expected.growth);
+        compare_hi_lo(errors, "fine y", b.y, bf.rest, nullptr, expected.y, kTileK, expected.growth);
       } else if (!by_rows) {
-        compare(errors, "k", of_keys ? &key_matrices[item * (64 * kKey)] : b.k, expected.k, kKey);
+        compare(errors, "k", of_keys ? &key_matrices[item * (64 * kTileK)] : b.k, expected.k, kTileK);
       }
       compare(errors, "p", pair.p, expected.p, 64, few * expected.p_terms);
-      if (!by_rows && !of_keys) compare(errors, "qt", b.q, expected.qt, kKey, 0, expected.growth);
-      if (rule.online()) {
-        if (!by_rows && !of_keys) compare(errors, "y", b.y, expected.y, kKey, 0, expected.growth);
+      if (!by_rows && !of_keys) compare(errors, "qt", b.q, expected.qt, kTileK, 0, expected.growth);
+      if (rule.is_delta()) {
+        if (!by_rows && !of_keys) compare(errors, "y", b.y, expected.y, kTileK, 0, expected.growth);
         compare(errors, "a", pair.a, expected.a, 64, 0, expected.growth);
         double residual = 0;
         for (int i = 0; i < 64; ++i) {
           for (int j = 0; j < 64; ++j) {
             double sum = i == j ? -1 : 0;
             for (int m = j; m <= i; ++m) {
-              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) * from_bf16(pair.a[panel_index(m, j)]) /
+              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) * from_bf16(pair.a[sw128_index(m, j)]) /
                      (expected.of_row[static_cast<std::size_t>(m)] * expected.of_column[static_cast<std::size_t>(j)]);
             }
             residual = std::max(residual, std::abs(sum));
@@ -270,11 +270,11 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         note(errors, "residual", residual / (expected.growth * expected.growth));
       }
       if (!test.z) continue;
-      const uint16_t* panels = reinterpret_cast<const uint16_t*>(z_bytes.data()) + item * static_cast<std::size_t>(value_blocks * kPanel);
+      const uint16_t* panels = reinterpret_cast<const uint16_t*>(z_bytes.data()) + item * static_cast<std::size_t>(value_blocks * kSw128Elements);
       Matrix values(static_cast<std::size_t>(64 * value_blocks * 64));
       Case raw = test;
       raw.z = false;
-      const Chunk scales = reference_chunk(raw, in, x.scale, begin + local, rows, hv, kKey);
+      const Chunk scales = reference_chunk(raw, in, x.scale, begin + local, rows, hv, kTileK);
       for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < test.V; ++j) {
           const double gate = rule.write == Gate::kChannel ? in.c.at(begin + local + i, hv / (test.HV / in.c.heads), j) : 1;
@@ -301,7 +301,7 @@ void run(const Case& test, uint64_t seed) {
   for (const auto& [name, error] : errors) {
     const double bound = name == "gamma" || name == "z_scale"                                            ? 1e-4
                          : name == "residual"                                                            ? 64 * test.tolerance
-                         : name.rfind("fine", 0) == 0 && (test.types != Types::kFloat || test.key_rests) ? 1e-4
+                         : name.rfind("fine", 0) == 0 && (test.types != Types::kFloat || test.keys_lo) ? 1e-4
                          : name.rfind("rows", 0) == 0                                                    ? 1e-4
                                                                                                          : test.tolerance;
     const bool fine = error <= bound;
@@ -322,74 +322,74 @@ void run(const Case& test, uint64_t seed) {
 
 // Tokens that come later change nothing: the first 100 of 130 tokens have the same images as 100 tokens. And nor do neighbours: a
 // packed sequence has the images that it has alone.
-template <int kKey>
-bool same_reads(const ForwardImage<kKey>& a, const ForwardImage<kKey>& b, bool online, int row) {
+template <int kTileK>
+bool same_reads(const FwdTiles<kTileK>& a, const FwdTiles<kTileK>& b, bool is_delta, int row) {
   bool same = true;
-  for (int j = 0; j < kKey; ++j)
-    same = same && a.q[panel_index(row, j)] == b.q[panel_index(row, j)] && (!online || a.e[panel_index(row, j)] == b.e[panel_index(row, j)]);
+  for (int j = 0; j < kTileK; ++j)
+    same = same && a.q[sw128_index(row, j)] == b.q[sw128_index(row, j)] && (!is_delta || a.e[sw128_index(row, j)] == b.e[sw128_index(row, j)]);
   return same;
 }
-template <int kKey>
-bool same_reads(const RowImage<kKey>& a, const RowImage<kKey>& b, bool, int row) {
+template <int kTileK>
+bool same_reads(const RowTiles<kTileK>& a, const RowTiles<kTileK>& b, bool, int row) {
   return a.q[row] == b.q[row] && a.e[row] == b.e[row];
 }
 // Where A and P are left: what of the images above there is of them.
 struct Pairs {
-  ChunkNumbers numbers;
-  PairImage pair;
+  RowScales numbers;
+  IntraChunk pair;
 };
 // Of a row, on which later ones have no influence: how many numbers differ. whole: both chunks have the same rows.
-template <int kKey, class Forward>
-int differences(const Forward& a, const Forward& b, bool online, bool whole, int row) {
+template <int kTileK, class Forward>
+int differences(const Forward& a, const Forward& b, bool is_delta, bool whole, int row) {
   int wrong = 0;
   if constexpr (std::is_same_v<Forward, Pairs>) {
     for (int j = 0; j < 64; ++j) {
-      const int at = panel_index(row, j);
+      const int at = sw128_index(row, j);
       wrong += (a.pair.a[at] != b.pair.a[at]) + (a.pair.p[at] != b.pair.p[at]);
     }
-    const ChunkNumbers &x = a.numbers, &y = b.numbers;
+    const RowScales &x = a.numbers, &y = b.numbers;
     const auto other_bits = [](float one, float other) { return std::memcmp(&one, &other, sizeof one) != 0; };  // there may be nothing
     return wrong + (x.e[row] != y.e[row]) + (x.q[row] != y.q[row]) + (whole && x.k[row] != y.k[row]) + (x.z_scale[row] != y.z_scale[row]) +
            other_bits(x.erase_q[row], y.erase_q[row]) + other_bits(x.read_k[row], y.read_k[row]);
   } else {
-    for (int j = 0; whole && j < kKey; ++j) wrong += a.x[panel_index(row, j)] != b.x[panel_index(row, j)];
-    for (int j = 0; j < 64; ++j) wrong += a.m[panel_index(row, j)] != b.m[panel_index(row, j)];
-    return wrong + !same_reads(a, b, online, row) + (a.z_scale[row] != b.z_scale[row]);
+    for (int j = 0; whole && j < kTileK; ++j) wrong += a.x[sw128_index(row, j)] != b.x[sw128_index(row, j)];
+    for (int j = 0; j < 64; ++j) wrong += a.m[sw128_index(row, j)] != b.m[sw128_index(row, j)];
+    return wrong + !same_reads(a, b, is_delta, row) + (a.z_scale[row] != b.z_scale[row]);
   }
 }
 
-template <int kKey, class Forward>
+template <int kTileK, class Forward>
 void run_bits(const Case& test, const Inputs& in) {
   struct Images {
     Forward forward;
-    FineImage<kKey> fine;
-    uint16_t e_rests[64 * kKey];
+    LoTiles<kTileK> fine;
+    uint16_t e_lo[64 * kTileK];
   };
-  static_assert(sizeof(Images) == sizeof(Forward) + sizeof(FineImage<kKey>) + sizeof(Images::e_rests));  // all of it is compared
+  static_assert(sizeof(Images) == sizeof(Forward) + sizeof(LoTiles<kTileK>) + sizeof(Images::e_lo));  // all of it is compared
   const auto images = [&](const Problem& problem, int64_t chunks) {
     const std::size_t items = static_cast<std::size_t>(chunks * test.HV);
     constexpr bool kPairs = std::is_same_v<Forward, Pairs>;
-    constexpr std::size_t kForward = kPairs ? sizeof(ChunkNumbers) : sizeof(Forward);
-    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(PairImage)), fine(items * sizeof(FineImage<kKey>)),
-        rests(items * sizeof(Images::e_rests));
+    constexpr std::size_t kForward = kPairs ? sizeof(RowScales) : sizeof(Forward);
+    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(IntraChunk)), fine(items * sizeof(LoTiles<kTileK>)),
+        lo_parts(items * sizeof(Images::e_lo));
     PrepareArgs args;
     args.problem = problem;
     args.forward = forward.data();
-    args.leaves_pairs = kPairs;
-    if (kPairs) args.pairs = reinterpret_cast<PairImage*>(pairs.data());
-    InParts<kKey> parts(leaves_keys(test.rule) ? items : 0);
-    if (leaves_keys(test.rule)) parts.give(args);
-    if (has_fine_images(test.rule)) args.forward_fine = {fine.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
-    prepare(args, kKey, chunks, nullptr);
-    const std::vector<uint8_t> bytes = leaves_keys(test.rule) ? parts.joined() : forward.download(), fine_bytes = fine.download(),
-                               rest_bytes = rests.download(), pair_bytes = pairs.download();
+    args.keeps_intra_chunk = kPairs;
+    if (kPairs) args.pairs = reinterpret_cast<IntraChunk*>(pairs.data());
+    InParts<kTileK> parts(stores_k_hat(test.rule) ? items : 0);
+    if (stores_k_hat(test.rule)) parts.give(args);
+    if (uses_hi_lo(test.rule)) args.forward_lo = {fine.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
+    prepare(args, kTileK, chunks, nullptr);
+    const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(), lo_bytes = fine.download(),
+                               lo_bytes_of = lo_parts.download(), pair_bytes = pairs.download();
     std::vector<Images> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
       Images& x = result[i];
       std::memcpy(static_cast<void*>(&x.forward), &bytes[i * kForward], kForward);
-      if constexpr (kPairs) std::memcpy(&x.forward.pair, &pair_bytes[i * sizeof(PairImage)], sizeof(PairImage));
-      if (has_fine_images(test.rule)) std::memcpy(static_cast<void*>(&x.fine), &fine_bytes[i * sizeof x.fine], sizeof x.fine);
-      if (test.key_rests) std::memcpy(x.e_rests, &rest_bytes[i * sizeof x.e_rests], sizeof x.e_rests);
+      if constexpr (kPairs) std::memcpy(&x.forward.pair, &pair_bytes[i * sizeof(IntraChunk)], sizeof(IntraChunk));
+      if (uses_hi_lo(test.rule)) std::memcpy(static_cast<void*>(&x.fine), &lo_bytes[i * sizeof x.fine], sizeof x.fine);
+      if (test.keys_lo) std::memcpy(x.e_lo, &lo_bytes_of[i * sizeof x.e_lo], sizeof x.e_lo);
     }
     return result;
   };
@@ -420,11 +420,11 @@ void run_bits(const Case& test, const Inputs& in) {
       const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
       const Images &more = longer[item], &less = shorter[item];
       for (int i = 0; i < (chunk == 0 ? 64 : 36); ++i) {
-        for (int j = 0; j < kKey; ++j) {
-          const int at = panel_index(i, j);
-          wrong += (chunk == 0 && more.fine.rest[at] != less.fine.rest[at]) || more.e_rests[at] != less.e_rests[at];
+        for (int j = 0; j < kTileK; ++j) {
+          const int at = sw128_index(i, j);
+          wrong += (chunk == 0 && more.fine.rest[at] != less.fine.rest[at]) || more.e_lo[at] != less.e_lo[at];
         }
-        wrong += differences<kKey>(more.forward, less.forward, test.rule.online(), chunk == 0, i) + (more.fine.scale[i] != less.fine.scale[i]);
+        wrong += differences<kTileK>(more.forward, less.forward, test.rule.is_delta(), chunk == 0, i) + (more.fine.scale[i] != less.fine.scale[i]);
       }
       wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(Images)) != 0;
     }
@@ -432,16 +432,16 @@ void run_bits(const Case& test, const Inputs& in) {
   failures += wrong != 0;
   std::printf("%s bits of %s: %d differ\n", wrong == 0 ? "ok   " : "WRONG", test.name.c_str(), wrong);
 }
-template <int kKey>
+template <int kTileK>
 void run_bits(const Case& test, uint64_t seed) {
   generator.seed(seed);
   const Inputs in = make_inputs(test, 130);
-  if (prepare_leaves_pairs(problem_of(test, in, 130), kKey, test.cut)) {
-    run_bits<kKey, Pairs>(test, in);
-  } else if (prepare_leaves_rows(problem_of(test, in, 130), kKey)) {
-    run_bits<kKey, RowImage<kKey>>(test, in);
+  if (scan_reads_intra_chunk(problem_of(test, in, 130), kTileK, test.cut)) {
+    run_bits<kTileK, Pairs>(test, in);
+  } else if (scan_reads_rows(problem_of(test, in, 130), kTileK)) {
+    run_bits<kTileK, RowTiles<kTileK>>(test, in);
   } else {
-    run_bits<kKey, ForwardImage<kKey>>(test, in);
+    run_bits<kTileK, FwdTiles<kTileK>>(test, in);
   }
 }
 
@@ -450,9 +450,9 @@ Rule rule_of(Decay decay, Gain gain, Norm norm) {
   rule.decay = decay, rule.gain = gain, rule.q_norm = rule.k_norm = norm;
   return rule;
 }
-Rule offline(Decay decay) {
+Rule additive(Decay decay) {
   Rule rule;
-  rule.decay = decay, rule.solve = Solve::kOffline;
+  rule.decay = decay, rule.update = Update::kAdditive;
   return rule;
 }
 
@@ -460,7 +460,7 @@ std::vector<Case> named_cases() {
   const Rule gdn = rule_of(Decay::kScalar, Gain::kGate, Norm::kL2), kda = rule_of(Decay::kChannel, Gain::kGate, Norm::kL2),
              delta = rule_of(Decay::kNone, Gain::kGate, Norm::kL2);
   Rule gdn2 = rule_of(Decay::kChannel, Gain::kOne, Norm::kL2), qdelta = gdn, kaczmarz = rule_of(Decay::kScalar, Gain::kKaczmarz, Norm::kL2), comba = gdn,
-       precond = kda, precond_read = offline(Decay::kChannel);
+       precond = kda, precond_read = additive(Decay::kChannel);
   gdn2.erase = gdn2.write = Gate::kChannel;
   qdelta.feedback = Feedback::kLearned;
   kaczmarz.k_norm = Norm::kRaw;
@@ -482,10 +482,10 @@ std::vector<Case> named_cases() {
   add("kaczmarz", kaczmarz);
   add("comba", comba);
   add("precond_kda", precond);
-  add("linear_attention", offline(Decay::kNone));
-  add("retnet", offline(Decay::kConstant));
-  add("mamba2", offline(Decay::kScalar));
-  add("gla", offline(Decay::kChannel));
+  add("linear_attention", additive(Decay::kNone));
+  add("retnet", additive(Decay::kConstant));
+  add("mamba2", additive(Decay::kScalar));
+  add("gla", additive(Decay::kChannel));
   add("precond_gla", precond_read);
   const std::vector<std::pair<std::string, std::vector<double>>> decays = {
       {"0", {0}},
@@ -499,7 +499,7 @@ std::vector<Case> named_cases() {
   for (const auto& [name, values] : decays) {
     add("gated_deltanet g " + name, gdn).decays = values;
     add("kda g " + name, kda).decays = values;
-    add("gla g " + name, offline(Decay::kChannel)).decays = values;
+    add("gla g " + name, additive(Decay::kChannel)).decays = values;
   }
   for (const double beta : {1.0, 2.0}) {
     for (const Rule& rule : {gdn, kda, qdelta}) {
@@ -527,10 +527,10 @@ std::vector<Case> named_cases() {
       Case& floats = add(name + " float32", rule);  // rounded before they meet
       floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2, floats.types = Types::kFloat;
       Case& all = add(name + " float32 with rests", rule);
-      all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.key_rests = true, all.T = 130;
+      all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.keys_lo = true, all.T = 130;
       if (rule.uses_g()) all.decays = {-0.05};
       Case& odd = add(name + " float32 with rests, K 40", rule);
-      odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.key_rests = true, odd.K = 40, odd.HV = 4;
+      odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.keys_lo = true, odd.K = 40, odd.HV = 4;
       Case& unaligned = add(name + " rows not aligned", rule);
       unaligned.keys = keys, unaligned.beta_max = 2, unaligned.tolerance = 3.5e-3, unaligned.types = Types::kPadded;
     }
@@ -542,7 +542,7 @@ std::vector<Case> named_cases() {
     rule.gain_bound = 2;
     const auto form = [&, prefix = name + " gain_bound 2", channels = rule](const char* what) -> Case& {
       Case& test = add(prefix + what, channels);
-      test.key_rests = true, test.beta_max = 2, test.tolerance = 4.5e-3, test.z = channels.write == Gate::kChannel;
+      test.keys_lo = true, test.beta_max = 2, test.tolerance = 4.5e-3, test.z = channels.write == Gate::kChannel;
       return test;
     };
     form("").T = 130;
@@ -646,7 +646,7 @@ std::vector<Case> named_cases() {
       floats.T = 70, floats.decay_type = Decays::kFloat;
     }
   }
-  for (const Rule& rule : {gdn, kda, offline(Decay::kScalar), offline(Decay::kChannel)}) {
+  for (const Rule& rule : {gdn, kda, additive(Decay::kScalar), additive(Decay::kChannel)}) {
     for (const int K : {16, 64, 100}) {
       Case& test = add("K " + std::to_string(K), rule);
       test.K = K, test.V = 72, test.z = K != 64, test.T = 70, test.HV = 4, test.B = 2;
@@ -665,17 +665,17 @@ Case random_case(int i) {
   Case test;
   Rule& rule = test.rule;
   rule.decay = static_cast<Decay>(below(4));
-  rule.solve = below(4) == 0 ? Solve::kOffline : Solve::kOnline;
+  rule.solve = below(4) == 0 ? Update::kAdditive : Update::kDelta;
   rule.gain = static_cast<Gain>(below(6));
   rule.erase = below(2) ? Gate::kTied : static_cast<Gate>(below(4));
   rule.write = below(2) ? Gate::kTied : static_cast<Gate>(below(4));
-  rule.erase_key = below(4) == 0 && rule.online() ? EraseKey::kOwn : EraseKey::kTied;
+  rule.erase_key = below(4) == 0 && rule.is_delta() ? EraseKey::kOwn : EraseKey::kTied;
   rule.feedback = below(2) ? Feedback::kNone : static_cast<Feedback>(below(3));
   rule.read = below(3) == 0 ? Read::kCorrected : Read::kPlain;
   rule.precond = below(2) ? Precond::kNone : static_cast<Precond>(below(3));
   if (rule.precond != Precond::kNone) rule.normaliser = static_cast<Normaliser>(below(4));
   rule.q_norm = static_cast<Norm>(below(2)), rule.k_norm = static_cast<Norm>(below(2));
-  if (!rule.online()) rule.erase = Gate::kTied, rule.feedback = Feedback::kNone;
+  if (!rule.is_delta()) rule.erase = Gate::kTied, rule.feedback = Feedback::kNone;
   test.H = 1 + below(2), test.HV = test.H * (1 + below(3));
   test.K = std::vector<int>{16, 33, 64, 100, 128}[static_cast<std::size_t>(below(5))];
   test.V = std::vector<int>{16, 64, 100, 128}[static_cast<std::size_t>(below(4))];
@@ -684,7 +684,7 @@ Case random_case(int i) {
   test.z = below(2) != 0 || rule.write == Gate::kChannel;
   test.decays = below(2) ? std::vector<double>{-0.05} : std::vector<double>{-0.01, -0.1, -1, -5, -1000, -kInfinity};
   test.tolerance = 1.5e-2;
-  test.name = "random " + std::to_string(i) + " d" + std::to_string(static_cast<int>(rule.decay)) + " " + (rule.online() ? "on" : "off") + " g" +
+  test.name = "random " + std::to_string(i) + " d" + std::to_string(static_cast<int>(rule.decay)) + " " + (rule.is_delta() ? "on" : "off") + " g" +
               std::to_string(static_cast<int>(rule.gain)) + " K" + std::to_string(test.K) + " T" + std::to_string(test.T);
   return test;
 }

@@ -61,12 +61,12 @@ __global__ void mma_kernel(const __grid_constant__ MmaArgs args) {
 }
 
 // ---- Any number of threads: y[7 n]: conversions of x[n].
-struct NumberArgs {
+struct ScalarArgs {
   const float* x;
   uint32_t* y;
   unsigned n;
 };
-__global__ void number_kernel(const __grid_constant__ NumberArgs args) {
+__global__ void scalar_kernel(const __grid_constant__ ScalarArgs args) {
   const unsigned i = block_index_x() * block_size() + thread_index();
   if (i >= args.n) return;
   const float x = args.x[i];
@@ -94,7 +94,7 @@ __global__ void add_there_kernel(const __grid_constant__ AddThereArgs args) {
     args.sums[i] = make_float4(kLargeTerm, 1, x, -x);
     add_there(args.sums + i, make_float4(1, kLargeTerm, 2, 3));
     add_there(args.sums + i, make_float4(-kLargeTerm, -kLargeTerm, 4, 5));
-    args.to[round * all + i] = load_behind_l1(args.sums + i);
+    args.to[round * all + i] = load_past_l1(args.sums + i);
   }
 }
 
@@ -383,7 +383,7 @@ struct WgmmaArgs {
   float *d, *ones;
 };
 enum class Left { kRegisters, kRows, kColumns };
-inline constexpr unsigned kDepth = 128, kPanelBytes = kDepth * 128;  // columns panels: kDepth rows of 64 columns
+inline constexpr unsigned kDepth = 128, kSw128Bytes = kDepth * 128;  // columns panels: kDepth rows of 64 columns
 template <int N>
 inline constexpr unsigned kWgmmaShared = 64 * kDepth * 2 + kDepth*(N < 64 ? 64 : N) * 2;
 
@@ -413,13 +413,13 @@ __global__ void __launch_bounds__(128, 1) wgmma_kernel(const __grid_constant__ W
     FW_UNROLL
     for (unsigned k = 0; k < kDepth / 16; ++k) {
       const uint64_t b =
-          kTransposeB ? wgmma_descriptor(b_base + k * 2048, kPanelBytes, 1024) : wgmma_descriptor(b_base + k / 4 * N * 128 + k % 4 * 32, 16, 1024);
+          kTransposeB ? wgmma_descriptor(b_base + k * 2048, kSw128Bytes, 1024) : wgmma_descriptor(b_base + k / 4 * N * 128 + k % 4 * 32, 16, 1024);
       if constexpr (kLeft == Left::kRegisters)
         wgmma_rs<N, kTransposeB>(to, a[k], b, accumulate || k > 0);
       else if constexpr (kLeft == Left::kRows)
         wgmma_ss<N, false, kTransposeB>(to, wgmma_descriptor(a_base + k / 4 * 8192 + k % 4 * 32, 16, 1024), b, accumulate || k > 0);
       else
-        wgmma_ss<N, true, kTransposeB>(to, wgmma_descriptor(a_base + k * 2048, kPanelBytes, 1024), b, accumulate || k > 0);
+        wgmma_ss<N, true, kTransposeB>(to, wgmma_descriptor(a_base + k * 2048, kSw128Bytes, 1024), b, accumulate || k > 0);
     }
     wgmma_commit();
   };

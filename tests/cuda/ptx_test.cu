@@ -119,8 +119,8 @@ void test_numbers() {
   for (int i = -100; i <= 100; ++i) x.push_back(3.1415925f * static_cast<float>(i) / 100);
   DeviceBuffer<float> from(x);
   DeviceBuffer<uint32_t> to(x.size() * 7);
-  launch(number_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
-         NumberArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
+  launch(scalar_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
+         ScalarArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
   const auto y = to.download();
   Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast"), sine("sin_fast"), cosine("cos_fast");
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -242,7 +242,7 @@ void test_tensor() {
         const std::size_t at =
             static_cast<std::size_t>(args.batch) * kToBatch + static_cast<std::size_t>(t) * kToToken + static_cast<std::size_t>(args.head) * kToHead;
         const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
-        test.equal(static_cast<std::size_t>(panel_index(row, column)), panel[static_cast<std::size_t>(panel_index(row, column))], expected);
+        test.equal(static_cast<std::size_t>(sw128_index(row, column)), panel[static_cast<std::size_t>(sw128_index(row, column))], expected);
       }
     }
   }
@@ -382,12 +382,12 @@ std::vector<float> transposed(const std::vector<float>& values, std::size_t rows
 template <int N, bool kTransposeB, Left kLeft>
 void test_wgmma() {
   const auto a = whole_numbers(64 * kDepth, 7), b = whole_numbers(kDepth * N, 8);
-  std::vector<uint16_t> a_image = kLeft == Left::kColumns ? panels(transposed(a, 64, kDepth), kDepth, 64) : panels(a, 64, kDepth);
+  std::vector<uint16_t> a_tile = kLeft == Left::kColumns ? panels(transposed(a, 64, kDepth), kDepth, 64) : panels(a, 64, kDepth);
   if (kLeft == Left::kRegisters)
-    for (std::size_t i = 0; i < a.size(); ++i) a_image[i] = static_cast<uint16_t>(host_bf16(a[i]));
-  std::vector<uint16_t> b_image = kTransposeB ? panels(b, kDepth, N) : panels(transposed(b, kDepth, N), N, kDepth);
-  b_image.resize((kWgmmaShared<N> - 64 * kDepth * 2) / 2);
-  DeviceBuffer<uint16_t> a_device(a_image), b_device(b_image);
+    for (std::size_t i = 0; i < a.size(); ++i) a_tile[i] = static_cast<uint16_t>(host_bf16(a[i]));
+  std::vector<uint16_t> b_tile = kTransposeB ? panels(b, kDepth, N) : panels(transposed(b, kDepth, N), N, kDepth);
+  b_tile.resize((kWgmmaShared<N> - 64 * kDepth * 2) / 2);
+  DeviceBuffer<uint16_t> a_device(a_tile), b_device(b_tile);
   DeviceBuffer<float> d(std::size_t{64 * N}), ones(std::size_t{64 * N});
   launch(wgmma_kernel<N, kTransposeB, kLeft>, {1, 1, 1}, 128, kWgmmaShared<N>, nullptr, WgmmaArgs{a_device.data(), b_device.data(), d.data(), ones.data()});
   const auto is = d.download(), plus_one = ones.download();

@@ -103,7 +103,7 @@ TEST(RandomRules, ChunkFormMatchesTheReference) {
 }
 
 // Keys of more than 128 channels.
-int64_t wide_key(Random& random, uint64_t seed) {
+int64_t k256_key(Random& random, uint64_t seed) {
   const auto K = 129 + static_cast<int64_t>(random.below(128));
   return seed % 4 == 1 ? 256 : K;
 }
@@ -112,15 +112,15 @@ int64_t wide_key(Random& random, uint64_t seed) {
 TEST(RandomRules, WideSumsMatchTheReference) {
   Random random(20261128);
   expect_rules(
-      random, emulated() ? 12 : 60, 2, [](const Rule& rule) { return cuda::wide_rule(rule) && cuda::wide_sums(rule); },
-      [&](uint64_t seed) { return wide_key(random, seed); });
+      random, emulated() ? 12 : 60, 2, [](const Rule& rule) { return cuda::k256_rule(rule) && cuda::k256_sums(rule); },
+      [&](uint64_t seed) { return k256_key(random, seed); });
 }
 
 // Decays of channels: the same, and gates of channels.
 TEST(RandomRules, WideDecaysOfChannelsMatchTheReference) {
   Random random(20261129);
   expect_rules(
-      random, emulated() ? 8 : 60, 2, [](const Rule& rule) { return cuda::wide_channels(rule); }, [&](uint64_t seed) { return wide_key(random, seed); });
+      random, emulated() ? 8 : 60, 2, [](const Rule& rule) { return cuda::k256_channels(rule); }, [&](uint64_t seed) { return k256_key(random, seed); });
 }
 
 }  // namespace

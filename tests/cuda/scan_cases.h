@@ -21,19 +21,19 @@ struct Case {
   std::string name;
   int key, K, V, HV;
   std::vector<int> lengths;
-  bool packed, online, bf16;
+  bool packed, is_delta, bf16;
   bool out = true, save = true, prepared_z = false;
   bool state_bf16 = false, value_first = false, has_initial = true;
   int row_padding = 0;  // elements between rows of tokens
   bool has_d_o = true;
-  // tiles.h: FineImage, and what e (k) leaves out beside it.
-  bool fine = false, key_rests = false;
-  // From raw rows of k and q (tiles.h: RowImage), one head of them for `group` value heads; same_rows: all sequences have the same ones, which the copy engine
+  // tiles.h: LoTiles, and what e (k) leaves out beside it.
+  bool fine = false, keys_lo = false;
+  // From raw rows of k and q (tiles.h: RowTiles), one head of them for `group` value heads; same_rows: all sequences have the same ones, which the copy engine
   // does not take.
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
   bool pairs = false;    // rows, with A, P and numbers in the place of images: forward
-  bool keys = false;     // StreamImage, and SolvedImage forward, Khat, A and P in reverse (not with rows)
+  bool keys = false;     // QETiles, and XMTiles forward, Khat, A and P in reverse (not with rows)
   bool engine = true;    // the copy engine may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows
 };

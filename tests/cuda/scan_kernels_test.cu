@@ -43,33 +43,33 @@ double rounded(double x, bool rounds) { return rounds ? from_bf16(to_bf16(x)) : 
 
 void random_matrix(uint16_t* panels, int rows, int columns, double scale, Random& random) {
   for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < columns; ++j) panels[panel_index(i, j)] = to_bf16(random(scale));
+    for (int j = 0; j < columns; ++j) panels[sw128_index(i, j)] = to_bf16(random(scale));
 }
 
 // Of matrices with numbers of at most `scale`: the most that rounding leaves out of them.
-constexpr double kRestOf = 0x1p-9;
+constexpr double kLoOf = 0x1p-9;
 
 // The fine image of a chunk, and what e (k) leaves out; no number where there is none.
-template <int kKey>
+template <int kTileK>
 struct Fine {
-  std::vector<FineImage<kKey>> images;
-  std::vector<uint16_t> rests;
-  explicit Fine(size_t count) : images(count), rests(count * 64 * kKey, 0) { std::memset(static_cast<void*>(images.data()), 0, count * sizeof(images[0])); }
-  void fill(size_t at, const Case& c, int rows, double rest_of, double key_rest_of, Random& random) {
-    random_matrix(images[at].rest, rows, c.K, rest_of * kRestOf, random);
+  std::vector<LoTiles<kTileK>> images;
+  std::vector<uint16_t> lo_parts;
+  explicit Fine(size_t count) : images(count), lo_parts(count * 64 * kTileK, 0) { std::memset(static_cast<void*>(images.data()), 0, count * sizeof(images[0])); }
+  void fill(size_t at, const Case& c, int rows, double rest_of, double key_lo_of, Random& random) {
+    random_matrix(images[at].rest, rows, c.K, rest_of * kLoOf, random);
     for (int t = 0; t < 64; ++t) images[at].scale[t] = t < rows ? static_cast<float>(random(1.2)) : 0.0f;
-    if (c.key_rests) random_matrix(&rests[at * 64 * kKey], rows, c.K, key_rest_of * kRestOf, random);
+    if (c.keys_lo) random_matrix(&lo_parts[at * 64 * kTileK], rows, c.K, key_lo_of * kLoOf, random);
   }
-  double rest(size_t at, int row, int column) const { return from_bf16(images[at].rest[panel_index(row, column)]); }
-  double key_rest(size_t at, int row, int column) const { return from_bf16(rests[at * 64 * kKey + static_cast<size_t>(panel_index(row, column))]); }
+  double rest(size_t at, int row, int column) const { return from_bf16(images[at].rest[sw128_index(row, column)]); }
+  double key_lo(size_t at, int row, int column) const { return from_bf16(lo_parts[at * 64 * kTileK + static_cast<size_t>(sw128_index(row, column))]); }
 };
-template <int kKey>
-struct DeviceFine {
-  DeviceBuffer<FineImage<kKey>> images;
-  DeviceBuffer<uint16_t> rests;
+template <int kTileK>
+struct DeviceHiLo {
+  DeviceBuffer<LoTiles<kTileK>> images;
+  DeviceBuffer<uint16_t> lo_parts;
   const Case& c;
-  DeviceFine(const Case& one, const Fine<kKey>& fine) : images(fine.images), rests(fine.rests), c(one) {}
-  FineImages args() { return c.fine ? FineImages{images.data(), c.key_rests ? rests.data() : nullptr} : FineImages{}; }
+  DeviceHiLo(const Case& one, const Fine<kTileK>& fine) : images(fine.images), lo_parts(fine.lo_parts), c(one) {}
+  HiLoTiles args() { return c.fine ? HiLoTiles{images.data(), c.keys_lo ? lo_parts.data() : nullptr} : HiLoTiles{}; }
 };
 
 // As rounded(), of an operand whose rest is an operand too.
@@ -88,27 +88,27 @@ std::vector<uint16_t> random_rows(const Layout& at, double scale, Random& random
   return rows;
 }
 
-template <int kKey>
+template <int kTileK>
 void test_forward(const Case& c) {
   const Layout at(c);
   Random random{12345};
   const size_t heads = static_cast<size_t>(at.N) * c.HV;
-  std::vector<ForwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
+  std::vector<FwdTiles<kTileK>> images(static_cast<size_t>(at.chunks) * c.HV);
   Tensor v(c.bf16, static_cast<size_t>(at.tokens) * at.row), initial(c.state_bf16, heads * c.K * c.V);
-  std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kPanel, kNan16);
-  Fine<kKey> fine(images.size());
-  std::vector<RowImage<kKey>> row_images(images.size());
-  std::vector<ChunkNumbers> numbers(images.size());
-  std::vector<PairImage> pairs(images.size());
-  std::vector<StreamImage<kKey>> stream_images(images.size());
-  std::vector<SolvedImage<kKey>> solved_images(images.size());
+  std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kSw128Elements, kNan16);
+  Fine<kTileK> fine(images.size());
+  std::vector<RowTiles<kTileK>> row_tiles(images.size());
+  std::vector<RowScales> numbers(images.size());
+  std::vector<IntraChunk> pairs(images.size());
+  std::vector<QETiles<kTileK>> qe_tiles(images.size());
+  std::vector<XMTiles<kTileK>> xm_tiles(images.size());
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.9, random);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
-  std::memset(static_cast<void*>(row_images.data()), 0, row_images.size() * sizeof(row_images[0]));
+  std::memset(static_cast<void*>(row_tiles.data()), 0, row_tiles.size() * sizeof(row_tiles[0]));
   std::memset(static_cast<void*>(numbers.data()), 0, numbers.size() * sizeof(numbers[0]));
   std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
-  std::memset(static_cast<void*>(stream_images.data()), 0, stream_images.size() * sizeof(stream_images[0]));
-  std::memset(static_cast<void*>(solved_images.data()), 0, solved_images.size() * sizeof(solved_images[0]));
+  std::memset(static_cast<void*>(qe_tiles.data()), 0, qe_tiles.size() * sizeof(qe_tiles[0]));
+  std::memset(static_cast<void*>(xm_tiles.data()), 0, xm_tiles.size() * sizeof(xm_tiles[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
       for (int k = 0; k < c.K; ++k)
@@ -122,23 +122,23 @@ void test_forward(const Case& c) {
         random_matrix(image.q, rows, c.K, 0.15, random);
         random_matrix(image.x, rows, c.K, 0.15, random);
         for (int i = 0; i < rows; ++i)
-          for (int j = 0; j <= i; ++j) image.m[panel_index(i, j)] = to_bf16(random(0.1));
-        for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+          for (int j = 0; j <= i; ++j) image.m[sw128_index(i, j)] = to_bf16(random(0.1));
+        for (int k = 0; k < kTileK; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.15, 0.05, random);
         for (int t = 0; t < rows; ++t) image.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
         if (c.rows) {
-          auto& of_rows = row_images[at.image(n, chunk, hv)];
+          auto& of_rows = row_tiles[at.image(n, chunk, hv)];
           std::memcpy(of_rows.x, image.x, sizeof image.x);
           std::memcpy(of_rows.m, image.m, sizeof image.m);
           std::memcpy(of_rows.z_scale, image.z_scale, sizeof image.z_scale);
-          std::fill_n(image.gamma, kKey, chunk == 3 ? 0.0f : image.gamma[0]);
+          std::fill_n(image.gamma, kTileK, chunk == 3 ? 0.0f : image.gamma[0]);
           std::copy_n(image.gamma, 4, of_rows.gamma);
           for (int t = 0; t < rows; ++t) of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
-          std::fill_n(image.e, 64 * kKey, kNan16);
-          std::fill_n(image.q, 64 * kKey, kNan16);
+          std::fill_n(image.e, 64 * kTileK, kNan16);
+          std::fill_n(image.q, 64 * kTileK, kNan16);
           if (c.pairs) {
-            ChunkNumbers& of_chunk = numbers[at.image(n, chunk, hv)];
-            PairImage& pair = pairs[at.image(n, chunk, hv)];
+            RowScales& of_chunk = numbers[at.image(n, chunk, hv)];
+            IntraChunk& pair = pairs[at.image(n, chunk, hv)];
             std::memcpy(of_chunk.e, of_rows.e, sizeof of_rows.e), std::memcpy(of_chunk.q, of_rows.q, sizeof of_rows.q);
             std::memcpy(of_chunk.z_scale, image.z_scale, sizeof image.z_scale);
             std::copy_n(image.gamma, 4, of_chunk.gamma);
@@ -146,34 +146,34 @@ void test_forward(const Case& c) {
               of_chunk.erase_q[t] = static_cast<float>(random(0.1)), of_chunk.read_k[t] = static_cast<float>(random(0.3));
             for (int t = 0; t < 64; ++t) of_chunk.k[t] = t < rows ? static_cast<float>(0.3 + random(0.2)) : 0.0f;
             for (int i = 0; i < 64; ++i)
-              for (int j = 0; j <= i; ++j) pair.a[panel_index(i, j)] = to_bf16(i == j ? 1 : i < rows ? random(0.1) : 0);
+              for (int j = 0; j <= i; ++j) pair.a[sw128_index(i, j)] = to_bf16(i == j ? 1 : i < rows ? random(0.1) : 0);
             std::memcpy(pair.p, image.m, sizeof pair.p);
-            std::fill_n(image.x, 64 * kKey, kNan16);
-            std::fill_n(of_rows.x, 64 * kKey, kNan16);
+            std::fill_n(image.x, 64 * kTileK, kNan16);
+            std::fill_n(of_rows.x, 64 * kTileK, kNan16);
           }
         }
         for (int b = 0; b < at.blocks; ++b)
           for (int t = 0; t < 64; ++t)
             for (int i = 0; i < 64; ++i) {
               const bool inside = t < rows && 64 * b + i < c.V;
-              z[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
+              z[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
             }
         if (c.keys) {
-          StreamImage<kKey>& streams = stream_images[at.image(n, chunk, hv)];
-          SolvedImage<kKey>& solved = solved_images[at.image(n, chunk, hv)];
+          QETiles<kTileK>& streams = qe_tiles[at.image(n, chunk, hv)];
+          XMTiles<kTileK>& solved = xm_tiles[at.image(n, chunk, hv)];
           std::memcpy(streams.e, image.e, sizeof image.e), std::memcpy(streams.q, image.q, sizeof image.q);
           std::memcpy(streams.gamma, image.gamma, sizeof image.gamma), std::memcpy(streams.z_scale, image.z_scale, sizeof image.z_scale);
           std::memcpy(solved.x, image.x, sizeof image.x), std::memcpy(solved.m, image.m, sizeof image.m);
           if (!c.out) {
-            std::fill_n(streams.q, 64 * kKey, kNan16);
-            std::fill_n(solved.m, kPanel, kNan16);
+            std::fill_n(streams.q, 64 * kTileK, kNan16);
+            std::fill_n(solved.m, kSw128Elements, kNan16);
           }
         }
         // What this variant must not read.
-        if (!c.online) std::fill_n(image.e, 64 * kKey, kNan16);
+        if (!c.is_delta) std::fill_n(image.e, 64 * kTileK, kNan16);
         if (!c.out) {
-          std::fill_n(image.q, 64 * kKey, kNan16);
-          std::fill_n(image.m, kPanel, kNan16);
+          std::fill_n(image.q, 64 * kTileK, kNan16);
+          std::fill_n(image.m, kSw128Elements, kNan16);
         }
       }
     }
@@ -184,28 +184,28 @@ void test_forward(const Case& c) {
     std::vector<uint16_t> states, w;
   };
   const auto run = [&](bool alone) {
-    DeviceBuffer<ForwardImage<kKey>> device_images(images);
-    DeviceBuffer<RowImage<kKey>> device_row_images(row_images);
-    DeviceBuffer<ChunkNumbers> device_numbers(numbers);
-    DeviceBuffer<PairImage> device_pairs(pairs);
-    DeviceBuffer<StreamImage<kKey>> device_streams(stream_images);
-    DeviceBuffer<SolvedImage<kKey>> device_solved(solved_images);
+    DeviceBuffer<FwdTiles<kTileK>> device_tiles(images);
+    DeviceBuffer<RowTiles<kTileK>> device_row_tiles(row_tiles);
+    DeviceBuffer<RowScales> device_scalars(numbers);
+    DeviceBuffer<IntraChunk> device_pairs(pairs);
+    DeviceBuffer<QETiles<kTileK>> device_streams(qe_tiles);
+    DeviceBuffer<XMTiles<kTileK>> device_solved(xm_tiles);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
+    DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kTileK, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
-    DeviceFine<kKey> device_fine(c, fine);
+    DeviceHiLo<kTileK> device_hi_lo(c, fine);
     ScanForwardArgs args;
-    args.fine = device_fine.args();
+    args.fine = device_hi_lo.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
-    args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
-    args.images = device_images.data();
+    args.HV = c.HV, args.K = c.K, args.V = c.V, args.is_delta = c.is_delta;
+    args.images = device_tiles.data();
     args.shape = at.shape();
     if (c.rows) {
-      args.images = device_row_images.data();
+      args.images = device_row_tiles.data();
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
-    if (c.pairs) args.images = device_numbers.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
+    if (c.pairs) args.images = device_scalars.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
     if (c.keys) args.images = device_streams.data(), args.solved = device_solved.data();
     if (c.prepared_z) {
       args.z = device_z.data();
@@ -218,7 +218,7 @@ void test_forward(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.initial_state = at.state_arg(device_initial.data(), n);
       args.final_state = at.state_arg(device_final.data(), n);
-      scan_forward(args, kKey, nullptr);
+      scan_forward(args, kTileK, nullptr);
     }
     return Outputs{device_o.download(), device_final.download(), states.download(), w.download()};
   };
@@ -233,7 +233,7 @@ void test_forward(const Case& c) {
     for (int n = 0; n < at.N; ++n) {
       if (at.is_damaged(n)) continue;
       for (int hv = 0; hv < c.HV; ++hv) {
-        std::vector<double> s(static_cast<size_t>(kKey) * at.blocks * 64, 0.0);  // [kKey, V padded]
+        std::vector<double> s(static_cast<size_t>(kTileK) * at.blocks * 64, 0.0);  // [kTileK, V padded]
         const int padded = at.blocks * 64;
         if (c.has_initial)
           for (int k = 0; k < c.K; ++k)
@@ -249,13 +249,13 @@ void test_forward(const Case& c) {
             return c.pairs && c.mixed ? of_row(raw, factors, t, k) : 0.0;
           };
           const auto e_at = [&](int t, int k) {
-            return c.rows ? of_row(keys, row_images[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(image.e[panel_index(t, k)]);
+            return c.rows ? of_row(keys, row_tiles[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(image.e[sw128_index(t, k)]);
           };
           const auto q_at = [&](int t, int k) {
-            return c.rows ? of_row(reads, row_images[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(image.q[panel_index(t, k)]);
+            return c.rows ? of_row(reads, row_tiles[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(image.q[sw128_index(t, k)]);
           };
           // What the rest of w meets is x, and not the rest of that.
-          std::vector<double> w_rest(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
+          std::vector<double> w_lo(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
           for (double& x : e_operand) x = rounded(c, x, rounds);
           std::vector<double> w(static_cast<size_t>(64) * padded, 0.0), operand(s);
           for (double& x : operand) x = rounded(x, rounds);
@@ -263,33 +263,33 @@ void test_forward(const Case& c) {
             const int b = i / 64;
             for (int t = 0; t < 64; ++t) {
               double x = t < rows && i < c.V ? image.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
-              if (c.online)
+              if (c.is_delta)
                 for (int k = 0; k < c.K; ++k) {
                   const size_t from = static_cast<size_t>(k) * padded + i;
                   const double e = e_at(t, k);
-                  x += c.fine ? fine.images[index].scale[t] * (e * e_operand[from] + fine.key_rest(index, t, k) * operand[from]) : e * operand[from];
+                  x += c.fine ? fine.images[index].scale[t] * (e * e_operand[from] + fine.key_lo(index, t, k) * operand[from]) : e * operand[from];
                 }
               const double nearest = rounded(x, rounds);
               w[static_cast<size_t>(t) * padded + i] = nearest;
-              if (c.fine) w_rest[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
-              if (c.save && !c.pairs) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
+              if (c.fine) w_lo[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
+              if (c.save && !c.pairs) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
             }
             std::vector<double> u(64), scaled(64);  // c.pairs
             for (int t = 0; c.pairs && t < 64; ++t) {
               double x = 0;
-              for (int j = 0; j <= t; ++j) x += from_bf16(pairs[index].a[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
-              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
+              for (int j = 0; j <= t; ++j) x += from_bf16(pairs[index].a[sw128_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
               u[static_cast<size_t>(t)] = rounded(x, rounds), scaled[static_cast<size_t>(t)] = rounded(numbers[index].k[t] * x, rounds);
             }
             if (c.save)
-              for (int k = 0; k < kKey; ++k)
-                states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kKey) + panel_index(i % 64, k)]), s[static_cast<size_t>(k) * padded + i]);
+              for (int k = 0; k < kTileK; ++k)
+                states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kTileK) + sw128_index(i % 64, k)]), s[static_cast<size_t>(k) * padded + i]);
             if (c.out && i < c.V)
               for (int t = 0; t < rows; ++t) {
                 double x = 0;
                 for (int k = 0; k < c.K; ++k) x += q_at(t, k) * operand[static_cast<size_t>(k) * padded + i];
                 for (int j = 0; j < 64; ++j) {
-                  x += from_bf16(image.m[panel_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
+                  x += from_bf16(image.m[sw128_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
                 }
                 o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
               }
@@ -301,7 +301,7 @@ void test_forward(const Case& c) {
                   x += t < rows ? from_bf16(keys[at.key_at(n, 64 * chunk + t, hv, k)]) * scaled[static_cast<size_t>(t)] : 0;
                   continue;
                 }
-                x += from_bf16(image.x[panel_index(t, k)]) * (w[from] + w_rest[from]) + (c.fine ? fine.rest(index, t, k) * w[from] : 0);
+                x += from_bf16(image.x[sw128_index(t, k)]) * (w[from] + w_lo[from]) + (c.fine ? fine.rest(index, t, k) * w[from] : 0);
               }
               s[static_cast<size_t>(k) * padded + i] = x;
             }
@@ -330,13 +330,13 @@ void test_forward(const Case& c) {
 
 // ---- Reverse
 
-template <int kKey>
+template <int kTileK>
 void test_reverse(const Case& c) {
   const Layout at(c);
   Random random{54321};
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
-  std::vector<BackwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
-  Fine<kKey> fine(images.size());
+  std::vector<BwdTiles<kTileK>> images(static_cast<size_t>(at.chunks) * c.HV);
+  Fine<kTileK> fine(images.size());
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   for (int n = 0; n < at.N; ++n) {
@@ -351,9 +351,9 @@ void test_reverse(const Case& c) {
         random_matrix(image.k, rows, c.K, 0.1, random);
         random_matrix(image.y, rows, c.K, 0.1, random);
         random_matrix(image.q, rows, c.K, 0.15, random);
-        for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        for (int k = 0; k < kTileK; ++k) image.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.1, 0.1, random);
-        if (!c.online) std::fill_n(image.y, 64 * kKey, kNan16);
+        if (!c.is_delta) std::fill_n(image.y, 64 * kTileK, kNan16);
       }
     }
   }
@@ -363,16 +363,16 @@ void test_reverse(const Case& c) {
     std::vector<uint16_t> d_states, v;
   };
   const auto run = [&](bool alone, bool save = true) {
-    DeviceBuffer<BackwardImage<kKey>> device_images(images);
+    DeviceBuffer<BwdTiles<kTileK>> device_tiles(images);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), v(std::vector<uint16_t>(tiles * kPanel, kNan16));
+    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)), v(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
-    DeviceFine<kKey> device_fine(c, fine);
+    DeviceHiLo<kTileK> device_hi_lo(c, fine);
     ScanReverseArgs args;
-    args.fine = device_fine.args();
+    args.fine = device_hi_lo.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
-    args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
-    args.images = device_images.data();
+    args.HV = c.HV, args.K = c.K, args.V = c.V, args.is_delta = c.is_delta;
+    args.images = device_tiles.data();
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
     args.shape = at.shape();
     if (save) args.d_states = d_states.data(), args.v = v.data();
@@ -380,7 +380,7 @@ void test_reverse(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
       args.d_initial_state = at.state_arg(device_initial.data(), n);
-      scan_reverse(args, kKey, nullptr);
+      scan_reverse(args, kTileK, nullptr);
     }
     return Outputs{device_initial.download(), d_states.download(), v.download()};
   };
@@ -397,7 +397,7 @@ void test_reverse(const Case& c) {
       if (at.is_damaged(n)) continue;
       for (int hv = 0; hv < c.HV; ++hv) {
         const int padded = at.blocks * 64;
-        std::vector<double> d(static_cast<size_t>(kKey) * padded, 0.0);
+        std::vector<double> d(static_cast<size_t>(kTileK) * padded, 0.0);
         if (c.has_initial)
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
@@ -407,27 +407,27 @@ void test_reverse(const Case& c) {
           const int rows = at.rows(n, chunk);
           for (int i = 0; i < padded; ++i) {
             const size_t tile = at.tile(n, chunk, hv, i / 64);
-            double v[64], v_rest[64], grad[64];
+            double v[64], v_lo[64], grad[64];
             for (int t = 0; t < 64; ++t) {
               v[t] = 0;
               for (int k = 0; k < c.K; ++k) {
-                const double key = from_bf16(image.k[panel_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
-                v[t] += key * rounded(c, state, rounds) + (c.fine ? fine.key_rest(index, t, k) * rounded(state, rounds) : 0);
+                const double key = from_bf16(image.k[sw128_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
+                v[t] += key * rounded(c, state, rounds) + (c.fine ? fine.key_lo(index, t, k) * rounded(state, rounds) : 0);
               }
               if (c.fine) v[t] *= fine.images[index].scale[t];
-              v_saved.add(from_bf16(got.v[tile * kPanel + panel_index(t, i % 64)]), v[t]);
+              v_saved.add(from_bf16(got.v[tile * kSw128Elements + sw128_index(t, i % 64)]), v[t]);
               const double nearest = rounded(v[t], rounds);
-              v_rest[t] = c.fine ? rounded(v[t] - nearest, rounds) : 0;
+              v_lo[t] = c.fine ? rounded(v[t] - nearest, rounds) : 0;
               v[t] = nearest;
               grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
             }
-            for (int k = 0; k < kKey; ++k)
-              d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+            for (int k = 0; k < kTileK; ++k)
+              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
               double x = image.gamma[k] * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
-                x += from_bf16(image.q[panel_index(t, k)]) * grad[t];
-                if (c.online) x -= from_bf16(image.y[panel_index(t, k)]) * (v[t] + v_rest[t]) + (c.fine ? fine.rest(index, t, k) * v[t] : 0);
+                x += from_bf16(image.q[sw128_index(t, k)]) * grad[t];
+                if (c.is_delta) x -= from_bf16(image.y[sw128_index(t, k)]) * (v[t] + v_lo[t]) + (c.fine ? fine.rest(index, t, k) * v[t] : 0);
               }
               d[static_cast<size_t>(k) * padded + i] = x;
             }
@@ -443,17 +443,17 @@ void test_reverse(const Case& c) {
   }
 }
 
-// Of raw rows, A, P and numbers of rows, or (c.keys) of StreamImages, Khat, A and P (scan/reverse_rows.cu).
-template <int kKey>
+// Of raw rows, A, P and numbers of rows, or (c.keys) of QETiles, Khat, A and P (scan/reverse_rows.cu).
+template <int kTileK>
 void test_reverse_rows(const Case& c) {
   const Layout at(c);
   Random random{67890};
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
-  std::vector<PairImage> pairs(static_cast<size_t>(at.chunks) * c.HV);
-  std::vector<BackwardNumbers> numbers(pairs.size());
-  std::vector<StreamImage<kKey>> images(pairs.size());
-  std::vector<uint16_t> key_rows(pairs.size() * 64 * kKey, 0);
-  const auto key_matrix = [&](size_t index) { return &key_rows[index * 64 * kKey]; };
+  std::vector<IntraChunk> pairs(static_cast<size_t>(at.chunks) * c.HV);
+  std::vector<RowScalesBwd> numbers(pairs.size());
+  std::vector<QETiles<kTileK>> images(pairs.size());
+  std::vector<uint16_t> key_rows(pairs.size() * 64 * kTileK, 0);
+  const auto key_matrix = [&](size_t index) { return &key_rows[index * 64 * kTileK]; };
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.3, random);
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
@@ -470,8 +470,8 @@ void test_reverse_rows(const Case& c) {
         const int rows = at.rows(n, chunk);
         for (int i = 0; i < rows; ++i) {
           for (int j = 0; j <= i; ++j) {
-            pairs[index].p[panel_index(i, j)] = to_bf16(random(0.2));
-            pairs[index].a[panel_index(i, j)] = i == j ? to_bf16(1) : to_bf16(random(0.1));
+            pairs[index].p[sw128_index(i, j)] = to_bf16(random(0.2));
+            pairs[index].a[sw128_index(i, j)] = i == j ? to_bf16(1) : to_bf16(random(0.1));
           }
           numbers[index].k[i] = static_cast<float>(random(0.5)), numbers[index].e[i] = static_cast<float>(random(0.5));
           numbers[index].q[i] = static_cast<float>(random(0.7));
@@ -482,7 +482,7 @@ void test_reverse_rows(const Case& c) {
           random_matrix(key_matrix(index), rows, c.K, 0.1, random);
           random_matrix(images[index].e, rows, c.K, 0.1, random);
           random_matrix(images[index].q, rows, c.K, 0.15, random);
-          for (int k = 0; k < kKey; ++k) images[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+          for (int k = 0; k < kTileK; ++k) images[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         }
       }
     }
@@ -493,22 +493,22 @@ void test_reverse_rows(const Case& c) {
     std::vector<uint16_t> d_states, dz;
   };
   const auto run = [&](bool alone, bool save = true) {
-    DeviceBuffer<PairImage> device_pairs(pairs);
-    DeviceBuffer<BackwardNumbers> device_numbers(numbers);
-    DeviceBuffer<StreamImage<kKey>> device_images(images);
+    DeviceBuffer<IntraChunk> device_pairs(pairs);
+    DeviceBuffer<RowScalesBwd> device_scalars(numbers);
+    DeviceBuffer<QETiles<kTileK>> device_tiles(images);
     DeviceBuffer<uint16_t> device_key_rows(key_rows);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), dz(std::vector<uint16_t>(tiles * kPanel, kNan16));
+    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)), dz(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
     ScanReverseArgs args;
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V;
     args.pairs = device_pairs.data();
     if (c.keys) {
-      args.images = device_images.data(), args.keys = device_key_rows.data();
+      args.images = device_tiles.data(), args.keys = device_key_rows.data();
     } else {
-      args.numbers = device_numbers.data(), args.mixed = c.mixed;
+      args.numbers = device_scalars.data(), args.mixed = c.mixed;
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
@@ -518,7 +518,7 @@ void test_reverse_rows(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
       args.d_initial_state = at.state_arg(device_initial.data(), n);
-      scan_reverse(args, kKey, nullptr);
+      scan_reverse(args, kTileK, nullptr);
     }
     return Outputs{device_initial.download(), d_states.download(), dz.download()};
   };
@@ -533,15 +533,15 @@ void test_reverse_rows(const Case& c) {
       if (at.is_damaged(n)) continue;
       for (int hv = 0; hv < c.HV; ++hv) {
         const int padded = at.blocks * 64;
-        std::vector<double> d(static_cast<size_t>(kKey) * padded, 0.0);
+        std::vector<double> d(static_cast<size_t>(kTileK) * padded, 0.0);
         if (c.has_initial)
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
         for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
           const size_t index = at.image(n, chunk, hv);
-          const PairImage& pair = pairs[index];
-          const BackwardNumbers& of = numbers[index];
-          const StreamImage<kKey>& image = images[index];
+          const IntraChunk& pair = pairs[index];
+          const RowScalesBwd& of = numbers[index];
+          const QETiles<kTileK>& image = images[index];
           const int rows = at.rows(n, chunk);
           const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) { return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]); };
           for (int i = 0; i < padded; ++i) {
@@ -551,23 +551,23 @@ void test_reverse_rows(const Case& c) {
             for (int t = 0; t < rows; ++t) {
               double x = 0;
               for (int k = 0; k < c.K; ++k) {
-                x += (c.keys ? from_bf16(key_matrix(index)[panel_index(t, k)]) : row(keys, t, k)) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+                x += (c.keys ? from_bf16(key_matrix(index)[sw128_index(t, k)]) : row(keys, t, k)) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
               }
               if (!c.keys) x *= of.k[t];
-              for (int j = 0; j < rows; ++j) x += from_bf16(pair.p[panel_index(j, t)]) * grad[j];
+              for (int j = 0; j < rows; ++j) x += from_bf16(pair.p[sw128_index(j, t)]) * grad[j];
               dr[t] = rounded(x, rounds);
             }
             for (int t = 0; t < 64; ++t) {
-              for (int j = 0; j < rows; ++j) dz[t] += from_bf16(pair.a[panel_index(j, t)]) * dr[j];
-              dz_saved.add(from_bf16(got.dz[tile * kPanel + panel_index(t, i % 64)]), dz[t]);
+              for (int j = 0; j < rows; ++j) dz[t] += from_bf16(pair.a[sw128_index(j, t)]) * dr[j];
+              dz_saved.add(from_bf16(got.dz[tile * kSw128Elements + sw128_index(t, i % 64)]), dz[t]);
             }
-            for (int k = 0; k < kKey; ++k)
-              d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+            for (int k = 0; k < kTileK; ++k)
+              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
               double x = (c.keys ? image.gamma[k] : of.gamma[0]) * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < rows; ++t) {
                 if (c.keys) {
-                  x += from_bf16(image.q[panel_index(t, k)]) * grad[t] + from_bf16(image.e[panel_index(t, k)]) * rounded(dz[t], rounds);
+                  x += from_bf16(image.q[sw128_index(t, k)]) * grad[t] + from_bf16(image.e[sw128_index(t, k)]) * rounded(dz[t], rounds);
                   continue;
                 }
                 x += row(reads, t, k) * rounded(of.q[t] * grad[t] + of.erase_q[t] * dz[t], rounds);
@@ -603,10 +603,10 @@ void test(const Case& c, bool forward) {
 std::vector<Case> cases() {
   const std::vector<int> packed = {0, 130, 64, 0, 1, 63, 320, 0};
   std::vector<Case> all;
-  for (const bool online : {true, false}) {
+  for (const bool is_delta : {true, false}) {
     for (const int key : {128, 64}) {
-      const std::string prefix = (online ? "online " : "offline ") + std::to_string(key) + " ";
-      Case base{prefix, key, key, 128, 2, {130}, false, online, true};
+      const std::string prefix = (is_delta ? "online " : "offline ") + std::to_string(key) + " ";
+      Case base{prefix, key, key, 128, 2, {130}, false, is_delta, true};
       const auto add = [&](const std::string& name, auto change) {
         Case c = base;
         c.name += name;
@@ -639,7 +639,7 @@ std::vector<Case> cases() {
       add("K less", [&](Case& c) { c.K = c.key == 128 ? 100 : 16, c.V = 72, c.value_first = true; });
       add("no d_o, no state", [&](Case& c) { c.has_d_o = c.has_initial = false; });
       add("no d_o", [&](Case& c) { c.has_d_o = false; });
-      if (!online) continue;
+      if (!is_delta) continue;
       const auto add_rows = [&](const std::string& more, auto change) {
         add("rows" + more, [&](Case& c) {
           c.rows = true, c.lengths = packed, c.packed = true;
@@ -702,22 +702,22 @@ std::vector<Case> cases() {
       add_keys(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
       add_keys(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
       add_keys(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
-      for (const bool rests : {false, true}) {
-        const std::string name = rests ? "fine with rests of keys" : "fine";
-        const auto add_fine = [&](const std::string& more, auto change) {
+      for (const bool lo_parts : {false, true}) {
+        const std::string name = lo_parts ? "fine with rests of keys" : "fine";
+        const auto add_hi_lo = [&](const std::string& more, auto change) {
           add(name + more, [&](Case& c) {
-            c.fine = true, c.key_rests = rests, c.lengths = packed, c.packed = true;
+            c.fine = true, c.keys_lo = lo_parts, c.lengths = packed, c.packed = true;
             change(c);
           });
         };
-        add_fine("", [](Case&) {});
-        add_fine(", no saves", [](Case& c) { c.save = false; });
-        add_fine(", saves only", [](Case& c) { c.out = false; });
-        add_fine(", state only", [](Case& c) { c.out = c.save = false; });
-        add_fine(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
-        add_fine(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
-        add_fine(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
-        add_fine(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+        add_hi_lo("", [](Case&) {});
+        add_hi_lo(", no saves", [](Case& c) { c.save = false; });
+        add_hi_lo(", saves only", [](Case& c) { c.out = false; });
+        add_hi_lo(", state only", [](Case& c) { c.out = c.save = false; });
+        add_hi_lo(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
+        add_hi_lo(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
+        add_hi_lo(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+        add_hi_lo(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
       }
     }
   }

@@ -81,7 +81,7 @@ TEST(Small, HeadsThatShareKeys) {
     options.V = 64;
     options.seed = ++seed;
     const int64_t chunks = 3 + (static_cast<int64_t>(offsets.size()) - 4);  // one of each of the added
-    ASSERT_GT(cuda::grouped_heads(8, 8, chunks, cuda::turning_processors()), 1) << "too few chunks for that kernel";
+    ASSERT_GT(cuda::grouped_heads(8, 8, chunks, cuda::persistent_ctas()), 1) << "too few chunks for that kernel";
     const Problem problem = of_bf16_numbers(random_problem(preset(K == 64 ? "deltanet" : "gated_deltanet").rule, options));
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
@@ -98,15 +98,15 @@ TEST(Small, FormedGatesAndKeysInHalves) {
     const Rule rule = preset(name).rule;
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 75});
-    options.K = rule.online() ? (rule.uses_write_gate() ? 128 : 64) : 136;
+    options.K = rule.is_delta() ? (rule.uses_write_gate() ? 128 : 64) : 136;
     options.V = 40;
     options.H = 1;
     options.HV = rule.uses_erase_gate() ? 1 : 2;
     options.gates_per_value_head = true;
-    if (rule.online()) options.gates = logits_of(rule, Given::kSoftplus);
+    if (rule.is_delta()) options.gates = logits_of(rule, Given::kSoftplus);
     options.seed = ++seed;
     Problem problem = random_problem(rule, options);
-    for (size_t i = 0; i < problem.in.g.size() && rule.online(); i += 31) problem.in.g[i] = 60;
+    for (size_t i = 0; i < problem.in.g.size() && rule.is_delta(); i += 31) problem.in.g[i] = 60;
     problem = of_bf16_numbers(std::move(problem));
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
@@ -119,7 +119,7 @@ TEST(Small, FormedGatesAndKeysInHalves) {
 }
 
 // Two rows a token, in wide accesses and single ones, decays of channels and of a head.
-TEST(Small, TwoRows) {
+TEST(Small, DplrAsTwoTokens) {
   uint64_t seed = 950;
   for (const char* text : {"decay=channel erase_key=own erase_state=previous erase_write=own", "decay=scalar erase_state=previous gain=gate"}) {
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
@@ -167,7 +167,7 @@ TEST(Small, CheckpointsAndFloat16) {
 }
 
 // Keys above 128, rows that the copy engine brings and that threads copy, behind which it brings whole ones again.
-TEST(Small, WideKeys) {
+TEST(Small, K256Keys) {
   uint64_t seed = 940;
   for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const bool bf16 : {true, false}) {
@@ -210,7 +210,7 @@ TEST(Small, ManyTurns) {
   }
 }
 
-// Sequences of several chunks and few heads: the gradients begin beside the reverse scan, of whole sequences and of segments (plan.h: gradients_follow).
+// Sequences of several chunks and few heads: the gradients begin beside the reverse scan, of whole sequences and of segments (plan.h: overlap_grad_with_scan).
 TEST(Small, GradientsBesideTheScan) {
   uint64_t seed = 980;
   for (const char* name :

@@ -247,8 +247,8 @@ void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t
   emulation::check_bulk(from, to, bytes, "cluster_copy");
   block.shared(Block::kSharedBase + block.offset(from, "cluster_copy"), bytes, 16, "cluster_copy", position.thread);
   Block& other = block.cluster_block(rank, "cluster_copy");
-  char* const there = static_cast<char*>(block.cluster_place(to, rank));
-  const uint64_t word = *static_cast<const uint64_t*>(block.cluster_place(barrier, rank));
+  char* const there = static_cast<char*>(block.cluster_rank(to, rank));
+  const uint64_t word = *static_cast<const uint64_t*>(block.cluster_rank(barrier, rank));
   const std::size_t index = emulation::barrier_index(other, word, barrier, "cluster_copy");
   emulation::races::touch(from, bytes);
   emulation::races::read(from, bytes);

@@ -271,7 +271,7 @@ Block& Block::cluster_block(int rank, const char* what) {
   if (other.over()) fail(position.thread, "%s of block %d, which is over or has not begun", what, rank);
   return other;
 }
-void* Block::cluster_place(const void* shared, int rank) {
+void* Block::cluster_rank(const void* shared, int rank) {
   const uint32_t at = offset(shared, "cluster_memory");
   return cluster_block(rank, "cluster_memory").shared_.get() + at;
 }

@@ -117,7 +117,7 @@ class Block {
   void cluster_arrive();
   void cluster_wait();
   Block& cluster_block(int rank, const char* what);
-  void* cluster_place(const void* shared, int rank);
+  void* cluster_rank(const void* shared, int rank);
   void wake(unsigned thread);
   // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
   void linger(const char* what, int barrier, int parity);

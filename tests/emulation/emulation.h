@@ -182,10 +182,10 @@ void cluster_arrive();
 void cluster_wait();
 void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier);
 inline void prefetch_map(const TensorMap& /*map*/) {}
-void* cluster_place(const void* shared, int rank);
+void* cluster_rank(const void* shared, int rank);
 template <class T>
 T* cluster_memory(T* shared, int rank) {
-  return static_cast<T*>(cluster_place(shared, rank));
+  return static_cast<T*>(cluster_rank(shared, rank));
 }
 inline void grid_dependency_wait() { emulation::grid_wait(); }
 inline void grid_dependency_launch() { emulation::grid_launch(false); }
@@ -194,7 +194,7 @@ inline void grid_dependency_launch_first() { emulation::grid_launch(true); }
 // ---- Global memory
 inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
 inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
-inline float4 load_behind_l1(const float4* from) { return *from; }
+inline float4 load_past_l1(const float4* from) { return *from; }
 inline void add_there(float4* to, const float4& x) { to->x += x.x, to->y += x.y, to->z += x.z, to->w += x.w; }
 void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends
 

@@ -8,7 +8,7 @@ namespace fw::cuda::emulation {
 // Tests change it.
 struct Gpu {
   const char* name = "emulated device";
-  int major = 9, minor = 0, multiprocessors = 132;
+  int major = 9, minor = 0, sm_count = 132;
 };
 extern Gpu gpu;
 

@@ -123,7 +123,7 @@ void cluster_sync() {
 }
 void cluster_arrive() { Block::current().cluster_arrive(); }
 void cluster_wait() { Block::current().cluster_wait(); }
-void* cluster_place(const void* shared, int rank) { return Block::current().cluster_place(shared, rank); }
+void* cluster_rank(const void* shared, int rank) { return Block::current().cluster_rank(shared, rank); }
 
 uint32_t warp_ballot(bool predicate) {
   emulation::BallotCall call{predicate, 0};

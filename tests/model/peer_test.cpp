@@ -458,9 +458,9 @@ TEST(Peer, ExportsModelsOfOurOwn) {
   ModelConfig none = small_config("gated_deltanet");
   none.layers = {"recurrent", "conv"};
   EXPECT_NE(error_of([&] { config_to_peer(none); }), "");
-  ModelConfig bare = small_config("gated_deltanet");
-  bare.mlp = "none";
-  EXPECT_NE(error_of([&] { config_to_peer(bare); }), "");
+  ModelConfig unscaled = small_config("gated_deltanet");
+  unscaled.mlp = "none";
+  EXPECT_NE(error_of([&] { config_to_peer(unscaled); }), "");
   ModelConfig turned = small_config("gated_deltanet");
   turned.layers = {"recurrent", "window"};
   turned.window.rope_fraction = 0.5;

@@ -26,7 +26,7 @@ def axes(rule):
 def shapes(rule, B, T, H, HV, K, V):
     """{input: shape} that the rule takes, in the order of the header, without states."""
     a = axes(rule)
-    online = a["solve"] == "online"
+    online = a["update"] == "delta"
     s = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V)}
     if a["key_source"] == "decay":
         del s["k"]
@@ -77,7 +77,7 @@ def _normalised(x, how, eps):
 def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=None):
     """o, final_state [B, HV, K, V], final_precond [B, H, K] or None."""
     a = axes(rule)
-    online = a["solve"] == "online"
+    online = a["update"] == "delta"
     q, v = inputs["q"], inputs["v"]
     k = inputs["k"] if "k" in inputs else -torch.expm1(inputs["g"])
     B, T, H, K = q.shape

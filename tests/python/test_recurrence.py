@@ -18,7 +18,7 @@ COMPOSED = [
     "decay=channel gain=longhorn feedback=fixed lambda=0.3 read=corrected q_norm=l2 k_norm=l2",
     "decay=scalar gain=gate erase_key=own write=scalar q_norm=l2 k_norm=l2",
     "decay=channel erase=scalar write=channel precond=diagonal precond_form=squash_low gain=gate q_norm=l2 k_norm=l2",
-    "solve=offline decay=scalar gain=gate precond=read precond_form=inverse normaliser=one_plus k_norm=l2",
+    "update=additive decay=scalar gain=gate precond=read precond_form=inverse normaliser=one_plus k_norm=l2",
 ]
 ALL = fastweight.rule_names() + ["gated_deltanet2_b_only", "precond_norm_gated", "precond_exact"] + COMPOSED
 

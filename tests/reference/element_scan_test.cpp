@@ -49,7 +49,7 @@ TEST(ElementScan, MambaIsLinearAttentionWithAHeadForEveryChannel) {
   const ElementScan::Inputs in = scan.random(3);
   const ElementScan::Outputs want = scan.forward(in);
   ReferenceProblem p;
-  p.rule = parse_rule("decay=channel solve=offline");
+  p.rule = parse_rule("decay=channel update=additive");
   p.shape.sequences = scan.sequences;
   p.shape.H = p.shape.HV = scan.channels;
   p.shape.g_heads = scan.channels;

@@ -127,15 +127,15 @@ Vec direct_state(const LeastSquaresProblem& p, int64_t t) {
 
 TEST(LeastSquares, OnlineAndOfflineGiveTheSameOutputs) {
   for_each_problem([](const LeastSquaresProblem& p) {
-    const LeastSquaresOutputs online = least_squares_online(p), offline = least_squares_offline(p);
-    EXPECT_LE(relative_error(online.o, offline.o), kSolveBound);
-    EXPECT_LE(relative_error(online.final_state, offline.final_state), kSolveBound);
+    const LeastSquaresOutputs is_delta = least_squares_online(p), additive = least_squares_offline(p);
+    EXPECT_LE(relative_error(is_delta.o, additive.o), kSolveBound);
+    EXPECT_LE(relative_error(is_delta.final_state, additive.final_state), kSolveBound);
   });
 }
 
 TEST(LeastSquares, EveryTokenEqualsADirectSolve) {
   for_each_problem([](const LeastSquaresProblem& p) {
-    const LeastSquaresOutputs online = least_squares_online(p);
+    const LeastSquaresOutputs is_delta = least_squares_online(p);
     Vec expected;
     for (int64_t t = 0; t < p.T; ++t) {
       const Vec S = direct_state(p, t + 1);
@@ -145,8 +145,8 @@ TEST(LeastSquares, EveryTokenEqualsADirectSolve) {
         expected.push_back(o);
       }
     }
-    EXPECT_LE(relative_error(online.o, expected), kSolveBound);
-    EXPECT_LE(relative_error(online.final_state, direct_state(p, p.T)), kSolveBound);
+    EXPECT_LE(relative_error(is_delta.o, expected), kSolveBound);
+    EXPECT_LE(relative_error(is_delta.final_state, direct_state(p, p.T)), kSolveBound);
   });
 }
 
@@ -156,9 +156,9 @@ TEST(LeastSquares, AnotherPlacementOfTheDecaysIsAnotherRule) {
   Options o;
   o.state_decay = o.gram_decay = true;
   LeastSquaresProblem p = random_least_squares(o);
-  const LeastSquaresOutputs offline = least_squares_offline(p);
+  const LeastSquaresOutputs additive = least_squares_offline(p);
   for (int64_t t = 0; t < p.T; ++t) p.state_decay[t] *= p.gram_decay[t];
-  EXPECT_GT(relative_error(least_squares_online(p).o, offline.o), 0.01);
+  EXPECT_GT(relative_error(least_squares_online(p).o, additive.o), 0.01);
 }
 
 TEST(LeastSquares, ADiagonalGramMatrixBreaksTheEquality) {
@@ -170,11 +170,11 @@ TEST(LeastSquares, ADiagonalGramMatrixBreaksTheEquality) {
     o.gram_decay = seed % 3 == 0;
     o.seed = seed;
     const LeastSquaresProblem p = random_least_squares(o);
-    const LeastSquaresOutputs online = least_squares_online(p, Gram::kDiagonal), offline = least_squares_offline(p, Gram::kDiagonal);
-    EXPECT_GT(relative_error(online.o, offline.o), 0.1) << "seed " << seed;
+    const LeastSquaresOutputs is_delta = least_squares_online(p, Gram::kDiagonal), additive = least_squares_offline(p, Gram::kDiagonal);
+    EXPECT_GT(relative_error(is_delta.o, additive.o), 0.1) << "seed " << seed;
     const LeastSquaresOutputs exact = least_squares_online(p);
-    EXPECT_GT(relative_error(online.o, exact.o), 0.1) << "seed " << seed;
-    EXPECT_GT(relative_error(offline.o, exact.o), 0.1) << "seed " << seed;
+    EXPECT_GT(relative_error(is_delta.o, exact.o), 0.1) << "seed " << seed;
+    EXPECT_GT(relative_error(additive.o, exact.o), 0.1) << "seed " << seed;
   }
 }
 
@@ -244,14 +244,14 @@ TEST(LeastSquares, TheRulesWithADiagonalMeetItForKeysAlongTheAxesOnly) {
       online_gates.precond_beta = p.beta;
       offline_gates = online_gates;
       offline_gates.beta = p.beta;
-      const ReferenceOutputs online = run_rule("precond=diagonal precond_form=inverse_previous normaliser=gated precond_ridge=0.5" + decay, p, online_gates);
-      const ReferenceOutputs offline = run_rule("solve=offline gain=gate precond=read precond_form=inverse precond_ridge=0.5" + decay, p, offline_gates);
+      const ReferenceOutputs is_delta = run_rule("precond=diagonal precond_form=inverse_previous normaliser=gated precond_ridge=0.5" + decay, p, online_gates);
+      const ReferenceOutputs additive = run_rule("update=additive gain=gate precond=read precond_form=inverse precond_ridge=0.5" + decay, p, offline_gates);
       const LeastSquaresOutputs exact = least_squares_online(p);
       if (along_axes) {
-        EXPECT_LE(relative_error(online.o, exact.o), kSolveBound) << "seed " << seed;
-        EXPECT_LE(relative_error(offline.o, exact.o), kSolveBound) << "seed " << seed;
+        EXPECT_LE(relative_error(is_delta.o, exact.o), kSolveBound) << "seed " << seed;
+        EXPECT_LE(relative_error(additive.o, exact.o), kSolveBound) << "seed " << seed;
       } else {
-        EXPECT_GT(relative_error(online.o, offline.o), 0.1) << "seed " << seed;
+        EXPECT_GT(relative_error(is_delta.o, additive.o), 0.1) << "seed " << seed;
       }
     }
   }
@@ -328,9 +328,9 @@ TEST(LeastSquares, AStateForgottenAtOnceStillSatisfiesTheTheorem) {
   o.state_decay = o.gram_decay = o.initial_state = true;
   LeastSquaresProblem p = random_least_squares(o);
   p.state_decay[p.T / 2] = 0;
-  const LeastSquaresOutputs online = least_squares_online(p);
-  EXPECT_LE(relative_error(online.o, least_squares_offline(p).o), kSolveBound);
-  EXPECT_LE(relative_error(online.final_state, direct_state(p, p.T)), kSolveBound);
+  const LeastSquaresOutputs is_delta = least_squares_online(p);
+  EXPECT_LE(relative_error(is_delta.o, least_squares_offline(p).o), kSolveBound);
+  EXPECT_LE(relative_error(is_delta.final_state, direct_state(p, p.T)), kSolveBound);
 }
 
 TEST(LeastSquares, RefusesWhatDoesNotFit) {

@@ -26,6 +26,14 @@ std::string refused(std::string_view text) {
 
 #define EXPECT_REFUSED(text, part) EXPECT_NE(refused(text).find(part), std::string::npos) << refused(text)
 
+// Model files of fastweight 0.1 have it so.
+TEST(Rule, TheOldNameOfTheAxisUpdateIsRead) {
+  EXPECT_EQ(to_string(parse_rule("decay=scalar solve=offline")), "decay=scalar update=additive");
+  EXPECT_EQ(to_string(parse_rule("gla solve=online")), to_string(parse_rule("gla update=delta")));
+  EXPECT_REFUSED("solve=delta", "written update=delta");
+  EXPECT_REFUSED("solve=offline update=additive", "expected one value");
+}
+
 TEST(Rule, PresetsHaveDistinctNamesAndRules) {
   std::set<std::string_view> names;
   std::set<std::string> rules;
@@ -55,7 +63,7 @@ TEST(Rule, TextRoundTrip) {
   for (const Decay decay : {Decay::kNone, Decay::kConstant, Decay::kScalar, Decay::kChannel}) {
     for (int bits = 0; bits < 256; ++bits) {
       rule.decay = decay;
-      rule.solve = static_cast<Solve>(bits & 1);
+      rule.update = static_cast<Update>(bits & 1);
       rule.erase = static_cast<Gate>(bits >> 1 & 1);
       rule.write = static_cast<Gate>(bits >> 2 & 1);
       rule.feedback = static_cast<Feedback>(bits >> 3 & 1);
@@ -103,12 +111,12 @@ TEST(Rule, GainBoundTimesRangeIsAtMostTwo) {
   EXPECT_REFUSED("precond_gated_deltanet gain_bound=2", "lower precond_x to 1");
   EXPECT_REFUSED("precond_gated_deltanet gain_bound=1.6 precond_x=1.5", "gain_bound * precond_x <= 2");
   EXPECT_NO_THROW(parse_rule("gated_deltanet gain_bound=2"));
-  EXPECT_NO_THROW(parse_rule("solve=offline precond=diagonal gain_bound=2"));
+  EXPECT_NO_THROW(parse_rule("update=additive precond=diagonal gain_bound=2"));
 }
 
 // Numbers of the C struct that no enum has, far and near.
 TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
-  const std::array<int32_t fw_rule::*, 13> fields = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
+  const std::array<int32_t fw_rule::*, 13> fields = {&fw_rule::decay,      &fw_rule::update,   &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
                                                      &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,  &fw_rule::precond, &fw_rule::precond_form,
                                                      &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm};
   for (const auto field : fields) {
@@ -128,22 +136,22 @@ TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
 
 // Which inputs a rule takes, for the cases where two axes decide together.
 TEST(Rule, TakesWhatItsAxesUse) {
-  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=learned").uses_erase_gate());
-  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=learned").uses_lambda());
+  EXPECT_FALSE(parse_rule("update=additive erase=channel feedback=learned").uses_erase_gate());
+  EXPECT_FALSE(parse_rule("update=additive erase=channel feedback=learned").uses_lambda());
   EXPECT_FALSE(parse_rule("gain=gate erase=channel write=channel").uses_beta());
   EXPECT_TRUE(parse_rule("gain=gate erase=channel").uses_beta());
-  EXPECT_TRUE(parse_rule("solve=offline gain=gate").uses_beta());
+  EXPECT_TRUE(parse_rule("update=additive gain=gate").uses_beta());
   EXPECT_FALSE(parse_rule("decay=constant").uses_g());
   EXPECT_FALSE(parse_rule("gain=nlms").uses_beta());
   EXPECT_TRUE(parse_rule("gain=longhorn write=channel").uses_beta());
   EXPECT_TRUE(parse_rule("precond=read").uses_precond());
-  EXPECT_FALSE(parse_rule("solve=offline erase_key=own").uses_erase_key());
-  EXPECT_FALSE(parse_rule("solve=offline erase_write=own").uses_erase_write());
+  EXPECT_FALSE(parse_rule("update=additive erase_key=own").uses_erase_key());
+  EXPECT_FALSE(parse_rule("update=additive erase_write=own").uses_erase_write());
   EXPECT_TRUE(parse_rule("erase_write=own").general_erase());
   EXPECT_FALSE(parse_rule("erase_state=previous").general_erase());  // without a decay both states are one
   EXPECT_TRUE(parse_rule("decay=constant erase_state=previous").general_erase());
   EXPECT_FALSE(parse_rule("feedback=fixed").uses_lambda());
-  EXPECT_TRUE(parse_rule("solve=offline read=corrected").uses_read_correction());
+  EXPECT_TRUE(parse_rule("update=additive read=corrected").uses_read_correction());
   EXPECT_FALSE(parse_rule("precond=read precond_form=inverse").uses_precond_center());
   EXPECT_FALSE(parse_rule("hgrn2").uses_k());
 }

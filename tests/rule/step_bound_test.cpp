@@ -96,7 +96,7 @@ class Sampler {
 std::vector<Rule> compositions() {
   std::vector<Rule> rules{Rule{}};
   for (const AxisInfo& axis : rule_axes()) {
-    if (axis.name == "write" || axis.name == "read" || axis.name == "key_source" || axis.name == "solve" || axis.name == "update") continue;
+    if (axis.name == "write" || axis.name == "read" || axis.name == "key_source" || axis.name == "update") continue;
     std::vector<Rule> wider;
     for (const Rule& rule : rules) {
       for (size_t value = 0; value < axis.values.size(); ++value) {

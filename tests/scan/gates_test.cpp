@@ -218,7 +218,7 @@ TEST(Gates, AreInThePlanOfCuda) {
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
-// Two rows a token (scan/cuda/call/two_rows.h) cannot say what a norm of the key makes of a key over its decay.
+// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
   SmallCall call("gated_deltanet");
   call.desc.device = FW_DEVICE_CUDA;

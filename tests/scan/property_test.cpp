@@ -206,7 +206,7 @@ double growth(Problem problem) {
     return std::sqrt(longest);
   };
   const double moving = longest_row();
-  problem.rule.solve = Solve::kOffline;
+  problem.rule.update = Update::kAdditive;
   problem.rule.decay = Decay::kNone;
   problem.rule.key_source = KeySource::kGiven;
   if (problem.in.k.empty()) problem.in.k = problem.in.q;  // nothing is written

@@ -58,9 +58,9 @@ Json byte_level(bool pairs = false) {
 // 0 <unk>, then pieces with scores.
 Json unigram() {
   Json vocab = Json::array();
-  constexpr std::array<std::pair<const char*, double>, 8> kPieces = {
+  constexpr std::array<std::pair<const char*, double>, 8> kVec16 = {
       {{"<unk>", 0}, {"\u2581", -3}, {"\u2581a", -2.5}, {"a", -2}, {"b", -2}, {"ab", -3.5}, {"\u2581ab", -5.5}, {"bb", -4}}};
-  for (const auto& [piece, score] : kPieces) vocab.push_back(Json::array({piece, score}));
+  for (const auto& [piece, score] : kVec16) vocab.push_back(Json::array({piece, score}));
   return {{"pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}, {"split", true}}},
           {"decoder", {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}}},
           {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}}};

@@ -47,12 +47,12 @@ TEST(ByteTokenizer, IdsOutsideTheVocabulary) {
 // One small model of each kind, trained once: training takes a second.
 class SentencePiece : public ::testing::TestWithParam<const char*> {
  protected:
-  static constexpr int32_t kPieces = 340;
+  static constexpr int32_t kVec16 = 340;
 
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TempFolder>();
     write_file_atomic(folder_->path("text"), training_text());
-    for (const char* type : {"unigram", "bpe"}) train_sentencepiece(folder_->path("text"), folder_->path(type), kPieces, type);
+    for (const char* type : {"unigram", "bpe"}) train_sentencepiece(folder_->path("text"), folder_->path(type), kVec16, type);
   }
   static void TearDownTestSuite() { folder_.reset(); }
 
@@ -79,7 +79,7 @@ std::unique_ptr<TempFolder> SentencePiece::folder_;
 
 TEST_P(SentencePiece, HasTheSizeAskedForAndCompresses) {
   const auto tokenizer = sentencepiece_tokenizer(model_path());
-  EXPECT_EQ(tokenizer->vocab_size(), kPieces);
+  EXPECT_EQ(tokenizer->vocab_size(), kVec16);
   EXPECT_EQ(tokenizer->type(), "sentencepiece");
   const std::string text = training_text();
   EXPECT_LT(tokenizer->encode(text).size(), text.size() * 3 / 4);
@@ -128,7 +128,7 @@ TEST_P(SentencePiece, EveryTextComesBackAsItWas) {
     const auto ids = tokenizer->encode(text);
     for (const int32_t id : ids) {
       ASSERT_GE(id, 1) << "the unknown piece stands for text that is lost";
-      ASSERT_LT(id, kPieces);
+      ASSERT_LT(id, kVec16);
     }
     ASSERT_EQ(tokenizer->decode(ids), text);
     ASSERT_EQ(streamed(*tokenizer, ids), text);
@@ -144,7 +144,7 @@ TEST_P(SentencePiece, NewlineIsOneToken) {
 }
 
 TEST_P(SentencePiece, TrainingTwiceGivesTheSameModel) {
-  train_sentencepiece(folder_->path("text"), folder_->path("again"), kPieces, GetParam());
+  train_sentencepiece(folder_->path("text"), folder_->path("again"), kVec16, GetParam());
   EXPECT_EQ(read_file(folder_->path("again")), read_file(model_path()));
 }
 
@@ -154,7 +154,7 @@ TEST_P(SentencePiece, SavedInAModelFolderAndLoaded) {
   tokenizer->save(model.path("."));
   const auto loaded = load_tokenizer(model.path("."));
   EXPECT_EQ(loaded->type(), "sentencepiece");
-  EXPECT_EQ(loaded->vocab_size(), kPieces);
+  EXPECT_EQ(loaded->vocab_size(), kVec16);
   EXPECT_EQ(loaded->encode(training_text()), tokenizer->encode(training_text()));
   EXPECT_EQ(make_tokenizer(model.path("tokenizer.model"))->encode("the kalo"), tokenizer->encode("the kalo"));
 
@@ -196,7 +196,7 @@ TEST_P(SentencePiece, TruncatedAndFlippedModelsNeverCrash) {
 
 TEST_P(SentencePiece, IdsOutsideTheVocabulary) {
   const auto tokenizer = sentencepiece_tokenizer(model_path());
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"340"}, [&] { tokenizer->piece(kPieces); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"340"}, [&] { tokenizer->piece(kVec16); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"-5"}, [&] { tokenizer->decode({-5}); }));
 }
 
@@ -219,7 +219,7 @@ TEST_P(SentencePiece, WhatCannotBeTrained) {
 TEST_P(SentencePiece, SaysNothingOnItsOwn) {
   ::testing::internal::CaptureStderr();
   ::testing::internal::CaptureStdout();
-  train_sentencepiece(folder_->path("text"), folder_->path("again"), kPieces, GetParam());
+  train_sentencepiece(folder_->path("text"), folder_->path("again"), kVec16, GetParam());
   sentencepiece_tokenizer(folder_->path("again"))->encode("\xff text");
   EXPECT_THROW(sentencepiece_tokenizer(folder_->path("text")), Error);
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");

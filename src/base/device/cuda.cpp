@@ -226,7 +226,7 @@ DeviceInfo device_info() {
   info.name = properties.name;
   info.major = properties.major;
   info.minor = properties.minor;
-  info.multiprocessors = properties.multiProcessorCount;
+  info.sm_count = properties.multiProcessorCount;
   info.driver = version_text(driver);
   info.runtime = version_text(runtime);
   return info;

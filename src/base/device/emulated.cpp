@@ -84,7 +84,7 @@ DeviceInfo device_info() {
   DeviceInfo info;
   info.name = "emulated device";
   info.major = 9;
-  info.multiprocessors = 132;
+  info.sm_count = 132;
   info.driver = info.runtime = "none";
   info.emulated = true;
   return info;

@@ -14,7 +14,7 @@
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
 #include "ops/cpu/scratch.h"
-#include "ops/turn_heads.h"
+#include "ops/rotary_heads.h"
 
 namespace fw {
 namespace {
@@ -215,8 +215,8 @@ int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, co
 }
 
 template <class T>
-void turn_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
-  fw::turn_heads(q, k, [&](Mat<T> x) { cpu::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
+void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
+  fw::rotary_heads(q, k, [&](Mat<T> x) { cpu::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
 }
 
 }  // namespace
@@ -298,7 +298,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       }
     }
   });
-  if (shape.turns()) turn_heads(exec, dq, dk, shape, layout, Turn::kBack);
+  if (shape.turns()) rotary_heads(exec, dq, dk, shape, layout, Turn::kBack);
 }
 
 template <class T>
@@ -316,7 +316,7 @@ template <class T>
 void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
                     Pages<T> past_v, Mat<T> o) {
   const ArenaMark mark(exec.arena);
-  if (shape.turns()) turn_heads(exec, q, k, shape, layout, Turn::kForth);
+  if (shape.turns()) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
   attention_forward<T>(exec, q, k, v, shape, layout, past_k, past_v, o, Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
   store_rows<T>(exec, k, layout, past_k);
   store_rows(exec, v, layout, past_v);

@@ -11,16 +11,16 @@ namespace fw {
 namespace {
 
 template <class T>
-T factor_of(PlaceFactor factor, int64_t place) {
+T factor_of(PositionFactor factor, int64_t place) {
   const double t = static_cast<double>(place);
   switch (factor) {
-    case PlaceFactor::kNone:
+    case PositionFactor::kNone:
       return T(1);
-    case PlaceFactor::kInverse:
+    case PositionFactor::kInverse:
       return static_cast<T>(1 / t);
-    case PlaceFactor::kInverseSqrt:
+    case PositionFactor::kInverseSqrt:
       return static_cast<T>(1 / std::sqrt(t));
-    case PlaceFactor::kInverseLog:
+    case PositionFactor::kInverseLog:
       return static_cast<T>(1 / std::log(t + 1));
   }
   return T(1);
@@ -37,7 +37,7 @@ void learned_gate_forward(const Exec<T>& exec, const T* parameter, T scale, Mat<
 }
 
 template <class T>
-void place_factor(const Exec<T>&, Mat<const T> s, PlaceFactor factor, const PassLayout& layout, Mat<T> y) {
+void position_factor(const Exec<T>&, Mat<const T> s, PositionFactor factor, const PassLayout& layout, Mat<T> y) {
   for_each_place(layout, [&](int64_t t, int64_t place) {
     const T f = factor_of<T>(factor, place + 1);
     for (int64_t c = 0; c < s.cols; ++c) y.row(t)[c] = f * s.row(t)[c];
@@ -62,7 +62,7 @@ void single_gate_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> s,
 
 #define FW_INSTANTIATE(T)                                                                           \
   template void learned_gate_forward(const Exec<T>&, const T*, T, Mat<T>);                          \
-  template void place_factor(const Exec<T>&, Mat<const T>, PlaceFactor, const PassLayout&, Mat<T>); \
+  template void position_factor(const Exec<T>&, Mat<const T>, PositionFactor, const PassLayout&, Mat<T>); \
   template void single_gate_decay_forward(const Exec<T>&, Mat<const T>, Mat<T>);                    \
   template void single_gate_decay_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "base/gemm.h"
-#include "ops/cpu/few_rows.h"
+#include "ops/cpu/small_m.h"
 #include "ops/cpu/operations.h"
 
 namespace fw {
@@ -112,8 +112,8 @@ namespace cpu {
 template <class T>
 void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const T* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
-  if (x.rows <= kFewRows) {
-    few_rows_product(x, weight.values, y, exec.precision, write == Write::kAccumulate);
+  if (x.rows <= kSmallM) {
+    small_m_product(x, weight.values, y, exec.precision, write == Write::kAccumulate);
   } else {
     LinearProducts<T>(weight, exec.precision).forward(x, y, write);
   }

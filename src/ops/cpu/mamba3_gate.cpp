@@ -10,7 +10,7 @@
 namespace fw::cpu {
 
 template <class T>
-void mamba3_spread_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> x, const T* up, Mat<T> rows) {
+void mamba3_expand_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> x, const T* up, Mat<T> rows) {
   const int64_t P = shape.head_dim, R = shape.rank;
   for_row_blocks(RowBlocks::cut(x.rows, R * x.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -26,7 +26,7 @@ void mamba3_spread_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
 }
 
 template <class T>
-void mamba3_spread_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> drows, Mat<const T> x, const T* up, Mat<T> dx, T* dup) {
+void mamba3_expand_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> drows, Mat<const T> x, const T* up, Mat<T> dx, T* dup) {
   const int64_t P = shape.head_dim, R = shape.rank;
   const RowBlocks blocks = RowBlocks::cut(x.rows, R * x.cols);
   PartialSums<T> partial(blocks.count(), R * x.cols);
@@ -117,8 +117,8 @@ void mamba3_gate_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
 }
 
 #define FW_INSTANTIATE(T)                                                                                                                                     \
-  template void mamba3_spread_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, const T*, Mat<T>);                                                 \
-  template void mamba3_spread_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*, Mat<T>, T*);                              \
+  template void mamba3_expand_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, const T*, Mat<T>);                                                 \
+  template void mamba3_expand_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*, Mat<T>, T*);                              \
   template void mamba3_gate_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*, const T*, const T*, T, Mat<T>, T*);          \
   template void mamba3_gate_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, const T*, const T*, \
                                         Mat<T>, Mat<T>, T*, T*, T*);

@@ -169,7 +169,7 @@ T near_weight(int64_t i, int64_t j, T met, T now, T ahead, const T* skip, int64_
 }  // namespace
 
 template <class T>
-void mamba3_near_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead, const T* skip,
+void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead, const T* skip,
                          Mat<T> o) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   for_row_blocks(RowBlocks::cut(now.rows, R * R * H * P), [&](int64_t, int64_t begin, int64_t end) {
@@ -187,7 +187,7 @@ void mamba3_near_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> 
 }
 
 template <class T>
-void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead,
+void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead,
                           const T* skip, Mat<T> dv, Mat<T> dmet, Mat<T> dnow, Mat<T> dahead, T* dskip) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   const RowBlocks blocks = RowBlocks::cut(now.rows, 2 * R * R * H * P);
@@ -225,8 +225,8 @@ void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
                                            Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<T>);                                            \
   template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, T*);         \
   template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const T*, Mat<const T>, const T*, const T*, Mat<T>, T*, T*);                     \
-  template void mamba3_near_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, Mat<T>);         \
-  template void mamba3_near_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*,   \
+  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, Mat<T>);         \
+  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*,   \
                                         Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

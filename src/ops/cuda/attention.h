@@ -47,7 +47,7 @@ struct AttentionArgs {
   int32_t tile_count = 0;
   int32_t heads = 0, kv_heads = 0, dim = 0;
   int32_t window = 0;
-  int32_t multiprocessors = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
+  int32_t sm_count = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
   int64_t query_rows = 0, key_rows = 0;
   float scale = 1;
   // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they were before. 0: not turned.

@@ -46,7 +46,7 @@ FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Rin
 
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps, const __grid_constant__ TurnShares turns) {
+    attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps, const __grid_constant__ RotaryShares rotations) {
   using Shape = KeyShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<Registers::kLoaders>();
+    register_count_decrease<Registers::kProducers>();
     Ring<Shape::kStages> ring;
     Piece piece;
     if (thread_index() == 0) {
@@ -71,16 +71,16 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         FW_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int row = piece.tile.key + piece.tile.first + 64 * half;
-          bring_half<kDim>(maps.k, piece.head, row, shared + Shape::kK + half * Shape::kHalf, kPanelBytes, barriers.rows.full);
-          bring_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kPanelBytes, barriers.rows.full);
+          issue_k_half<kDim>(maps.k, piece.head, row, shared + Shape::kK + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
+          issue_k_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
         }
         for_each_block(args, piece, ring, [&](int head, int i) {
           barriers.stages.wait_empty(ring);
           char* const stage = shared + Shape::kRing + ring.slot * Shape::kStage;
           uint64_t* const full = barriers.stages.full + ring.slot;
           mbarrier_expect(full, 2 * Shape::kHalf);
-          bring_half<kDim>(maps.q, head, piece.tile.query + i * kQueries, stage, kPanelBytes, full);
-          bring_half<kDim>(maps.d_o, head, piece.tile.query + i * kQueries, stage + Shape::kHalf, kPanelBytes, full);
+          issue_k_half<kDim>(maps.q, head, piece.tile.query + i * kQueries, stage, kSw128Bytes, full);
+          issue_k_half<kDim>(maps.d_o, head, piece.tile.query + i * kQueries, stage + Shape::kHalf, kSw128Bytes, full);
         });
       }
     } else if (warp_index() == 1) {
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       const int valid = tile.queries - i * kQueries;
       if (valid < kQueries) {  // another sequence's rows: P and dS are 0 there, Q and dO must be numbers
         char* const to = shared + Shape::kRing + ring.slot * Shape::kStage;
-        clear_rows<kDim>(to, kPanelBytes, valid, static_cast<int>(thread_index()) - 128, kWorkers);
-        clear_rows<kDim>(to + Shape::kHalf, kPanelBytes, valid, static_cast<int>(thread_index()) - 128, kWorkers);
+        clear_rows<kDim>(to, kSw128Bytes, valid, static_cast<int>(thread_index()) - 128, kWorkers);
+        clear_rows<kDim>(to + Shape::kHalf, kSw128Bytes, valid, static_cast<int>(thread_index()) - 128, kWorkers);
         fence_async_shared();
         named_barrier_sync(kClearBarrier, kWorkers);
       }
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     });
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dk[i] *= args.scale;
-    if (args.theta != 0) turn_back<kDim>(dk, turns, place_of_first(args, tile) + key - sight.offset);
+    if (args.theta != 0) rotate_back<kDim>(dk, rotations, place_of_first(args, tile) + key - sight.offset);
     const int row = tile.key + rows, valid = tile.keys - rows;
     leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf, kLeaveBarrier + worker);
     leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf, kLeaveBarrier + worker);
@@ -196,7 +196,7 @@ void launch_keys(const AttentionArgs& args, void* stream) {
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
   launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads, KeyShape<kDim>::kShared, stream, args, maps,
-                    TurnShares(args.theta, args.dim));
+                    RotaryShares(args.theta, args.dim));
 }
 
 }  // namespace

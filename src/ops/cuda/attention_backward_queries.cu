@@ -63,7 +63,7 @@ FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, 
         const int column = 64 * panel + 8 * piece;
         if (column < args.dim) {
           sum += dot8(*reinterpret_cast<const uint4*>(o + column * 2),
-                      *reinterpret_cast<const uint4*>(d_o + panel * kPanelBytes + r * 128 + ((piece ^ (r & 7)) * 16)));
+                      *reinterpret_cast<const uint4*>(d_o + panel * kSw128Bytes + r * 128 + ((piece ^ (r & 7)) * 16)));
         }
       }
     }
@@ -78,7 +78,7 @@ FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, 
 
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps, const __grid_constant__ TurnShares turns) {
+    attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps, const __grid_constant__ RotaryShares rotations) {
   using Shape = QueryShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<Registers::kLoaders>();
+    register_count_decrease<Registers::kProducers>();
     if (thread_index() != 0) return;
     Ring<Shape::kStages> ring;
     Ring<1> rows;
@@ -106,16 +106,16 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         char* const stage = shared + Shape::kRing + ring.slot * Shape::kStage;
         uint64_t* const full = barriers.stages.full + ring.slot;
         mbarrier_expect(full, Shape::kStage);
-        bring_half<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, stage, kPanelBytes, full);
-        bring_half<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, stage + Shape::kHalf, kPanelBytes, full);
+        issue_k_half<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, stage, kSw128Bytes, full);
+        issue_k_half<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, stage + Shape::kHalf, kSw128Bytes, full);
         if (j == max(blocks.first, blocks.last - Shape::kStages + 1)) {  // after as many blocks as find room: the rows may have to wait
           barriers.rows.wait_empty(rows);
           mbarrier_expect(barriers.rows.full, 4 * Shape::kHalf);
           FW_UNROLL
           for (int half = 0; half < 2; ++half) {
             const int row = piece.tile.query + piece.tile.first + 64 * half;
-            bring_half<kDim>(maps.q, piece.head, row, shared + Shape::kQ + half * Shape::kHalf, kPanelBytes, barriers.rows.full);
-            bring_half<kDim>(maps.d_o, piece.head, row, shared + Shape::kGradient + half * Shape::kHalf, kPanelBytes, barriers.rows.full);
+            issue_k_half<kDim>(maps.q, piece.head, row, shared + Shape::kQ + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
+            issue_k_half<kDim>(maps.d_o, piece.head, row, shared + Shape::kGradient + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
           }
         }
       }
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       uint32_t ds[kKeys / 16][4];
       barriers.stages.wait_full(ring);
       if (sight.keys - j * kKeys < kKeys) {  // another sequence's rows: dS is 0 there, K must be numbers
-        clear_rows<kDim>(shared + Shape::kRing + ring.slot * Shape::kStage, kPanelBytes, sight.keys - j * kKeys, static_cast<int>(thread_index()) - 128,
+        clear_rows<kDim>(shared + Shape::kRing + ring.slot * Shape::kStage, kSw128Bytes, sight.keys - j * kKeys, static_cast<int>(thread_index()) - 128,
                          kWorkers);
         fence_async_shared();
         named_barrier_sync(kClearBarrier, kWorkers);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dq[i] *= args.scale;
-    if (args.theta != 0) turn_back<kDim>(dq, turns, place_of_first(args, tile) + query);
+    if (args.theta != 0) rotate_back<kDim>(dq, rotations, place_of_first(args, tile) + query);
     leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);
     fence_async_shared();  // the next tile's rows come where these were
     barriers.rows.put_empty(tile_ring);
@@ -209,7 +209,7 @@ void launch_queries(const AttentionArgs& args, void* stream) {
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
   launch_overlapped(attention_queries_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, QueryShape<kDim>::kShared, stream, args, maps,
-                    TurnShares(args.theta, args.dim));
+                    RotaryShares(args.theta, args.dim));
 }
 
 }  // namespace

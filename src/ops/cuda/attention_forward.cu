@@ -34,10 +34,10 @@ struct ForwardMaps {
 
 // [128, kDim] as panels of 128 rows.
 template <int kDim>
-FW_DEVICE void bring_block(const TensorMap& map, int head, int row, char* to, uint64_t* full) {
+FW_DEVICE void issue_block(const TensorMap& map, int head, int row, char* to, uint64_t* full) {
   mbarrier_expect(full, 2 * kHalfBytes<kDim>);
-  bring_half<kDim>(map, head, row, to, 2 * kPanelBytes, full);
-  bring_half<kDim>(map, head, row + 64, to + kPanelBytes, 2 * kPanelBytes, full);
+  issue_k_half<kDim>(map, head, row, to, 2 * kSw128Bytes, full);
+  issue_k_half<kDim>(map, head, row + 64, to + kSw128Bytes, 2 * kSw128Bytes, full);
 }
 
 // The blocks of keys that a tile's queries see.
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<Registers::kLoaders>();
+    register_count_decrease<Registers::kProducers>();
     if (thread_index() != 0) return;
     Ring<kStages> ring;
     Ring<1> q;
@@ -116,15 +116,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       FW_NO_UNROLL
       for (int j = blocks.last; j >= blocks.first; --j, ring.next()) {
         barriers.k.wait_empty(ring);
-        bring_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
+        issue_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
         if (j == blocks.last) {
           barriers.q.wait_empty(q);
           mbarrier_expect(barriers.q.full, Shape::kTile);
-          bring_half<kDim>(maps.q, piece.head, query, shared + Shape::kQ, kPanelBytes, barriers.q.full);
-          bring_half<kDim>(maps.q, piece.head, query + 64, shared + Shape::kQ + kHalfBytes<kDim>, kPanelBytes, barriers.q.full);
+          issue_k_half<kDim>(maps.q, piece.head, query, shared + Shape::kQ, kSw128Bytes, barriers.q.full);
+          issue_k_half<kDim>(maps.q, piece.head, query + 64, shared + Shape::kQ + kHalfBytes<kDim>, kSw128Bytes, barriers.q.full);
         }
         barriers.v.wait_empty(ring);
-        bring_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
+        issue_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
       }
     }
     return;
@@ -178,17 +178,17 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       barriers.v.wait_full(v_ring);
       char* const v = shared + Shape::kV + v_ring.slot * Shape::kTile;
       const int thread = static_cast<int>(thread_index()) - 128;
-      clear_rows<kDim>(v, 2 * kPanelBytes, min(valid, 64), thread, kWorkers);
-      clear_rows<kDim>(v + kPanelBytes, 2 * kPanelBytes, valid - 64, thread, kWorkers);
+      clear_rows<kDim>(v, 2 * kSw128Bytes, min(valid, 64), thread, kWorkers);
+      clear_rows<kDim>(v + kSw128Bytes, 2 * kSw128Bytes, valid - 64, thread, kWorkers);
       fence_async_shared();
       named_barrier_sync(kClearBarrier, kWorkers);
     }
 
-    if (worker == 1 && blocks.last > blocks.first) named_barrier_arrive(kTurnBarrier, kWorkers);  // the first turn is worker 0's
+    if (worker == 1 && blocks.last > blocks.first) named_barrier_arrive(kRotaryBarrier, kWorkers);  // the first turn is worker 0's
     FW_NO_UNROLL
     for (int j = blocks.last - 1; j >= blocks.first; --j) {
       barriers.k.wait_full(k_ring);
-      named_barrier_sync(kTurnBarrier + worker, kWorkers);
+      named_barrier_sync(kRotaryBarrier + worker, kWorkers);
       wgmma_fence();
       multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
       wgmma_commit();
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       wgmma_fence();
       add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
       wgmma_commit();
-      if (worker == 0 || j > blocks.first) named_barrier_arrive(kTurnBarrier + (worker ^ 1), kWorkers);
+      if (worker == 0 || j > blocks.first) named_barrier_arrive(kRotaryBarrier + (worker ^ 1), kWorkers);
       wgmma_wait<1>();
       keep(s);
       barriers.k.put_empty(k_ring);

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "ops/cuda/attention.h"
-#include "ops/cuda/turns.cuh"
+#include "ops/cuda/rotary.cuh"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/tensor_map.h"
 #include "scan/cuda/machine/ptx.cuh"
@@ -23,11 +23,11 @@ inline constexpr int kAttentionBarrierBytes = 256;
 // than the others give back waits for ever.
 template <int kLoader, int kWorker>
 struct RegisterShares {
-  static constexpr int kLoaders = kLoader, kEachWorker = kWorker;
+  static constexpr int kProducers = kLoader, kEachWorker = kWorker;
   static_assert(128 * kLoader + kWorkers * kWorker <= static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
 };
 // Named barriers: turns of the two workers, what a worker leaves in shared memory, rows that all workers clear.
-inline constexpr int kTurnBarrier = 1, kLeaveBarrier = 3, kClearBarrier = 5;
+inline constexpr int kRotaryBarrier = 1, kLeaveBarrier = 3, kClearBarrier = 5;
 
 template <int kDim>
 inline constexpr int kHalfBytes = 64 * kDim * 2;  // a matrix [64, kDim]
@@ -74,7 +74,7 @@ FW_DEVICE bool find_piece(const AttentionArgs& args, int heads, int number, Piec
 
 // [64 rows, kDim] from row `row` on: kDim / 64 boxes, `pitch` bytes from one to the next.
 template <int kDim>
-FW_DEVICE void bring_half(const TensorMap& map, int head, int row, char* to, int pitch, uint64_t* full) {
+FW_DEVICE void issue_k_half(const TensorMap& map, int head, int row, char* to, int pitch, uint64_t* full) {
   FW_UNROLL
   for (int panel = 0; panel < kDim / 64; ++panel) tensor_load(to + panel * pitch, map, 64 * panel, head, row, 0, full);
 }
@@ -83,9 +83,9 @@ FW_DEVICE void bring_half(const TensorMap& map, int head, int row, char* to, int
 // threads, of which this is `thread`; a fence and a barrier must follow.
 template <int kDim>
 FW_DEVICE void clear_rows(char* half, int pitch, int from, int thread, int threads) {
-  constexpr int kPieces = kDim / 8;
-  for (int i = max(from, 0) * kPieces + thread; i < 64 * kPieces; i += threads) {
-    const int row = i / kPieces, piece = i % kPieces;
+  constexpr int kVec16 = kDim / 8;
+  for (int i = max(from, 0) * kVec16 + thread; i < 64 * kVec16; i += threads) {
+    const int row = i / kVec16, piece = i % kVec16;
     *reinterpret_cast<uint4*>(half + piece / 8 * pitch + row * 128 + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
   }
 }
@@ -98,7 +98,7 @@ FW_DEVICE void multiply_transposed(float (&d)[kN / 2], uint32_t a, uint32_t b) {
   const uint64_t first_a = wgmma_descriptor(a, 16, 1024), first_b = wgmma_descriptor(b, 16, 1024);
   FW_UNROLL
   for (int k = 0; k < kDim / 16; ++k) {
-    wgmma_ss<kN, false, false>(d, descriptor_after(first_a, k / 4 * kPanelBytes + k % 4 * 32), descriptor_after(first_b, k / 4 * (kN * 128) + k % 4 * 32),
+    wgmma_ss<kN, false, false>(d, descriptor_after(first_a, k / 4 * kSw128Bytes + k % 4 * 32), descriptor_after(first_b, k / 4 * (kN * 128) + k % 4 * 32),
                                k > 0);
   }
 }
@@ -124,7 +124,7 @@ FW_DEVICE int accumulator_column(int i) { return i / 4 * 8 + 2 * (static_cast<in
 
 // The gradient of what was turned, as accumulators d, becomes that of what it was before. place: of the row of accumulators 0, 1.
 template <int kDim>
-FW_DEVICE void turn_back(float (&d)[kDim / 2], const TurnShares& shares, int64_t place) {
+FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int64_t place) {
   FW_UNROLL
   for (int n = 0; n < kDim / 16; ++n) {
     FW_UNROLL
@@ -133,8 +133,8 @@ FW_DEVICE void turn_back(float (&d)[kDim / 2], const TurnShares& shares, int64_t
       FW_UNROLL
       for (int h = 0; h < 2; ++h) {
         const int i = 4 * n + 2 * h + e;
-        const float angle = turn_angle(share, place + 8 * h);
-        turn_pair(d[i], d[i + kDim / 4], cos_fast(angle), -sin_fast(angle));
+        const float angle = rotary_angle(share, place + 8 * h);
+        rotate_pair(d[i], d[i + kDim / 4], cos_fast(angle), -sin_fast(angle));
       }
     }
   }
@@ -152,13 +152,13 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
   FW_UNROLL
   for (int k = 0; k < kDim / 16; ++k) store_state_fragment(address, k, a[k]);
   named_barrier_sync(barrier, 128);
-  constexpr int kPieces = kDim / 8;
+  constexpr int kVec16 = kDim / 8;
   char* const base = static_cast<char*>(to.data) + (static_cast<int64_t>(row) * to.stride_t + head * to.stride_h) * 2;
   const int thread = opaque(static_cast<int>(thread_index())) % 128;  // made here, not kept from a tile to the next
   FW_UNROLL
-  for (int i = 0; i < kPieces / 2; ++i) {
-    const int at = i * 128 + thread, r = at / kPieces, piece = at % kPieces;
-    const uint4 x = *reinterpret_cast<const uint4*>(half + piece / 8 * kPanelBytes + r * 128 + ((piece % 8) ^ (r & 7)) * 16);
+  for (int i = 0; i < kVec16 / 2; ++i) {
+    const int at = i * 128 + thread, r = at / kVec16, piece = at % kVec16;
+    const uint4 x = *reinterpret_cast<const uint4*>(half + piece / 8 * kSw128Bytes + r * 128 + ((piece % 8) ^ (r & 7)) * 16);
     if (r < valid && piece * 8 < dim) *reinterpret_cast<uint4*>(base + (static_cast<int64_t>(r) * to.stride_t + piece * 8) * 2) = x;
   }
 }
@@ -167,7 +167,7 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
 
 // As many blocks as there are pieces and places for them.
 inline Dim3 attention_grid(const AttentionArgs& args, int heads) {
-  return {static_cast<unsigned>(std::min<int64_t>(static_cast<int64_t>(args.tile_count) * heads, args.multiprocessors)), 1, 1};
+  return {static_cast<unsigned>(std::min<int64_t>(static_cast<int64_t>(args.tile_count) * heads, args.sm_count)), 1, 1};
 }
 
 // What a kernel's tiles come through.

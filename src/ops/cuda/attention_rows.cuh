@@ -7,7 +7,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
-#include "ops/turn_heads.h"
+#include "ops/rotary_heads.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -96,8 +96,8 @@ FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* wei
 
 // Rotary position embedding of what no kernel of attention turns itself: queries and keys, or their gradients.
 template <class T>
-void turn_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
-  fw::turn_heads(q, k, [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
+void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn rotation) {
+  fw::rotary_heads(q, k, [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, rotation); });
 }
 
 inline constexpr int kMostDim = 256;

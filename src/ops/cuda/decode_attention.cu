@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
   }
   // Groups of a warp take part in each other's shuffles, so all of them take as many turns.
   const int64_t of_turn = int64_t{kAhead} * group.count;
-  for (int64_t turn = begin; turn < end; turn += of_turn) {
-    const int64_t at = turn + group.index;
+  for (int64_t rotation = begin; rotation < end; rotation += of_turn) {
+    const int64_t at = rotation + group.index;
     Packet<T, N> ks[kAhead][kVectors], vs[kAhead][kVectors];
     FW_UNROLL for (int r = 0; r < kAhead; ++r) {
       const int64_t position = at + int64_t{r} * group.count;
@@ -165,9 +165,9 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   of.runs = static_cast<int>(decode_runs(shape, past_k));
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
   const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
-  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128), inside = tiles && turns_whole_heads(shape);
+  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128), inside = tiles && rotates_whole_heads(shape);
   if (inside) of.theta = shape.theta;
-  if (shape.turns() && !inside) turn_heads(exec, q, k, shape, layout, Turn::kForth);
+  if (shape.turns() && !inside) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
   if constexpr (std::is_same_v<T, Bf16>) {
     if (tiles) decode_tiles(of, q.rows, stream);
   }

@@ -13,7 +13,7 @@
 
 #include "ops/cuda/decode_parts.cuh"
 #include "ops/cuda/math.cuh"
-#include "ops/cuda/turns.cuh"
+#include "ops/cuda/rotary.cuh"
 #include "scan/cuda/call/device.h"
 
 namespace fw::cuda {
@@ -33,38 +33,38 @@ struct DecodeTiles {
 };
 
 // Two channels of the first half of a head, and the two that turn with them. turns: cosine and sine of the first and of the second.
-FW_DEVICE void turn_packed(uint32_t& low, uint32_t& high, const float4& turns) {
+FW_DEVICE void rotate_packed(uint32_t& low, uint32_t& high, const float4& rotations) {
   float x[2] = {bf16_low(low), bf16_high(low)}, y[2] = {bf16_low(high), bf16_high(high)};
-  turn_pair(x[0], y[0], turns.x, turns.y);
-  turn_pair(x[1], y[1], turns.z, turns.w);
+  rotate_pair(x[0], y[0], rotations.x, rotations.y);
+  rotate_pair(x[1], y[1], rotations.z, rotations.w);
   low = pack_bf16(x[0], x[1]), high = pack_bf16(y[0], y[1]);
 }
 
 // Beside a warp's tiles: what the token turns by, cosine and sine of each channel of the first half of a head, and its own key and value.
 template <int kDim>
 struct OwnRow {
-  float2 turns[kDim / 2];
+  float2 rotations[kDim / 2];
   Bf16 rows[2][kDim];
 
-  FW_DEVICE void make_turns(const TurnShares& shares, int64_t place, int lane) {
+  FW_DEVICE void make_turns(const RotaryShares& shares, int64_t place, int lane) {
     FW_UNROLL for (int c = lane; c < kDim / 2; c += 32) {
-      const float angle = turn_angle(shares.of[c], place);
-      turns[c] = make_float2(cos_fast(angle), sin_fast(angle));
+      const float angle = rotary_angle(shares.of[c], place);
+      rotations[c] = make_float2(cos_fast(angle), sin_fast(angle));
     }
   }
-  FW_DEVICE float4 turns_of(int c) const { return *reinterpret_cast<const float4*>(turns + c); }
+  FW_DEVICE float4 turns_of(int c) const { return *reinterpret_cast<const float4*>(rotations + c); }
 
   // A packet of the key and of the value; the key's with the one half a head away, if it turns.
-  FW_DEVICE void bring(const Bf16* key, const Bf16* value, int packet, bool turned) {
+  FW_DEVICE void bring(const Bf16* key, const Bf16* value, int packet, bool rotated) {
     constexpr int kHalf = kDim / 16;  // packets
     const int at = packet % kHalf;
     Packet<Bf16, 8> x, y, own;
-    own.load(value + packet * 8), x.load(key + (turned ? at : packet) * 8);
+    own.load(value + packet * 8), x.load(key + (rotated ? at : packet) * 8);
     own.store(rows[1] + packet * 8);
-    if (turned) {
+    if (rotated) {
       y.load(key + (at + kHalf) * 8);
       FW_UNROLL for (int i = 0; i < 4; ++i) {
-        turn_packed(x.words[i], y.words[i], turns_of(at * 8 + 2 * i));
+        rotate_packed(x.words[i], y.words[i], turns_of(at * 8 + 2 * i));
         x.words[i] = packet < kHalf ? x.words[i] : y.words[i];
       }
     }
@@ -100,7 +100,7 @@ constexpr size_t tiling_bytes(int of_block) {
 
 template <int kDim>
 __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
-    decode_tiles_kernel(const DecodeArgs<Bf16> of, int of_block, const __grid_constant__ TurnShares turns) {
+    decode_tiles_kernel(const DecodeArgs<Bf16> of, int of_block, const __grid_constant__ RotaryShares rotations) {
   constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets, kStep = kTilingWarps * kRowsOfTile;
   const PlainArgs<Bf16>& a = of.plain;
   const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index()), group = lane / 4, pair = lane % 4 * 2;
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   };
   FW_NO_UNROLL for (int stage = 0; stage < kTilesAhead; ++stage) ask(stage);  // registers
 
-  const bool turned = of.theta != 0;
-  if (turned) {
-    own_row.make_turns(turns, seen.place, lane);
+  const bool rotated = of.theta != 0;
+  if (rotated) {
+    own_row.make_turns(rotations, seen.place, lane);
     sync_warp();
   }
   grid_dependency_wait();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   waited = true;
   const bool has_last = (runs - 1 - first_run) % runs_at_once == 0;
   if (has_last && lane < kPackets) {
-    own_row.bring(a.k.data + n * a.k.stride + column, a.v.data + n * a.v.stride + column, packet, turned);
+    own_row.bring(a.k.data + n * a.k.stride + column, a.v.data + n * a.v.stride + column, packet, rotated);
   }
   if (own_stage >= 0) put_own();
   uint32_t q[kSteps][2];
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
     q[s][0] = words[(s * 16 + pair) / 2], q[s][1] = words[(s * 16 + pair + 8) / 2];
   }
   FW_UNROLL for (int s = 0; s < kSteps / 2; ++s) {
-    if (!turned) continue;
-    FW_UNROLL for (int j = 0; j < 2; ++j) turn_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
+    if (!rotated) continue;
+    FW_UNROLL for (int j = 0; j < 2; ++j) rotate_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
   }
 
   int stage = 0, parity = 0;
@@ -268,10 +268,10 @@ void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
   int of_block = a.group;
   while (of_block > kHeadsOfTile) of_block = of_block % 2 == 0 ? of_block / 2 : 1;
   // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to run without asking for the token again.
-  const int64_t across = sequences * a.heads / of_block, enough = 2 * kTilingBlocks * turning_processors();
+  const int64_t across = sequences * a.heads / of_block, enough = 2 * kTilingBlocks * persistent_ctas();
   const Dim3 grid{static_cast<unsigned>(across), static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
   const auto launch_for = [&]<int kDim>() {
-    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block, TurnShares(of.theta, a.dim));
+    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block, RotaryShares(of.theta, a.dim));
   };
   a.dim == 64 ? launch_for.template operator()<64>() : launch_for.template operator()<128>();
 }

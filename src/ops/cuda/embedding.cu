@@ -357,8 +357,8 @@ const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t voca
   TokenSource from{ids, nullptr, count};
   const Dim3 grid{static_cast<unsigned>(tiles)};
   constexpr size_t kCounts = sizeof(int) * kSortWarps * kDigits;
-  for (int shift = 0, turn = 0; turn == 0 || (vocab - 1) >> shift > 0; shift += 8, ++turn) {
-    SortedToken* to = scratch.lists[turn % 2];
+  for (int shift = 0, rotation = 0; rotation == 0 || (vocab - 1) >> shift > 0; shift += 8, ++rotation) {
+    SortedToken* to = scratch.lists[rotation % 2];
     launch_overlapped(histogram_kernel, grid, kSortThreads, kCounts, stream, from, shift, scratch.histogram);
     launch_overlapped(scatter_kernel, grid, kSortThreads, kCounts + sizeof(int) * kSortWarps, stream, from, shift, scratch.histogram, static_cast<int>(tiles),
                       to);

@@ -23,16 +23,16 @@ struct LearnedGate {
 
 struct PlaceGate : Plain {
   PassPlaces places;
-  PlaceFactor factor;
+  PositionFactor factor;
 
-  PlaceGate(const PassLayout& layout, PlaceFactor of) : places(layout), factor(of) {}
+  PlaceGate(const PassLayout& layout, PositionFactor of) : places(layout), factor(of) {}
 
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t row, const float (&in)[I][N], float (&out)[O][N]) const {
     float f = 1.0f;
-    if (factor != PlaceFactor::kNone) {
+    if (factor != PositionFactor::kNone) {
       const float place = static_cast<float>(places.place_of(row) + 1);
-      f = factor == PlaceFactor::kInverse ? 1.0f / place : factor == PlaceFactor::kInverseSqrt ? 1.0f / sqrtf(place) : 1.0f / logf(place + 1.0f);
+      f = factor == PositionFactor::kInverse ? 1.0f / place : factor == PositionFactor::kInverseSqrt ? 1.0f / sqrtf(place) : 1.0f / logf(place + 1.0f);
     }
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = f * in[0][k];
   }
@@ -63,7 +63,7 @@ void learned_gate_forward(const Exec<T>& exec, const Wide<T>* parameter, Wide<T>
 }
 
 template <class T>
-void place_factor(const Exec<T>& exec, Mat<const T> s, PlaceFactor factor, const PassLayout& layout, Mat<T> y) {
+void position_factor(const Exec<T>& exec, Mat<const T> s, PositionFactor factor, const PassLayout& layout, Mat<T> y) {
   elementwise<4>(PlaceGate(layout, factor), s.rows, s.cols, operands(s), operands(y), exec.device.stream());
 }
 
@@ -79,7 +79,7 @@ void single_gate_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<
 
 #define FW_INSTANTIATE(T)                                                                              \
   template void learned_gate_forward<T>(const Exec<T>&, const float*, float, Mat<T>);                  \
-  template void place_factor<T>(const Exec<T>&, Mat<const T>, PlaceFactor, const PassLayout&, Mat<T>); \
+  template void position_factor<T>(const Exec<T>&, Mat<const T>, PositionFactor, const PassLayout&, Mat<T>); \
   template void single_gate_decay_forward<T>(const Exec<T>&, Mat<const T>, Mat<float>);                \
   template void single_gate_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)

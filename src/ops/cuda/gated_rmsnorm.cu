@@ -38,7 +38,7 @@ struct GatedArgs {
   float* partial;  // backward: [blocks, dim]
   GateKind kind;
   const float* gate_bias = nullptr;  // [heads, dim]
-  int turns = 0;                     // backward: rows of a slot of a block
+  int rotations = 0;                     // backward: rows of a slot of a block
 
   template <class V>
   FW_DEVICE V* at(const Heads<V>& tensor, int64_t row) const {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
     float rstd = 0;
   };
   Row rows[kAhead];
-  RowPlace place(a, int64_t{block_index_x()} * slots * a.turns + slot), next = place;
+  RowPlace place(a, int64_t{block_index_x()} * slots * a.rotations + slot), next = place;
   const auto load_next = [&](Row& row) {
     if (has_columns && next.token < tokens) {
       row.o.load(next.at(a.o, a.dim, c));
@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
     next.step(step_tokens, step_heads, heads);
   };
   FW_UNROLL for (int i = 0; i < kAhead; ++i) load_next(rows[i]);
-  for (int turn = 0; turn < a.turns; turn += kAhead) {  // of which kAhead is a divisor
+  for (int rotation = 0; rotation < a.rotations; rotation += kAhead) {  // of which kAhead is a divisor
     FW_UNROLL for (int i = 0; i < kAhead; ++i) {
       const Row row = rows[i];
-      if (turn + i + kAhead < a.turns) load_next(rows[i]);
+      if (rotation + i + kAhead < a.rotations) load_next(rows[i]);
       const bool has_row = has_columns && place.token < tokens;  // lanes without one take part in the sums
       float n[N], h[N], dot = 0;
       if (has_row) {
@@ -233,12 +233,12 @@ __global__ void __launch_bounds__(kThreads) wide_gated_rmsnorm_backward_kernel(c
   follow();
   float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
-  const int64_t first = int64_t{block_index_x()} * slots * a.turns + slot;
+  const int64_t first = int64_t{block_index_x()} * slots * a.rotations + slot;
   const bool gated = a.kind != GateKind::kNone;
   float* own = sums + slot * a.dim;
   for_columns<N, false>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) own[c + k] = 0; });
-  for (int turn = 0; turn < a.turns; ++turn) {
-    const int64_t row = first + int64_t{turn} * slots;
+  for (int rotation = 0; rotation < a.rotations; ++rotation) {
+    const int64_t row = first + int64_t{rotation} * slots;
     const bool has_row = row < a.rows;
     const float rstd = has_row ? a.rstd[row] : 0.0f;
     // body(c, normed, gate, dy weight, dy) for the columns from c on
@@ -362,8 +362,8 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
                  gate_bias};  // rstd is only read
   const auto run = [&](auto* kernel, bool kept) {
     const int64_t slots = kThreads / a.lanes;
-    a.turns = kept ? std::max(kHeadNormTurns, a.lanes) : kHeadNormTurns;
-    const int64_t blocks = parts_of(a.rows, slots * a.turns);
+    a.rotations = kept ? std::max(kHeadNormRotations, a.lanes) : kHeadNormRotations;
+    const int64_t blocks = parts_of(a.rows, slots * a.rotations);
     a.partial = partial_sums(exec.arena, head_norm_sums(a.rows), head_dim);
     launch(kernel, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim), exec.device.stream(), a);
     add_column_sums(a.partial, blocks, head_dim, dweight, exec.device.stream());

@@ -8,7 +8,7 @@ namespace {
 
 // The head's number for every column, or its sigmoid.
 template <bool kSigmoid>
-struct HeadNumber {
+struct HeadScalar {
   const float* s;
   int64_t group;
 
@@ -22,7 +22,7 @@ struct HeadNumber {
   }
 };
 
-struct HeadScale : HeadNumber<true> {
+struct HeadScale : HeadScalar<true> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = f.of[k] * in[0][k];
@@ -30,7 +30,7 @@ struct HeadScale : HeadNumber<true> {
 };
 
 // in: dy, x, dx
-struct HeadScaleBackward : HeadNumber<true> {
+struct HeadScaleBackward : HeadScalar<true> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
@@ -40,7 +40,7 @@ struct HeadScaleBackward : HeadNumber<true> {
   }
 };
 
-struct HeadConstant : HeadNumber<false> {
+struct HeadConstant : HeadScalar<false> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&)[I][N], float (&out)[O][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = f.of[k];
@@ -49,7 +49,7 @@ struct HeadConstant : HeadNumber<false> {
 
 // in: x, y;  kSign 1 or -1
 template <int kSign>
-struct HeadSum : HeadNumber<false> {
+struct HeadSum : HeadScalar<false> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[1][k] + kSign * f.of[k] * in[0][k];
@@ -58,7 +58,7 @@ struct HeadSum : HeadNumber<false> {
 
 // in: dy, x, dx
 template <int kSign>
-struct HeadSumBackward : HeadNumber<false> {
+struct HeadSumBackward : HeadScalar<false> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
@@ -75,7 +75,7 @@ constexpr int kConstantRows = kHeadConstantRows / 8;  // in a block of 8 threads
 // A thread has its columns of turns kConstantRows rows.
 template <class T, int N, bool kProducts>
 __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
-    head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, int turns, float* partial) {
+    head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, int rotations, float* partial) {
   follow();
   float* shared = reinterpret_cast<float*>(shared_memory());  // [rows side by side, heads of the block]
   const Place place(cut.cut);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
   float sum = 0, products[2][4] = {};
   for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
     const int c = left + lane * N;
-    int64_t next = place.block * down * kConstantRows * turns + place.row;  // the row to ask for
+    int64_t next = place.block * down * kConstantRows * rotations + place.row;  // the row to ask for
     const T* from = dy + next * stride + int64_t{head} * cut.group + c;
     const int64_t end = head < cut.heads && c < cut.group ? cut.cut.rows : 0;
     Packet<T, N> packets[kConstantRows];
@@ -94,10 +94,10 @@ __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
       next += down, from += down * stride;
     };
     FW_UNROLL for (int i = 0; i < kConstantRows; ++i) load_next(packets[i]);
-    for (int turn = 1; turn <= turns; ++turn) {
+    for (int rotation = 1; rotation <= rotations; ++rotation) {
       FW_UNROLL for (int i = 0; i < kConstantRows; i += 2) {
         const Packet<T, N> first = packets[i], second = packets[i + 1];
-        if (turn < turns) load_next(packets[i]), load_next(packets[i + 1]);
+        if (rotation < rotations) load_next(packets[i]), load_next(packets[i + 1]);
         if constexpr (kProducts) {
           add_products(products[i / 2 % 2], first, second);
         } else {
@@ -149,10 +149,10 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
   const int64_t heads = dy.cols / group;
   float* partial = head_constant_sums(exec.arena, dy.rows, heads);
   const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
-    const int turns = dy.rows >= 16384 ? 4 : dy.rows >= 8192 ? 2 : 1;
-    const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * turns);
+    const int rotations = dy.rows >= 16384 ? 4 : dy.rows >= 8192 ? 2 : 1;
+    const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * rotations);
     launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
-           sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, turns, partial);
+           sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, rotations, partial);
     add_column_sums(partial, row_blocks, heads, ds, stream);
   };
   if (group % kPacket<T> == 0 && in_packets<T>(dy.data, dy.stride)) {

@@ -4,10 +4,10 @@
 
 #include "base/error.h"
 #include "ops/cuda/bias.h"
-#include "ops/cuda/few_rows.h"
+#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/products.h"
-#include "ops/cuda/some_rows.h"
+#include "ops/cuda/gemm_m64.h"
 
 namespace fw::cuda {
 namespace {
@@ -48,8 +48,8 @@ template <class T>
 bool on_some_rows(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, const float* bias, Mat<const T> addend, Mat<T> y) {
   if constexpr (std::is_same_v<T, Bf16>) {
     const Mat<const Bf16> w = operand<Bf16>(weight);
-    if (!takes_some_rows(x, w)) return false;
-    some_rows_linear(x, w, bias, addend, y, exec.device.stream());
+    if (!takes_gemm_m64(x, w)) return false;
+    gemm_m64_linear(x, w, bias, addend, y, exec.device.stream());
     return true;
   }
   return false;
@@ -92,7 +92,7 @@ template <class T>
 void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
   // A decoded token's products read the weight once, however few its rows.
-  if (x.rows <= kFewRows) return few_rows_linear<T>(x, operand<T>(weight), bias, y, write, exec.device.stream());
+  if (x.rows <= kGemmM8MaxM) return gemm_m8_linear<T>(x, operand<T>(weight), bias, y, write, exec.device.stream());
   if (on_some_rows<T>(exec, x, weight, bias, added(y, write == Write::kAccumulate), y)) return;
   linear_product(exec, x, weight, y, write);
   if (bias != nullptr) add_bias(exec, bias, y);
@@ -101,12 +101,12 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight,
 template <class T>
 void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<const T> addend, Mat<T> y) {
   if (x.rows == 0) return;
-  if (x.rows > kFewRows) {
+  if (x.rows > kGemmM8MaxM) {
     if (!on_some_rows<T>(exec, x, weight, nullptr, addend, y)) multiply(exec, x, false, operand<T>(weight), true, y, addend);
     return;
   }
   copy_rows<T>(exec, addend, y);
-  few_rows_linear<T>(x, operand<T>(weight), nullptr, y, Write::kAccumulate, exec.device.stream());
+  gemm_m8_linear<T>(x, operand<T>(weight), nullptr, y, Write::kAccumulate, exec.device.stream());
 }
 
 template <class T>

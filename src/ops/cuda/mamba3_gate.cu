@@ -22,7 +22,7 @@ struct Spread {
 };
 
 template <class T>
-struct SpreadBackward {
+struct ExpandBackward {
   Place2d<const T> drows, x;
   Place2d<T> dx;
   const float* up;
@@ -136,15 +136,15 @@ void add_factor_sums(const Mamba3Shape& shape, const float* partial, int64_t run
 namespace ops {
 
 template <class T>
-void mamba3_spread_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> x, const Wide<T>* up, Mat<T> rows) {
+void mamba3_expand_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> x, const Wide<T>* up, Mat<T> rows) {
   for_head_rows(exec, Spread<T>{Place2d(x), Place2d(rows), up, static_cast<int>(shape.rank)}, x.rows, shape.heads, shape.head_dim);
 }
 
 template <class T>
-void mamba3_spread_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> drows, Mat<const T> x, const Wide<T>* up, Mat<T> dx, Wide<T>* dup) {
+void mamba3_expand_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> drows, Mat<const T> x, const Wide<T>* up, Mat<T> dx, Wide<T>* dup) {
   const ArenaMark mark(exec.arena);
   float* const sums = factor_sums(exec.arena, shape);
-  sum_head_rows(exec, SpreadBackward<T>{Place2d(drows), Place2d(x), Place2d(dx), up, static_cast<int>(shape.rank)}, shape.rank, x.rows, shape.heads,
+  sum_head_rows(exec, ExpandBackward<T>{Place2d(drows), Place2d(x), Place2d(dx), up, static_cast<int>(shape.rank)}, shape.rank, x.rows, shape.heads,
                 shape.head_dim, [&](const float* partial, int64_t runs) { add_factor_sums(shape, partial, runs, dup, sums, exec.device.stream()); });
 }
 
@@ -179,8 +179,8 @@ void mamba3_gate_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
 }
 
 #define FW_INSTANTIATE(T)                                                                                                                               \
-  template void mamba3_spread_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, const float*, Mat<T>);                                       \
-  template void mamba3_spread_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, Mat<T>, float*);                \
+  template void mamba3_expand_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, const float*, Mat<T>);                                       \
+  template void mamba3_expand_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, Mat<T>, float*);                \
   template void mamba3_gate_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, const float*, const float*, float, \
                                        Mat<T>, float*);                                                                                                 \
   template void mamba3_gate_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*,       \

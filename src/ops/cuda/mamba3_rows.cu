@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) carry_gradients_kernel(const CarryAr
 // ---- near: forward a thread a packet of a token's columns; backward neighbouring lanes a token and head ---------------------------------------------------
 
 template <class T>
-struct NearArgs {
+struct DiagArgs {
   int heads, dim, rank;
   int64_t tokens;
   Place2d<const float> met, now, ahead;
@@ -213,7 +213,7 @@ struct NearArgs {
 };
 
 template <class T, int N, bool kOneRow>
-__global__ void __launch_bounds__(kElementThreads) near_kernel(const NearArgs<T> a, const Cut cut) {
+__global__ void __launch_bounds__(kElementThreads) diag_kernel(const DiagArgs<T> a, const Cut cut) {
   follow();
   constexpr int kAhead = kOneRow ? 4 : 1;
   const Place place(cut);
@@ -257,7 +257,7 @@ FW_DEVICE float lanes_sum(float x, int lanes) {
 
 // lanes: a power of two; one row of one packet a lane (kOneRow) stays in registers, several heads of which are asked for at a time.
 template <class T, int N, bool kOneRow>
-__global__ void __launch_bounds__(kThreads) near_gradients_kernel(const NearArgs<T> a, int lanes) {
+__global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs<T> a, int lanes) {
   constexpr int kAhead = kOneRow ? 4 : 1;
   const int slots = kThreads / lanes, slot = static_cast<int>(thread_index()) / lanes, lane = static_cast<int>(thread_index()) % lanes;
   const int64_t first = int64_t{block_index_x()} * slots * kAhead + slot, heads = a.tokens * a.heads;
@@ -342,8 +342,8 @@ struct Sum : Plain {
 };
 
 template <class T>
-NearArgs<T> near_args(const Mamba3Shape& shape, Mat<const float> met, Mat<const T> v, Mat<const float> now, Mat<const float> ahead, const float* skip) {
-  NearArgs<T> a{};
+DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> met, Mat<const T> v, Mat<const float> now, Mat<const float> ahead, const float* skip) {
+  DiagArgs<T> a{};
   a.heads = static_cast<int>(shape.heads), a.dim = static_cast<int>(shape.head_dim), a.rank = static_cast<int>(shape.rank), a.tokens = now.rows;
   a.met = Place2d(met), a.now = Place2d(now), a.ahead = Place2d(ahead), a.v = v, a.skip = skip;
   return a;
@@ -407,14 +407,14 @@ void mamba3_carry_backward(const Exec<T>& exec, const Mamba3Shape& shape, const 
 }
 
 template <class T>
-void mamba3_near_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
+void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
                          Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> o) {
   constexpr int kN = kPacket<T>;
-  NearArgs<T> a = near_args(shape, met, v, now, ahead, skip);
+  DiagArgs<T> a = diag_args(shape, met, v, now, ahead, skip);
   a.o = o;
   const auto run = [&]<int N, bool kOneRow>() {
     const Cut cut(a.tokens, o.cols / N, 8);
-    launch_following(a.tokens, near_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * (kOneRow ? 4 : 1)) * cut.column_blocks)},
+    launch_following(a.tokens, diag_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * (kOneRow ? 4 : 1)) * cut.column_blocks)},
                      kElementThreads, 0, exec.device.stream(), a, cut);
   };
   const bool packets = shape.head_dim % kN == 0 && in_packets<T>(o.data, o.stride) && in_packets<T>(v.data, v.stride);
@@ -426,19 +426,19 @@ void mamba3_near_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<cons
 }
 
 template <class T>
-void mamba3_near_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
+void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
                           Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> dv, Mat<Wide<T>> dmet, Mat<Wide<T>> dnow, Mat<Wide<T>> dahead, Wide<T>* dskip) {
   constexpr int kN = kPacket<T>;
   const int64_t heads = now.rows * shape.heads;
   if (heads == 0) return;
   void* const stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
-  NearArgs<T> a = near_args(shape, met, v, now, ahead, skip);
+  DiagArgs<T> a = diag_args(shape, met, v, now, ahead, skip);
   a.d_o = d_o, a.dv = dv, a.dmet = Place2d(dmet), a.dnow = Place2d(dnow), a.dahead = Place2d(dahead);
   a.of_skip = skip != nullptr ? near_sums(exec.arena, now.rows, shape.heads) : nullptr;
   const auto run = [&]<int N, bool kOneRow>(int lanes) {
     const int64_t of_block = int64_t{kThreads / lanes} * (kOneRow ? 4 : 1);
-    launch(near_gradients_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(parts_of(heads, of_block))}, kThreads, 0, stream, a, lanes);
+    launch(diag_gradients_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(parts_of(heads, of_block))}, kThreads, 0, stream, a, lanes);
   };
   const auto with_lanes = [&]<int N>() {
     int lanes = 1;
@@ -462,9 +462,9 @@ void mamba3_near_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
                                            Mat<const float>, Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<float>);                      \
   template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, float*); \
   template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const float*, Mat<const float>, const T*, const T*, Mat<float>, T*, T*);         \
-  template void mamba3_near_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, const float*,  \
+  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, const float*,  \
                                        Mat<T>);                                                                                                               \
-  template void mamba3_near_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, \
+  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, \
                                         const float*, Mat<T>, Mat<float>, Mat<float>, Mat<float>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

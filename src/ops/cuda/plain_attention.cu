@@ -225,7 +225,7 @@ AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat
   args.lse = attention_rows(arena, shape, rows);
   args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads), args.dim = static_cast<int32_t>(shape.dim);
   args.window = static_cast<int32_t>(shape.window);
-  args.multiprocessors = static_cast<int32_t>(turning_processors());
+  args.sm_count = static_cast<int32_t>(persistent_ctas());
   args.query_rows = args.key_rows = rows;
   args.scale = static_cast<float>(shape.scale);
   return args;
@@ -293,7 +293,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   float* delta = attention_rows(exec.arena, shape, q.rows);
-  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv), inside = on_groups && turns_whole_heads(shape);
+  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv), inside = on_groups && rotates_whole_heads(shape);
   if (on_groups) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
@@ -315,7 +315,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kRowThreads, 2 * rows, stream, a);
     });
   }
-  if (shape.turns() && !inside) turn_heads(exec, dq, dk, shape, layout, Turn::kBack);
+  if (shape.turns() && !inside) rotary_heads(exec, dq, dk, shape, layout, Turn::kBack);
   exec.arena.rewind(mark);
 }
 

@@ -213,12 +213,12 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
     FW_UNROLL for (int i = 0; i < kAhead; ++i) rows[i] = rows[i + 1];
   }
   if constexpr (kVectors > 0) {
-    for (int turn = 0; turn < kSlots; ++turn) {
-      if (turn == slot) {
+    for (int rotation = 0; rotation < kSlots; ++rotation) {
+      if (rotation == slot) {
         for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
           FW_UNROLL for (int k = 0; k < N; ++k) {
-            const float sum = (turn == 0 ? 0.0f : sums[c + k]) + dweight[i][k];
-            if (turn == kSlots - 1) {
+            const float sum = (rotation == 0 ? 0.0f : sums[c + k]) + dweight[i][k];
+            if (rotation == kSlots - 1) {
               partial[c + k] = sum;
             } else {
               sums[c + k] = sum;

@@ -3,7 +3,7 @@
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
-#include "ops/cuda/turns.cuh"
+#include "ops/cuda/rotary.cuh"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -25,13 +25,13 @@ struct RotaryArgs {
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a) {
-  float2* turns = reinterpret_cast<float2*>(shared_memory());  // [a.tokens, half]: cosine, sine
+  float2* rotations = reinterpret_cast<float2*>(shared_memory());  // [a.tokens, half]: cosine, sine
   const int64_t first = int64_t{block_index_x()} * a.tokens;
   const int tokens = static_cast<int>(min(int64_t{a.tokens}, a.rows - first)), thread = static_cast<int>(thread_index());
   for (int i = thread; i < tokens * a.half; i += kThreads) {
     const int token = i / a.half, c = i - token * a.half;
-    const float angle = turn_angle(turn_share(a.log2_step, c), a.places.place_of(first + token));
-    turns[i] = make_float2(cosf(angle), a.sign * sinf(angle));
+    const float angle = rotary_angle(rotary_share(a.log2_step, c), a.places.place_of(first + token));
+    rotations[i] = make_float2(cosf(angle), a.sign * sinf(angle));
   }
   follow();  // places were there before the pass
   sync_threads();
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
     low.get(x);
     high.get(y);
     FW_UNROLL for (int k = 0; k < N; ++k) {
-      const float2 of = turns[token * a.half + c + k];
-      turn_pair(x[k], y[k], of.x, of.y);
+      const float2 of = rotations[token * a.half + c + k];
+      rotate_pair(x[k], y[k], of.x, of.y);
     }
     low.set(x);
     high.set(y);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
 namespace ops {
 
 template <class T>
-void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn turn) {
+void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn rotation) {
   if (x.rows == 0 || rotated == 0) return;
   const int half = static_cast<int>(rotated / 2), tokens = x.rows <= kOverlappedRows ? 1 : kTokens;
   const RotaryArgs<T> args{x.data,
@@ -71,8 +71,8 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
                            static_cast<int>(dim),
                            half,
                            tokens,
-                           turn_log2_step(theta, rotated),
-                           turn == Turn::kForth ? 1.0F : -1.0F,
+                           rotary_log2_step(theta, rotated),
+                           rotation == Turn::kForth ? 1.0F : -1.0F,
                            PassPlaces(layout)};
   const Dim3 grid{static_cast<unsigned>((x.rows + tokens - 1) / tokens)};
   const size_t shared = sizeof(float2) * static_cast<size_t>(tokens * half);

@@ -75,8 +75,8 @@ FW_DEVICE uint32_t key_of(float x) {
 FW_DEVICE double scaled_exp(double x, int bits, const double* powers) {
   if (!(x > -700)) return 0;
   constexpr double kSteps = 92.332482616893656, kStep = 0.010830424696249145;  // 64 / ln 2 and its inverse
-  const double turns = rint(x * kSteps), r = fma(-turns, kStep, x);
-  const int k = static_cast<int>(turns);
+  const double rotations = rint(x * kSteps), r = fma(-rotations, kStep, x);
+  const int k = static_cast<int>(rotations);
   const double series = 1 + r * (1 + r * (1.0 / 2 + r * (1.0 / 6 + r * (1.0 / 24 + r * (1.0 / 120)))));
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + bits + (k >> 6)) << 52) * (powers[k & 63] * series);
 }

@@ -34,9 +34,9 @@ inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) { re
 inline constexpr int64_t kNormBlocks = 528;
 inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
 
-// Norm of heads, backward: blocks of at least 8 slots (a row in 32 lanes), each of kHeadNormTurns rows.
-inline constexpr int kHeadNormTurns = 16;
-inline int64_t head_norm_sums(int64_t rows) { return parts_of(rows, 8 * kHeadNormTurns); }
+// Norm of heads, backward: blocks of at least 8 slots (a row in 32 lanes), each of kHeadNormRotations rows.
+inline constexpr int kHeadNormRotations = 16;
+inline int64_t head_norm_sums(int64_t rows) { return parts_of(rows, 8 * kHeadNormRotations); }
 
 // Operations on heads with sums (head_rows.cuh), and token_shift: tokens of a run.
 inline constexpr int64_t kHeadRun = 64, kShiftRun = 64;
@@ -129,25 +129,25 @@ struct SelectiveScratch {
 };
 
 // Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [marks, H NA], and the turns before them where the caller wants no marks.
-struct TurnScratch {
+struct RotaryScratch {
   float* tanhs;
   double* totals;
   float* marks;
-  TurnScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences, bool has_marks)
+  RotaryScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences, bool has_marks)
       : tanhs(arena.alloc<float>(tokens * columns)),
-        totals(arena.alloc<double>(turn_marks(tokens, sequences) * shape.heads * shape.angles)),
-        marks(has_marks ? nullptr : arena.alloc<float>(turn_marks(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
+        totals(arena.alloc<double>(rotary_checkpoints(tokens, sequences) * shape.heads * shape.angles)),
+        marks(has_marks ? nullptr : arena.alloc<float>(rotary_checkpoints(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
 };
 // Gradients of the skip, [T, H], and of a factor [H, R, P].
 inline float* near_sums(Arena& arena, int64_t tokens, int64_t heads) { return arena.alloc<float>(tokens * heads); }
 inline float* factor_sums(Arena& arena, const Mamba3Shape& shape) { return arena.alloc<float>(shape.rank * shape.heads * shape.head_dim); }
-// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks behind (mamba3_turn.cu).
-struct TurnBackwardScratch {
+// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks behind (mamba3_rotary.cu).
+struct RotaryBackwardScratch {
   float *tanhs, *of_q_bias, *of_k_bias, *totals, *behind, *of_dt, *of_angle;
   // Chunks of a block: as many as 256 threads have room for, of a thread for two channels.
   static int64_t chunks_at_once(int64_t state) { return 256 / std::min<int64_t>(256, parts_of(parts_of(state, 2), 32) * 32); }
-  TurnBackwardScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences) {
-    const int64_t marks = turn_marks(tokens, sequences), all = shape.heads * shape.angles, blocks = parts_of(marks, chunks_at_once(shape.state));
+  RotaryBackwardScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences) {
+    const int64_t marks = rotary_checkpoints(tokens, sequences), all = shape.heads * shape.angles, blocks = parts_of(marks, chunks_at_once(shape.state));
     tanhs = arena.alloc<float>(tokens * columns);
     of_q_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
     of_k_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
@@ -165,7 +165,7 @@ bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats..
   return (in_sixteens(matrices) && ...);
 }
 // Kernels of attention that turn heads themselves: whole ones of 64 or 128 channels.
-inline bool turns_whole_heads(const AttentionShape& shape) { return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128); }
+inline bool rotates_whole_heads(const AttentionShape& shape) { return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128); }
 // Keys and values of earlier passes are copied in front of those of this one for them, where the host knows how many there are.
 struct KeysBefore {
   int64_t sequences = 0, rows = 0;  // of all keys: those before, that may be seen, and those of the pass

@@ -26,7 +26,7 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       kp_(padded(plan.K)),
       vp_(padded(columns)),
       cp_(padded(plan.chunk)),
-      nb_(plan.rule.online() ? 2 : 1),
+      nb_(plan.rule.is_delta() ? 2 : 1),
       nk_(plan.keys()),
       lag_(plan.rule.erases_before_decay() ? 1 : 0),
       decay_(plan.decay_kind()),
@@ -96,7 +96,7 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
   tile.v = rows(in_.v, hv_, column0_);
   tile.p = rows(in_.erase_key, h_, 0);
   tile.f = rows(in_.erase_write, h_, 0);
-  for_all_numbers([&](RowView<const T>& to, const TokenTensor<T>& from) { to = rows(from, hv_, 0); }, tile, in_);
+  for_all_scalars([&](RowView<const T>& to, const TokenTensor<T>& from) { to = rows(from, hv_, 0); }, tile, in_);
   tile.erase_gate = rows(in_.erase_gate, head_of(in_.erase_gate), 0);
   tile.write_gate = rows(in_.write_gate, hv_, plan_.rule.write == Gate::kScalar ? 0 : column0_);
   if (plan_.rule.write == Gate::kAveraged) {
@@ -113,7 +113,7 @@ template <class T>
 void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
   FrontTile<T> tile = front_tile(begin, L);
   tile.r = s_.re;
-  tile.e = plan_.rule.online() ? s_.re + L * kp_ : nullptr;
+  tile.e = plan_.rule.is_delta() ? s_.re + L * kp_ : nullptr;
   tile.w = s_.w;
   if (nk_ == 2) tile.f_out = s_.w + key_block(1, L);
   tile.z = with_z ? s_.z : nullptr;
@@ -215,7 +215,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
   T* found = s_.z + erase_block(L);
   const T* erase_triangle = s_.tri + triangle_block(nk_ - 1, L) + L * cp_;
   if (have_state) product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
-  if (plan_.rule.online()) {
+  if (plan_.rule.is_delta()) {
     if (nk_ == 2) std::memset(found, 0, sizeof(T) * static_cast<size_t>(L * vp_));
     if (have_state) rk_.subtract_rows(L, vp_, scalar ? erase_prefix() : nullptr, s_.products + L * vp_, vp_, found, vp_);
     if (nk_ == 2) {
@@ -250,7 +250,7 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
   tile.rows = L;
   tile.K = plan_.K;
   tile.V = vp_;
-  tile.online = plan_.rule.online();
+  tile.is_delta = plan_.rule.is_delta();
   tile.alpha = decay_ == DecayKind::kNone ? nullptr : s_.alpha;
   tile.channel = decay_ == DecayKind::kChannel;
   tile.r = s_.re;
@@ -369,7 +369,7 @@ template <class T>
 void HeadScan<T>::store_checkpoint(const Outputs<T>& out, int64_t tokens) const {
   const int64_t interval = plan_.checkpoints.interval;
   if (!out.checkpoints || tokens % interval != 0) return;
-  const int64_t place = plan_.checkpoint_place(n_, tokens / interval - 1);
+  const int64_t place = plan_.checkpoint_index(n_, tokens / interval - 1);
   if (place >= 0) store_state(s_.state, out.checkpoints, place);
 }
 

@@ -21,7 +21,7 @@ template <class T>
 void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate) {
   const int64_t begin = c * plan_.chunk, L = rows_of(c);
   const int64_t K = plan_.K;
-  const bool online = plan_.rule.online(), scalar = decay_ == DecayKind::kScalar, channel = decay_ == DecayKind::kChannel;
+  const bool is_delta = plan_.rule.is_delta(), scalar = decay_ == DecayKind::kScalar, channel = decay_ == DecayKind::kChannel;
   const T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_);
   const T* state = saved + plan_.state_index(n_, c, hv_);
   const T* tri = saved + plan_.triangle_index(n_, c, hv_);
@@ -41,7 +41,7 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   product(Trans::kYes, Trans::kNo, L, vp_, L, tri_found, cp_, d_o, vp_, T(0), d_found, vp_);
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
   if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc + key_block(nk_ - 1, L), kp_, s_.dstate, vp_, T(1), d_found, vp_);
-  if (online) {
+  if (is_delta) {
     rk_.solve_transposed(L, tri_found + L * cp_, cp_, d_found, vp_, vp_);
     negate_rows(rk_, L, vp_, d_found, minus_p);
   }
@@ -148,7 +148,7 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   grad.in.rows = L;
   grad.in.K = plan_.K;
   grad.in.V = vp_;
-  grad.in.online = plan_.rule.online();
+  grad.in.is_delta = plan_.rule.is_delta();
   grad.in.alpha = decay_ == DecayKind::kNone ? nullptr : s_.alpha;
   grad.in.channel = decay_ == DecayKind::kChannel;
   grad.in.r = s_.re;
@@ -283,7 +283,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     FrontTileGrad<T> tile;
     tile.in = front_tile(begin, L);
     tile.dr = s_.dre;
-    tile.de = plan_.rule.online() ? s_.dre + L * kp_ : nullptr;
+    tile.de = plan_.rule.is_delta() ? s_.dre + L * kp_ : nullptr;
     tile.dw = s_.dw;
     if (nk_ == 2) tile.df = s_.dw + key_block(1, L);
     tile.dz = s_.dz;
@@ -293,7 +293,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
     tile.df_out = grads.erase_write.rows(plan_, n_, begin, h_);
-    for_all_numbers([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); }, tile.dnumbers, grads);
+    for_all_scalars([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); }, tile.dscalars, grads);
     tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
     tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);
     if (precond.dm != nullptr) tile.dm = {precond.dm + precond_token(begin) * kp_, kp_};

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "rule/gate_law.h"
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 #include "rule/rule.h"
 #include "scan/plan.h"
 
@@ -25,7 +25,7 @@ struct RowView {
 // ---- kernels_front.cpp: raw rows -> canonical streams and its vector-Jacobian product (rule/front.h)
 // Its base: the numbers of tokens.def, one value a row.
 template <class T>
-struct FrontTile : TokenNumbers<RowView<const T>> {
+struct FrontTile : TokenScalars<RowView<const T>> {
   const Rule* rule = nullptr;
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
@@ -48,7 +48,7 @@ struct FrontTileGrad {
   const T *dr = nullptr, *de = nullptr, *dw = nullptr, *df = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
   RowView<T> dq, dk, dv, dp, df_out, derase_gate, dwrite_gate, dm;
-  TokenNumbers<RowView<T>> dnumbers;
+  TokenScalars<RowView<T>> dscalars;
   RowView<T> dkey_g;                 // of key_g, added to
   RowView<T> dlog_alpha_p, dbeta_p;  // of precond_g and precond_beta through the normaliser; added to
   bool add_key_head = false;         // dq, dk, dp, df_out
@@ -127,7 +127,7 @@ const RowKernels<T>& row_kernels();
 template <class T>
 struct TokenTile {
   int64_t rows = 0, K = 0, V = 0;  // V: padded columns of the value block
-  bool online = true;
+  bool is_delta = true;
   const T* alpha = nullptr;  // channel: [rows, padded K]; scalar: [rows]; null: no decay
   bool channel = false;
   bool lag = false;  // the erase looks before the decay

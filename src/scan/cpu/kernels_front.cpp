@@ -231,11 +231,11 @@ void store_mean_gradient(const RowView<T>& view, int64_t i, int64_t n, T sum, bo
 template <class T>
 void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const FrontScalars<T>& x, const FrontScalars<T>& dx) {
   const Rule& rule = *tile.in.rule;
-  for_all_numbers(
+  for_all_scalars(
       [i](const RowView<T>& to, T gradient) {
         if (to) *to.row(i) = gradient;
       },
-      tile.dnumbers, dx);
+      tile.dscalars, dx);
   if (tile.derase_gate && rule.erase == Gate::kScalar) *tile.derase_gate.row(i) = dx.erase;
   if (tile.derase_gate && rule.erase == Gate::kAveraged) store_mean_gradient(tile.derase_gate, i, tile.in.K, dx.erase, tile.add_erase_gate);
   if (tile.dwrite_gate && rule.write == Gate::kScalar) *tile.dwrite_gate.row(i) = dx.write;

@@ -24,8 +24,8 @@ enum class TokenErase { kNone, kDecayed, kLag };
 
 // kVectors vectors of columns beginning at column j. kOwn: what the erase finds goes along f, what is written along w.
 template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, int kVectors>
-void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
-  constexpr bool kOnline = kErase != TokenErase::kNone;
+void forward_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
+  constexpr bool kDelta = kErase != TokenErase::kNone;
   const hn::ScalableTag<T> d;
   using Vec = hn::Vec<decltype(d)>;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -34,7 +34,7 @@ void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   const T *u_pending = nullptr, *z_pending = nullptr;  // vectors of the token before, whose update is still to come
   for (int64_t t = 0; t < tile.rows; ++t) {
     const T* r = tile.r + t * kp;
-    const T* e = kOnline ? tile.e + t * kp : nullptr;
+    const T* e = kDelta ? tile.e + t * kp : nullptr;
     const T* w = tile.w + t * kp;
     const T* f = kOwn ? tile.f + t * kp : w;
     const T* alpha = kDecay == TokenDecay::kChannel ? tile.alpha + t * kp : nullptr;
@@ -43,7 +43,7 @@ void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
     T* s = tile.state + j;
     for (int64_t k = 0; k < tile.K; ++k, s += tile.ld_state) {
       const auto rk = hn::Set(d, r[k]);
-      const auto ek = kOnline ? hn::Set(d, e[k]) : rk;
+      const auto ek = kDelta ? hn::Set(d, e[k]) : rk;
       const auto ak = kDecay == TokenDecay::kChannel ? hn::Set(d, alpha[k]) : alpha_all;
       const auto fk = u_pending != nullptr ? hn::Set(d, u_pending[k]) : hn::Zero(d);
       const auto wk = kOwn && z_pending != nullptr ? hn::Set(d, z_pending[k]) : hn::Zero(d);
@@ -89,23 +89,23 @@ void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
 }
 
 template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn>
-void forward_panels(const TokenTile<T>& tile) {
+void forward_sw128_tiles(const TokenTile<T>& tile) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t kp = padded(tile.K);
   int64_t j = 0;
-  for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_panel<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
-  for (; j < tile.V; j += lanes) forward_panel<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
+  for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_sw128<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
+  for (; j < tile.V; j += lanes) forward_sw128<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
 }
 
 template <class T, TokenDecay kDecay>
 void forward_erase(const TokenTile<T>& tile) {
-  if (!tile.online) return forward_panels<T, kDecay, TokenErase::kNone, false>(tile);
+  if (!tile.is_delta) return forward_sw128_tiles<T, kDecay, TokenErase::kNone, false>(tile);
   const bool own = tile.f != nullptr;
   if (kDecay != TokenDecay::kNone && tile.lag) {
-    return own ? forward_panels<T, kDecay, TokenErase::kLag, true>(tile) : forward_panels<T, kDecay, TokenErase::kLag, false>(tile);
+    return own ? forward_sw128_tiles<T, kDecay, TokenErase::kLag, true>(tile) : forward_sw128_tiles<T, kDecay, TokenErase::kLag, false>(tile);
   }
-  return own ? forward_panels<T, kDecay, TokenErase::kDecayed, true>(tile) : forward_panels<T, kDecay, TokenErase::kDecayed, false>(tile);
+  return own ? forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, true>(tile) : forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, false>(tile);
 }
 
 template <class T>
@@ -184,7 +184,7 @@ void token_backward(const TokenTileGrad<T>& grad) {
     for (int64_t k = 0; k < K; ++k) {
       const T alpha = alpha_at(tile, kp, t, k);
       const auto ak = hn::Set(d, alpha);
-      const auto ek = hn::Set(d, tile.online ? tile.e[t * kp + k] : T(0));
+      const auto ek = hn::Set(d, tile.is_delta ? tile.e[t * kp + k] : T(0));
       auto de = hn::Zero(d), dalpha = hn::Zero(d);
       T* ds = grad.dstate + k * V;
       for (int64_t j = 0; j < V; j += lanes) {
@@ -201,13 +201,13 @@ void token_backward(const TokenTileGrad<T>& grad) {
         dalpha = hn::MulAdd(s, dsbar, dalpha);
         hn::StoreU(hn::Mul(ak, dsbar), d, ds + j);
       }
-      if (tile.online) grad.de[t * kp + k] = -(tile.lag ? T(1) : alpha) * hn::GetLane(hn::SumOfLanes(d, de));
+      if (tile.is_delta) grad.de[t * kp + k] = -(tile.lag ? T(1) : alpha) * hn::GetLane(hn::SumOfLanes(d, de));
       if (grad.dalpha != nullptr) grad.dalpha[t * kp + k] = alpha * hn::GetLane(hn::SumOfLanes(d, dalpha));
     }
     for (int64_t k = K; k < kp; ++k) {
       grad.dr[t * kp + k] = grad.dw[t * kp + k] = 0;
       if (own) grad.df[t * kp + k] = 0;
-      if (tile.online) grad.de[t * kp + k] = 0;
+      if (tile.is_delta) grad.de[t * kp + k] = 0;
       if (grad.dalpha != nullptr) grad.dalpha[t * kp + k] = 0;
     }
   }

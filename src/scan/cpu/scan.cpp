@@ -87,7 +87,7 @@ class PrecondPass {
       };
       for (int64_t c = 0; out != nullptr && out->precond_checkpoints && c < plan_.checkpoints_of(n); ++c) {
         advance(x, plan_.checkpoints.interval);
-        store(x.state, out->precond_checkpoints, plan_.checkpoint_place(n, c));
+        store(x.state, out->precond_checkpoints, plan_.checkpoint_index(n, c));
       }
       advance(x, x.rows);
       if (out == nullptr || !out->final_precond) return;
@@ -187,7 +187,7 @@ void check_slots(const Plan& plan) {
     for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t) check("token_slots", n, slots.after(n, t), plan.final_states);
   }
   for (int64_t n = 0; plan.checkpoints.slots != nullptr && n < plan.N; ++n) {
-    for (int64_t i = 0; i < plan.checkpoints_of(n); ++i) check("checkpoint_slots", n, plan.checkpoint_place(n, i), plan.checkpoints.places);
+    for (int64_t i = 0; i < plan.checkpoints_of(n); ++i) check("checkpoint_slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
   }
 }
 

@@ -2,12 +2,12 @@
 #include "scan/cuda/call/scan.h"
 
 #include "base/error.h"
-#include "scan/cuda/call/decay_keys.h"
+#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/float16/kernels.h"
 #include "scan/cuda/gates/kernels.h"
-#include "scan/cuda/rows/kernels.h"
+#include "scan/cuda/dplr/kernels.h"
 
 namespace fw::cuda {
 
@@ -16,17 +16,17 @@ DeviceScope::~DeviceScope() = default;
 
 void require_device(bool) { throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)"); }
 
-FormedGates forms_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FormedGates&, const Inputs<float>*, bool) { return {}; }
+FusedGates fuses_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FusedGates&, const Inputs<float>*, bool) { return {}; }
 void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*, void*) { require_device(false); }
 void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
   require_device(false);
 }
 
-void make_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
-void add_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+void make_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
 
-void spread_rows(const SpreadArgs&, const RowTokens&, void*) { require_device(false); }
-void join_rows(const JoinArgsOfRows&, const RowTokens&, void*) { require_device(false); }
+void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
+void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }
 
 void from_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
 void to_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
@@ -34,6 +34,6 @@ void to_float16(const Float16Args&, const Float16Tokens&, void*) { require_devic
 void gate_values(const GateValuesArgs&, const GateTokens&, void*) { require_device(false); }
 void gate_gradients(const GateGradientsArgs&, const GateTokens&, void*) { require_device(false); }
 
-int multiprocessors() { return kUsualMultiprocessors; }
+int sm_count() { return kUsualSmCount; }
 
 }  // namespace fw::cuda

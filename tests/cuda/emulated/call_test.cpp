@@ -98,9 +98,9 @@ TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
     return plan;
   };
   const OnGpu on("NVIDIA H200", 9, 0);
-  fw::cuda::emulation::gpu.multiprocessors = 132;
+  fw::cuda::emulation::gpu.sm_count = 132;
   EXPECT_NE(text().find("segments: "), std::string::npos) << text();
-  fw::cuda::emulation::gpu.multiprocessors = 40;  // 40 blocks fill them
+  fw::cuda::emulation::gpu.sm_count = 40;  // 40 blocks fill them
   EXPECT_EQ(text().find("segments: "), std::string::npos) << text();
 }
 
@@ -126,16 +126,16 @@ TEST(Uploads, TablesOfManySequencesTakeFewLaunches) {
 
 // More sequences than a grid's second or third dimension holds: each of one segment, whose state at its start is the sequence's.
 TEST(Grids, JoinTakesAsManySequencesAsThereAre) {
-  constexpr int32_t kCount = 65537, kKey = 4, kValue = 8;
+  constexpr int32_t kCount = 65537, kTileK = 4, kValue = 8;
   std::vector<int32_t> first(kCount + 1);
   for (int32_t i = 0; i <= kCount; ++i) first[static_cast<size_t>(i)] = i;
-  std::vector<float> from(size_t{kCount} * kKey * kValue), states(from.size());
+  std::vector<float> from(size_t{kCount} * kTileK * kValue), states(from.size());
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
   fw::cuda::StateArg state;
   state.data = from.data();
-  state.stride_k = 1, state.stride_v = kKey, state.stride_h = kKey * kValue, state.stride_n = state.stride_h;
+  state.stride_k = 1, state.stride_v = kTileK, state.stride_h = kTileK * kValue, state.stride_n = state.stride_h;
   fw::cuda::JoinArgs join;
-  join.N = kCount, join.HV = 1, join.K = kKey, join.V = kValue;
+  join.N = kCount, join.HV = 1, join.K = kTileK, join.V = kValue;
   join.first_segment = first.data(), join.states = states.data(), join.from = state;
   fw::cuda::join_segments(join, nullptr);
   EXPECT_EQ(states, from);

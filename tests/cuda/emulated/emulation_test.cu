@@ -137,7 +137,7 @@ void bulk_of_odd_size(const float* from, float*) {
   mbarrier_init(barrier(), 1);
   bulk_load(shared_memory() + 16, from, 20, barrier());
 }
-void leaves_with_store(const float*, float* to) {
+void stores_itself(const float*, float* to) {
   if (thread_index() != 0) return;
   bulk_store(to, shared_memory(), 64);
   bulk_commit();
@@ -338,7 +338,7 @@ int run_all() {
   dies("cp_async_16 from an address not aligned", global_not_aligned, "cp_async_16: global address");
   dies("shared_address of something else", not_in_shared, "is not in shared memory");
   dies("bulk_load of an odd size", bulk_of_odd_size, "bulk_load of 20 bytes");
-  dies("bulk_store not waited for", leaves_with_store, "without bulk_wait_read()");
+  dies("bulk_store not waited for", stores_itself, "without bulk_wait_read()");
   dies("wgmma in the middle of the swizzle", descriptor_in_a_row, "middle of the 8 rows");
   dies("wgmma with two descriptors", different_descriptors, "not the same product");
   dies("wgmma without a warp", part_of_warpgroup, "leaves the kernel while others of its warpgroup wait at wgmma");

@@ -70,17 +70,17 @@ template <bool kFree>
 void ring(float* memory) {
   if (me() == 0) mbarrier_init(barrier(0), 1), mbarrier_init(barrier(1), 1), mbarrier_init(barrier(2), 96), mbarrier_init(barrier(3), 96);
   sync_threads();
-  for (int turn = 0; turn < 4; ++turn) {
+  for (int work_tile = 0; work_tile < 4; ++work_tile) {
     if (me() == 0) {
-      const int read = turn - (kFree ? 1 : 2);
+      const int read = work_tile - (kFree ? 1 : 2);
       if (read >= 0) mbarrier_wait(barrier(2 + (read & 1)), read / 2 & 1);
-      mbarrier_expect(barrier(turn & 1), 1024);
-      bulk_load(tile(), memory + 1024, 1024, barrier(turn & 1));
+      mbarrier_expect(barrier(work_tile & 1), 1024);
+      bulk_load(tile(), memory + 1024, 1024, barrier(work_tile & 1));
     }
     if (me() >= 32) {
-      mbarrier_wait(barrier(turn & 1), turn / 2 & 1);
+      mbarrier_wait(barrier(work_tile & 1), work_tile / 2 & 1);
       memory[me()] = tile()[me()];
-      mbarrier_arrive(barrier(2 + (turn & 1)));
+      mbarrier_arrive(barrier(2 + (work_tile & 1)));
     }
   }
 }

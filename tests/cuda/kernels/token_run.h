@@ -14,7 +14,7 @@
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
 #include "reference/problem.h"
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 
@@ -70,7 +70,7 @@ class TokenDevice {
     a.q = input(in.q, s_.H, s_.K), a.k = input(in.k, s_.H, s_.K), a.v = input(in.v, s_.HV, s_.V);
     if (p.rule.decay == Decay::kChannel) a.g = input(in.g, g_heads(), s_.K);
     if (p.rule.decay == Decay::kScalar) a.g = input(in.g, s_.HV, 1);
-    for_all_numbers([&](TokenArg& to, const std::vector<double>& values) { to = input(values, s_.HV, 1); }, a, in);
+    for_all_scalars([&](TokenArg& to, const std::vector<double>& values) { to = input(values, s_.HV, 1); }, a, in);
     a.erase_key = input(in.erase_key, s_.H, s_.K);
     a.erase_gate = p.rule.erase == Gate::kScalar ? input(in.erase_gate, s_.HV, 1) : input(in.erase_gate, erase_heads(), s_.K);
     a.write_gate = p.rule.write == Gate::kScalar ? input(in.write_gate, s_.HV, 1) : input(in.write_gate, s_.HV, s_.V);
@@ -122,7 +122,7 @@ class TokenDevice {
     const auto head_output = [&](const std::vector<double>& like, int64_t dim) { return like.empty() ? TokenArg{} : output(s_.HV, dim, false, 0); };
     d.q = head_output(p_.in.q, s_.K), d.k = head_output(p_.in.k, s_.K), d.v = head_output(p_.in.v, s_.V);
     d.g = head_output(p_.in.g, rule.decay == Decay::kChannel ? s_.K : 1);
-    for_all_numbers([&](TokenArg& to, const std::vector<double>& like) { to = head_output(like, 1); }, d, p_.in);
+    for_all_scalars([&](TokenArg& to, const std::vector<double>& like) { to = head_output(like, 1); }, d, p_.in);
     d.erase_key = head_output(p_.in.erase_key, s_.K);
     d.erase_gate = head_output(p_.in.erase_gate, rule.erase == Gate::kScalar ? 1 : s_.K);
     d.write_gate = head_output(p_.in.write_gate, rule.write == Gate::kScalar ? 1 : s_.V);
@@ -133,7 +133,7 @@ class TokenDevice {
         args.grads.dbeta_p = floats(static_cast<size_t>(x_.tokens * s_.HV))->data();
       }
     }
-    args.workspace = floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_, multiprocessors()) / 4))->data();
+    args.workspace = floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_, sm_count()) / 4))->data();
     token_backward(args, longest_, nullptr);
 
     const auto summed = [&](const TokenArg& from, int64_t heads, int64_t dim) {
@@ -149,7 +149,7 @@ class TokenDevice {
     grad.g = summed(d.g, rule.decay == Decay::kChannel ? g_heads() : s_.HV, rule.decay == Decay::kChannel ? s_.K : 1);
     grad.erase_gate = summed(d.erase_gate, rule.erase == Gate::kScalar ? s_.HV : erase_heads(), rule.erase == Gate::kScalar ? 1 : s_.K);
     grad.write_gate = read(d.write_gate, s_.HV, rule.write == Gate::kScalar ? 1 : s_.V);
-    for_all_numbers([&](std::vector<double>& to, const TokenArg& from) { to = read(from, s_.HV, 1); }, grad, d);
+    for_all_scalars([&](std::vector<double>& to, const TokenArg& from) { to = read(from, s_.HV, 1); }, grad, d);
     if (args.d_initial_state.data != nullptr) grad.initial_state = read_state(args.d_initial_state);
     if (!rule.uses_precond()) {
       grad.k = summed(d.k, s_.H, s_.K);

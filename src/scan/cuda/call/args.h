@@ -85,11 +85,11 @@ struct HeadArg {
   int64_t stride_h = 0, stride_k = 0;
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of gates/ would. In the chunk form prepare()
-// and gradients() (select.h: prepare_forms_gates(), gradients_form_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
-// Besides, of one number a token, in float32 (front/numbers.cuh): all that the rule has, or none; forward the first kernel that reads them makes the values,
+// and gradients() (select.h: prepare_fuses_gates(), gradients_fuse_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
+// Besides, of one number a token, in float32 (front/token_scalars.cuh): all that the rule has, or none; forward the first kernel that reads them makes the values,
 // and backward, where these are given, gradients() those of the logits. In the token form token_forward() where few_tokens() (token/cut.h). a_log and dt_bias
 // are the log-decay's.
-struct FormedGates {
+struct FusedGates {
   GateLaw<float> g, erase_gate, write_gate, beta, lambda;
   HeadArg a_log, dt_bias;
   // Where the values of numbers are left in the chunk form, float32 [tokens, HV]; null: nobody else reads them.
@@ -109,7 +109,7 @@ struct Problem {
   int64_t tokens = 0;                                            // of all sequences
   SequenceArg sequences;
   TokenArgs in;
-  FormedGates formed;
+  FusedGates formed;
   const float* precond_center = nullptr;  // [H]
   int64_t center_stride = 1;
   StateArg initial_state, initial_precond;

@@ -1,14 +1,14 @@
 // The scan on CUDA devices as a backend. Built everywhere: sizes and texts need no device, and calls without one say so (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
-#include "scan/cuda/call/decay_keys.h"
+#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/float16.h"
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
 #include "scan/cuda/call/token_arg.h"
-#include "scan/cuda/call/two_rows.h"
+#include "scan/cuda/call/dplr_as_two_tokens.h"
 
 namespace fw {
 namespace {
@@ -24,8 +24,8 @@ Plan with_rows(Plan plan) {
   return plan;
 }
 
-// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (two_rows.h) or keys of the decay, then what the kernels of the
-// scan have. No rule has both (two_rows_lack).
+// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or keys of the decay, then what the kernels of the
+// scan have. No rule has both (dplr_as_two_tokens_lacks).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
@@ -75,7 +75,7 @@ class CudaCall final : public Call {
     const Outputs<float> cotangents = halves_.cotangents(tensors_of_d, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
     cuda::CallForms forms{formed(given, &wanted, saved_gates(const_cast<void*>(saved)) != nullptr)};
-    forms.parts = gates_.formed_parts(forms.gates, wanted, values);
+    forms.parts = gates_.fused_parts(forms.gates, wanted, values);
     Inputs<float> inputs = gates_.values_in_backward(given, forms.gates, values, saved_gates(const_cast<void*>(saved)));
     forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(const_cast<void*>(saved)));
     const Inputs<float> of_values = gates_.open(given, forms.gates, wanted, values);
@@ -88,7 +88,7 @@ class CudaCall final : public Call {
     cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), forms, rows_.cotangents(cotangents, space), opened, saved,
                         space + rows_.backward_bytes() + 2 * keys_);
     rows_.close(inputs, opened, gradients);
-    if (adds) cuda::add_decay_keys(tokens_, inputs.g, gradients.k, gradients.g);
+    if (adds) cuda::add_key_from_decay(tokens_, inputs.g, gradients.k, gradients.g);
     gates_.close(given, forms.gates, of_values, wanted, values);
     halves_.close(wanted, results);
   }
@@ -99,16 +99,16 @@ class CudaCall final : public Call {
     return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
   }
 
-  // Of the gates that are logits, those whose values the kernels of the scan make themselves: of formed_laws(). Rows and keys are made of values.
-  cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
+  // Of the gates that are logits, those whose values the kernels of the scan make themselves: of fused_activations(). Rows and keys are made of values.
+  cuda::FusedGates formed(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
     if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
-    const cuda::FormedGates gates = gates_.formed(in);
-    return cuda::forms_gates(tokens_, device_, in, gates, grads, made);
+    const cuda::FusedGates gates = gates_.formed(in);
+    return cuda::fuses_gates(tokens_, device_, in, gates, grads, made);
   }
 
   cuda::DevicePlan make_device_plan() const {
     const cuda::DeviceScope scope(plan().device_number);
-    return cuda::make_device_plan(rows_.plan(), cuda::multiprocessors());
+    return cuda::make_device_plan(rows_.plan(), cuda::sm_count());
   }
 
   // Bytes of the workspace in front of what the kernels of the scan have.
@@ -118,11 +118,11 @@ class CudaCall final : public Call {
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
     inputs.k = cuda::key_tensor(tokens_, workspace, bf16_keys_);
-    cuda::make_decay_keys(tokens_, inputs.g, inputs.k);
+    cuda::make_key_from_decay(tokens_, inputs.g, inputs.k);
   }
 
   Plan tokens_;         // with keys
-  cuda::TwoRows rows_;  // and what the kernels of the scan are given
+  cuda::DplrAsTwoTokens rows_;  // and what the kernels of the scan are given
   cuda::DevicePlan device_;
   cuda::CallFloat16 halves_;
   cuda::CallGates gates_;
@@ -152,7 +152,7 @@ const Backend& cuda_backend() {
                                        cuda::kChunk,
                                        true,
                                        true,
-                                       cuda::two_rows_lack,
+                                       cuda::dplr_as_two_tokens_lacks,
                                        [] { cuda::require_device(true); },
                                        [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
   return kBackend;

@@ -29,8 +29,8 @@ DeviceScope::DeviceScope(int number) {
   if (number > 0) throw DeviceError(fmt::format("descriptor: device_number: expected at most 0 (there is one GPU, the emulated one), got {}", number));
 }
 DeviceScope::~DeviceScope() = default;
-int multiprocessors() { return emulation::gpu.multiprocessors; }
-int64_t turning_processors() { return 2; }
+int sm_count() { return emulation::gpu.sm_count; }
+int64_t persistent_ctas() { return 2; }
 
 #else
 
@@ -74,15 +74,15 @@ DeviceScope::~DeviceScope() {
   if (before_ >= 0) cudaSetDevice(before_);
 }
 
-int multiprocessors() {
+int sm_count() {
   int device = 0, count = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   if (status == cudaSuccess) return count;
   cudaGetLastError();  // or the next call's check would find it
-  return kUsualMultiprocessors;
+  return kUsualSmCount;
 }
-int64_t turning_processors() { return multiprocessors(); }
+int64_t persistent_ctas() { return sm_count(); }
 
 #endif
 

@@ -29,9 +29,9 @@ class DeviceScope {
 };
 
 // Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
-inline constexpr int kUsualMultiprocessors = 132;
-int multiprocessors();
+inline constexpr int kUsualSmCount = 132;
+int sm_count();
 // For kernels whose blocks stay and take turns: multiprocessors(), but in the emulation two, so that small problems have several turns.
-int64_t turning_processors();
+int64_t persistent_ctas();
 
 }  // namespace fw::cuda

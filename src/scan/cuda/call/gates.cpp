@@ -24,13 +24,13 @@ char* at(void* workspace, const Region& region) { return static_cast<char*>(work
 // All tokens of a packed batch are one row of it.
 GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
 
-// Where FormedGates has a gate's law and the place of its values; null: kernels never form it themselves.
-struct FormedMembers {
-  GateLaw<float> FormedGates::*law = nullptr;
-  float* FormedGates::Numbers::*values = nullptr;
+// Where FusedGates has a gate's law and the place of its values; null: kernels never form it themselves.
+struct FusedMembers {
+  GateLaw<float> FusedGates::*law = nullptr;
+  float* FusedGates::Numbers::*values = nullptr;
 };
-FormedMembers members_of(const GateSpec& spec) {
-  using Gates = FormedGates;
+FusedMembers members_of(const GateSpec& spec) {
+  using Gates = FusedGates;
   switch (static_cast<TokenIndex>(spec.token)) {
     case TokenIndex::g:
       return {&Gates::g, &Gates::Numbers::g};
@@ -48,13 +48,13 @@ FormedMembers members_of(const GateSpec& spec) {
 }
 template <class Formed>
 auto* law_in(Formed& formed, const GateSpec& spec) {
-  const FormedMembers members = members_of(spec);
+  const FusedMembers members = members_of(spec);
   return members.law != nullptr ? &(formed.*members.law) : nullptr;
 }
 
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
-FormedGates token_laws(const Plan& plan) {
-  FormedGates formed;
+FusedGates token_activations(const Plan& plan) {
+  FusedGates formed;
   if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips)) return formed;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
@@ -66,8 +66,8 @@ FormedGates token_laws(const Plan& plan) {
 }
 
 // Of the chunk form: of channels, in bf16 ...
-FormedGates channel_laws(const Plan& plan) {
-  FormedGates formed;
+FusedGates channel_activations(const Plan& plan) {
+  FusedGates formed;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     GateLaw<float>* const law = law_in(formed, spec);
     if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
@@ -77,8 +77,8 @@ FormedGates channel_laws(const Plan& plan) {
   return formed;
 }
 // ... and of one number, of which the slope follows from the value alone.
-FormedGates number_laws(const Plan& plan) {
-  FormedGates formed;
+FusedGates scalar_activations(const Plan& plan) {
+  FusedGates formed;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     const TokenSpec token = token_specs(plan.rule)[spec.token];
     if (!spec.logits() || !token.used || !token.one()) continue;
@@ -89,8 +89,8 @@ FormedGates number_laws(const Plan& plan) {
   return formed;
 }
 // The laws of the gates that are of numbers, or not.
-FormedGates only(const Plan& plan, const FormedGates& all, bool numbers) {
-  FormedGates some = all;
+FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
+  FusedGates some = all;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     GateLaw<float>* const law = law_in(some, spec);
     if (law != nullptr && token_specs(plan.rule)[spec.token].one() != numbers) *law = {};
@@ -100,53 +100,53 @@ FormedGates only(const Plan& plan, const FormedGates& all, bool numbers) {
 
 }  // namespace
 
-bool is_formed(const FormedGates& formed, const GateSpec& gate) {
+bool is_fused(const FusedGates& formed, const GateSpec& gate) {
   const GateLaw<float>* law = law_in(formed, gate);
   return law != nullptr && law->given != Given::kValue;
 }
 
-FormedGates formed_laws(const Plan& plan, bool chunk_form) {
-  FormedGates formed;
+FusedGates fused_activations(const Plan& plan, bool chunk_form) {
+  FusedGates formed;
   if (plan.f16_io) return formed;  // their logits are float32 rows
-  if (!chunk_form) return token_laws(plan);
-  formed = channel_laws(plan);
-  const FormedGates numbers = number_laws(plan);
+  if (!chunk_form) return token_activations(plan);
+  formed = channel_activations(plan);
+  const FusedGates numbers = scalar_activations(plan);
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (is_formed(numbers, spec)) *law_in(formed, spec) = *law_in(numbers, spec);
+    if (is_fused(numbers, spec)) *law_in(formed, spec) = *law_in(numbers, spec);
   }
   return formed;
 }
 
-FormedGates formed_by_kernels(const Plan& plan, const DevicePlan& device, const FormedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
                               bool made) {
   if (!laws.any()) return {};
-  if (!device.chunk_form) return gradients == nullptr ? laws : FormedGates{};
+  if (!device.chunk_form) return gradients == nullptr ? laws : FusedGates{};
   if (device.wide || device.halves != nullptr) return {};
   PrepareArgs prepare = args;
-  FormedGates& formed = prepare.problem.formed = only(plan, laws, false);
-  if (formed.any() && (device.direct || !prepare_forms_gates(prepare, device.key) ||
-                       (gradients != nullptr && !gradients_form_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+  FusedGates& formed = prepare.problem.formed = only(plan, laws, false);
+  if (formed.any() && (device.direct || !prepare_fuses_gates(prepare, device.key) ||
+                       (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
     formed = {};
   }
   // Numbers, if no other gate wants the kernels in front and behind anyhow.
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     const TokenSpec token = token_specs(plan.rule)[spec.token];
-    if (spec.logits() && token.used && !is_formed(token.one() ? laws : formed, spec)) return formed;
+    if (spec.logits() && token.used && !is_fused(token.one() ? laws : formed, spec)) return formed;
   }
   if (!made) {
     // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and where value heads share a block of
     // prepare, which has no registers for it.
-    const bool forms = !device.direct && prepare_forms_numbers(prepare, device.key) &&
-                       grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.multiprocessors) == 1;
+    const bool forms = !device.direct && prepare_fuses_scalars(prepare, device.key) &&
+                       grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.sm_count) == 1;
     if (!forms) return formed;
   }
-  if (gradients != nullptr && !device.direct && !gradients_form_numbers(prepare.problem)) return formed;
+  if (gradients != nullptr && !device.direct && !gradients_fuse_scalars(prepare.problem)) return formed;
   return laws;
 }
 
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) { return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one(); }
 
-CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(plan), chunks_(chunks), laws_(formed_laws(plan, chunk_form)) {
+CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(plan), chunks_(chunks), laws_(fused_activations(plan, chunk_form)) {
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t bytes) {
     const Region region{used, static_cast<size_t>(bytes)};
@@ -176,7 +176,7 @@ CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(
     const TokenSpec& token = tokens[gate.spec.token];
     if (!gate.spec.decay) continue;
     const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
-    const int64_t formed = is_formed(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
+    const int64_t formed = is_fused(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
     gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), formed));
   }
 }
@@ -194,37 +194,37 @@ GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
   return arg;
 }
 
-FormedGates CallGates::formed(const Inputs<float>& in) const {
-  FormedGates formed = laws_;
+FusedGates CallGates::formed(const Inputs<float>& in) const {
+  FusedGates formed = laws_;
   formed.a_log = head_arg(in.decay.a_log);
   formed.dt_bias = head_arg(in.decay.dt_bias);
   return formed;
 }
 
-float* CallGates::formed_parts(const FormedGates& formed, const Inputs<float>& grads, void* workspace) const {
+float* CallGates::fused_parts(const FusedGates& formed, const Inputs<float>& grads, void* workspace) const {
   for (const Gate& gate : gates_) {
-    if (gate.spec.decay && is_formed(formed, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
+    if (gate.spec.decay && is_fused(formed, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   return nullptr;
 }
 
-bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FormedGates& formed) {
-  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_formed(formed, gate.spec);
+bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& formed) {
+  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(formed, gate.spec);
 }
 
-FormedGates CallGates::with_places(const FormedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const {
-  FormedGates placed = formed;
+FusedGates CallGates::with_places(const FusedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const {
+  FusedGates placed = formed;
   for (const Gate& gate : gates_) {
-    if (!is_formed(formed, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
+    if (!is_fused(formed, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
     placed.numbers.*members_of(gate.spec).values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
   return placed;
 }
 
-Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in) {
+Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& formed, const Inputs<float>& in) {
   Inputs<float> given = in;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    const FormedMembers members = members_of(spec);
+    const FusedMembers members = members_of(spec);
     float* const values = members.values != nullptr ? formed.numbers.*members.values : nullptr;
     TokenTensor<float>& tensor = given.*kInputTokens<float>[spec.token];
     if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
@@ -232,12 +232,12 @@ Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, c
   return given;
 }
 
-bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {
+bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& formed) const {
   return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, formed); });
 }
 
 // made: those of saved_bytes() have been made.
-Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved, bool made) const {
+Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& formed, void* workspace, void* saved, bool made) const {
   Inputs<float> given = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
@@ -253,20 +253,20 @@ Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& form
   return given;
 }
 
-Inputs<float> CallGates::open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const {
+Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& grads, void* workspace) const {
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
-    if (!gate.spec.logits() || !gate.apart || is_formed(formed, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
+    if (!gate.spec.logits() || !gate.apart || is_fused(formed, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
     opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
   }
   return opened;
 }
 
-void CallGates::close(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
+void CallGates::close(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
   GateGradientsArgs args;
   for (const Gate& gate : gates_) {
     const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
-    const bool by_kernels = is_formed(formed, gate.spec);
+    const bool by_kernels = is_fused(formed, gate.spec);
     if (!gate.spec.logits() || (by_kernels ? !parameters : !tensor_of(opened, gate.spec))) continue;
     GateGradient& gradient = args.gates[args.count++];
     gradient.gate = gate_arg(gate, in);
@@ -274,7 +274,7 @@ void CallGates::close(const Inputs<float>& in, const FormedGates& formed, const 
     gradient.d_x = token_arg(plan_, tensor_of(grads, gate.spec));
     gradient.d_a_log = head_arg(parameters.a_log);
     gradient.d_dt_bias = head_arg(parameters.dt_bias);
-    if (by_kernels) gradient.formed_parts = chunks_;
+    if (by_kernels) gradient.fused_parts = chunks_;
     if (parameters) gradient.parts = reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   if (args.count > 0) gate_gradients(args, tokens_of(plan_), plan_.stream);

@@ -1,5 +1,5 @@
 // Gates given as logits (recurrence.md 2.1) in front of a call's kernels and behind them: most of those take values and leave gradients of values, which, if
-// they are not the caller's, are rows of a part of the workspace. Where prepare() and gradients() take the logits as they are (FormedGates), what is left
+// they are not the caller's, are rows of a part of the workspace. Where prepare() and gradients() take the logits as they are (FusedGates), what is left
 // here is the sums of a_log's and dt_bias's gradients.
 #pragma once
 
@@ -19,25 +19,25 @@ bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
 // Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16, all or none, and those of one
 // number a token, all or none; of few_tokens() (token/cut.h) in the token form any, or none.
-FormedGates formed_laws(const Plan& plan, bool chunk_form);
+FusedGates fused_activations(const Plan& plan, bool chunk_form);
 // Of these the ones that they do take, forward or, with the places of gradients, backward too. args: of the call as prepare() gets them. made: backward, of a
 // forward that has left the values of numbers, by whatever kernel.
-FormedGates formed_by_kernels(const Plan& plan, const DevicePlan& device, const FormedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
                               bool made);
 // The inputs of backward with the values of numbers where forward's kernels have left them (CallGates::with_places).
-Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in);
+Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& formed, const Inputs<float>& in);
 // Whether a gate is one of them.
-bool is_formed(const FormedGates& formed, const GateSpec& gate);
+bool is_fused(const FusedGates& formed, const GateSpec& gate);
 
 class CallGates {
  public:
   // plan: of the call; it outlives this. chunks: of all sequences, in the chunk form.
   CallGates(const Plan& plan, bool chunk_form, int64_t chunks);
 
-  // formed_laws() with the parameters of `in`.
-  FormedGates formed(const Inputs<float>& in) const;
+  // fused_activations() with the parameters of `in`.
+  FusedGates formed(const Inputs<float>& in) const;
   // Where gradients() leaves what a_log and dt_bias take; null: they want nothing of log-decays that are formed.
-  float* formed_parts(const FormedGates& formed, const Inputs<float>& grads, void* workspace) const;
+  float* fused_parts(const FusedGates& formed, const Inputs<float>& grads, void* workspace) const;
 
   // Of the workspace. Both are 0 where no gate is a logit.
   size_t forward_bytes() const { return forward_bytes_; }
@@ -55,21 +55,21 @@ class CallGates {
   // In these three `formed`: what kernels form themselves, formed() or nothing.
   // Queues the making of values: the inputs with them in place of logits. saved (null: none, all are in the workspace): where those of saved_bytes() are to be
   // or, in backward, are.
-  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved) const {
+  Inputs<float> values(const Inputs<float>& in, const FusedGates& formed, void* workspace, void* saved) const {
     return values(in, formed, workspace, saved, false);
   }
-  Inputs<float> values_in_backward(const Inputs<float>& in, const FormedGates& formed, void* workspace, const void* saved) const {
+  Inputs<float> values_in_backward(const Inputs<float>& in, const FusedGates& formed, void* workspace, const void* saved) const {
     return values(in, formed, workspace, const_cast<void*>(saved), saved != nullptr);
   }
   // `formed` with the places where kernels leave the values of numbers that they form: in `saved`, or, where that is null, in the workspace.
-  FormedGates with_places(const FormedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const;
+  FusedGates with_places(const FusedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const;
   // Whether values() queues anything.
-  bool makes_values(const Inputs<float>& in, const FormedGates& formed) const;
+  bool makes_values(const Inputs<float>& in, const FusedGates& formed) const;
   // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
   // channels where the caller wants those of logits.
-  Inputs<float> open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const;
+  Inputs<float> open(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& grads, void* workspace) const;
   // Queues the way from these to what the caller asks for: of logits (in), a_log, dt_bias.
-  void close(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const;
+  void close(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const;
 
  private:
   struct Gate {
@@ -80,12 +80,12 @@ class CallGates {
 
   GateArg gate_arg(const Gate& gate, const Inputs<float>& in) const;
   // Whether the gate's logits of `in` become values in front of the kernels.
-  static bool takes_values(const Gate& gate, const Inputs<float>& in, const FormedGates& formed);
-  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved, bool made) const;
+  static bool takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& formed);
+  Inputs<float> values(const Inputs<float>& in, const FusedGates& formed, void* workspace, void* saved, bool made) const;
 
   const Plan& plan_;
   int64_t chunks_;
-  FormedGates laws_;
+  FusedGates laws_;
   std::array<Gate, kGates> gates_;  // in the order of gate_specs()
   size_t forward_bytes_ = 0, backward_bytes_ = 0, saved_bytes_ = 0;
 };

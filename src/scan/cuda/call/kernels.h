@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 #include "scan/cuda/call/args.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -48,7 +48,7 @@ struct TokenBackwardArgs {
   void* workspace = nullptr;  // token_backward_bytes
 };
 // A function of shape and device alone: `longest` tokens of the longest sequence.
-int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors);
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int sm_count);
 void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream);
 
 // ---- precond/: the diagonal preconditioner (recurrence.md 3), chunk-parallel
@@ -107,25 +107,25 @@ void sum_groups(const Problem& problem, const TokenArg& in, int32_t dim, const T
 
 // ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
 
-// Of rules with has_fine_images() (select.h).
-struct FineImages {
-  void* images = nullptr;     // FineImage<key> [chunks, HV]; null: other rules
-  uint16_t* rests = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
+// Of rules with uses_hi_lo() (select.h).
+struct HiLoTiles {
+  void* images = nullptr;     // LoTiles<key> [chunks, HV]; null: other rules
+  uint16_t* lo_parts = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
 };
 
 struct PrepareArgs {
   Problem problem;
-  // ForwardImage<key> [chunks, HV]; where prepare_leaves_rows() RowImage<key>, where prepare_leaves_pairs() ChunkNumbers, and then `pairs` is there; where
-  // leaves_keys() (select.h) StreamImage<key>
+  // FwdTiles<key> [chunks, HV]; where scan_reads_rows() RowTiles<key>, where scan_reads_intra_chunk() RowScales, and then `pairs` is there; where
+  // stores_k_hat() (select.h) QETiles<key>
   void* forward = nullptr;
-  bool leaves_pairs = false;               // prepare_leaves_pairs()
-  bool behind_gates = false;               // gate_values() is the kernel in front: q and k were there before it began
-  void* solved = nullptr;                  // SolvedImage<key> [chunks, HV], where leaves_keys()
-  void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
-  uint16_t* keys = nullptr;                // [chunks, HV, 64 key], in its place where leaves_keys(): Khat as panels; with pairs; or null
-  BackwardNumbers* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
-  FineImages forward_fine, backward_fine;  // both have rests or none
-  PairImage* pairs = nullptr;              // [chunks, HV], or null
+  bool keeps_intra_chunk = false;               // scan_reads_intra_chunk()
+  bool after_gate_kernel = false;               // gate_values() is the kernel in front: q and k were there before it began
+  void* solved = nullptr;                  // XMTiles<key> [chunks, HV], where stores_k_hat()
+  void* backward = nullptr;                // BwdTiles<key> [chunks, HV], or null
+  uint16_t* keys = nullptr;                // [chunks, HV, 64 key], in its place where stores_k_hat(): Khat as panels; with pairs; or null
+  RowScalesBwd* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
+  HiLoTiles forward_lo, backward_lo;  // both have rests or none
+  IntraChunk* pairs = nullptr;              // [chunks, HV], or null
   uint16_t* z = nullptr;                   // [chunks, HV, value blocks, panel], or null: the scan scales v itself
   float* spare_m = nullptr;                // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
 };
@@ -135,27 +135,27 @@ struct TokenShape {
   int64_t B = 0, T = 0;
 };
 
-// q and k: for the forward scan of a problem where prepare_leaves_rows() or prepare_leaves_pairs(), for the reverse scan where reverse_takes_rows() (select.h).
+// q and k: for the forward scan of a problem where scan_reads_rows() or scan_reads_intra_chunk(), for the reverse scan where reverse_takes_rows() (select.h).
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
 
-// What tells the scans' first passes over segments how long a state lasts (scan/fades.cuh), of rules whose step is a symmetric contraction.
-struct FadeArg {
+// What tells the scans' first passes over segments how long a state lasts (scan/decay_cutoff.cuh), of rules whose step is a symmetric contraction.
+struct DecayCutoffArg {
   TokenArg g;            // log-decays, not absent
   int32_t channels = 0;  // 1 or K; 0: not told
-  FormedGates formed;    // of channels: g are logits of this law
+  FusedGates formed;    // of channels: g are logits of this law
 };
 
 struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
-  bool online = true;
-  const void* images = nullptr;      // ForwardImage<key>; with `rows` RowImage<key>, and with `pairs` ChunkNumbers; with `solved` StreamImage<key>
-  const void* solved = nullptr;      // SolvedImage<key>, where leaves_keys()
-  const PairImage* pairs = nullptr;  // [chunks, HV], where prepare_leaves_pairs()
+  bool is_delta = true;
+  const void* images = nullptr;      // FwdTiles<key>; with `rows` RowTiles<key>, and with `pairs` RowScales; with `solved` QETiles<key>
+  const void* solved = nullptr;      // XMTiles<key>, where stores_k_hat()
+  const IntraChunk* pairs = nullptr;  // [chunks, HV], where scan_reads_intra_chunk()
   bool mixed = false;                // with pairs: of mixed_streams()
-  FineImages fine;
+  HiLoTiles fine;
   ScanRows rows;
   TokenShape shape;  // of q, k and v
   TokenArg v;        // raw values, used where z is null
@@ -169,7 +169,7 @@ struct ScanForwardArgs {
   StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
                                          // of a state that is the unit matrix and Z = 0
   const int32_t* parts = nullptr;        // [N]: bit 0: the value blocks run, bit 1: those of the map run; null: all
-  FadeArg fades;                         // with parts
+  DecayCutoffArg uses_decay_cutoff;                         // with parts
   const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
 void scan_forward(const ScanForwardArgs& args, int key, void* stream);
@@ -184,21 +184,21 @@ struct TilesReady {
 struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
-  bool online = true;
-  const void* images = nullptr;    // BackwardImage<key>; with `keys` StreamImage<key>, and pairs; or null, and in its place numbers, pairs and rows
-  const uint16_t* keys = nullptr;  // [chunks, HV, 64 key], where leaves_keys()
-  const BackwardNumbers* numbers = nullptr;
+  bool is_delta = true;
+  const void* images = nullptr;    // BwdTiles<key>; with `keys` QETiles<key>, and pairs; or null, and in its place numbers, pairs and rows
+  const uint16_t* keys = nullptr;  // [chunks, HV, 64 key], where stores_k_hat()
+  const RowScalesBwd* numbers = nullptr;
   bool mixed = false;  // the numbers are those of mixed_streams()
-  const PairImage* pairs = nullptr;
+  const IntraChunk* pairs = nullptr;
   ScanRows rows;
-  FineImages fine;
+  HiLoTiles fine;
   TokenArg d_o;                             // may be absent: zero
   TokenShape shape;                         // of d_o, q and k
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
   uint16_t* v = nullptr;                    // V (with numbers or keys: dZ) of every chunk, or null (both or none)
   const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
-  FadeArg fades;                            // with parts
+  DecayCutoffArg uses_decay_cutoff;                            // with parts
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
@@ -225,8 +225,8 @@ void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, in
 // slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta, d.g and the like
 // lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
 // the first.
-struct WideHalf {
-  const ChunkNumbers* numbers = nullptr;  // null: channels decay, or not of such keys
+struct K256Half {
+  const RowScales* numbers = nullptr;  // null: channels decay, or not of such keys
   const RowNorms* norms = nullptr;        // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
@@ -236,82 +236,82 @@ struct GradientArgs {
   Problem problem;
   TokenArg d_o;      // may be absent: zero
   TokenShape shape;  // of d_o
-  const PairImage* pairs = nullptr;
+  const IntraChunk* pairs = nullptr;
   const uint16_t* states = nullptr;  // S^T, D^T, W, V as the scans left them
   const uint16_t* d_states = nullptr;
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
-  bool v_is_dz = false;                      // reverse_takes_rows() or leaves_keys(): P is not read
-  const BackwardNumbers* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
+  bool v_is_dz = false;                      // reverse_takes_rows() or stores_k_hat(): P is not read
+  const RowScalesBwd* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
   HeadGradients grads;
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
   // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's share of dt_bias's and of a_log's.
   float* form_parts = nullptr;
   float* head_sums = nullptr;  // where gradients_sum_heads() (select.h): head_sums_bytes(), not cleared; grads.d.q and k have then a head for each key head
   PrecondShare precond;        // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
-  WideHalf half;               // of wide_gradients()
+  K256Half half;               // of k256_gradients()
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 // 64 rows of dq and of dk for each block, of which there are at most two a multiprocessor.
-constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t multiprocessors) {
-  const int64_t blocks = key_tiles < 2 * multiprocessors ? key_tiles : 2 * multiprocessors;
+constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t sm_count) {
+  const int64_t blocks = key_tiles < 2 * sm_count ? key_tiles : 2 * sm_count;
   return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
 }
 
-// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P (where each
+// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (select.h); any rows. In memory there are numbers, A and P (where each
 // channel has its own decay: images and Khat of 256 channels, A and P), and what the scans save as above with key 256.
 
-// Streams are rows of q alone (nothing is erased), rows of q and k, sums of both (wide_sums()), or what prepare makes of them (wide_channels()).
-enum class WideForm { kOffline, kRows, kSums, kKeys };
+// Streams are rows of q alone (nothing is erased), rows of q and k, sums of both (k256_sums()), or what prepare makes of them (k256_channels()).
+enum class K256Form { kAdditive, kRows, kSums, kKeys };
 
-struct WidePrepareArgs {
+struct K256PrepareArgs {
   Problem problem;
-  ChunkNumbers* numbers = nullptr;          // [chunks, HV]
-  PairImage* pairs = nullptr;               // [chunks, HV]; offline: without A
+  RowScales* numbers = nullptr;          // [chunks, HV]
+  IntraChunk* pairs = nullptr;               // [chunks, HV]; offline: without A
   RowNorms* norms = nullptr;                // [chunks, HV], where streams are sums or kKeys; or null
-  StreamImage<kWideKey>* images = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
+  QETiles<kMaxTileK>* images = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
   uint16_t* keys = nullptr;                 // [chunks, HV, 64 key]: Khat as panels
   uint16_t* z = nullptr;                    // kKeys: as PrepareArgs
 };
-void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream);
+void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream);
 // Of kKeys: part of it.
-void wide_prepare_keys(const WidePrepareArgs& args, int64_t chunks, void* stream);
+void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream);
 // What the scans have of it, by the form.
-struct WideImages {
-  const ChunkNumbers* numbers = nullptr;
-  const PairImage* pairs = nullptr;
-  const StreamImage<kWideKey>* images = nullptr;
+struct K256Tiles {
+  const RowScales* numbers = nullptr;
+  const IntraChunk* pairs = nullptr;
+  const QETiles<kMaxTileK>* images = nullptr;
   const uint16_t* keys = nullptr;
 };
 // Of the arguments without images, solved, pairs, maps, parts and what belongs to these; z: of kKeys.
-void wide_forward(const ScanForwardArgs& args, WideForm form, const WideImages& images, void* stream);
+void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& images, void* stream);
 // The same; v: dZ, offline V as scan_reverse() leaves it.
-void wide_reverse(const ScanReverseArgs& args, WideForm form, const WideImages& images, void* stream);
+void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& images, void* stream);
 
-// problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
-void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);
-// Of rows and any gain but a gate, of wide_sums(), of wide_channels(): part of it.
-void wide_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream);
-void wide_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
-void wide_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream);
+// problem, grads: of a half (K256Half); pairs as k256_prepare() left them, states, d_states: of the half's first tile.
+void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream);
+// Of rows and any gain but a gate, of k256_sums(), of k256_channels(): part of it.
+void k256_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream);
+void k256_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
+void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream);
 // Adds up what both halves have left of gradients of one number a token, and adds to dq and dk of the first half what the second's slopes make of its rows.
-struct WideJoinArgs {
+struct K256JoinArgs {
   Problem problem;
   struct Number {
     const float* halves[2] = {};  // [tokens, HV]; null: not asked for
     TokenArg to;
   };
-  static constexpr int kNumbers = kTokenNumbers + 3;  // and g and the gates on e and on z
+  static constexpr int kNumbers = kTokenScalars + 3;  // and g and the gates on e and on z
   Number numbers[kNumbers];
   const float *q = nullptr, *k = nullptr;  // the second half's slopes; null: there are none
   TokenArg d_q, d_k;
 };
-void wide_join(const WideJoinArgs& args, void* stream);
+void k256_join(const K256JoinArgs& args, void* stream);
 
 // ---- offline/: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
 // (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
 
-struct OfflineScanArgs {
+struct AdditiveScanArgs {
   Problem problem;                       // initial_state unused
   SequenceArg sequences;                 // of the problem, or its segments
   bool reverse = false;                  // D from q and d_o instead of S from k and v
@@ -324,10 +324,10 @@ struct OfflineScanArgs {
   const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0
   const int32_t* final_index = nullptr;  // where `to` has that of sequence n
 };
-void offline_scan(const OfflineScanArgs& args, int key, void* stream);
+void additive_scan(const AdditiveScanArgs& args, int key, void* stream);
 
 // join_segments where what a segment does to a state is to multiply it by its decay. In place as there.
-struct OfflineJoinArgs {
+struct AdditiveJoinArgs {
   int32_t N = 0, HV = 0, K = 0, V = 0;
   const int32_t* first_segment = nullptr;  // [N + 1]
   const float* decays = nullptr;           // [segments, HV]
@@ -335,9 +335,9 @@ struct OfflineJoinArgs {
   StateArg from;                           // may be absent: zero
   bool reverse = false;
 };
-void offline_join(const OfflineJoinArgs& args, void* stream);
+void additive_join(const AdditiveJoinArgs& args, void* stream);
 
-struct OfflineGradientArgs {
+struct AdditiveGradientArgs {
   Problem problem;
   TokenArg d_o;  // may be absent: zero
   const uint16_t* states = nullptr;
@@ -345,6 +345,6 @@ struct OfflineGradientArgs {
   HeadGradients grads;
   float* form_parts = nullptr;  // as GradientArgs
 };
-void offline_gradients(const OfflineGradientArgs& args, int key, int64_t chunks, void* stream);
+void additive_gradients(const AdditiveGradientArgs& args, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

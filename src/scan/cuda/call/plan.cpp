@@ -6,7 +6,7 @@
 #include "rule/step_bound.h"
 #include "rule/tokens.h"
 #include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/key_halves.h"
+#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -14,7 +14,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr size_t kAlign = 1024;
-constexpr int64_t kMostChunkKey = 128, kMostWideKey = kWideKey;
+constexpr int64_t kMostChunkKey = 128, kLargestTileK = kMaxTileK;
 
 class Regions {
  public:
@@ -31,8 +31,8 @@ class Regions {
 };
 
 template <template <int> class Image>
-int64_t image_bytes(int key) {
-  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : key == 128 ? sizeof(Image<128>) : sizeof(Image<kWideKey>));
+int64_t tiles_bytes(int key) {
+  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : key == 128 ? sizeof(Image<128>) : sizeof(Image<kMaxTileK>));
 }
 
 constexpr int64_t kFloat = sizeof(float);
@@ -52,18 +52,18 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
 // all multiprocessors run one, what memory gives.
 struct PassCost {
   double chain, memory;
-  double of(int64_t blocks, int64_t chunks, int64_t processors) const {
-    const double load = static_cast<double>(std::min(blocks, processors)) / static_cast<double>(processors);
-    const int64_t rounds = (blocks + processors - 1) / processors;
+  double of(int64_t blocks, int64_t chunks, int64_t sm_count) const {
+    const double load = static_cast<double>(std::min(blocks, sm_count)) / static_cast<double>(sm_count);
+    const int64_t rounds = (blocks + sm_count - 1) / sm_count;
     return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
   }
 };
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
   double join_step, two_kernels;  // a step of the join; what a cut costs besides
-  double gradient_turn;           // what a multiprocessor takes for a chunk and value head in gradients(); 0: these never begin beside the scan
+  double gradient_work_tile;           // what a multiprocessor takes for a chunk and value head in gradients(); 0: these never begin beside the scan
 };
-constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
+constexpr Costs kTileCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
 constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10, 0};
 
@@ -77,10 +77,10 @@ struct ReversePass {
 // as many as would be, with as many chunks in all, were they all as long as the longest: blocks of short ones are soon over and leave their places to others.
 struct SegmentShape {
   Costs costs;
-  int64_t processors, chunks, tiles, blocks, map_blocks;
+  int64_t sm_count, chunks, tiles, blocks, map_blocks;
   SegmentShape(const Plan& plan, const DevicePlan& device)
-      : costs(device.direct ? kDirectCosts : kImageCosts),
-        processors(device.multiprocessors),
+      : costs(device.direct ? kDirectCosts : kTileCosts),
+        sm_count(device.sm_count),
         chunks((plan.longest + kChunk - 1) / kChunk),
         tiles(plan.total_chunks() * plan.HV),
         blocks(as_long_as_the_longest(plan.V)),
@@ -88,28 +88,28 @@ struct SegmentShape {
   int64_t as_long_as_the_longest(int64_t columns) const { return chunks > 0 ? (tiles * ((columns + kValueBlock - 1) / kValueBlock) + chunks - 1) / chunks : 0; }
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
-    if (count == 1) return costs.forward.of(blocks, chunks, processors);
-    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count), processors) + costs.join_step * static_cast<double>(count) +
-           costs.two_kernels + costs.forward.of(count * blocks, length(count), processors);
+    if (count == 1) return costs.forward.of(blocks, chunks, sm_count);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count), sm_count) + costs.join_step * static_cast<double>(count) +
+           costs.two_kernels + costs.forward.of(count * blocks, length(count), sm_count);
   }
   // With the gradients.
   double reverse(int64_t count) const {
     if (count == 1) return reverse_pass(blocks, chunks).all;
-    return costs.reverse_part.of((count - 1) * blocks, length(count), processors) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
+    return costs.reverse_part.of((count - 1) * blocks, length(count), sm_count) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
            reverse_pass(count * blocks, length(count)).all;
   }
   // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
   // some turns ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: beside.
   ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
-    constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTurnsAhead = 4, kLittle = 10;
+    constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTilesAhead = 4, kLittle = 10;
     constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
-    const auto turns = [&](int64_t of) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(of)); };
-    const double scan = costs.reverse.of(scan_blocks, length, processors), all = scan + costs.gradient_turn * turns(processors);
-    if (costs.gradient_turn == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
-    const int64_t free = processors - scan_blocks;
-    const double turn = kGradientsSlower * costs.gradient_turn, alone = turn * turns(free), both = std::min(alone, kScanSlower * scan);
+    const auto work_tiles = [&](int64_t of) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(of)); };
+    const double scan = costs.reverse.of(scan_blocks, length, sm_count), all = scan + costs.gradient_work_tile * work_tiles(sm_count);
+    if (costs.gradient_work_tile == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
+    const int64_t free = sm_count - scan_blocks;
+    const double work_tile = kGradientsSlower * costs.gradient_work_tile, alone = work_tile * work_tiles(free), both = std::min(alone, kScanSlower * scan);
     const double slower = both + scan - both / kScanSlower;
-    const double rest = std::max(turn * std::min(kTurnsAhead, turns(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(processors));
+    const double rest = std::max(work_tile * std::min(kTilesAhead, work_tiles(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(sm_count));
     if (slower + rest > all + kLittle) return {false, scan, all};
     return {true, slower, slower + rest};
   }
@@ -158,7 +158,7 @@ Segments cut(const Plan& plan, int64_t chunks) {
   return s;
 }
 
-bool fades(const Plan& plan) { return plan.rule.uses_g() && step_bound(plan.rule).shrinks_by_decay; }
+bool uses_decay_cutoff(const Plan& plan) { return plan.rule.uses_g() && step_bound(plan.rule).shrinks_by_decay; }
 
 SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   const Segments& s = device.segments;
@@ -177,18 +177,18 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   device.reverse_blocks = is_cut ? device.segments.count() * plan.HV * device.value_blocks : shape.blocks;
   if (plan.device_offsets != nullptr) return;  // it waits for every tile that there may be
   const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
-  device.gradients_follow = pass.follow;
+  device.overlap_grad_with_scan = pass.follow;
   device.reverse_time = pass.scan;
 }
 
 // Rests of e and k are nothing where those are the raw keys and these bf16 numbers. (Where a call with bf16 tensors has float32 keys after all, they are
 // rounded before anything is made of them.)
-FineRegions fine_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
-  FineRegions r;
-  if (!device.chunk_form || !has_fine_images(plan.rule)) return r;
+HiLoRegions hi_lo_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  HiLoRegions r;
+  if (!device.chunk_form || !uses_hi_lo(plan.rule)) return r;
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<FineImage>(device.key));
-  r.rests = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && raw_key_images(plan.rule)));
+  r.images = regions.take(tiles * tiles_bytes<LoTiles>(device.key));
+  r.lo_parts = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && keeps_raw_keys(plan.rule)));
   return r;
 }
 
@@ -198,17 +198,17 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
   const bool images = device.chunk_form && !device.direct && !device.wide;
-  const bool keys = leaves_keys(plan.rule);
-  r.images = regions.take(tiles * (keys ? image_bytes<SolvedImage>(device.key) : image_bytes<ForwardImage>(device.key)), images);
-  r.fine = fine_regions(plan, device, regions);
-  r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
+  const bool keys = stores_k_hat(plan.rule);
+  r.images = regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), images);
+  r.fine = hi_lo_regions(plan, device, regions);
+  r.z = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.z_tile);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.saving_bytes = regions.used();
-  r.streams = regions.take(tiles * image_bytes<StreamImage>(device.key), (images || device.wide) && keys);
+  r.streams = regions.take(tiles * tiles_bytes<QETiles>(device.key), (images || device.wide) && keys);
   r.keys = regions.take(tiles * kChunk * device.key * 2, device.wide && keys);
-  r.numbers = regions.take(tiles * int64_t{sizeof(ChunkNumbers)}, device.wide && !keys);
-  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, device.wide);
+  r.numbers = regions.take(tiles * int64_t{sizeof(RowScales)}, device.wide && !keys);
+  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, device.wide);
   r.bytes = regions.used();
   return r;
 }
@@ -218,16 +218,16 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = !device.direct, keys = images && leaves_keys(plan.rule);
+  const bool images = !device.direct, keys = images && stores_k_hat(plan.rule);
   const bool rows = (device.wide && !keys) || reverse_takes_rows(plan.rule);
-  r.images = regions.take(tiles * (keys ? image_bytes<StreamImage>(device.key) : image_bytes<BackwardImage>(device.key)), images && !rows);
+  r.images = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)), images && !rows);
   r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
-  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(ChunkNumbers) : sizeof(BackwardNumbers)), images && rows);
-  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && (keys || wide_sums(plan.rule)));
-  r.fine = fine_regions(plan, device, regions);
-  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
+  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(RowScales) : sizeof(RowScalesBwd)), images && rows);
+  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && (keys || k256_sums(plan.rule)));
+  r.fine = hi_lo_regions(plan, device, regions);
+  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
-  r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
+  r.w = regions.take(tiles * device.value_blocks * kSw128Elements * 2, images);
   if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
   r.precond_rows = regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
@@ -254,18 +254,18 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
-  r.head_sums = regions.take(head_sums_bytes(device.key, device.chunks * plan.H, device.multiprocessors),
+  r.head_sums = regions.take(head_sums_bytes(device.key, device.chunks * plan.H, device.sm_count),
                              grouped && device.chunk_form && !device.direct && !device.wide && !precond);
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
-  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
+  r.v = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.chunk_form && !device.direct);
   const auto specs = token_specs(rule);
   const int64_t numbers = std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
   r.halves = regions.take(2 * (numbers + 2) * scalar, device.wide);
-  r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
+  r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.overlap_grad_with_scan);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest,
-                                              device.multiprocessors),
+                                              device.sm_count),
                          !device.chunk_form);
   if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
@@ -312,43 +312,43 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.saving_bytes, backward.bytes); }
 
 namespace {
-bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && !plan.rule.general_erase() && wide_rule(plan.rule); }
-bool takes_halves(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= 2 * kKeyHalf && !plan.rule.general_erase() && split_rule(plan.rule); }
-bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_wide(plan) || takes_halves(plan)); }
+bool takes_k256(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kLargestTileK && !plan.rule.general_erase() && k256_rule(plan.rule); }
+bool takes_split_k(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= 2 * kSplitK && !plan.rule.general_erase() && split_rule(plan.rule); }
+bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || takes_split_k(plan)); }
 }  // namespace
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
-DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
+DevicePlan make_device_plan(const Plan& plan, int sm_count) {
   DevicePlan device;
-  device.multiprocessors = multiprocessors;
+  device.sm_count = sm_count;
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
         "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} without a preconditioner and means "
         "of gates, with gains up to 1 and no erase key of its own; where there is one decay a token or none, with gates of one value a head; where channels "
         "decay and nothing is erased, without norms and gates of channels); got chunk with operands {}, K {} and rule {}",
-        kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
+        kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
-  if (device.chunk_form && takes_halves(plan)) {
+  if (device.chunk_form && takes_split_k(plan)) {
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
-    device.key = 2 * kKeyHalf;
+    device.key = 2 * kSplitK;
     check_grids(plan, device);
-    plan_key_halves(plan, multiprocessors, device);
+    plan_split_k(plan, sm_count, device);
     return device;
   }
   if (device.chunk_form) {
     device.wide = plan.K > kMostChunkKey;
-    device.key = plan.K <= 64 ? 64 : device.wide ? kWideKey : 128;
+    device.key = plan.K <= 64 ? 64 : device.wide ? kMaxTileK : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
-    device.z_image = plan.rule.write == Gate::kChannel;
+    device.z_tile = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule) && !device.wide;
     if (plan.device_offsets == nullptr && !device.wide)
       device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
-    device.fades = device.segments && !device.direct && fades(plan);
+    device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);
     if (!device.wide) plan_gradients(plan, device);
   }
   check_grids(plan, device);

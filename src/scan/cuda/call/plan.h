@@ -52,34 +52,34 @@ struct SegmentRegions {
   Region decays;  // float [segments, HV]: DevicePlan::direct
 };
 
-// FineImages of rules that have them (kernels.h).
-struct FineRegions {
-  Region images, rests;
+// HiLoTiles of rules that have them (kernels.h).
+struct HiLoRegions {
+  Region images, lo_parts;
 };
 
 struct ForwardRegions {
   CommonRegions common;
-  // ForwardImage [chunks, HV], or what is smaller (what the tensors are is not known here): RowImage, or ChunkNumbers and, if not saved, PairImage. Of
-  // leaves_keys() SolvedImage, and in `streams` StreamImage, if not saved. Not if direct
+  // FwdTiles [chunks, HV], or what is smaller (what the tensors are is not known here): RowTiles, or RowScales and, if not saved, IntraChunk. Of
+  // stores_k_hat() XMTiles, and in `streams` QETiles, if not saved. Not if direct
   Region images;
-  FineRegions fine;
+  HiLoRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   Region streams;
-  Region keys, numbers, pairs;  // of DevicePlan::wide, where they are not saved: Khat as SavedRegions, or ChunkNumbers; PairImage [chunks, HV]
+  Region keys, numbers, pairs;  // of DevicePlan::wide, where they are not saved: Khat as SavedRegions, or RowScales; IntraChunk [chunks, HV]
   size_t saving_bytes = 0;      // up to where that begins which is not there if it is saved
   size_t bytes = 0;
 };
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;   // BackwardImage [chunks, HV]; of leaves_keys() StreamImage, and
+  Region images;   // BwdTiles [chunks, HV]; of stores_k_hat() QETiles, and
   Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
-  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide but leaves_keys()
-  Region norms;    // RowNorms [chunks, HV]: of DevicePlan::wide with wide_sums() or wide_channels() (select.h)
-  FineRegions fine;
-  Region pairs;         // PairImage [chunks, HV]
+  Region numbers;  // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::wide but stores_k_hat()
+  Region norms;    // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (select.h)
+  HiLoRegions fine;
+  Region pairs;         // IntraChunk [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
   Region w;             // panels [chunks, HV, value blocks]
   Region maps;          // as ForwardRegions, where backward is cut too
@@ -97,34 +97,34 @@ struct BackwardRegions {
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
   Region halves;  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one number a token and the slopes of q and k
-  Region ready;   // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
+  Region ready;   // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::overlap_grad_with_scan
   Region token;   // of token_backward
   SegmentRegions segments;
   size_t bytes = 0;
 };
 
-struct KeyHalves;
+struct SplitK;
 
 struct DevicePlan {
-  int multiprocessors = 0;  // of the device that the plan is for
+  int sm_count = 0;  // of the device that the plan is for
   bool chunk_form = false;
   int key = 0;           // 64 or 128, if wide 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
-  bool z_image = false;
+  bool z_tile = false;
   // No erase, streams that are q, k, v times a number a row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
   bool direct = false;
   // K above 128 (kernels.h, wide_*).
   bool wide = false;
   // K above 128 of split_rule() (select.h): two calls, whose plans these are; of what follows here only the bytes.
-  std::shared_ptr<const KeyHalves> halves;
+  std::shared_ptr<const SplitK> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   bool cut = false;  // there are segments, or would be of longer sequences: the descriptor says how many tokens one has, and a sequence's bits are those alone
-  // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/fades.cuh).
-  bool fades = false;
+  // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/decay_cutoff.cuh).
+  bool uses_decay_cutoff = false;
   // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
   // that have no registers for it: they come behind).
-  bool gradients_follow = false;
+  bool overlap_grad_with_scan = false;
   int64_t reverse_blocks = 0;  // of the scan; those of short sequences beside long ones, which are soon over, by their chunks
   double reverse_time = 0;     // that it takes, in microseconds, about
   ForwardRegions forward;
@@ -138,7 +138,7 @@ struct DevicePlan {
 // Whether the call takes the chunk form.
 bool takes_chunks(const Plan& plan);
 // For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
-DevicePlan make_device_plan(const Plan& plan, int multiprocessors);
+DevicePlan make_device_plan(const Plan& plan, int sm_count);
 
 // Lines "name: value" for people (text.cpp). call: as the caller has it, plan: as the kernels do. Rows: bytes of each direction's workspace in front of what
 // the plan has.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "scan/cuda/call/gates.h"
-#include "scan/cuda/call/key_halves.h"
+#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/token_arg.h"
@@ -44,8 +44,8 @@ StateArg at_slots(const Plan& plan, StateArg a, bool end) {
   return a;
 }
 
-FadeArg fade_arg(const Plan& plan, const DevicePlan& device, const Problem& problem) {
-  if (!device.fades) return {};
+DecayCutoffArg decay_cutoff_arg(const Plan& plan, const DevicePlan& device, const Problem& problem) {
+  if (!device.uses_decay_cutoff) return {};
   if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.formed};
   // Of logits forward's kernels have left the values.
   return {problem.formed.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.formed.numbers.g, 1, false), 1, {}};
@@ -64,7 +64,7 @@ CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const Seq
 }
 
 // The inputs of the call, without M.
-Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& formed, const CommonRegions& regions,
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& formed, const CommonRegions& regions,
                    const Space& space) {
   Problem x;
   x.formed = formed;
@@ -99,7 +99,7 @@ void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Re
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
   if (plan.device_offsets != nullptr) {
-    make_sequences(plan.device_offsets, plan.wide_offsets, plan.N, plan.longest, plan.T, space.at<int32_t>(regions.offsets),
+    make_sequences(plan.device_offsets, plan.k256_offsets, plan.N, plan.longest, plan.T, space.at<int32_t>(regions.offsets),
                    space.at<int32_t>(regions.chunk_base), plan.stream);
     return;
   }
@@ -237,7 +237,7 @@ ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, co
   scan.HV = problem.HV;
   scan.K = problem.K;
   scan.V = problem.V;
-  scan.online = plan.rule.online();
+  scan.is_delta = plan.rule.is_delta();
   scan.shape = token_shape(plan);
   scan.v = problem.in.v;
   scan.o = token_arg(plan, out.o);
@@ -257,8 +257,8 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
   scan.HV = problem.HV;
   scan.K = problem.K;
   scan.V = problem.V;
-  scan.online = plan.rule.online();
-  scan.pairs = Space(const_cast<void*>(saved)).at<PairImage>(device.saved.pairs);
+  scan.is_delta = plan.rule.is_delta();
+  scan.pairs = Space(const_cast<void*>(saved)).at<IntraChunk>(device.saved.pairs);
   scan.rows = {problem.in.q, problem.in.k};
   scan.d_o = token_arg(plan, d.o);
   scan.shape = token_shape(plan);
@@ -269,7 +269,7 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
   return scan;
 }
 
-FineImages fine_images(const FineRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.rests)}; }
+HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.lo_parts)}; }
 
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, bool gates_made_last, const Outputs<float>& out, void* saved,
                    const Space& space) {
@@ -278,8 +278,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   PrepareArgs prepared;
   prepared.problem = problem;
   // Tables and M take kernels of their own, and a gate of channels is brought with q and k.
-  prepared.behind_gates = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
-  const bool keys = leaves_keys(plan.rule);
+  prepared.after_gate_kernel = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
+  const bool keys = stores_k_hat(plan.rule);
   prepared.forward = space.at(device.forward.images);
   if (keys) {
     prepared.solved = prepared.forward;
@@ -287,14 +287,14 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
     if (save) prepared.keys = kept.at<uint16_t>(device.saved.keys);
   }
   prepared.backward = save && !keys ? kept.at(device.saved.images) : nullptr;
-  prepared.numbers = save ? kept.at<BackwardNumbers>(device.saved.numbers) : nullptr;
-  prepared.forward_fine = fine_images(device.forward.fine, space);
-  if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
-  prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
-  prepared.leaves_pairs = prepare_leaves_pairs(problem, device.key, device.cut);
-  if (!save && prepared.leaves_pairs) {  // A and P in the place of images, behind the numbers
-    prepared.pairs = reinterpret_cast<PairImage*>(static_cast<ChunkNumbers*>(prepared.forward) + device.chunks * plan.HV);
-    static_assert(sizeof(ChunkNumbers) + sizeof(PairImage) <= sizeof(ForwardImage<64>));
+  prepared.numbers = save ? kept.at<RowScalesBwd>(device.saved.numbers) : nullptr;
+  prepared.forward_lo = lo_tiles(device.forward.fine, space);
+  if (save) prepared.backward_lo = lo_tiles(device.saved.fine, kept);
+  prepared.pairs = save ? kept.at<IntraChunk>(device.saved.pairs) : nullptr;
+  prepared.keeps_intra_chunk = scan_reads_intra_chunk(problem, device.key, device.cut);
+  if (!save && prepared.keeps_intra_chunk) {  // A and P in the place of images, behind the numbers
+    prepared.pairs = reinterpret_cast<IntraChunk*>(static_cast<RowScales*>(prepared.forward) + device.chunks * plan.HV);
+    static_assert(sizeof(RowScales) + sizeof(IntraChunk) <= sizeof(FwdTiles<64>));
   }
   prepared.z = space.at<uint16_t>(device.forward.z);
   prepared.spare_m = space.at<float>(device.forward.common.m);
@@ -302,14 +302,14 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 
   ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.images = prepared.forward;
-  scan.fine = prepared.forward_fine;
+  scan.fine = prepared.forward_lo;
   scan.z = prepared.z;
-  if (prepared.leaves_pairs) scan.pairs = prepared.pairs;
+  if (prepared.keeps_intra_chunk) scan.pairs = prepared.pairs;
   scan.solved = prepared.solved;
   scan.mixed = mixed_streams(plan.rule);
-  if (scan.pairs != nullptr || prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
+  if (scan.pairs != nullptr || scan_reads_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
-    scan.fades = fade_arg(plan, device, problem);
+    scan.uses_decay_cutoff = decay_cutoff_arg(plan, device, problem);
     scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
                           space);
   } else {
@@ -319,70 +319,70 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 
 // ---- Keys of more than 128 channels
 
-// Where wide_prepare() leaves what it makes, without z; space: of forward, where nothing is saved.
-WidePrepareArgs wide_places(const DevicePlan& device, const void* saved, const Space& space) {
-  WidePrepareArgs at;
+// Where k256_prepare() leaves what it makes, without z; space: of forward, where nothing is saved.
+K256PrepareArgs k256_coords(const DevicePlan& device, const void* saved, const Space& space) {
+  K256PrepareArgs at;
   if (saved == nullptr) {
-    at.numbers = space.at<ChunkNumbers>(device.forward.numbers);
-    at.pairs = space.at<PairImage>(device.forward.pairs);
-    at.images = space.at<StreamImage<kWideKey>>(device.forward.streams);
+    at.numbers = space.at<RowScales>(device.forward.numbers);
+    at.pairs = space.at<IntraChunk>(device.forward.pairs);
+    at.images = space.at<QETiles<kMaxTileK>>(device.forward.streams);
     at.keys = space.at<uint16_t>(device.forward.keys);
     return at;
   }
   const Space kept(const_cast<void*>(saved));
-  at.numbers = kept.at<ChunkNumbers>(device.saved.numbers);
-  at.pairs = kept.at<PairImage>(device.saved.pairs);
+  at.numbers = kept.at<RowScales>(device.saved.numbers);
+  at.pairs = kept.at<IntraChunk>(device.saved.pairs);
   at.norms = kept.at<RowNorms>(device.saved.norms);
-  at.images = kept.at<StreamImage<kWideKey>>(device.saved.images);
+  at.images = kept.at<QETiles<kMaxTileK>>(device.saved.images);
   at.keys = kept.at<uint16_t>(device.saved.keys);
   return at;
 }
-WideImages wide_images(const WidePrepareArgs& at) { return {at.numbers, at.pairs, at.images, at.keys}; }
+K256Tiles k256_tiles(const K256PrepareArgs& at) { return {at.numbers, at.pairs, at.images, at.keys}; }
 
-void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
-  WidePrepareArgs prepared = wide_places(device, saved, space);
+void forward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+  K256PrepareArgs prepared = k256_coords(device, saved, space);
   prepared.problem = problem;
   prepared.z = space.at<uint16_t>(device.forward.z);
-  wide_prepare(prepared, device.chunks, plan.stream);
+  k256_prepare(prepared, device.chunks, plan.stream);
   ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.rows = {problem.in.q, problem.in.k};
   scan.z = prepared.z;
-  wide_forward(scan, select_wide(plan.rule), wide_images(prepared), plan.stream);
+  k256_forward(scan, select_k256(plan.rule), k256_tiles(prepared), plan.stream);
 }
 
 // Half of the channels: those of the key side's tensors and of the gradients of these.
 void take_half(const Rule& rule, GradientArgs& args, bool second) {
   if (!second) {
-    args.problem.K = kHalfKey;
+    args.problem.K = kHalfTileK;
     return;
   }
-  args.problem.K -= kHalfKey;
+  args.problem.K -= kHalfTileK;
   for (TokenArgs* all : {&args.problem.in, &args.grads.d}) {
-    all->q = from_channel(all->q, kHalfKey), all->k = from_channel(all->k, kHalfKey);
-    if (rule.decay == Decay::kChannel) all->g = from_channel(all->g, kHalfKey);
-    if (channel_erase(rule)) all->erase_gate = from_channel(all->erase_gate, kHalfKey);
+    all->q = from_channel(all->q, kHalfTileK), all->k = from_channel(all->k, kHalfTileK);
+    if (rule.decay == Decay::kChannel) all->g = from_channel(all->g, kHalfTileK);
+    if (channel_erase(rule)) all->erase_gate = from_channel(all->erase_gate, kHalfTileK);
   }
-  args.states += 64 * kHalfKey;
-  args.d_states += 64 * kHalfKey;
+  args.states += 64 * kHalfTileK;
+  args.d_states += 64 * kHalfTileK;
   args.grads.d.v = {};  // the first half makes it, and
   if (rule.write == Gate::kChannel) args.grads.d.write_gate = {};
 }
 
-// The tensors of one number a token and value head that wide_rule() may take (g and the gates where they are that).
-constexpr TokenArg TokenArgs::*kWideNumbers[] = {
-#define FW_NUMBER(name, neutral, used) &TokenArgs::name,
+// The tensors of one number a token and value head that k256_rule() may take (g and the gates where they are that).
+constexpr TokenArg TokenArgs::*kK256Scales[] = {
+#define FW_TOKEN_SCALAR(name, neutral, used) &TokenArgs::name,
 #include "rule/tokens.def"
     &TokenArgs::g, &TokenArgs::erase_gate, &TokenArgs::write_gate};
-static_assert(std::size(kWideNumbers) == WideJoinArgs::kNumbers);
+static_assert(std::size(kK256Scales) == K256JoinArgs::kNumbers);
 
-void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
                       const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  const WidePrepareArgs prepared = wide_places(device, saved, space);
+  const K256PrepareArgs prepared = k256_coords(device, saved, space);
   const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
-  wide_reverse(scan, select_wide(plan.rule), wide_images(prepared), plan.stream);
+  k256_reverse(scan, select_k256(plan.rule), k256_tiles(prepared), plan.stream);
 
-  WideJoinArgs join;
+  K256JoinArgs join;
   join.problem = problem;
   join.d_q = heads.d.q, join.d_k = heads.d.k;
   const bool norms = plan.rule.q_norm != Norm::kRaw || plan.rule.k_norm != Norm::kRaw || plan.rule.gain_uses_key_norm();
@@ -403,7 +403,7 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     args.d_states = scan.d_states;
     args.w = kept.at<uint16_t>(device.saved.w);
     args.v = scan.v;
-    args.v_is_dz = scan.online;
+    args.v_is_dz = scan.is_delta;
     args.grads.d = heads.d;
     args.half = {prepared.numbers, prepared.norms, second, join.q, join.k};
     const TokenArgs& all = args.grads.d;
@@ -411,8 +411,8 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
       const Rule& rule = plan.rule;
       return &a == &all.g ? rule.decay == Decay::kChannel : &a == &all.erase_gate ? channel_erase(rule) : &a == &all.write_gate && rule.write == Gate::kChannel;
     };
-    for (int i = 0; i < WideJoinArgs::kNumbers; ++i) {
-      TokenArg& to = args.grads.d.*kWideNumbers[i];
+    for (int i = 0; i < K256JoinArgs::kNumbers; ++i) {
+      TokenArg& to = args.grads.d.*kK256Scales[i];
       if (of_channels(to)) continue;
       float* const own = next(to.data != nullptr);
       join.numbers[i].to = to;
@@ -422,16 +422,16 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     args.grads.dalpha_p = next(norms);
     args.grads.dbeta_p = next(norms);
     take_half(plan.rule, args, second);
-    wide_gradients(args, device.chunks, plan.stream);
+    k256_gradients(args, device.chunks, plan.stream);
     join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;  // the first half's go into the second's, whose own are left
   }
-  wide_join(join, plan.stream);
+  k256_join(join, plan.stream);
 }
 
 // ---- Rules that need no images
 
-OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
-  OfflineScanArgs scan;
+AdditiveScanArgs additive_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+  AdditiveScanArgs scan;
   scan.problem = problem;
   scan.sequences = problem.sequences;
   scan.o = token_arg(plan, out.o);
@@ -443,17 +443,17 @@ OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device,
 }
 
 // `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own states.
-void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs scan, const Space& space) {
+void additive_scans(const Plan& plan, const DevicePlan& device, AdditiveScanArgs scan, const Space& space) {
   const Segments& s = device.segments;
   if (!s || (scan.reverse && !s.backward)) {
-    offline_scan(scan, device.key, plan.stream);
+    additive_scan(scan, device.key, plan.stream);
     return;
   }
   const SegmentRegions& r = scan.reverse ? device.backward.segments : device.forward.segments;
   const std::vector<int32_t> parts = scan.reverse ? s.backward_parts() : s.forward_parts(false, false);
   const SegmentTables tables = upload_segments(plan, s, r, scan.reverse ? s.first_of : s.last_of, parts, space);
   scan.sequences = tables.sequences;
-  OfflineScanArgs own = scan;
+  AdditiveScanArgs own = scan;
   own.o = {};
   own.states = nullptr;
   own.checkpoints = {};
@@ -461,8 +461,8 @@ void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs s
   own.to = segment_states(plan, space.at<float>(r.states), plan.V);
   own.decays = space.at<float>(r.decays);
   own.parts = tables.parts;
-  offline_scan(own, device.key, plan.stream);
-  OfflineJoinArgs join;
+  additive_scan(own, device.key, plan.stream);
+  AdditiveJoinArgs join;
   join.N = static_cast<int32_t>(plan.N);
   join.HV = static_cast<int32_t>(plan.HV);
   join.K = static_cast<int32_t>(plan.K);
@@ -472,17 +472,17 @@ void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs s
   join.states = space.at<float>(r.states);
   join.from = scan.from;
   join.reverse = scan.reverse;
-  offline_join(join, plan.stream);
+  additive_join(join, plan.stream);
   scan.checkpoints.sequence_of = tables.sequence_of;
   copy_checkpoints(scan.checkpoints, scan.sequences, join.HV, join.K, join.V, join.states, plan.stream);
   scan.from = own.to;
   scan.final_index = tables.ends_of;
-  offline_scan(scan, device.key, plan.stream);
+  additive_scan(scan, device.key, plan.stream);
 }
 
-void offline_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+void additive_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
                       const void* saved, const HeadGradients& heads, float* form_parts, const Space& space) {
-  OfflineScanArgs scan;
+  AdditiveScanArgs scan;
   scan.problem = problem;
   scan.problem.formed = {};  // they are values now
   scan.sequences = problem.sequences;
@@ -491,8 +491,8 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
   scan.from = state_arg(plan, d.final_state);
   scan.to = state_arg(plan, grads.initial_state);
   scan.states = space.at<uint16_t>(device.backward.d_states);
-  offline_scans(plan, device, scan, space);
-  OfflineGradientArgs args;
+  additive_scans(plan, device, scan, space);
+  AdditiveGradientArgs args;
   args.problem = problem;
   args.d_o = scan.d_o;
   args.states = Space(const_cast<void*>(saved)).at<uint16_t>(device.saved.states);
@@ -501,7 +501,7 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
   args.form_parts = form_parts;
   // Where the host does not know how many chunks there are, nobody writes the shares of those that are not.
   if (form_parts != nullptr && problem.sequences.bounded != 0) clear(reinterpret_cast<uint32_t*>(form_parts), device.chunks * plan.HV * 2, plan.stream);
-  offline_gradients(args, device.key, device.chunks, plan.stream);
+  additive_gradients(args, device.key, device.chunks, plan.stream);
 }
 
 void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
@@ -509,7 +509,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, forms.gates, device.forward.common, space);
-  if (saved == nullptr && !device.fades) problem.formed.numbers = {};  // nobody reads them
+  if (saved == nullptr && !device.uses_decay_cutoff) problem.formed.numbers = {};  // nobody reads them
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
@@ -521,11 +521,11 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
                  problem);
   }
   if (device.direct) {
-    offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
+    additive_scans(plan, device, additive_forward_args(plan, device, problem, out, saved), space);
     return;
   }
   if (device.wide) {
-    forward_of_wide(plan, device, problem, out, saved, space);
+    forward_of_k256(plan, device, problem, out, saved, space);
     return;
   }
   if (device.chunk_form) {
@@ -613,9 +613,9 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.images = kept.at(device.saved.images);
   scan.keys = kept.at<uint16_t>(device.saved.keys);
-  scan.numbers = kept.at<BackwardNumbers>(device.saved.numbers);
+  scan.numbers = kept.at<RowScalesBwd>(device.saved.numbers);
   scan.mixed = mixed_streams(plan.rule);
-  scan.fine = fine_images(device.saved.fine, kept);
+  scan.fine = lo_tiles(device.saved.fine, kept);
   TilesReady ready;
   if (device.backward.ready.bytes > 0) {
     ready.made = space.at<uint32_t>(device.backward.ready);
@@ -625,7 +625,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   }
   scan.made = ready.made;
   if (device.segments.backward) {
-    scan.fades = fade_arg(plan, device, problem);
+    scan.uses_decay_cutoff = decay_cutoff_arg(plan, device, problem);
     scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
   } else {
     scan_reverse(scan, device.key, plan.stream);
@@ -650,7 +650,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   gradients(args, device.key, device.chunks, plan.stream);
 }
 
-// ---- Two halves of the keys (key_halves.h)
+// ---- Two halves of the keys (split_k.h)
 
 // to[t, h, :] = the sum of both halves' rows. half: any of the two; space: its workspace, where the tables of packed sequences are.
 void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& regions, const Inputs<float>& in, void* rows, const TokenTensor<float>& to,
@@ -663,7 +663,7 @@ void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& r
   sum_groups(pairs, from, static_cast<int32_t>(to.dim), token_arg(plan, to), plan.stream);
 }
 
-void forward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+void forward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
   char* const space = static_cast<char*>(workspace);
   void* const o = space + halves.o.offset;
   for (int i = 0; i < 2; ++i) {
@@ -675,7 +675,7 @@ void forward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<f
   add_halves(plan, halves.devices[1], halves.devices[1].forward.common, in, o, out.o, Space(space + halves.forward_at));
 }
 
-void backward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads,
+void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads,
                         const void* saved, void* workspace) {
   char* const space = static_cast<char*>(workspace);
   void *const d_v = space + halves.d_v.offset, *const d_beta = space + halves.d_beta.offset;
@@ -694,22 +694,22 @@ void backward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<
 
 }  // namespace
 
-FormedGates forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads, bool made) {
+FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates, const Inputs<float>* grads, bool made) {
   PrepareArgs args;
   args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
   uint16_t place = 0;
-  if (device.z_image) args.z = &place;
-  if (device.forward.fine.rests.bytes > 0) args.forward_fine.rests = &place;
+  if (device.z_tile) args.z = &place;
+  if (device.forward.fine.lo_parts.bytes > 0) args.forward_lo.lo_parts = &place;
   TokenArgs gradients;
   if (grads != nullptr) gradients = token_args(plan, *grads);
-  return formed_by_kernels(plan, device, gates, args, grads != nullptr ? &gradients : nullptr, made);
+  return fused_in_kernels(plan, device, gates, args, grads != nullptr ? &gradients : nullptr, made);
 }
 
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
                   void* workspace) {
   require_device(device.chunk_form);
   if (plan.N == 0) return;
-  if (device.halves != nullptr) return forward_of_halves(plan, *device.halves, in, out, saved, workspace);
+  if (device.halves != nullptr) return forward_of_split_k(plan, *device.halves, in, out, saved, workspace);
   forward_on(plan, device, in, forms, out, saved, workspace);
 }
 
@@ -722,11 +722,11 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
     workspace = static_cast<char*>(workspace) + device.saved.bytes;
     scan_forward(plan, device, in, forms, {}, const_cast<void*>(kept), workspace);
   }
-  if (device.halves != nullptr) return backward_of_halves(plan, *device.halves, in, d, grads, kept, workspace);
+  if (device.halves != nullptr) return backward_of_split_k(plan, *device.halves, in, d, grads, kept, workspace);
   const Space space(workspace);
   const BackwardRegions& r = device.backward;
   upload_tables(plan, r.common, space);
-  Problem problem = problem_of(plan, device, with_formed_numbers(plan, forms.gates, in), forms.gates, r.common, space);
+  Problem problem = problem_of(plan, device, with_fused_scalars(plan, forms.gates, in), forms.gates, r.common, space);
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
@@ -744,9 +744,9 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   if (problem.boundaries != nullptr)  // in the place of M
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
   if (device.direct) {
-    offline_backward(plan, device, problem, d, grads, kept, heads, forms.parts, space);
+    additive_backward(plan, device, problem, d, grads, kept, heads, forms.parts, space);
   } else if (device.wide) {
-    backward_of_wide(plan, device, problem, d, grads, kept, heads, space);
+    backward_of_k256(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
     chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, sums_heads ? space.at<float>(r.head_sums) : nullptr, space);
   } else {

@@ -33,11 +33,11 @@ Rule without_precond(const Rule& rule) {
 bool scalar_makes_m(const Problem& x, int key) { return x.rule.uses_precond() && x.rule.precond_squashed() && !x.rule.uses_key_form() && can_fetch(x, key); }
 bool scalar_multiples(const Problem& x, int key) { return can_fetch(x, key) && row_multiples(x.rule) && !channel_erase(x.rule); }
 bool takes_sums(const Problem& x, int key) {
-  return x.rule.online() && sums_of_rows(x.rule) && !channel_erase(x.rule) && !wants_rests(x.rule) && can_fetch(x, key);
+  return x.rule.is_delta() && sums_of_rows(x.rule) && !channel_erase(x.rule) && !wants_hi_lo(x.rule) && can_fetch(x, key);
 }
 bool takes_precond(const Problem& x, int key) {
-  return x.boundaries != nullptr && scalar_makes_m(x, key) && row_multiples(without_precond(x.rule)) && !channel_erase(x.rule) && !wants_rests(x.rule) &&
-         (x.rule.preconditions_write() || !x.rule.online());
+  return x.boundaries != nullptr && scalar_makes_m(x, key) && row_multiples(without_precond(x.rule)) && !channel_erase(x.rule) && !wants_hi_lo(x.rule) &&
+         (x.rule.preconditions_write() || !x.rule.is_delta());
 }
 
 // A decay a channel: prepare/channel_plain.cu.
@@ -45,7 +45,7 @@ bool takes_precond(const Problem& x, int key) {
 bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); }
 // But for the gates.
 bool takes_plain_rows(const Problem& x, int key) {
-  return x.rule.online() && !wants_rests(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+  return x.rule.is_delta() && !wants_hi_lo(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
 }
 // Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
 // Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
@@ -71,15 +71,15 @@ bool takes_channel_plain(const PrepareArgs& args, int key) {
 
 // Of gradients/scalar: plain_streams() with a preconditioner or without; without one, also linear_streams(), online.
 bool scalar_rows(const Problem& x) {
-  const bool streams = plain_streams(x.rule) || (linear_streams(x.rule) && x.rule.online());
-  return streams && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K);
+  const bool streams = plain_streams(x.rule) || (linear_streams(x.rule) && x.rule.is_delta());
+  return streams && is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K);
 }
 bool channel_gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
-  if (x.precond_rows == nullptr || x.rule.preconditions_read() == x.rule.online() || !ungated_streams(x.rule)) return false;
-  return whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && whole_pieces(x.in.v, x.V) && whole_pairs(x.in.g, x.K) && whole_pieces(args.d_o, x.V) &&
-         whole_pieces(d.q, x.K) && whole_pieces(d.k, x.K) && whole_pieces(d.v, x.V) && whole_pairs(d.g, x.K);
+  if (x.precond_rows == nullptr || x.rule.preconditions_read() == x.rule.is_delta() || !ungated_streams(x.rule)) return false;
+  return is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K) && is_vec16(x.in.v, x.V) && is_vec2(x.in.g, x.K) && is_vec16(args.d_o, x.V) &&
+         is_vec16(d.q, x.K) && is_vec16(d.k, x.K) && is_vec16(d.v, x.V) && is_vec2(d.g, x.K);
 }
 GradientChoice select_channel_gradients(const GradientArgs& args) {
   const Problem& x = args.problem;
@@ -90,10 +90,10 @@ GradientChoice select_channel_gradients(const GradientArgs& args) {
     choice.streams = true, choice.m = RowM::kMade;
     return choice;
   }
-  const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!channel_erase(rule) || whole_pieces(x.in.erase_gate, x.K)) &&
-                      (rule.write != Gate::kChannel || whole_pieces(x.in.write_gate, x.V));
-  choice.gates = copied && rule.online() && gated_streams(rule) && !rule.uses_precond();
-  choice.own_key = copied && rule.online() && own_key_streams(rule) && whole_pieces(x.in.erase_key, x.K);
+  const bool copied = is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K) && (!channel_erase(rule) || is_vec16(x.in.erase_gate, x.K)) &&
+                      (rule.write != Gate::kChannel || is_vec16(x.in.write_gate, x.V));
+  choice.gates = copied && rule.is_delta() && gated_streams(rule) && !rule.uses_precond();
+  choice.own_key = copied && rule.is_delta() && own_key_streams(rule) && is_vec16(x.in.erase_key, x.K);
   choice.streams = choice.gates || choice.own_key || (copied && ungated_streams(rule));
   if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
   choice.formed = x.formed.g.given != Given::kValue;
@@ -103,9 +103,9 @@ GradientChoice select_scalar_gradients(const GradientArgs& args) {
   const Rule& rule = args.problem.rule;
   const bool rows = scalar_rows(args.problem);
   GradientChoice choice;
-  if (bare_keys(rule)) {
+  if (unscaled_keys(rule)) {
     choice.kernel = rows ? GradientKernel::kScalar : GradientKernel::kGeneral;
-    choice.gain = rows && rule.decay == Decay::kScalar ? ScalarGain::kBareDecays : ScalarGain::kBare;
+    choice.gain = rows && rule.decay == Decay::kScalar ? ScalarGain::kUnscaledDecays : ScalarGain::kUnscaled;
     return choice;
   }
   if (args.precond.rows == nullptr && !rows) return choice;
@@ -122,13 +122,13 @@ GradientChoice select_scalar_gradients(const GradientArgs& args) {
 }  // namespace
 
 bool aligned_rows(const TokenArg& a) { return ((stride_bits(a) * (a.bf16 != 0 ? 2 : 4) | address(a.data)) & 15) == 0; }
-bool whole_pieces(const TokenArg& a, int dim) {
+bool is_vec16(const TokenArg& a, int dim) {
   return a.data != nullptr && a.bf16 != 0 && ((stride_bits(a) | static_cast<uint64_t>(dim)) & 7) == 0 && (address(a.data) & 15) == 0;
 }
-bool whole_pairs(const TokenArg& a, int dim) {
+bool is_vec2(const TokenArg& a, int dim) {
   return a.data != nullptr && ((stride_bits(a) | static_cast<uint64_t>(dim)) & 1) == 0 && (address(a.data) & (a.bf16 != 0 ? 3 : 7)) == 0;
 }
-bool engine_takes(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim) {
+bool tma_compatible(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim) {
   constexpr int64_t kMostElements = int64_t{1} << 31, kMostBytes = int64_t{1} << 39;
   const auto stride = [](int64_t elements, int64_t count) { return count <= 1 || (elements > 0 && elements % 8 == 0 && 2 * elements < kMostBytes); };
   const auto count = [](int64_t n) { return n > 0 && n <= kMostElements; };
@@ -150,7 +150,7 @@ PrepareChoice select_prepare(const PrepareArgs& args, int key) {
   PrepareChoice choice;
   choice.fetched = can_fetch(x, key);
   if (x.rule.decay == Decay::kChannel) {
-    choice.kernel = has_fine_images(x.rule)          ? PrepareKernel::kChannelFine
+    choice.kernel = uses_hi_lo(x.rule)          ? PrepareKernel::kChannelHiLo
                     : takes_channel_plain(args, key) ? PrepareKernel::kChannelPlain
                                                      : PrepareKernel::kChannel;
     choice.multiples = choice.fetched && row_multiples(x.rule);
@@ -159,19 +159,19 @@ PrepareChoice select_prepare(const PrepareArgs& args, int key) {
   } else if (takes_precond(x, key)) {
     choice.kernel = PrepareKernel::kPrecond;
   } else {
-    choice.multiples = scalar_multiples(x, key) && args.forward_fine.rests == nullptr;
+    choice.multiples = scalar_multiples(x, key) && args.forward_lo.lo_parts == nullptr;
   }
   return choice;
 }
 bool prepare_makes_m(const Problem& x, int key) { return x.rule.decay == Decay::kChannel ? channel_makes_m(x, key) : scalar_makes_m(x, key); }
-bool prepare_leaves_rows(const Problem& x, int key) { return x.rule.decay != Decay::kChannel && x.rule.online() && takes_precond(x, key); }
-bool prepare_leaves_pairs(const Problem& x, int key, bool cut) {
-  return x.rule.decay != Decay::kChannel && x.rule.online() && ((!wants_rests(x.rule) && scalar_multiples(x, key)) || (takes_sums(x, key) && !cut));
+bool scan_reads_rows(const Problem& x, int key) { return x.rule.decay != Decay::kChannel && x.rule.is_delta() && takes_precond(x, key); }
+bool scan_reads_intra_chunk(const Problem& x, int key, bool cut) {
+  return x.rule.decay != Decay::kChannel && x.rule.is_delta() && ((!wants_hi_lo(x.rule) && scalar_multiples(x, key)) || (takes_sums(x, key) && !cut));
 }
 
 ScanForm select_scan(const ScanForwardArgs& args) {
-  if (!args.online) return ScanForm::kOffline;
-  if (args.fine.images != nullptr) return ScanForm::kFine;
+  if (!args.is_delta) return ScanForm::kAdditive;
+  if (args.fine.images != nullptr) return ScanForm::kHiLo;
   if (args.solved != nullptr) return ScanForm::kApart;
   if (args.pairs != nullptr) return args.mixed ? ScanForm::kSums : ScanForm::kPairs;
   return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kImages;
@@ -180,26 +180,26 @@ ScanForm select_scan(const ScanForwardArgs& args) {
 GradientChoice select_gradients(const GradientArgs& args) {
   return args.problem.rule.decay == Decay::kChannel ? select_channel_gradients(args) : select_scalar_gradients(args);
 }
-bool prepare_forms_gates(const PrepareArgs& args, int key) {
+bool prepare_fuses_gates(const PrepareArgs& args, int key) {
   const Problem& x = args.problem;
   return x.rule.decay == Decay::kChannel && !x.rule.uses_precond() && x.in.g.bf16 != 0 && x.in.g.divisor == 1 && takes_channel_plain(args, key);
 }
-bool gradients_form_gates(const Problem& x, const TokenArg& d_g, const TokenArg& d_erase_gate) {
-  const auto pairs = [&](const TokenArg& a) { return a.bf16 != 0 && whole_pairs(a, x.K); };
-  if (x.rule.decay != Decay::kChannel || !x.rule.online() || x.rule.uses_precond() || !pairs(x.in.g) || !pairs(d_g)) return false;
+bool gradients_fuse_gates(const Problem& x, const TokenArg& d_g, const TokenArg& d_erase_gate) {
+  const auto pairs = [&](const TokenArg& a) { return a.bf16 != 0 && is_vec2(a, x.K); };
+  if (x.rule.decay != Decay::kChannel || !x.rule.is_delta() || x.rule.uses_precond() || !pairs(x.in.g) || !pairs(d_g)) return false;
   GradientArgs args;
   args.problem = x;
   const GradientChoice choice = select_channel_gradients(args);
   // With gates besides there are too few registers at the smaller tile.
-  return choice.streams && !choice.own_key && (!choice.gates || (x.K > 64 && d_erase_gate.divisor == 1 && whole_pieces(d_erase_gate, x.K)));
+  return choice.streams && !choice.own_key && (!choice.gates || (x.K > 64 && d_erase_gate.divisor == 1 && is_vec16(d_erase_gate, x.K)));
 }
-bool prepare_forms_numbers(const PrepareArgs& args, int key) {
+bool prepare_fuses_scalars(const PrepareArgs& args, int key) {
   if (args.problem.rule.uses_precond()) return false;
   const PrepareChoice choice = select_prepare(args, key);
   return choice.kernel == PrepareKernel::kSums || (choice.kernel == PrepareKernel::kChannelPlain && !channel_erase(args.problem.rule)) ||
          (choice.kernel == PrepareKernel::kScalar && choice.multiples);
 }
-bool gradients_form_numbers(const Problem& problem) {
+bool gradients_fuse_scalars(const Problem& problem) {
   if (problem.rule.uses_precond()) return false;
   GradientArgs args;
   args.problem = problem;
@@ -214,7 +214,7 @@ bool gradients_sum_heads(const Problem& problem) {
   args.problem = problem;
   const GradientChoice choice = select_gradients(args);
   if (choice.kernel == GradientKernel::kChannel) return choice.streams;
-  return choice.kernel == GradientKernel::kScalar && problem.rule.online() && (choice.gain == ScalarGain::kGate || choice.gain == ScalarGain::kTied);
+  return choice.kernel == GradientKernel::kScalar && problem.rule.is_delta() && (choice.gain == ScalarGain::kGate || choice.gain == ScalarGain::kTied);
 }
 bool gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;
@@ -222,9 +222,9 @@ bool gradients_make_m(const GradientArgs& args) {
   return x.rule.decay == Decay::kChannel ? channel_gradients_make_m(args) : scalar_rows(x);
 }
 
-TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors) {
+TokenChoice select_token(const TokenForwardArgs& args, int sm_count) {
   const Problem& x = args.problem;
-  const int64_t heads = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), enough = 2 * int64_t{multiprocessors};
+  const int64_t heads = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), enough = 2 * int64_t{sm_count};
   const bool packed = x.sequences.offsets != nullptr;
   const bool starts = args.slots.own != nullptr && args.slots.skips == 0;
   TokenChoice choice;

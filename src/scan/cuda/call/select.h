@@ -3,7 +3,7 @@
 // Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
 #pragma once
 
-#include "rule/numbers.h"
+#include "rule/token_scalars.h"
 #include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
@@ -11,7 +11,7 @@ namespace fw::cuda {
 // ---- Of a rule alone
 
 // No streams that are sums, and no numbers of tokens but beta: what kernels that load beta alone can have. A number that is new goes to the general kernels.
-constexpr bool beta_alone(const Rule& r) { return r.feedback == Feedback::kNone && !takes_other_numbers(r); }
+constexpr bool beta_alone(const Rule& r) { return r.feedback == Feedback::kNone && !takes_other_scalars(r); }
 
 constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
 
@@ -55,59 +55,59 @@ constexpr bool own_key_streams(const Rule& r) {
 constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
 
 // Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. Two bf16 terms (tiles.h).
-constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
-constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online(); }
+constexpr bool wants_hi_lo(const Rule& rule) { return rule.gain_bound > 1; }
+constexpr bool uses_hi_lo(const Rule& rule) { return wants_hi_lo(rule) && rule.is_delta(); }
 // Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
-constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
+constexpr bool keeps_raw_keys(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
-// Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: StreamImage).
-constexpr bool leaves_keys(const Rule& rule) { return rule.online() && rule.decay == Decay::kChannel && !wants_rests(rule); }
+// Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: QETiles).
+constexpr bool stores_k_hat(const Rule& rule) { return rule.is_delta() && rule.decay == Decay::kChannel && !wants_hi_lo(rule); }
 
-// Where the reverse scan takes raw rows of q and k, numbers a row, A and P, and leaves dZ (tiles.h: BackwardNumbers).
+// Where the reverse scan takes raw rows of q and k, numbers a row, A and P, and leaves dZ (tiles.h: RowScalesBwd).
 constexpr bool reverse_takes_rows(const Rule& rule) {
-  return rule.online() && rule.decay != Decay::kChannel && !wants_rests(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
+  return rule.is_delta() && rule.decay != Decay::kChannel && !wants_hi_lo(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
 }
 
 // Online rules whose gain is a gate, with nothing but that.
-constexpr bool gain_is_gate(const Rule& rule) { return rule.online() && rule.gain == Gain::kGate && plain_streams(rule); }
-// Rules whose images are of bare keys (front/bare_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the
+constexpr bool gain_is_gate(const Rule& rule) { return rule.is_delta() && rule.gain == Gain::kGate && plain_streams(rule); }
+// Rules whose images are of bare keys (front/unscaled_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the
 // gradients agree on it.
-constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
-// Where R.dZ makes the gradient of the gain (front/bare_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where outputs
+constexpr bool unscaled_keys(const Rule& rule) { return uses_hi_lo(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
+// Where R.dZ makes the gradient of the gain (front/unscaled_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where outputs
 // are above their bounds already (docs/gpu.md).
 constexpr bool gain_by_residual(const Rule& rule) {
-  return rule.online() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && beta_alone(rule);
+  return rule.is_delta() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && beta_alone(rule);
 }
 
 // No erase, streams that are q, k and v times a number a row, one decay a token or none: from the raw tensors, without images (offline/).
 constexpr bool direct_rule(const Rule& rule) {
-  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
-         !takes_other_numbers(rule) && !rule.uses_precond() && !rule.uses_key_form();
+  return !rule.is_delta() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         !takes_other_scalars(rule) && !rule.uses_precond() && !rule.uses_key_form();
 }
 
 // Those whose keys may have 129 to 256 channels in the chunk form (wide/), with gains up to 1 and no preconditioner. One decay a token or none: nothing erased,
-// or rows of k times any gain, or (wide_sums()) sums of q and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.
-constexpr bool wide_sums(const Rule& rule) {
-  return rule.online() && rule.decay != Decay::kChannel && linear_streams(rule) && (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&
+// or rows of k times any gain, or (k256_sums()) sums of q and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.
+constexpr bool k256_sums(const Rule& rule) {
+  return rule.is_delta() && rule.decay != Decay::kChannel && linear_streams(rule) && (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&
          !(ungated_streams(rule) && rule.gain != Gain::kOne);
 }
-constexpr bool wide_channels(const Rule& rule) {
-  return leaves_keys(rule) && !rule.uses_precond() && !rule.uses_key_form() && !rule.uses_erase_key() &&
+constexpr bool k256_channels(const Rule& rule) {
+  return stores_k_hat(rule) && !rule.uses_precond() && !rule.uses_key_form() && !rule.uses_erase_key() &&
          !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
-constexpr bool wide_rule(const Rule& rule) {
-  if (rule.decay == Decay::kChannel) return wide_channels(rule);
-  const bool rows = rule.online() ? ungated_streams(rule) && rule.gain != Gain::kOne : plain_streams(rule);
-  return !wants_rests(rule) && ((rows && !rule.uses_precond()) || wide_sums(rule));
+constexpr bool k256_rule(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return k256_channels(rule);
+  const bool rows = rule.is_delta() ? ungated_streams(rule) && rule.gain != Gain::kOne : plain_streams(rule);
+  return !wants_hi_lo(rule) && ((rows && !rule.uses_precond()) || k256_sums(rule));
 }
-constexpr WideForm select_wide(const Rule& rule) {
-  if (rule.decay == Decay::kChannel) return WideForm::kKeys;
-  return wide_sums(rule) ? WideForm::kSums : rule.online() ? WideForm::kRows : WideForm::kOffline;
+constexpr K256Form select_k256(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return K256Form::kKeys;
+  return k256_sums(rule) ? K256Form::kSums : rule.is_delta() ? K256Form::kRows : K256Form::kAdditive;
 }
 
-// Those whose keys may have as many because no channel of the state knows of another (call/key_halves.h): nothing erased, a decay a channel, no norm over all.
+// Those whose keys may have as many because no channel of the state knows of another (call/split_k.h): nothing erased, a decay a channel, no norm over all.
 constexpr bool split_rule(const Rule& rule) {
-  return plain_streams(rule) && !rule.online() && rule.decay == Decay::kChannel && !rule.uses_precond() && rule.q_norm == Norm::kRaw &&
+  return plain_streams(rule) && !rule.is_delta() && rule.decay == Decay::kChannel && !rule.uses_precond() && rule.q_norm == Norm::kRaw &&
          rule.k_norm == Norm::kRaw;
 }
 
@@ -116,11 +116,11 @@ constexpr bool split_rule(const Rule& rule) {
 // Rows at multiples of 16 bytes.
 bool aligned_rows(const TokenArg& a);
 // bf16 rows of `dim` channels in whole pieces of 16 bytes, wherever a sequence or head begins.
-bool whole_pieces(const TokenArg& a, int dim);
+bool is_vec16(const TokenArg& a, int dim);
 // Rows of pairs of neighbouring channels that are one aligned access.
-bool whole_pairs(const TokenArg& a, int dim);
+bool is_vec2(const TokenArg& a, int dim);
 // What the copy engine brings (tensor_map.h): bf16 in whole pieces of 16 bytes, strides that it can express.
-bool engine_takes(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim);
+bool tma_compatible(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim);
 
 // How the states of a call come and go (token/state_load.cuh): by rows of channels, through shared memory where values are neighbours, or one by one.
 enum class StateAccess : int32_t { kAbsent, kChannels, kStaged, kElements };
@@ -129,7 +129,7 @@ StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile
 
 // ---- The choices
 
-enum class PrepareKernel { kScalar, kSums, kPrecond, kChannel, kChannelPlain, kChannelFine };
+enum class PrepareKernel { kScalar, kSums, kPrecond, kChannel, kChannelPlain, kChannelHiLo };
 struct PrepareChoice {
   PrepareKernel kernel = PrepareKernel::kScalar;
   bool fetched = false;    // raw rows of q and k are copied into shared memory ahead of their use (the rest: always)
@@ -138,25 +138,25 @@ struct PrepareChoice {
 PrepareChoice select_prepare(const PrepareArgs& args, int key);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m and boundaries).
 bool prepare_makes_m(const Problem& problem, int key);
-// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage), or A and P besides (ChunkNumbers). A function of the inputs
+// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowTiles), or A and P besides (RowScales). A function of the inputs
 // (boundaries too), and of whether sequences are cut: where streams are sums, a first pass over segments has fewer products with images.
-bool prepare_leaves_rows(const Problem& problem, int key);
-bool prepare_leaves_pairs(const Problem& problem, int key, bool cut);
+bool scan_reads_rows(const Problem& problem, int key);
+bool scan_reads_intra_chunk(const Problem& problem, int key, bool cut);
 
 // What the forward scan has for E and Q: images (kApart: X and M apart from E and Q), images of two terms, the raw rows times numbers a row (kPairs: for X and
 // M too, with A and P; kSums: and E and Q are sums of both), or (offline) Q alone.
-enum class ScanForm { kOffline, kImages, kApart, kFine, kRows, kPairs, kSums };
+enum class ScanForm { kAdditive, kImages, kApart, kHiLo, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 
 enum class GradientKernel { kScalar, kGeneral, kChannel };
 // M of the preconditioner in the gradients: none, read, or made there.
 enum class RowM { kNone, kRead, kMade };
 // kScalar: what makes the gradient of a gain. kAny: any gain, gates a row, and e and r may be sums of q and k; kTied: gain_by_residual(), of any gain; kGate:
-// gain_is_gate(); kBare: of those, the ones with bare_keys() and no log-decays; kBareDecays: with log-decays.
-enum class ScalarGain { kAny, kTied, kGate, kBare, kBareDecays };
+// gain_is_gate(); kUnscaled: of those, the ones with unscaled_keys() and no log-decays; kUnscaledDecays: with log-decays.
+enum class ScalarGain { kAny, kTied, kGate, kUnscaled, kUnscaledDecays };
 struct GradientChoice {
   GradientKernel kernel = GradientKernel::kGeneral;
-  ScalarGain gain = ScalarGain::kAny;  // kGeneral: kBare or not
+  ScalarGain gain = ScalarGain::kAny;  // kGeneral: kUnscaled or not
   RowM m = RowM::kNone;
   bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
   bool gates = false;    // kChannel: of those, gates of channels
@@ -167,12 +167,12 @@ GradientChoice select_gradients(const GradientArgs& args);
 // Whether prepare() can make values of log-decays and gates of channels that are logits (problem.formed) itself, and whether gradients() can make them and the
 // gradients of logits: functions of the inputs, of whether z is wanted, and of where the gradients of log-decays and erase gates go, in whose places values
 // stand meanwhile.
-bool prepare_forms_gates(const PrepareArgs& args, int key);
-bool gradients_form_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
-// The same of gates and log-decays of one number a token (front/numbers.cuh), of rules without a preconditioner that are not direct_rule(): functions of the
-// inputs, forward of forward_fine.rests, too.
-bool prepare_forms_numbers(const PrepareArgs& args, int key);
-bool gradients_form_numbers(const Problem& problem);
+bool prepare_fuses_gates(const PrepareArgs& args, int key);
+bool gradients_fuse_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
+// The same of gates and log-decays of one number a token (front/token_scalars.cuh), of rules without a preconditioner that are not direct_rule(): functions of the
+// inputs, forward of forward_lo.rests, too.
+bool prepare_fuses_scalars(const PrepareArgs& args, int key);
+bool gradients_fuse_scalars(const Problem& problem);
 // Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not of wide keys.
 bool gradients_sum_heads(const Problem& problem);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
@@ -187,6 +187,6 @@ struct TokenChoice {
   int rows = 2;      // of a warp: 2 or 8, so that every multiprocessor has two blocks
   int parts = 1;     // kHeads: blocks of a head
 };
-TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors);
+TokenChoice select_token(const TokenForwardArgs& args, int sm_count);
 
 }  // namespace fw::cuda

@@ -12,7 +12,7 @@ namespace fw::cuda {
 #ifdef FW_CUDA_EMULATION
 
 bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map, int rows) {
-  if (!engine_takes(a, B, T, heads, dim)) return false;
+  if (!tma_compatible(a, B, T, heads, dim)) return false;
   const emulation::TensorBox box{static_cast<const char*>(a.data), {dim, heads, T, B}, {2, 2 * a.stride_h, 2 * a.stride_t, 2 * a.stride_b}, rows};
   static_assert(sizeof box <= sizeof map);
   std::memcpy(&map, &box, sizeof box);
@@ -36,7 +36,7 @@ Encode find_encode() {
 
 bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map, int rows) {
   static const Encode encode = find_encode();
-  if (encode == nullptr || !engine_takes(a, B, T, heads, dim)) return false;
+  if (encode == nullptr || !tma_compatible(a, B, T, heads, dim)) return false;
   static_assert(sizeof(CUtensorMap) == sizeof map && alignof(CUtensorMap) <= alignof(TensorMap));
   // A stride that nothing steps by must still be one that the driver takes.
   const auto bytes = [&](int64_t stride, int64_t count) { return static_cast<cuuint64_t>(2 * (count > 1 ? stride : dim)); };

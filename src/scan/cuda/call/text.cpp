@@ -7,7 +7,7 @@
 #include "rule/tokens.h"
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/grouped_heads.h"
-#include "scan/cuda/call/key_halves.h"
+#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 
@@ -95,8 +95,8 @@ const char* name_of(PrepareKernel kernel) {
       return "prepare/channel";
     case PrepareKernel::kChannelPlain:
       return "prepare/channel_plain";
-    case PrepareKernel::kChannelFine:
-      return "prepare/channel_fine";
+    case PrepareKernel::kChannelHiLo:
+      return "prepare/channel_hi_lo";
   }
   fail_internal("a kernel of prepare without a name");
 }
@@ -110,14 +110,14 @@ std::string text_of(const PrepareChoice& choice) {
 }
 const char* name_of(ScanForm form) {
   switch (form) {
-    case ScanForm::kOffline:
-      return "scan/forward (offline)";
+    case ScanForm::kAdditive:
+      return "scan/forward (additive)";
     case ScanForm::kImages:
-      return "scan/forward (images)";
+      return "scan/forward (tiles)";
     case ScanForm::kApart:
-      return "scan/forward (images, X and M apart)";
-    case ScanForm::kFine:
-      return "scan/forward (two terms)";
+      return "scan/forward (split tiles)";
+    case ScanForm::kHiLo:
+      return "scan/forward (hi_lo)";
     case ScanForm::kRows:
       return "scan/forward (raw rows)";
     case ScanForm::kPairs:
@@ -135,10 +135,10 @@ const char* name_of(ScalarGain gain) {
       return "gain by residual";
     case ScalarGain::kGate:
       return "gain a gate";
-    case ScalarGain::kBare:
-      return "bare keys";
-    case ScalarGain::kBareDecays:
-      return "bare keys, decays";
+    case ScalarGain::kUnscaled:
+      return "unscaled keys";
+    case ScalarGain::kUnscaledDecays:
+      return "unscaled keys, decays";
   }
   fail_internal("a form of a gain without a name");
 }
@@ -148,7 +148,7 @@ std::string text_of(const GradientChoice& choice) {
     case GradientKernel::kScalar:
       return fmt::format("gradients/scalar ({}{})", name_of(choice.gain), m);
     case GradientKernel::kGeneral:
-      return fmt::format("gradients/general{}", choice.gain == ScalarGain::kBare ? " (bare keys)" : "");
+      return fmt::format("gradients/general{}", choice.gain == ScalarGain::kUnscaled ? " (unscaled keys)" : "");
     case GradientKernel::kChannel:
       return fmt::format("gradients/channel ({}{})",
                          choice.gates     ? "gated streams"
@@ -160,25 +160,25 @@ std::string text_of(const GradientChoice& choice) {
   fail_internal("a gradient kernel without a name");
 }
 
-const char* of_wide(const Rule& rule) {
-  const WideForm form = select_wide(rule);
-  return form == WideForm::kSums ? " (sums)" : form == WideForm::kKeys ? " (keys)" : "";
+const char* of_k256(const Rule& rule) {
+  const K256Form form = select_k256(rule);
+  return form == K256Form::kSums ? " (sums)" : form == K256Form::kKeys ? " (keys)" : "";
 }
-const char* wide_gradients_of(const Rule& rule) {
-  switch (select_wide(rule)) {
-    case WideForm::kOffline:
-      return "wide/gradients";
-    case WideForm::kRows:
-      return gain_is_gate(rule) ? "wide/gradients" : "wide/gradients_gains";
-    case WideForm::kSums:
-      return "wide/gradients_sums";
-    case WideForm::kKeys:
-      return "wide/gradients_keys";
+const char* k256_gradients_of(const Rule& rule) {
+  switch (select_k256(rule)) {
+    case K256Form::kAdditive:
+      return "k256/gradients";
+    case K256Form::kRows:
+      return gain_is_gate(rule) ? "k256/gradients" : "k256/gradients_gains";
+    case K256Form::kSums:
+      return "k256/gradients_sums";
+    case K256Form::kKeys:
+      return "k256/gradients_keys";
   }
-  fail_internal("a form of wide keys without a name");
+  fail_internal("a form of K256 without a name");
 }
 
-std::string token_kernels(const Plan& plan, const Problem& problem, int processors) {
+std::string token_kernels(const Plan& plan, const Problem& problem, int sm_count) {
   TokenForwardArgs args;
   args.problem = problem;
   args.final_state = state(plan);
@@ -191,7 +191,7 @@ std::string token_kernels(const Plan& plan, const Problem& problem, int processo
     names.emplace_back(plan.slots.tokens != nullptr ? "token/precond_tokens" : "precond/forward");
     args.problem.m = somewhere<float>();
   }
-  const TokenChoice choice = select_token(args, processors);
+  const TokenChoice choice = select_token(args, sm_count);
   names.push_back(choice.kernel == TokenKernel::kHeads  ? fmt::format("token/forward (whole heads, blocks of a head {})", choice.parts)
                   : choice.kernel == TokenKernel::kStep ? fmt::format("token/forward (few tokens, rows of a warp {})", choice.rows)
                                                         : fmt::format("token/forward (rows of a warp {})", choice.rows));
@@ -206,23 +206,23 @@ PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
 }
 
 // The logits of which the scan's kernels make values, forward, or gradients, backward, themselves (as backend.cpp has it).
-FormedGates forms(const Plan& plan, const DevicePlan& device, bool backward) {
+FusedGates forms(const Plan& plan, const DevicePlan& device, bool backward) {
   const Problem x = expected_problem(plan, device);
   PrepareArgs prepare = expected_prepare(device, x);
-  if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
-  return formed_by_kernels(plan, device, formed_laws(plan, device.chunk_form), prepare, backward ? &x.in : nullptr, backward && device.saved.bytes > 0);
+  if (device.forward.fine.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
+  return fused_in_kernels(plan, device, fused_activations(plan, device.chunk_form), prepare, backward ? &x.in : nullptr, backward && device.saved.bytes > 0);
 }
 // Whether logits of numbers (or of channels) are among them.
-bool forms_any(const Plan& plan, const FormedGates& formed, bool numbers) {
+bool fuses_any(const Plan& plan, const FusedGates& formed, bool numbers) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && is_formed(formed, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
+    if (spec.logits() && is_fused(formed, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
   }
   return false;
 }
 // Whether gates are left that are logits and that they do not.
-bool leaves_gates(const Plan& plan, const FormedGates& formed) {
+bool stores_gates(const Plan& plan, const FusedGates& formed) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && !is_formed(formed, spec)) return true;
+    if (spec.logits() && !is_fused(formed, spec)) return true;
   }
   return false;
 }
@@ -236,16 +236,16 @@ bool has_decay_logits(const Plan& plan) {
 
 std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   Problem x = expected_problem(plan, device);
-  if (!device.chunk_form) return token_kernels(plan, x, device.multiprocessors);
+  if (!device.chunk_form) return token_kernels(plan, x, device.sm_count);
   std::vector<std::string> names;
   const bool cut = static_cast<bool>(device.segments);
   if (device.direct) {
-    add_scan(names, "offline/scan", "offline/join", cut);
+    add_scan(names, "additive/scan", "additive/join", cut);
     return joined(names);
   }
   if (device.wide) {
-    const char* const of = of_wide(plan.rule);
-    return fmt::format("wide/prepare{} -> wide/forward{}", select_wide(plan.rule) == WideForm::kKeys ? "_keys" : of, of);
+    const char* const of = of_k256(plan.rule);
+    return fmt::format("k256/prepare{} -> k256/forward{}", select_k256(plan.rule) == K256Form::kKeys ? "_keys" : of, of);
   }
   if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", forward_kernels(device.halves->plans[0], device.halves->devices[0]));
   if (plan.rule.uses_precond()) {
@@ -253,18 +253,18 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
   }
   PrepareArgs prepare = expected_prepare(device, x);
-  if (device.forward.fine.images.bytes > 0) prepare.forward_fine.images = somewhere();
-  if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
+  if (device.forward.fine.images.bytes > 0) prepare.forward_lo.images = somewhere();
+  if (device.forward.fine.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
   const PrepareChoice choice = select_prepare(prepare, device.key);
-  const int heads = grouped_heads(prepare, choice, device.chunks, device.multiprocessors);
+  const int heads = grouped_heads(prepare, choice, device.chunks, device.sm_count);
   names.push_back(heads > 1 ? fmt::format("prepare/grouped ({} value heads)", heads) : text_of(choice));
   ScanForwardArgs scan;
-  scan.online = plan.rule.online();
-  if (leaves_keys(plan.rule)) scan.solved = somewhere();
-  scan.fine = prepare.forward_fine;
-  if (prepare_leaves_pairs(x, device.key, device.cut)) scan.pairs = somewhere<PairImage>();
+  scan.is_delta = plan.rule.is_delta();
+  if (stores_k_hat(plan.rule)) scan.solved = somewhere();
+  scan.fine = prepare.forward_lo;
+  if (scan_reads_intra_chunk(x, device.key, device.cut)) scan.pairs = somewhere<IntraChunk>();
   scan.mixed = mixed_streams(plan.rule);
-  if (scan.pairs != nullptr || prepare_leaves_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
+  if (scan.pairs != nullptr || scan_reads_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
   add_scan(names, name_of(select_scan(scan)), "scan/join", cut);
   return joined(names);
 }
@@ -279,12 +279,12 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
   const bool precond = plan.rule.uses_precond();
   bool sums_heads = false;  // of q and k, which are all that are expected to have fewer heads
   if (device.direct) {
-    add_scan(names, "offline/scan", "offline/join", device.segments.backward);
-    names.emplace_back("offline/gradients");
+    add_scan(names, "additive/scan", "additive/join", device.segments.backward);
+    names.emplace_back("additive/gradients");
   } else if (device.wide) {
-    names.push_back(fmt::format("wide/reverse{}", of_wide(plan.rule)));
-    names.push_back(fmt::format("{} (two halves)", wide_gradients_of(plan.rule)));
-    names.emplace_back("wide/join");
+    names.push_back(fmt::format("k256/reverse{}", of_k256(plan.rule)));
+    names.push_back(fmt::format("{} (two halves)", k256_gradients_of(plan.rule)));
+    names.emplace_back("k256/join");
   } else if (device.chunk_form) {
     if (precond) {
       if (gradients_make_m(args)) {
@@ -296,7 +296,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
     }
     add_scan(names,
              reverse_takes_rows(plan.rule) ? "scan/reverse_rows"
-             : leaves_keys(plan.rule)      ? "scan/reverse_rows (keys)"
+             : stores_k_hat(plan.rule)      ? "scan/reverse_rows (keys)"
                                            : "scan/reverse",
              "scan/join", device.segments.backward);
     sums_heads = device.backward.head_sums.bytes > 0 && gradients_sum_heads(args.problem);
@@ -322,41 +322,41 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
     if (device.halves != nullptr) {
-      text += fmt::format("keys: two calls of {} and {} channels, whose sums are rows of the workspace\n", kKeyHalf, plan.K - kKeyHalf);
+      text += fmt::format("keys: two calls of {} and {} channels, whose sums are rows of the workspace\n", kSplitK, plan.K - kSplitK);
     } else if (device.direct) {
-      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
+      text += fmt::format("scan: from the raw tensors, K tile {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
                           device.value_blocks, kValueBlock);
     } else {
       text +=
-          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+          fmt::format("prepare: K tile {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.is_delta() ? "delta" : "additive", device.chunks, plan.HV);
       text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
-                          device.z_image ? "Z prepared" : "values scaled in the scan");
+                          device.z_tile ? "Z prepared" : "values scaled in the scan");
     }
     if (device.saved.fine.images.bytes > 0) {
-      text += fmt::format("operands: two terms where they reach the state, keys {}\n", device.saved.fine.rests.bytes > 0 ? "too" : "as they are");
+      text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n", device.saved.fine.lo_parts.bytes > 0 ? "too" : "as they are");
     }
-    if (device.gradients_follow) {
+    if (device.overlap_grad_with_scan) {
       text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
     }
     if (device.segments) {
       text += fmt::format("segments: {} of {} chunks{}{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only",
-                          device.fades ? ", less where decays let nothing through" : "");
+                          device.uses_decay_cutoff ? ", less where decays let nothing through" : "");
     }
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
-  const FormedGates formed = may_form ? forms(plan, device, false) : FormedGates{}, formed_backward = may_form ? forms(plan, device, true) : FormedGates{};
+  const FusedGates formed = may_form ? forms(plan, device, false) : FusedGates{}, fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
   if (formed.any() && !device.chunk_form) text += "logits: values made with the token\n";
-  if (device.chunk_form && forms_any(plan, formed, false))
-    text += fmt::format("logits of channels: values made in prepare{}\n", forms_any(plan, formed_backward, false) ? ", values and gradients in gradients" : "");
-  if (device.chunk_form && forms_any(plan, formed_backward, true))
-    text += fmt::format("logits of numbers: {}gradients made in gradients\n", forms_any(plan, formed, true) ? "values made in prepare, " : "");
-  const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "rows -> " : ""); };
-  const bool behind = leaves_gates(plan, formed_backward);
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, formed)), forward_kernels(plan, device),
-                      rows ? " -> rows" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> rows" : "",
+  if (device.chunk_form && fuses_any(plan, formed, false))
+    text += fmt::format("logits of channels: values made in prepare{}\n", fuses_any(plan, fused_backward, false) ? ", values and gradients in gradients" : "");
+  if (device.chunk_form && fuses_any(plan, fused_backward, true))
+    text += fmt::format("logits of token scalars: {}gradients made in gradients\n", fuses_any(plan, formed, true) ? "values made in prepare, " : "");
+  const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : ""); };
+  const bool behind = stores_gates(plan, fused_backward);
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, formed)), forward_kernels(plan, device),
+                      rows ? " -> dplr" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> dplr" : "",
                       behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n"

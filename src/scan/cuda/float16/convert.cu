@@ -125,7 +125,7 @@ void convert(const Float16Args& args, const Float16Tokens& tokens, void* stream)
     tasks.of[i] = {task, whole(task) ? task.dim / 8 : task.dim};
     most = std::max(most, tokens.all * task.heads * tasks.of[i].pieces);
   }
-  const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 8 * int64_t{multiprocessors()});
+  const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 8 * int64_t{sm_count()});
   launch_overlapped(float16_kernel<kBack>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)}, kThreads, 0, stream, tasks);
 }
 

@@ -6,10 +6,10 @@
 #include <type_traits>
 
 #include "scan/cuda/call/launch.h"
-#include "scan/cuda/front/bare_keys.cuh"
-#include "scan/cuda/front/numbers.cuh"
+#include "scan/cuda/front/unscaled_keys.cuh"
+#include "scan/cuda/front/token_scalars.cuh"
 #include "scan/cuda/front/rows.cuh"
-#include "scan/cuda/machine/granules.cuh"
+#include "scan/cuda/machine/atoms.cuh"
 #include "scan/cuda/precond/rows.cuh"
 
 namespace fw::cuda {
@@ -39,11 +39,11 @@ FW_DEVICE PackedChannels<kN> pack_channels(const float (&x)[kN]) {
 }
 // What that leaves out.
 template <int kN>
-FW_DEVICE PackedChannels<kN> pack_rests(const float (&x)[kN], const PackedChannels<kN>& packed) {
-  PackedChannels<kN> rests;
+FW_DEVICE PackedChannels<kN> pack_lo_parts(const float (&x)[kN], const PackedChannels<kN>& packed) {
+  PackedChannels<kN> lo_parts;
   FW_UNROLL
-  for (int j = 0; j < kN / 2; ++j) rests.words[j] = pack_rest(packed.words[j], x[2 * j], x[2 * j + 1]);
-  return rests;
+  for (int j = 0; j < kN / 2; ++j) lo_parts.words[j] = pack_lo(packed.words[j], x[2 * j], x[2 * j + 1]);
+  return lo_parts;
 }
 template <int kN>
 FW_DEVICE void store_packed(void* to, const PackedChannels<kN>& x) {
@@ -83,7 +83,7 @@ FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
 }
 
 // Which chunk of which sequence and head a block has.
-struct ChunkPlace {
+struct ChunkCoord {
   int64_t item;         // chunk * HV + value head
   int n, hv, key_head;  // sequence, value head, key head
   int batch, token;     // of the chunk's first row in tensors [B, T, ...]
@@ -98,8 +98,8 @@ inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
 // The block's chunk, of all.
 FW_DEVICE unsigned block_chunk() { return grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y()); }
 // From the last chunk on: the scan begins at the first, whose images are then still in the L2 cache, as is what a pass over k before this has left there.
-FW_DEVICE ChunkPlace chunk_place(const Problem& x, int hv = static_cast<int>(block_index_x())) {
-  ChunkPlace p;
+FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(block_index_x())) {
+  ChunkCoord p;
   const unsigned chunk = block_chunk();
   p.hv = hv;
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
@@ -119,35 +119,35 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x, int hv = static_cast<int>(blo
 }
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
-FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
+FW_DEVICE char* row_address(const TokenArg& a, const ChunkCoord& place, int row) {
   const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
   return static_cast<char*>(a.data) + (offset << (a.bf16 != 0 ? 1 : 2));
 }
 // Rows of the chunk, numbered from its first.
-FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
+FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkCoord& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
 
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
 FW_DEVICE uint32_t lane_offset(int r) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
-  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kSw128Bytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
 // Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of their use, to where the streams that
 // are made of them will lie: a lane reads its channels of a row before it writes there.
 // K: channels that the tensor has; zeros take the place of the others.
 template <int kN>
-FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, int K, char* matrix) {
-  constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
-  const int lane = static_cast<int>(lane_index()), granule = lane % kGranules, first = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
-  const char* from = row_address(tensor, place, first) + granule * 16;
+FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& place, int K, char* matrix) {
+  constexpr int kAtoms = 4 * kN, kRows = 32 / kAtoms;  // of a row; rows that the warp fetches at a time
+  const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms, first = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
+  const char* from = row_address(tensor, place, first) + atom * 16;
   const int64_t step = tensor.stride_t * (2 * kRows);
   const uint32_t to = shared_address(matrix);
-  const int rows = granule * 8 < K ? place.span.rows : 0;
+  const int rows = atom * 8 < K ? place.span.rows : 0;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += kRows) {
     const bool valid = first + r < rows;
-    cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
+    cp_async_16(to + atom_offset(first + r, atom), valid ? from : static_cast<const char*>(tensor.data), valid);
     from += step;
   }
 }
@@ -157,7 +157,7 @@ struct RawMatrices {
   char *q, *k, *b;
 };
 template <int kN>
-FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawMatrices& raw) {
+FW_DEVICE void fetch_front(const Problem& x, const ChunkCoord& place, const RawMatrices& raw) {
   fetch_rows<kN>(x.in.k, place, x.K, raw.k);
   fetch_rows<kN>(x.in.q, place, x.K, raw.q);
   if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, x.K, raw.b);
@@ -179,7 +179,7 @@ FW_DEVICE void fetched_row(const char* matrix, int r, float (&y)[kN]) {
 
 // Any row r of the warp, from memory: the neutral row past the chunk's rows.
 template <int kN>
-FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkPlace& place, int r) {
+FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkCoord& place, int r) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   if (row < place.span.rows) return load_key_row<kN>(x, rows, place.span.first + row, static_cast<int>(lane_index()));
   RawKeyRow<kN> none;
@@ -194,7 +194,7 @@ struct MRows {
   int32_t stride = 0;
   int rows = 0;  // that the warp has
 };
-FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkPlace& place, int channel) {
+FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkCoord& place, int channel) {
   MRows m;
   if (all == nullptr) return m;
   const int first = static_cast<int>(warp_index()) * kWarpRows;
@@ -203,7 +203,7 @@ FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkPlace& pla
   m.rows = place.span.rows - first;
   return m;
 }
-FW_DEVICE MRows m_rows(const Problem& x, const ChunkPlace& place, int channel) { return m_rows(x, x.m, place, channel); }
+FW_DEVICE MRows m_rows(const Problem& x, const ChunkCoord& place, int channel) { return m_rows(x, x.m, place, channel); }
 template <int kN>
 FW_DEVICE void load_m(const MRows& rows, int r, float (&m)[kN]) {
   FW_UNROLL
@@ -233,7 +233,7 @@ FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
 }
 
 // Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
-FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkPlace& place, int dim) {
+FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkCoord& place, int dim) {
   const Rows rows = chunk_rows(gate, place);
   const int first = static_cast<int>(warp_index()) * kWarpRows, lane = static_cast<int>(lane_index());
   float mean = 0;
@@ -251,11 +251,11 @@ FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkPlace& place, int dim
 }
 
 // The gates of a row that are one number each.
-FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkPlace& place, int row) {
+FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkCoord& place, int row) {
   const void* at = row_address(a, place, row);
   return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
 }
-FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, FrontScalars<float>& s) {
+FW_DEVICE void row_gates(const Problem& x, const ChunkCoord& place, int row, FrontScalars<float>& s) {
   load_gates(
       x.rule, x.m != nullptr, s, [&](const TokenArg& a) { return gate_of_row(a, place, row); }, x.in);
 }
@@ -291,7 +291,7 @@ FW_DEVICE bool uses_norms(const Rule& rule) { return rule.q_norm == Norm::kL2 ||
 
 // The norms that a rule's coefficients need, of row lane / 4 of the warp.
 template <int kN>
-FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
+FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, FrontScalars<float>& s) {
   if (uses_norms(x.rule)) {
     const float2 squares = fetched_squares<kN>(raw);
     s.q2 = squares.x, s.k2 = squares.y;
@@ -313,7 +313,7 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const Ra
 }
 // rounded: of q and k as bf16 has them, as the gradients take them.
 template <int kN>
-FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, bool rounded, FrontScalars<float>& s) {
+FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& place, bool rounded, FrontScalars<float>& s) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
@@ -356,7 +356,7 @@ struct PrecondRows {
   float a[kN];                      // before the chunk, later before the warp's next row
 
   // A before the chunk is on its way.
-  FW_DEVICE void load(const Problem& x, const ChunkPlace& place, const PrecondMap<float>& form, RunShared<kN>* to) {
+  FW_DEVICE void load(const Problem& x, const ChunkCoord& place, const PrecondMap<float>& form, RunShared<kN>* to) {
     if (x.boundaries == nullptr) return;
     shared = to;
     map = form;
@@ -381,7 +381,7 @@ struct PrecondRows {
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here, alpha and the gain of
 // the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
 template <int kN, class Precond>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs,
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs,
                           bool rounded = false) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
@@ -410,7 +410,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
 }
 
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
   make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
@@ -424,7 +424,7 @@ FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(la
 struct PlainGates {
   float beta = 1, erase = 1, write = 1;
 };
-FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkPlace& place, int row) {
+FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkCoord& place, int row) {
   const auto gate = [&](const TokenArg& a) {
     const void* at = row_address(a, place, row);
     return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
@@ -437,17 +437,17 @@ FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkPlace& place, int 
   return s;
 }
 // A number of a row that was formed of a logit, to where later kernels find it.
-FW_DEVICE void leave_number(const Problem& x, const ChunkPlace& place, int row, float* all, float value) {
+FW_DEVICE void store_scalar(const Problem& x, const ChunkCoord& place, int row, float* all, float value) {
   const unsigned token = static_cast<unsigned>(place.batch * x.T + place.token + row);
   if (all != nullptr) all[uint64_t{token} * static_cast<unsigned>(x.HV) + static_cast<unsigned>(place.hv)] = value;
 }
 // What plain_gates() has loaded become values, where they are logits. leaves: of several lanes with the same row one.
-FW_DEVICE void form_gates(const Problem& x, const ChunkPlace& place, int row, bool leaves, PlainGates& s) {
+FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& place, int row, bool leaves, PlainGates& s) {
   if (row < 0 || row >= place.span.rows) return;
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
     if (law.given == Given::kValue) return;
-    y = formed_number(law, y);
-    if (leaves) leave_number(x, place, row, all, y);
+    y = fused_scalar(law, y);
+    if (leaves) store_scalar(x, place, row, all, y);
   };
   form(x.formed.beta, x.formed.numbers.beta, s.beta);
   if (x.rule.erase == Gate::kScalar) form(x.formed.erase_gate, x.formed.numbers.erase_gate, s.erase);
@@ -464,10 +464,10 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
 
 // Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0 past the chunk's rows), so that no load is
 // waited for before the others are under way.
-struct GateBits : TokenNumbers<uint32_t> {
+struct GateBits : TokenScalars<uint32_t> {
   uint32_t erase = 0, write = 0;
 };
-FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row) {
+FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkCoord& place, int row) {
   GateBits s;
   if (row < 0 || row >= place.span.rows) return s;
   const auto load = [&](const TokenArg& a, uint32_t& bits) {
@@ -479,24 +479,24 @@ FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row)
     }
   };
   const Rule& rule = x.rule;
-  for_each_number(rule, load, x.in, s);
+  for_each_scalar(rule, load, x.in, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) load(x.in.erase_gate, s.erase);
   if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
   return s;
 }
-FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, float q2, float k2) {
+FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, float q2, float k2) {
   const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
     if (law.given == Given::kValue || row >= place.span.rows) return;
-    y = formed_number(law, y);
-    leave_number(x, place, row, all, y);
+    y = fused_scalar(law, y);
+    store_scalar(x, place, row, all, y);
   };
   Rule rule = x.rule;
   rule.erase_key = EraseKey::kTied, rule.precond = Precond::kNone, rule.normaliser = Normaliser::kNone;
   FrontScalars<float> s;
   s.q2 = q2, s.k2 = k2;
   if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-  for_each_number(
+  for_each_scalar(
       rule, [&](const TokenArg& a, uint32_t bits, float& to) { to = value(a, bits); }, x.in, gates, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
   if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
@@ -507,7 +507,7 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkPlace& place,
 
 // Calls body(r, streams) for the rows of the warp, from memory.
 template <int kN, class Body>
-FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const RowCoefs* coefs, Body&& body) {
   coefs += warp_index() * kWarpRows;
   const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
@@ -520,7 +520,7 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, const Row
 }
 // The same of fetched rows, unrolled. A row's place may be written by body(r).
 template <int kN, bool kPlain, class Precond, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, Precond&& precond, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, Precond&& precond, const RowCoefs* coefs, Body&& body) {
   constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
   const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain), gate = channel_erase(x.rule);
@@ -574,7 +574,7 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
 }
 
 template <int kN, bool kPlain, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
   for_each_fetched_row<kN, kPlain>(x, place, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
 }
 

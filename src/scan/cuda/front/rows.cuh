@@ -117,12 +117,12 @@ struct KeyStreams {
 template <int kN>
 FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& c, const RawKeyRow<kN>& row) {
   KeyStreams<kN> s;
-  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+  const bool on_read = x.rule.preconditions_read(), is_delta = x.rule.is_delta();
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     const float m_r = on_read ? row.m[j] : 1.0f, m_w = on_read ? 1.0f : row.m[j];
     s.r[j] = m_r * FrontElements<PlainMath<float>>::read(c.r_q, c.r_k, row.q[j], row.k[j]);
-    s.e[j] = online ? row.b[j] * erase_of(c.e_k, c.e_q, c.e_p, row.k[j], row.q[j], row.p[j]) : 0.0f;
+    s.e[j] = is_delta ? row.b[j] * erase_of(c.e_k, c.e_q, c.e_p, row.k[j], row.q[j], row.p[j]) : 0.0f;
     s.w[j] = m_w * (c.w_k * row.k[j]);
   }
   return s;
@@ -133,10 +133,10 @@ FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& 
 template <int kN>
 FW_DEVICE FrontCoefs<float> key_coefficient_gradients(const Problem& x, const RawKeyRow<kN>& row, const KeyStreams<kN>& d) {
   FrontCoefs<float> sum;
-  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+  const bool on_read = x.rule.preconditions_read(), is_delta = x.rule.is_delta();
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
-    const float dr = (on_read ? row.m[j] : 1.0f) * d.r[j], dw = (on_read ? 1.0f : row.m[j]) * d.w[j], de = online ? row.b[j] * d.e[j] : 0.0f;
+    const float dr = (on_read ? row.m[j] : 1.0f) * d.r[j], dw = (on_read ? 1.0f : row.m[j]) * d.w[j], de = is_delta ? row.b[j] * d.e[j] : 0.0f;
     sum.r_q += row.q[j] * dr;
     sum.r_k += row.k[j] * dr;
     sum.w_k += row.k[j] * dw;
@@ -166,11 +166,11 @@ template <int kN>
 FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<float>& c, const FrontScalars<float>& ds, const RawKeyRow<kN>& row,
                                           const KeyStreams<kN>& d) {
   RawKeyRow<kN> g;
-  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+  const bool on_read = x.rule.preconditions_read(), is_delta = x.rule.is_delta();
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     const float m_r = on_read ? row.m[j] : 1.0f, m_w = on_read ? 1.0f : row.m[j];
-    const float dr = m_r * d.r[j], dw = m_w * d.w[j], de = online ? d.e[j] : 0.0f, bde = row.b[j] * de;
+    const float dr = m_r * d.r[j], dw = m_w * d.w[j], de = is_delta ? d.e[j] : 0.0f, bde = row.b[j] * de;
     g.q[j] = c.r_q * dr + c.e_q * bde + 2.0f * ds.q2 * row.q[j];
     g.k[j] = c.w_k * dw + c.r_k * dr + c.e_k * bde + 2.0f * (ds.k2 + ds.kmk * row.m[j]) * row.k[j];
     g.p[j] = c.e_p * bde + 2.0f * ds.p2 * row.p[j];

@@ -19,7 +19,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWideValues = 8, kWideGradients = 4;  // numbers of a thread where heads have whole pieces of so many
+constexpr int kK256Values = 8, kK256Gradients = 4;  // numbers of a thread where heads have whole pieces of so many
 
 // Which numbers and tokens a thread has.
 struct GateCut {
@@ -64,13 +64,13 @@ Dim3 cut_gates(const Args& args, int wide, int64_t tokens, int64_t most_tokens, 
 
 FW_DEVICE bool has_block(const GateCut& cut) { return static_cast<int>(block_index_x()) < cut.blocks && static_cast<int>(block_index_y()) < cut.columns; }
 
-struct GatePlace {
+struct GateCoord {
   int lane, number, head, channel;  // number: of the row, of which this is the head and the channel; < 0: none
   int64_t first, end;               // tokens of the block; this thread has first + lane, first + lane + lanes, ..
 };
-FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, const GateTokens& tokens) {
+FW_DEVICE GateCoord gate_coord(const GateArg& gate, const GateCut& cut, int n, const GateTokens& tokens) {
   const int thread = static_cast<int>(thread_index());
-  GatePlace p;
+  GateCoord p;
   p.lane = thread / cut.units;
   p.number = (static_cast<int>(block_index_y()) * cut.units + thread % cut.units) * n;
   if (p.number >= gate.heads * gate.channels) p.number = -1;
@@ -82,8 +82,8 @@ FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, c
 }
 
 template <int kN>
-FW_DEVICE GateNumbers<kN> gate_numbers(const GateArg& gate, const GatePlace& p) {
-  return gate_numbers<kN>(gate.a_log, gate.dt_bias, p.head, p.channel);
+FW_DEVICE GateScalars<kN> gate_scalars(const GateArg& gate, const GateCoord& p) {
+  return gate_scalars<kN>(gate.a_log, gate.dt_bias, p.head, p.channel);
 }
 
 // The row of a head of a token of a tensor.
@@ -135,7 +135,7 @@ FW_DEVICE void store_piece(char* at, const Piece<kN>& a) {
     *reinterpret_cast<uint2*>(at) = make_uint2(a.words[0], a.words[1]);
   }
 }
-FW_DEVICE char* number_of_token(const TokenArg& a, int64_t token, const GatePlace& p) {
+FW_DEVICE char* number_of_token(const TokenArg& a, int64_t token, const GateCoord& p) {
   return static_cast<char*>(a.data) + 2 * (token * a.stride_t + int64_t{p.head} * a.stride_h + p.channel);
 }
 
@@ -143,9 +143,9 @@ constexpr int kAtOnce = 2;  // tokens of a thread on their way
 
 template <int kN>
 FW_DEVICE void walk_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
-  const GatePlace p = gate_place(gate, cut, kN, tokens);
+  const GateCoord p = gate_coord(gate, cut, kN, tokens);
   if (p.number < 0) return;
-  const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+  const GateScalars<kN> own = gate_scalars<kN>(gate, p);
   const int64_t first = p.first + p.lane, from_step = 2 * cut.lanes * gate.x.stride_t, to_step = 2 * cut.lanes * values.stride_t;
   const char* from = number_of_token(gate.x, first, p);
   char* to = number_of_token(values, first, p);
@@ -174,9 +174,9 @@ FW_DEVICE void walk_values(const GateArg& gate, const TokenArg& values, const Ga
 
 template <int kN>
 FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
-  const GatePlace p = gate_place(gate, cut, kN, tokens);
+  const GateCoord p = gate_coord(gate, cut, kN, tokens);
   if (p.number < 0) return;
-  const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+  const GateScalars<kN> own = gate_scalars<kN>(gate, p);
   const TokenArg from = gate.x, to = values;
   const int channels = gate.channels, lanes = cut.lanes;
   with_law(gate.law, [&](const GateLaw<float>& law) {
@@ -197,13 +197,13 @@ __global__ void __launch_bounds__(kThreads, 4)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  if (cut.walk != 0) return walk_values<kWideValues>(args.gates[i], args.values[i], tokens, cut);
-  cut.wide != 0 ? make_values<kWideValues>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+  if (cut.walk != 0) return walk_values<kK256Values>(args.gates[i], args.values[i], tokens, cut);
+  cut.wide != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
 }
 
 // The logits' gradients of this thread's numbers, and their sums over its tokens.
 template <int kN>
-FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const GatePlace& p, const GateNumbers<kN>& own, float (&of_bias)[kN],
+FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const GateCoord& p, const GateScalars<kN>& own, float (&of_bias)[kN],
                               float (&of_rate)[kN]) {
   const GateArg& gate = a.gate;
   const int64_t first = p.first + p.lane, bytes = 2 * cut.lanes, step = bytes * gate.x.stride_t, d_step = bytes * a.d_values.stride_t;
@@ -246,12 +246,12 @@ FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const G
 template <int kN>
 FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, const GateCut& cut) {
   const GateArg& gate = a.gate;
-  const GatePlace p = gate_place(gate, cut, kN, tokens);
+  const GateCoord p = gate_coord(gate, cut, kN, tokens);
   float of_bias[kN] = {}, of_rate[kN] = {};
   if (p.number >= 0 && kN > 1 && cut.walk != 0) {
-    if constexpr (kN > 1) walk_gradients<kN>(a, cut, p, gate_numbers<kN>(gate, p), of_bias, of_rate);
+    if constexpr (kN > 1) walk_gradients<kN>(a, cut, p, gate_scalars<kN>(gate, p), of_bias, of_rate);
   } else if (p.number >= 0) {
-    const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+    const GateScalars<kN> own = gate_scalars<kN>(gate, p);
     const TokenArg from = gate.x, from_d = a.d_values, to = a.d_x;
     const int channels = gate.channels, lanes = cut.lanes;
     with_law(gate.law, [&](const GateLaw<float>& law) {
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.wide != 0 ? make_gradients<kWideGradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
+  cut.wide != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
 // The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns, channels side by side, and lanes, every
@@ -310,9 +310,9 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
   const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
   if (to.data == nullptr || head >= heads) return;
-  const bool formed = a.formed_parts > 0;
+  const bool formed = a.fused_parts > 0;
   const int64_t step = 2 * int64_t{row};  // of a block of tokens
-  const int blocks = formed ? static_cast<int>(a.formed_parts) : cuts.of[block_index_z()].blocks;
+  const int blocks = formed ? static_cast<int>(a.fused_parts) : cuts.of[block_index_z()].blocks;
   const float* const parts = a.parts + (formed ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (formed ? channels : row);
   int columns = 1;
   while (columns < channels && columns < kMostSumColumns) columns *= 2;
@@ -359,9 +359,9 @@ void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* str
   constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 16;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kWideValues, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
+      args, kK256Values, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
   for (int i = 0; i < args.count; ++i) {
-    const bool both = walks(args.gates[i].x, kWideValues, tokens) && walks(args.values[i], kWideValues, tokens);
+    const bool both = walks(args.gates[i].x, kK256Values, tokens) && walks(args.values[i], kK256Values, tokens);
     cuts.of[i].walk = cuts.of[i].wide != 0 && both ? 1 : 0;
   }
   launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
@@ -371,23 +371,23 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
   constexpr int64_t kMostTokens = 32;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kWideGradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
+      args, kK256Gradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
   bool any = false;
   for (int i = 0; i < args.count; ++i) {
     const GateGradient& a = args.gates[i];
-    if (a.formed_parts > 0) {
+    if (a.fused_parts > 0) {
       cuts.of[i].blocks = 0;
       heads = std::max(heads, static_cast<unsigned>(a.gate.heads));
       continue;
     }
     any = true;
     const bool all =
-        walks(a.gate.x, kWideGradients, tokens) && walks(a.d_values, kWideGradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kWideGradients, tokens));
+        walks(a.gate.x, kK256Gradients, tokens) && walks(a.d_values, kK256Gradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kK256Gradients, tokens));
     cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
-  if (any) launch_overlapped(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
+  if (any) launch_overlapped(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kK256Gradients : 0, stream, args, tokens, cuts);
   if (heads > 0)
     launch_overlapped(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
 }

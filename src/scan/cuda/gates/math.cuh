@@ -32,12 +32,12 @@ struct RoundedGateMath : GateMath {
 
 // Of channels of a head: dt_bias and exp(a_log).
 template <int kN>
-struct GateNumbers {
+struct GateScalars {
   float bias[kN], rate[kN];
 };
 template <int kN>
-FW_DEVICE GateNumbers<kN> gate_numbers(const HeadArg& a_log, const HeadArg& dt_bias, int head, int channel) {
-  GateNumbers<kN> x;
+FW_DEVICE GateScalars<kN> gate_scalars(const HeadArg& a_log, const HeadArg& dt_bias, int head, int channel) {
+  GateScalars<kN> x;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {
     x.bias[j] = dt_bias.data != nullptr ? dt_bias.data[head * dt_bias.stride_h + (channel + j) * dt_bias.stride_k] : 0.0f;
@@ -46,15 +46,15 @@ FW_DEVICE GateNumbers<kN> gate_numbers(const HeadArg& a_log, const HeadArg& dt_b
   return x;
 }
 
-// ---- Values that prepare() and gradients() make themselves (FormedGates), rounded to bf16 as the kernels of gates/ leave them. Here they stand in the way of
+// ---- Values that prepare() and gradients() make themselves (FusedGates), rounded to bf16 as the kernels of gates/ leave them. Here they stand in the way of
 // a chunk's other work: no branch stands between one number and the next, whose exponentials wait for each other then, and units are of log 2.
 
 // A log-decay's law (gate_law.h) with the numbers of a channel: the value is size F(t / log2 e) of t = turn x + at_0, with F softplus or, of a lower bound,
 // the sigmoid (kSigmoid).
 struct DecayLaw {
-  float turn, at_0, size;
+  float work_tile, at_0, size;
   FW_DEVICE DecayLaw(const GateLaw<float>& law, float bias, float rate) {
-    turn = kLog2E * (law.given == Given::kLowerBound ? rate : law.given == Given::kLogSigmoid ? -1.0f : 1.0f), at_0 = turn * bias;
+    work_tile = kLog2E * (law.given == Given::kLowerBound ? rate : law.given == Given::kLogSigmoid ? -1.0f : 1.0f), at_0 = work_tile * bias;
     size = law.given == Given::kLowerBound ? law.factor : law.given == Given::kLogSigmoid ? -law.factor : -rate;
   }
 };
@@ -64,13 +64,13 @@ FW_DEVICE float sigmoid_of_log2(float t) { return rcp_fast(1.0f + exp2_fast(-t))
 FW_DEVICE float softplus_of_log2(float t) { return fmaf(kLn2, max(t, 0.0f), RoundedGateMath::log1p(exp2_fast(-std::abs(t)))); }
 template <bool kSigmoid>
 FW_DEVICE float decay_value(const DecayLaw& law, float x) {
-  const float t = fmaf(law.turn, x, law.at_0);
+  const float t = fmaf(law.work_tile, x, law.at_0);
   return law.size * (kSigmoid ? sigmoid_of_log2(t) : softplus_of_log2(t));
 }
 // What it changes by with x and with a_log.
 template <bool kSigmoid>
 FW_DEVICE float2 decay_slopes(const DecayLaw& law, float x) {
-  const float t = fmaf(law.turn, x, law.at_0), size = law.size * (law.turn * kLn2);
+  const float t = fmaf(law.work_tile, x, law.at_0), size = law.size * (law.work_tile * kLn2);
   if constexpr (kSigmoid) {
     const float s = sigmoid_of_log2(t), slope = fmaf(-s, s, s);
     return make_float2(size * slope, law.size * slope * (t * kLn2));
@@ -85,22 +85,22 @@ FW_DEVICE void with_decay_law(const GateLaw<float>& law, Body&& body) {
 }
 // Two neighbours' log-decays.
 template <bool kSigmoid>
-FW_DEVICE uint32_t formed_decays(const DecayLaw& low, const DecayLaw& high, uint32_t logits) {
+FW_DEVICE uint32_t fused_decays(const DecayLaw& low, const DecayLaw& high, uint32_t logits) {
   return pack_bf16(decay_value<kSigmoid>(low, bf16_low(logits)), decay_value<kSigmoid>(high, bf16_high(logits)));
 }
 
 // Two neighbouring gates, factor times sigmoids, and what they change by with their logits.
-struct FormedPair {
+struct FusedPair {
   uint32_t values;
   float2 slopes;
 };
-FW_DEVICE FormedPair formed_pair(float factor, uint32_t logits) {
+FW_DEVICE FusedPair fused_pair(float factor, uint32_t logits) {
   const float x = sigmoid_of_log2(kLog2E * bf16_low(logits)), y = sigmoid_of_log2(kLog2E * bf16_high(logits));
   return {pack_bf16(factor * x, factor * y), make_float2(factor * fmaf(-x, x, x), factor * fmaf(-y, y, y))};
 }
-FW_DEVICE uint4 formed_gates(float factor, const uint4& logits) {
-  return make_uint4(formed_pair(factor, logits.x).values, formed_pair(factor, logits.y).values, formed_pair(factor, logits.z).values,
-                    formed_pair(factor, logits.w).values);
+FW_DEVICE uint4 fused_gates(float factor, const uint4& logits) {
+  return make_uint4(fused_pair(factor, logits.x).values, fused_pair(factor, logits.y).values, fused_pair(factor, logits.z).values,
+                    fused_pair(factor, logits.w).values);
 }
 
 }  // namespace fw::cuda

@@ -10,6 +10,6 @@ void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, in
 // One decay for each channel: gradients/channel.
 void gradients_channel(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 // Of those, with logits (GradientChoice::formed).
-void gradients_formed(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
+void gradients_fused(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

@@ -185,7 +185,7 @@ FW_DEVICE T* global_memory(T* pointer) {
 FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 // Four numbers from the L2 cache, or wherever they are behind it.
-FW_DEVICE float4 load_behind_l1(const float4* from) {
+FW_DEVICE float4 load_past_l1(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
   return x;
@@ -355,6 +355,6 @@ FW_DEVICE float warp_max(float x) {
 }
 
 // What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
-FW_DEVICE uint32_t pack_rest(uint32_t packed, float low, float high) { return pack_bf16(low - bf16_low(packed), high - bf16_high(packed)); }
+FW_DEVICE uint32_t pack_lo(uint32_t packed, float low, float high) { return pack_bf16(low - bf16_low(packed), high - bf16_high(packed)); }
 
 }  // namespace fw::cuda

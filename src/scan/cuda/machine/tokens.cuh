@@ -53,7 +53,7 @@ FW_DEVICE int state_slot(const StateArg& a, int n) {
   return a.slots[n] < a.first_slot ? -1 : a.slots[n];
 }
 // Where checkpoint i of sequence n goes; -1: nowhere.
-FW_DEVICE int checkpoint_place(const CheckpointArg& a, int n, int i) {
+FW_DEVICE int checkpoint_index(const CheckpointArg& a, int n, int i) {
   if (a.slots != nullptr) {
     const int slot = i < a.columns ? a.slots[static_cast<int64_t>(n) * a.columns + i] : -1;
     return slot < a.first_slot ? -1 : slot;
@@ -64,7 +64,7 @@ FW_DEVICE int checkpoint_place(const CheckpointArg& a, int n, int i) {
 // What follows the first `tokens` tokens of sequence n, if that is a checkpoint; -1: it is none, or it is not wanted.
 FW_DEVICE int checkpoint_after(const CheckpointArg& a, int n, int tokens) {
   const int interval = a.chunks * kChunk;
-  return tokens % interval == 0 ? checkpoint_place(a, n, tokens / interval - 1) : -1;
+  return tokens % interval == 0 ? checkpoint_index(a, n, tokens / interval - 1) : -1;
 }
 FW_DEVICE bool has_slots(const SlotArg& s) { return s.own != nullptr || s.tokens != nullptr; }
 

@@ -112,9 +112,9 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   RunRows<kN> k, da;
   keys.load(0, k);
   dm.load(0, da);
-  const bool has_dk = !kSums && a.dk.data != nullptr, has_rest = has_dk && a.grads.d.k.data != nullptr;
-  const RunTensor<kN> rest(x, f.rest, c, [&] { return rows_of(has_rest ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
-  if (has_rest) rest.prefetch(x.K, c.lane);
+  const bool has_dk = !kSums && a.dk.data != nullptr, has_lo = has_dk && a.grads.d.k.data != nullptr;
+  const RunTensor<kN> rest(x, f.rest, c, [&] { return rows_of(has_lo ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
+  if (has_lo) rest.prefetch(x.K, c.lane);
   const RawGates raw = load_gates(x, f.g, f.beta, c);
   float state[kN], d[kN];
   load_lane(a.boundaries, place, c.channel, x.K, state);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     for (int j = 0; j < kN; ++j) row[j] = k[r][j];
   });
   FW_NO_UNROLL
-  for (int i = 1; i < x.group; ++i) add_tokens(run_place<kN>(rows_of_dm(i), c.token, c.count, c.channel, x.K), da);
+  for (int i = 1; i < x.group; ++i) add_tokens(run_coord<kN>(rows_of_dm(i), c.token, c.count, c.channel, x.K), da);
   forget_products<kN>(k);
   sync_threads();
   run_start<false, kN>(c.warp, c.lane, shared.up, state);
@@ -218,13 +218,13 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     float other[kAtOnce][kN];
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {
-      if (has_rest && r % kAtOnce == 0) {
+      if (has_lo && r % kAtOnce == 0) {
         rest.load(r, other);
         rest.unpack(other);
         FW_NO_UNROLL
         for (int i = 1; i < x.group; ++i) {
           const Rows rows = rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i);
-          add_tokens(run_place<kN>(rows, c.token + r, c.count - r, c.channel, x.K), other);
+          add_tokens(run_coord<kN>(rows, c.token + r, c.count - r, c.channel, x.K), other);
         }
       }
       const float gain = 2 * of_token(gates.gain, r), with_key = shuffle(total, 16 + 2 * r), factor = of_token(slope, r);
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         row[j] = fmaf(gain, da[r][j], common) * k[r][j];
-        if (has_rest) row[j] += other[r % kAtOnce][j];
+        if (has_lo) row[j] += other[r % kAtOnce][j];
       }
       out.store(r, row);
     }

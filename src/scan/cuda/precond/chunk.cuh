@@ -13,7 +13,7 @@ inline constexpr int kPrecondThreads = 32 * kRuns;
 // The warp's tokens of a tensor, or this lane's channels of them: as they lie in memory until unpack_tokens().
 template <int kN>
 using RunRows = float[kRunTokens][kN];
-struct RunPlace {
+struct RunCoord {
   char* data;    // the lane's first channel of the warp's first token
   int64_t step;  // bytes from token to token
   int count;     // tokens that exist (0 or less: none)
@@ -22,15 +22,15 @@ struct RunPlace {
   bool wide;  // a lane's channels can be read and written together
 };
 template <int kN>
-FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
+FW_DEVICE RunCoord run_coord(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4, vector = kN * size < 16 ? kN * size : 16;
-  RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
+  RunCoord p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
   p.wide = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & static_cast<uintptr_t>(vector - 1)) == 0;
   return p;
 }
 // What does not exist is 0. Nothing is waited for where rows are wide.
 template <int kN, int kCount>
-FW_DEVICE void load_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+FW_DEVICE void load_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
 #pragma unroll
@@ -63,16 +63,16 @@ FW_DEVICE void load_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
 }
 // Brings them into the L2 cache: rows of at most four lines.
 template <int kN>
-FW_DEVICE void prefetch_tokens(const RunPlace& p, int K, int lane) {
+FW_DEVICE void prefetch_tokens(const RunCoord& p, int K, int lane) {
   const int size = p.bf16 != 0 ? 2 : 4, r = lane / 4, at = lane % 4 * 128;
   if (r < p.count && at < K * size) prefetch_line(p.data + r * p.step - lane * kN * size + at);
 }
 template <int kN, int kCount>
-FW_DEVICE void unpack_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+FW_DEVICE void unpack_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
   if (p.wide && p.bf16 != 0) unpack_rows<kN, kCount>(x);
 }
 template <int kN, int kCount>
-FW_DEVICE void add_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+FW_DEVICE void add_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
   float more[kCount][kN];
   load_tokens(p, more);
   unpack_tokens(p, more);
@@ -83,7 +83,7 @@ FW_DEVICE void add_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
   }
 }
 template <int kN>
-FW_DEVICE void store_token(const RunPlace& p, int r, const float (&x)[kN]) {
+FW_DEVICE void store_token(const RunCoord& p, int r, const float (&x)[kN]) {
   if (r >= p.count || p.channels <= 0) return;
   char* const to = p.data + r * p.step;
   if (p.wide) return store_wide<kN>(to, p.bf16, x);
@@ -181,7 +181,7 @@ struct RunTensor {
   bool fast;
   const FlatTensor& flat;
   char* at;
-  RunPlace place;
+  RunCoord place;
 
   // rows(): the tensor's, of the sequence and head.
   template <class GetRows>
@@ -190,7 +190,7 @@ struct RunTensor {
     if (fast) {
       at = flat_address(flat, c.flat, c.h) + c.channel * (flat.bf16 != 0 ? 2 : 4);
     } else {
-      place = run_place<kN>(rows(), c.token, c.count, c.channel, x.K);
+      place = run_coord<kN>(rows(), c.token, c.count, c.channel, x.K);
     }
   }
   FW_DEVICE char* token(int r) const { return at + static_cast<int64_t>(flat.step) * r; }
@@ -204,7 +204,7 @@ struct RunTensor {
 #pragma unroll
       for (int r = 0; r < kCount; ++r) load_words<kN>(token(first + r), x[r]);
     } else {
-      RunPlace part = place;
+      RunCoord part = place;
       part.data += first * part.step, part.count -= first;
       load_tokens(part, x);
     }

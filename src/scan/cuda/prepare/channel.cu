@@ -1,4 +1,4 @@
-// prepare where every key channel has a decay of its own, with one bf16 term (prepare/channel_fine.cu: two): any rows. How T and P are made:
+// prepare where every key channel has a decay of its own, with one bf16 term (prepare/channel_hi_lo.cu: two): any rows. How T and P are made:
 // prepare/channel_parts.cuh.
 //
 // Roles, 256 threads; between the parts sync_threads():
@@ -14,33 +14,33 @@
 namespace fw::cuda {
 namespace {
 
-template <int kKey, bool kOnline>
-using ChannelImage = std::conditional_t<kOnline, StreamImage<kKey>, ForwardImage<kKey>>;
-template <int kKey, bool kOnline>
-using ChannelImages = ChunkImages<kKey, ChannelImage<kKey, kOnline>>;
+template <int kTileK, bool kDelta>
+using ChannelTiles = std::conditional_t<kDelta, QETiles<kTileK>, FwdTiles<kTileK>>;
+template <int kTileK, bool kDelta>
+using ChannelTiles = ChunkTiles<kTileK, ChannelTiles<kTileK, kDelta>>;
 
 // T and P.
-template <int kKey, bool kOnline>
-FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& decays) {
+template <int kTileK, bool kDelta>
+FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays) {
   PairTiles c;
   clear_pair_tiles(c);
-  add_channel_pairs<kKey, kOnline>(shared, warp, decays, c);
+  add_channel_pairs<kTileK, kDelta>(shared, warp, decays, c);
   sync_threads();  // T and P take the place of operands
-  store_channel_pairs<kKey, kOnline>(shared, warp, c);
+  store_channel_pairs<kTileK, kDelta>(shared, warp, c);
 }
 
-template <int kKey, bool kOnline, bool kPlain>
+template <int kTileK, bool kDelta, bool kPlain>
 __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
-  using Layout = ChannelLayout<kKey, kOnline>;
-  constexpr int kN = kKey / 32;
+  using Layout = ChannelLayout<kTileK, kDelta>;
+  constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   const bool fetched = kPlain || fetched_flag != 0;
   char* shared = shared_memory();
   RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
-  BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
-  const ChunkPlace place = chunk_place(x);
+  BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
+  const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  const auto out = chunk_images<kKey, ChannelImage<kKey, kOnline>>(args, place.item);
+  const auto out = chunk_tiles_of<kTileK, ChannelTiles<kTileK, kDelta>>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
@@ -76,58 +76,58 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
     for_each_fetched_row<kN, kPlain>(x, place, raw, coefs,
-                                     [&](int r, const KeyStreams<kN>& s) { channel_row<kKey, kOnline, true>(r, warp, s, alpha[r], d, decays, shared, out); });
+                                     [&](int r, const KeyStreams<kN>& s) { channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out); });
   } else {
     for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, place, r, row);
-      channel_row<kKey, kOnline, false>(r, warp, s, row, d, decays, shared, out);
+      channel_row<kTileK, kDelta, false>(r, warp, s, row, d, decays, shared, out);
     });
-    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kKey, kOnline>(r, k, shared, out); });
+    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
   }
-  if constexpr (kOnline) fence_async_shared();  // the engine takes the keys away, before they become x
+  if constexpr (kDelta) fence_async_shared();  // the engine takes the keys away, before they become x
   sync_threads();
-  const bool takes_keys = kOnline && thread == 0 && args.keys != nullptr;
+  const bool takes_keys = kDelta && thread == 0 && args.keys != nullptr;
   if (takes_keys) {
-    bulk_store(args.keys + place.item * (64 * kKey), shared + Layout::kKeys, 2 * 64 * kKey);
+    bulk_store(args.keys + place.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK);
     bulk_commit();
   }
-  channel_pairs<kKey, kOnline>(shared, warp, decays);
+  channel_pairs<kTileK, kDelta>(shared, warp, decays);
 
   const auto z_of = [&](int row) { return coefs[row].rest.z; };
-  if constexpr (kOnline) {
+  if constexpr (kDelta) {
     FinishBuffers buffers{};
     buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP;
     // Made again, since registers are few before.
-    const auto leaves = chunk_images<kKey, StreamImage<kKey>>(args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
-    finish_online<kKey, RowForm::kStreams, false, false, false>(
+    const auto leaves = chunk_tiles_of<kTileK, QETiles<kTileK>>(args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
+    finish_delta<kTileK, RowForm::kStreams, false, false, false>(
         buffers, warp, leaves, [](int) {},
         [&](int number) {
           if (takes_keys) bulk_wait_read<0>();
           if (leaves.z != nullptr) write_values(x, place, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
-    start_offline<kKey>(shared + Layout::kP, out);
+    start_additive<kTileK>(shared + Layout::kP, out);
     if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
-    finish_offline();
+    finish_additive();
   }
 }
 
-template <int kKey, bool kOnline>
+template <int kTileK, bool kDelta>
 void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  launch(choice.multiples ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
-         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(choice.fetched));
+  launch(choice.multiples ? prepare_channel_kernel<kTileK, kDelta, true> : prepare_channel_kernel<kTileK, kDelta, false>, prepare_grid(x, chunks),
+         kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args, static_cast<int>(choice.fetched));
 }
 
 }  // namespace
 
 void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
-  const bool online = args.problem.rule.online();
+  const bool is_delta = args.problem.rule.is_delta();
   if (key == 128) {
-    online ? launch_channel<128, true>(args, choice, chunks, stream) : launch_channel<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<128, true>(args, choice, chunks, stream) : launch_channel<128, false>(args, choice, chunks, stream);
   } else {
-    online ? launch_channel<64, true>(args, choice, chunks, stream) : launch_channel<64, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<64, true>(args, choice, chunks, stream) : launch_channel<64, false>(args, choice, chunks, stream);
   }
 }
 

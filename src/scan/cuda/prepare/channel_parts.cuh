@@ -17,9 +17,9 @@ namespace fw::cuda {
 inline constexpr float kLowestDecay = 4.539993e-5f;
 
 // Products over each of the eight blocks, true and bounded.
-template <int kKey>
+template <int kTileK>
 struct BlockDecays {
-  float total[8][kKey], bounded[8][kKey];
+  float total[8][kTileK], bounded[8][kTileK];
 };
 
 // exp(g) of this lane's channels of the warp's rows; 1 past the chunk's rows.
@@ -29,7 +29,7 @@ FW_DEVICE void exponentials(float (&g)[kN]) {
   for (int j = 0; j < kN; ++j) g[j] = exp2_fast(g[j] * kLog2E);
 }
 template <int kN>
-FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& place, int r, float (&alpha)[kN]) {
+FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkCoord& place, int r, float (&alpha)[kN]) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) alpha[j] = 0;
@@ -37,7 +37,7 @@ FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& p
   exponentials(alpha);
 }
 template <int kN>
-FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
+FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkCoord& place, float (&alpha)[kWarpRows][kN]) {
   const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
   const int width = rows.bf16 != 0 ? 2 : 4, there = channel < x.K ? place.span.rows : 0;
   const char* from = rows.data + (first * rows.stride + channel) * width;
@@ -74,9 +74,9 @@ struct ChannelDecays {
 };
 
 // Products over blocks of this lane's channels, and over all.
-template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
-  constexpr int kN = kKey / 32;
+template <int kTileK>
+FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, float (&all)[kTileK / 32]) {
+  constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = d.far[j] = 1;
@@ -104,9 +104,9 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, Channel
 }
 
 // By all threads, after the block's barrier: those, and gamma of the images.
-template <int kKey, class Image>
-FW_DEVICE void finish_block_decays(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, const ChunkImages<kKey, Image>& out) {
-  constexpr int kN = kKey / 32;
+template <int kTileK, class Image>
+FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, const ChunkTiles<kTileK, Image>& out) {
+  constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   float all[kN];
   block_products(decays, warp, d, all);
@@ -116,10 +116,10 @@ FW_DEVICE void finish_block_decays(const BlockDecays<kKey>& decays, int warp, Ch
 }
 
 // Before it: the products over the warp's rows, and d.total. Returns whether no decay of these rows was bounded. alpha: those of the rows, where fetched.
-template <int kKey>
-FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkPlace& place, bool fetched, int warp, float (&alpha)[kWarpRows][kKey / 32],
-                            ChannelDecays<kKey / 32>& d, BlockDecays<kKey>& decays) {
-  constexpr int kN = kKey / 32;
+template <int kTileK>
+FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoord& place, bool fetched, int warp, float (&alpha)[kWarpRows][kTileK / 32],
+                            ChannelDecays<kTileK / 32>& d, BlockDecays<kTileK>& decays) {
+  constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   bool exact = true;
   float total[kN];
@@ -189,7 +189,7 @@ FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alph
 
 // Khat = exp(G_C - G) (.) w of the warp's rows by products from the last row on, where a decay was bounded: store(r, k).
 template <int kN, class Store>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kN], Store&& store) {
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowCoefs* coefs, const float (&behind)[kN], Store&& store) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   float suffix[kN];
   FW_UNROLL

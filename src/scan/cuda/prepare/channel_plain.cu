@@ -33,35 +33,35 @@ inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 // Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become erase (then T) and, if they are float32,
 // keys (then x); gates of key channels are where keys go. M of the images takes the place of near, and so do, before, the sums of decays of all blocks and,
 // until there are bounded ones, what runs of rows make of A.
-template <int kKey>
+template <int kTileK>
 struct PlainLayout {
-  static constexpr bool kWide = kKey == 128;
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey;
+  static constexpr bool kWide = kTileK == 128;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK;
   static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand, kNear = 4 * kOperand;
-  static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kKey * sizeof(float);
+  static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kTileK * sizeof(float);
   static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
-  static constexpr uint32_t kT = kWide ? kErase : kMore, kA = kUp, kP = kWide ? kUp + kPanelBytes : kMore + kTriangleBytes, kM = kWide ? kNear : kMore;
+  static constexpr uint32_t kT = kWide ? kErase : kMore, kA = kUp, kP = kWide ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kWide ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
   // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of its preconditioner's decays.
-  static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kKey * sizeof(float);
-  static constexpr uint32_t kBytes = kWide ? kRowsEnd : kP + kPanelBytes;
+  static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kTileK * sizeof(float);
+  static constexpr uint32_t kBytes = kWide ? kRowsEnd : kP + kSw128Bytes;
   static constexpr int kBlocks = 3;
   static_assert(kTriangleBytes <= (kWide ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
-  static_assert(2 * 8 * kKey * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(2 * 8 * kTileK * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-template <int kKey>
+template <int kTileK>
 FW_DEVICE float* channel_factors(char* shared, int i) {
-  return reinterpret_cast<float*>(shared + PlainLayout<kKey>::kFactors) + i * kKey + static_cast<int>(lane_index()) * (kKey / 32);
+  return reinterpret_cast<float*>(shared + PlainLayout<kTileK>::kFactors) + i * kTileK + static_cast<int>(lane_index()) * (kTileK / 32);
 }
 
 // From row to row of a warp, offsets differ by XOR alone: 128 bytes a row and the row in the granule.
 FW_DEVICE uint32_t row_step(int r) { return static_cast<uint32_t>(r) * 0x90u; }
 
 // The log-decays of the chunk as they lie in memory: rows of 4 or 2 bytes a channel, in panels from kErase on.
-template <int kKey, bool kNarrow>
+template <int kTileK, bool kNarrow>
 struct RawDecays {
-  static constexpr int kN = kKey / 32, kSize = kNarrow ? 2 : 4;
+  static constexpr int kN = kTileK / 32, kSize = kNarrow ? 2 : 4;
 
   // Of this lane's channels of the warp's first row.
   FW_DEVICE static uint32_t lane_start() {
@@ -69,7 +69,7 @@ struct RawDecays {
       return lane_offset<kN>(0);
     } else {
       const int byte = static_cast<int>(lane_index()) * kN * 4;
-      return granule_offset(static_cast<int>(warp_index()) * kWarpRows, byte >> 4) + static_cast<uint32_t>(byte & 15);
+      return atom_offset(static_cast<int>(warp_index()) * kWarpRows, byte >> 4) + static_cast<uint32_t>(byte & 15);
     }
   }
   FW_DEVICE static void load(const char* from, float (&g)[kN]) {
@@ -83,24 +83,24 @@ struct RawDecays {
   }
 };
 
-// A warp's rows of a matrix of kGranules 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row. K: channels that the
+// A warp's rows of a matrix of kAtoms 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row. K: channels that the
 // tensor has; zeros take the place of the others.
-template <int kGranules>
+template <int kAtoms>
 struct RowFetch {
-  static constexpr int kRows = 32 / kGranules;
+  static constexpr int kRows = 32 / kAtoms;
   const char* from;
   int64_t step;
   uint32_t to;
   int row;
 
-  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkPlace& place, int K, int size, uint32_t matrix) {
-    const int lane = static_cast<int>(lane_index()), granule = lane % kGranules;
-    row = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
+  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkCoord& place, int K, int size, uint32_t matrix) {
+    const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms;
+    row = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
     const int32_t token = static_cast<int32_t>(tensor.stride_t) * size;  // a chunk's rows are within 2^31 bytes
-    from = row_address(tensor, place, 0) + (row * token + granule * 16);
+    from = row_address(tensor, place, 0) + (row * token + atom * 16);
     step = token * kRows;
-    to = matrix + granule_offset(row, granule);
-    if (granule * 16 >= K * size) row = kChunk;
+    to = matrix + atom_offset(row, atom);
+    if (atom * 16 >= K * size) row = kChunk;
   }
   // The lane's row in rows r to r + kRows - 1 of the warp, in order from 0 on.
   FW_DEVICE void next(int r, int rows) {
@@ -108,14 +108,14 @@ struct RowFetch {
     from += step;
   }
 };
-template <int kKey, bool kNarrow, bool kGates>
-FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shared) {
-  using Layout = PlainLayout<kKey>;
-  constexpr int kGranules = kKey / 8, kSize = RawDecays<kKey, kNarrow>::kSize;
+template <int kTileK, bool kNarrow, bool kGates>
+FW_DEVICE void fetch_plain(const Problem& x, const ChunkCoord& place, char* shared) {
+  using Layout = PlainLayout<kTileK>;
+  constexpr int kAtoms = kTileK / 8, kSize = RawDecays<kTileK, kNarrow>::kSize;
   const uint32_t base = shared_address(shared);
-  RowFetch<kGranules> k(x.in.k, place, x.K, 2, base + Layout::kUp), q(x.in.q, place, x.K, 2, base + Layout::kReads);
-  RowFetch<kGranules * kSize / 2> g(x.in.g, place, x.K, kSize, base + Layout::kErase);
-  RowFetch<kGranules> b(kGates ? x.in.erase_gate : x.in.k, place, x.K, 2, base + Layout::kKeys);
+  RowFetch<kAtoms> k(x.in.k, place, x.K, 2, base + Layout::kUp), q(x.in.q, place, x.K, 2, base + Layout::kReads);
+  RowFetch<kAtoms * kSize / 2> g(x.in.g, place, x.K, kSize, base + Layout::kErase);
+  RowFetch<kAtoms> b(kGates ? x.in.erase_gate : x.in.k, place, x.K, 2, base + Layout::kKeys);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += k.kRows) {
     k.next(r, place.span.rows);
@@ -127,16 +127,16 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   cp_async_commit();
 }
 
-// Values in the places of logits, by the lane that reads them later (FormedGates); what lies past the channels and the rows stays 0.
-template <int kKey, bool kGates>
-FW_DEVICE void form_rows(const Problem& x, const ChunkPlace& place, int warp, char* shared) {
-  using Layout = PlainLayout<kKey>;
-  constexpr int kN = kKey / 32;
-  const FormedGates& formed = x.formed;
+// Values in the places of logits, by the lane that reads them later (FusedGates); what lies past the channels and the rows stays 0.
+template <int kTileK, bool kGates>
+FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, char* shared) {
+  using Layout = PlainLayout<kTileK>;
+  constexpr int kN = kTileK / 32;
+  const FusedGates& formed = x.formed;
   const int channel = static_cast<int>(lane_index()) * kN, rows = place.span.rows - warp * kWarpRows;
   if (formed.g.given == Given::kValue || channel >= x.K) return;
   const uint32_t start = lane_offset<kN>(0);
-  const GateNumbers<kN> numbers = gate_numbers<kN>(formed.a_log, formed.dt_bias, place.hv, channel);
+  const GateScalars<kN> numbers = gate_scalars<kN>(formed.a_log, formed.dt_bias, place.hv, channel);
   with_decay_law(formed.g, [&](auto sigmoid) {
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows && r < rows; r += 2) {  // the second may be a row of zeros, which are put back
@@ -147,7 +147,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkPlace& place, int warp, ch
         FW_UNROLL
         for (int j = 0; j < kN / 2; ++j) {
           const DecayLaw low(formed.g, numbers.bias[2 * j], numbers.rate[2 * j]), high(formed.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
-          const uint32_t word = formed_decays<sigmoid.value>(low, high, g.words[j]);
+          const uint32_t word = fused_decays<sigmoid.value>(low, high, g.words[j]);
           g.words[j] = r + i < rows ? word : 0;
         }
         store_packed(at, g);
@@ -155,7 +155,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkPlace& place, int warp, ch
           char* const gate_at = at + (Layout::kKeys - Layout::kErase);
           PackedChannels<kN> gates = load_packed<kN>(gate_at);
           FW_UNROLL
-          for (int j = 0; j < kN / 2; ++j) gates.words[j] = formed_pair(formed.erase_gate.factor, gates.words[j]).values;
+          for (int j = 0; j < kN / 2; ++j) gates.words[j] = fused_pair(formed.erase_gate.factor, gates.words[j]).values;
           store_packed(gate_at, gates);
         }
       }
@@ -169,14 +169,14 @@ template <int kN>
 struct BlockDecays {
   float before[kN], keys[kN], near[kN];
 };
-template <int kKey>
-FW_DEVICE void block_sums(const float* sums, BlockDecays<kKey / 32>& d) {
-  constexpr int kN = kKey / 32;
+template <int kTileK>
+FW_DEVICE void block_sums(const float* sums, BlockDecays<kTileK / 32>& d) {
+  constexpr int kN = kTileK / 32;
   const int warp = static_cast<int>(warp_index()), of_half = warp & 3;  // predicates of additions instead of branches
   sums += static_cast<int>(lane_index()) * kN;
   float x[kN];
-  load_floats(sums + warp * kKey, d.near);
-  load_floats(sums + (warp | 1) * kKey, x);
+  load_floats(sums + warp * kTileK, d.near);
+  load_floats(sums + (warp | 1) * kTileK, x);
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {
     if ((warp & 1) == 0) d.near[j] += x[j];
@@ -184,7 +184,7 @@ FW_DEVICE void block_sums(const float* sums, BlockDecays<kKey / 32>& d) {
   }
   FW_UNROLL
   for (int block = 0; block < 4; ++block) {
-    load_floats(sums + ((warp & 4) + block) * kKey, x);
+    load_floats(sums + ((warp & 4) + block) * kTileK, x);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       if (block < of_half) d.before[j] += x[j];
@@ -194,7 +194,7 @@ FW_DEVICE void block_sums(const float* sums, BlockDecays<kKey / 32>& d) {
   if (warp < 4) return;
   FW_UNROLL
   for (int block = 0; block < 4; ++block) {
-    load_floats(sums + block * kKey, x);
+    load_floats(sums + block * kTileK, x);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) d.before[j] += x[j];
   }
@@ -207,12 +207,12 @@ FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
   FW_UNROLL
   for (int j = 0; j < kN; j += 2) {
     const uint32_t high = pack_bf16(f[j], f[j + 1]);
-    *reinterpret_cast<uint2*>(to + j) = make_uint2(high, pack_rest(high, f[j], f[j + 1]));
+    *reinterpret_cast<uint2*>(to + j) = make_uint2(high, pack_lo(high, f[j], f[j + 1]));
   }
 }
 
-template <int kKey>
-using PlainImages = ChunkImages<kKey, StreamImage<kKey>>;
+template <int kTileK>
+using PlainTilesOut = ChunkTiles<kTileK, QETiles<kTileK>>;
 
 // The numbers of row lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
 struct PlainCoefs {
@@ -220,11 +220,11 @@ struct PlainCoefs {
 };
 
 // A and M of the preconditioner, of this lane's channels of the warp's rows. kLeaves: A goes to memory, if it is wanted.
-template <int kKey, bool kPrecond, bool kLeaves>
+template <int kTileK, bool kPrecond, bool kLeaves>
 struct RowsOfM {};
-template <int kKey, bool kLeaves>
-struct RowsOfM<kKey, true, kLeaves> {
-  static constexpr int kN = kKey / 32;
+template <int kTileK, bool kLeaves>
+struct RowsOfM<kTileK, true, kLeaves> {
+  static constexpr int kN = kTileK / 32;
   PrecondRows<kN> precond;
   float g = 0, beta = 0;  // of row lane / 4 ...
   RunGates gates;         // ... and what is made of them
@@ -232,11 +232,11 @@ struct RowsOfM<kKey, true, kLeaves> {
   int rows;               // ... and of how many rows
 
   FW_DEVICE static RunPlaces<kN> runs(char* shared) {
-    using Layout = PlainLayout<kKey>;
-    return {reinterpret_cast<float(*)[kKey]>(shared + Layout::kSums + 8 * kKey * sizeof(float)), reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
+    using Layout = PlainLayout<kTileK>;
+    return {reinterpret_cast<float(*)[kTileK]>(shared + Layout::kSums + 8 * kTileK * sizeof(float)), reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
   }
   // What is in memory is on its way.
-  FW_DEVICE void load(const Problem& x, const ChunkPlace& place, const PrecondMap<float>& form) {
+  FW_DEVICE void load(const Problem& x, const ChunkCoord& place, const PrecondMap<float>& form) {
     const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
     const int own = first + static_cast<int>(lane_index()) / 4;
     precond.load(x, place, form, nullptr);
@@ -250,7 +250,7 @@ struct RowsOfM<kKey, true, kLeaves> {
   // Before the block's barrier, once the keys are there.
   FW_DEVICE void put(const Problem& x, float square, char* shared) {
     const RunPlaces<kN> to = runs(shared);
-    const char* keys = shared + PlainLayout<kKey>::kUp;
+    const char* keys = shared + PlainLayout<kTileK>::kUp;
     gates = run_gates(x.rule, g, beta, square);
     put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
   }
@@ -270,12 +270,12 @@ struct RowsOfM<kKey, true, kLeaves> {
 
 // The streams of the warp's rows, in place of what they are made of, and the images q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is bounded;
 // the others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
-template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
-FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, RowsOfM<kKey, kPrecond, kTraining>& rows_of_m, const Problem& x,
-                          const MRows& spare, char* shared, const PlainImages<kKey>& out) {
-  using Layout = PlainLayout<kKey>;
-  using Decays = RawDecays<kKey, kNarrow>;
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f, RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x,
+                          const MRows& spare, char* shared, const PlainTilesOut<kTileK>& out) {
+  using Layout = PlainLayout<kTileK>;
+  using Decays = RawDecays<kTileK, kNarrow>;
+  constexpr int kN = kTileK / 32;
   const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
   // Panels of 32 rows: those of the first pairs of blocks.
   const uint32_t to_near = Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
@@ -287,7 +287,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
   if constexpr (kTraining) {
     FW_UNROLL
     for (int j = 0; j < kN; ++j) half[j] = 1;
-    if (warp < 4) load_floats(channel_factors<kKey>(shared, kHalfFactor), half);
+    if (warp < 4) load_floats(channel_factors<kTileK>(shared, kHalfFactor), half);
   }
   FW_NO_UNROLL
   for (int pair = 0; pair < kWarpRows; pair += 2) {
@@ -306,7 +306,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
       const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)), c_w = shuffle(own.write, 4 * (pair + i));
-      float q[kN], k[kN], b[kN], m[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
+      float q[kN], k[kN], b[kN], m[kN], reads[kN], erase[kN], up[kN], tile_q[kN], tile_e[kN], keys[kN];
       FW_UNROLL
       for (int j = 0; j < kN / 2; ++j) {
         q[2 * j] = bf16_low(q_raw[i].words[j]), q[2 * j + 1] = bf16_high(q_raw[i].words[j]);
@@ -329,10 +329,10 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
         const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[j] * (c_w * k[j]) : c_w * k[j];
         reads[j] = decay * r, erase[j] = decay * e, up[j] = inverse * w;
         if constexpr (kExact) {
-          image_q[j] = f.before[j] * reads[j], image_e[j] = -(f.before[j] * erase[j]);
+          tile_q[j] = f.before[j] * reads[j], tile_e[j] = -(f.before[j] * erase[j]);
         } else {
           const float exact = exp2_fast(exact_sum[j]);
-          image_q[j] = f.before[j] * (exact * r), image_e[j] = -(f.before[j] * (exact * e));
+          tile_q[j] = f.before[j] * (exact * r), tile_e[j] = -(f.before[j] * (exact * e));
         }
         keys[j] = f.keys[j] * up[j];
       }
@@ -346,8 +346,8 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
         for (int j = 0; j < kN; ++j) ends[j] = f.near[j] * up[j];
         store_packed(shared + (at + static_cast<uint32_t>(near_distance)), pack_channels(ends));
       }
-      store_packed(reinterpret_cast<char*>(out.forward->q) + at, pack_channels(image_q));
-      store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(image_e));
+      store_packed(reinterpret_cast<char*>(out.forward->q) + at, pack_channels(tile_q));
+      store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(tile_e));
       if constexpr (kTraining && kExact) {
         FW_UNROLL
         for (int j = 0; j < kN; ++j) keys[j] *= half[j];
@@ -358,27 +358,27 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
 }
 
 // A warp's log-decays, which may have been formed, to the place of the image x, before what is made of them comes over them.
-template <int kKey>
-FW_DEVICE void keep_decays(const char* shared, const PlainImages<kKey>& out) {
-  constexpr int kN = kKey / 32;
+template <int kTileK>
+FW_DEVICE void keep_decays(const char* shared, const PlainTilesOut<kTileK>& out) {
+  constexpr int kN = kTileK / 32;
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
-    store_packed(reinterpret_cast<char*>(out.solved->x) + at, load_packed<kN>(shared + PlainLayout<kKey>::kErase + at));
+    store_packed(reinterpret_cast<char*>(out.solved->x) + at, load_packed<kN>(shared + PlainLayout<kTileK>::kErase + at));
   }
 }
 
 // Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of what keep_decays() has kept.
-template <int kKey, bool kForms, bool kTraining>
-FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
-                         const PlainImages<kKey>& out) {
-  using Layout = PlainLayout<kKey>;
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kForms, bool kTraining>
+FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
+                         const PlainTilesOut<kTileK>& out) {
+  using Layout = PlainLayout<kTileK>;
+  constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
   const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
   const auto load_decays = [&](int r, float(&g)[kN]) {
     if constexpr (kForms) {
-      RawDecays<kKey, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
+      RawDecays<kTileK, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
     } else {
       load_channels(decays, first + r, channel, x.K, g);
     }
@@ -394,18 +394,18 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
     FW_UNROLL
     for (int j = 0; j < kN; ++j) sum[j] += g[j];
   }
-  store_floats(sums + warp * kKey, sum);
+  store_floats(sums + warp * kTileK, sum);
   sync_threads();
   FW_UNROLL
   for (int j = 0; j < kN; ++j) sum[j] = 0;
   FW_NO_UNROLL
   for (int block = warp + 1; block < (warp < 4 ? 4 : 8); ++block) {
     float y[kN];
-    load_floats(sums + block * kKey, y);
+    load_floats(sums + block * kTileK, y);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) sum[j] += y[j];
   }
-  if (warp < 4) load_floats(channel_factors<kKey>(shared, kHalfFactor), half);
+  if (warp < 4) load_floats(channel_factors<kTileK>(shared, kHalfFactor), half);
   FW_NO_UNROLL
   for (int r = kWarpRows - 1; r >= 0; --r) {
     float g[kN], k[kN], m[kN];
@@ -439,9 +439,9 @@ struct PlainTiles {
   float own[2][4], near[2][4], far[4][4];
 };
 
-template <int kKey>
+template <int kTileK>
 FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTiles& c) {
-  using Layout = PlainLayout<kKey>;
+  using Layout = PlainLayout<kTileK>;
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
     FW_UNROLL
@@ -455,12 +455,12 @@ FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTi
   const uint32_t near = right + Layout::kNear + static_cast<uint32_t>((pair >> 1) * 16 * 128), far = right + Layout::kKeys;
   // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
   const char* factors = shared + Layout::kFactors + 8 * (static_cast<int>(lane_index()) & 3);
-  const char *odd_factors = factors + pair * kKey * 4, *middle = factors + kMiddleFactor * kKey * 4;
+  const char *odd_factors = factors + pair * kTileK * 4, *middle = factors + kMiddleFactor * kTileK * 4;
   FW_NO_UNROLL
-  for (int half = 0; half < kKey / 32; ++half) {
+  for (int half = 0; half < kTileK / 32; ++half) {
     const uint32_t column = static_cast<uint32_t>(half & 1) << 6, panel = static_cast<uint32_t>(half >> 1);
-    const uint32_t left_at = (left ^ column) + panel * kPanelBytes, up_at = (up ^ column) + panel * kPanelBytes;
-    const uint32_t near_at = (near ^ column) + panel * 4096u, far_at = (far ^ column) + panel * kPanelBytes;
+    const uint32_t left_at = (left ^ column) + panel * kSw128Bytes, up_at = (up ^ column) + panel * kSw128Bytes;
+    const uint32_t near_at = (near ^ column) + panel * 4096u, far_at = (far ^ column) + panel * kSw128Bytes;
     FW_UNROLL
     for (uint32_t step = 0; step < 2; ++step) {
       const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step), *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
@@ -505,34 +505,34 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
   }
 }
 
-template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
+template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
-  using Layout = PlainLayout<kKey>;
-  using Decays = RawDecays<kKey, kNarrow>;
-  constexpr int kN = kKey / 32;
+  using Layout = PlainLayout<kTileK>;
+  using Decays = RawDecays<kTileK, kNarrow>;
+  constexpr int kN = kTileK / 32;
   constexpr bool kForms = kNarrow && !kPrecond;  // tensors may be logits
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkPlace place = chunk_place(x);
+  const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) {
     if constexpr (kPrecond) grid_dependency_wait();
     return;
   }
-  const PlainImages<kKey> out = chunk_images<kKey, StreamImage<kKey>>(args, place.item);
+  const PlainTilesOut<kTileK> out = chunk_tiles_of<kTileK, QETiles<kTileK>>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
-  fetch_plain<kKey, kNarrow, kGates>(x, place, shared);
+  fetch_plain<kTileK, kNarrow, kGates>(x, place, shared);
   const int own_row = warp * kWarpRows + lane / 4;
   PlainGates gates = plain_gates(x, place, own_row);
-  RowsOfM<kKey, kPrecond, kTraining> rows_of_m;
+  RowsOfM<kTileK, kPrecond, kTraining> rows_of_m;
   if constexpr (kPrecond) {
     grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
     rows_of_m.load(x, place, form);
   }
   front_arrived();
-  if constexpr (kForms) form_rows<kKey, kGates>(x, place, warp, shared);
+  if constexpr (kForms) form_rows<kTileK, kGates>(x, place, warp, shared);
 
   PlainCoefs coefs;
   {
@@ -546,7 +546,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < place.span.rows ? z_scale : 0.0f;
   }
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
-  float* const bounded_sums = sums + 8 * kKey;
+  float* const bounded_sums = sums + 8 * kTileK;
   uint32_t* const bounded_warps = reinterpret_cast<uint32_t*>(shared + Layout::kEarly);
   const auto sum_decays = [&](auto&& of, float* to) {
     const uint32_t start = Decays::lane_start();
@@ -563,7 +563,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     bool small = false;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) sum[j] *= kLog2E, small = small || !(sum[j] >= kLowestPlainStep);
-    store_floats(to + warp * kKey + lane * kN, sum);
+    store_floats(to + warp * kTileK + lane * kN, sum);
     return warp_ballot(small) != 0;
   };
   // If a product of decays is small, one of them may be.
@@ -587,13 +587,13 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   }
   if constexpr (kPrecond) rows_of_m.start(shared);
   BlockDecays<kN> f;
-  block_sums<kKey>(sums, f);
+  block_sums<kTileK>(sums, f);
   if (warp == 4 || warp == 7) {  // true decays of the second half and of the chunk
     float decay[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) decay[j] = exp2_fast(warp == 4 ? f.keys[j] : f.before[j] + f.keys[j]);
     if (warp == 4) {
-      store_floats(channel_factors<kKey>(shared, kHalfFactor), decay);
+      store_floats(channel_factors<kTileK>(shared, kHalfFactor), decay);
     } else {
       store_floats(out.forward->gamma + lane * kN, decay);
     }
@@ -604,7 +604,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     sum_decays([](float g) { return max(g, kLowestPlainStep / kLog2E); }, bounded_sums);
     sync_threads();
     BlockDecays<kN> of_bounded;
-    block_sums<kKey>(bounded_sums, of_bounded);
+    block_sums<kTileK>(bounded_sums, of_bounded);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) f.keys[j] = of_bounded.keys[j], f.near[j] = of_bounded.near[j];
   }
@@ -612,36 +612,36 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   for (int j = 0; j < kN; ++j) f.before[j] = exp2_fast(f.before[j]), f.keys[j] = exp2_fast(f.keys[j]), f.near[j] = exp2_fast(f.near[j]);
   if ((warp & 1) == 0) {
     float own[kN];
-    load_floats((bounded ? bounded_sums : sums) + warp * kKey + lane * kN, own);
+    load_floats((bounded ? bounded_sums : sums) + warp * kTileK + lane * kN, own);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) own[j] = exp2_fast(own[j]);
-    store_split(channel_factors<kKey>(shared, warp >> 1), own);
+    store_split(channel_factors<kTileK>(shared, warp >> 1), own);
   }
   sync_threads();
-  if (warp == 4) store_split(channel_factors<kKey>(shared, kMiddleFactor), f.near);
+  if (warp == 4) store_split(channel_factors<kTileK>(shared, kMiddleFactor), f.near);
   const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, place, lane * kN); };
   if (bounded) {
-    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared, out);
+    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared, out);
   } else {
-    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
+    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
   }
   sync_threads();
 
   // The two warps of one scheduler share its work evenly.
   const int pair = warp < 4 ? warp : 7 - warp;
   PlainTiles c;
-  plain_tiles<kKey>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
+  plain_tiles<kTileK>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
   sync_threads();  // T and P take the place of operands
-  if (bounded) true_keys<kKey, kForms, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
+  if (bounded) true_keys<kTileK, kForms, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
   clear_above(shared + Layout::kP);
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
     store_tiles<true>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
     invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {}, warp, [] {});
   } else {
-    const uint32_t panel = panel_rows(pair);
+    const uint32_t panel = sw128_rows(pair);
     store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
-    beside_invert();
+    overlap_invert();
   }
 
   if constexpr (kGates) {
@@ -652,9 +652,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     }
   }
   sync_threads();
-  const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
-  if (warp < kKey / 16) {
-    const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kKey + 16 * warp + (lane >> 2);
+  const SplitSw128 a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
+  if (warp < kTileK / 16) {
+    const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kTileK + 16 * warp + (lane >> 2);
     transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
       FW_UNROLL
       for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
@@ -666,35 +666,35 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   if (thread == 0) {
     store_solved(out, shared + Layout::kKeys, shared + Layout::kM);
     if constexpr (kTraining) {
-      bulk_store(out.pairs->a, shared + Layout::kA, kPanelBytes);
-      bulk_store(out.pairs->p, shared + Layout::kP, kPanelBytes);
+      bulk_store(out.pairs->a, shared + Layout::kA, kSw128Bytes);
+      bulk_store(out.pairs->p, shared + Layout::kP, kSw128Bytes);
     }
     bulk_commit();
     bulk_wait_read<0>();
   }
 }
 
-template <int kKey, bool kNarrow, bool kPrecond, bool kGates>
+template <int kTileK, bool kNarrow, bool kPrecond, bool kGates>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  const auto kernel = args.keys != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
-                                           : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
+  const auto kernel = args.keys != nullptr ? prepare_channel_plain_kernel<kTileK, kNarrow, kPrecond, kGates, true>
+                                           : prepare_channel_plain_kernel<kTileK, kNarrow, kPrecond, kGates, false>;
   const Dim3 grid = prepare_grid(x, chunks);
   if constexpr (kPrecond) {
-    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map_of(x.rule));
+    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kTileK>::kBytes, stream, args, precond_map_of(x.rule));
   } else {
-    launch(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, PrecondMap<float>{});
+    launch(kernel, grid, kPrepareThreads, PlainLayout<kTileK>::kBytes, stream, args, PrecondMap<float>{});
   }
 }
-template <int kKey>
+template <int kTileK>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   if (channel_erase(x.rule)) {
-    launch_plain<kKey, true, false, true>(args, chunks, stream);
+    launch_plain<kTileK, true, false, true>(args, chunks, stream);
   } else if (x.rule.uses_precond()) {
-    x.in.g.bf16 != 0 ? launch_plain<kKey, true, true, false>(args, chunks, stream) : launch_plain<kKey, false, true, false>(args, chunks, stream);
+    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, true, false>(args, chunks, stream) : launch_plain<kTileK, false, true, false>(args, chunks, stream);
   } else {
-    x.in.g.bf16 != 0 ? launch_plain<kKey, true, false, false>(args, chunks, stream) : launch_plain<kKey, false, false, false>(args, chunks, stream);
+    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, false, false>(args, chunks, stream) : launch_plain<kTileK, false, false, false>(args, chunks, stream);
   }
 }
 

@@ -1,4 +1,4 @@
-// What prepare/channel.cu and the prepare of wide keys (wide/prepare_keys.cu) share: the rows of a chunk with their decays, as operands of T and P and in the
+// What prepare/channel.cu and the prepare of wide keys (k256/prepare_keys.cu) share: the rows of a chunk with their decays, as operands of T and P and in the
 // images, and the products of these.
 #pragma once
 
@@ -13,22 +13,22 @@ namespace fw::cuda {
 // of w / L.
 // Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32 to 47 up to the end
 // of their pair of blocks.
-template <int kKey, bool kOnline>
+template <int kTileK, bool kDelta>
 struct ChannelLayout {
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kWork = kOnline ? std::max(kTriangle + 2 * kPanelBytes, 2 * kOperand) : 2 * kOperand;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kWork = kDelta ? std::max(kTriangle + 2 * kSw128Bytes, 2 * kOperand) : 2 * kOperand;
   static constexpr uint32_t kKeys = 0, kUp = kOperand, kEnds = kUp + kOperand;
-  static constexpr uint32_t kT = kUp, kA = kT + kTriangle, kP = kOnline ? kA + kPanelBytes : kUp;
-  static constexpr uint32_t kErase = kUp + kWork, kReads = kOnline ? kErase + kOperand : kErase;
+  static constexpr uint32_t kT = kUp, kA = kT + kTriangle, kP = kDelta ? kA + kSw128Bytes : kUp;
+  static constexpr uint32_t kErase = kUp + kWork, kReads = kDelta ? kErase + kOperand : kErase;
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
-  static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
+  static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kTileK>);
 };
 
 // w up to the ends, from w D of a row of the warp.
-template <int kKey, bool kOnline>
-FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const ChannelDecays<kKey / 32>& d, const BlockDecays<kKey>& decays, char* shared) {
-  constexpr int kN = kKey / 32;
-  char* const to = shared + ChannelLayout<kKey, kOnline>::kEnds + lane_offset<kN>(r);
+template <int kTileK, bool kDelta>
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, char* shared) {
+  constexpr int kN = kTileK / 32;
+  char* const to = shared + ChannelLayout<kTileK, kDelta>::kEnds + lane_offset<kN>(r);
   float x[kN];
   if (warp < 4) {
     FW_UNROLL
@@ -49,13 +49,13 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const
 }
 
 // exp(G_C - G) (.) w of a row.
-template <int kKey, bool kOnline, class Image>
-FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const ChunkImages<kKey, Image>& out) {
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kDelta, class Image>
+FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, const ChunkTiles<kTileK, Image>& out) {
+  constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const PackedChannels<kN> packed = pack_channels(k);
-  if constexpr (kOnline) {
-    store_packed(shared + ChannelLayout<kKey, kOnline>::kKeys + at, packed);
+  if constexpr (kDelta) {
+    store_packed(shared + ChannelLayout<kTileK, kDelta>::kKeys + at, packed);
   } else {
     store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
@@ -63,25 +63,25 @@ FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const
 }
 
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: as DecayedRow.
-template <int kKey, bool kOnline, bool kExact, class Image>
-FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], ChannelDecays<kKey / 32>& d,
-                           const BlockDecays<kKey>& decays, char* shared, const ChunkImages<kKey, Image>& out) {
-  using Layout = ChannelLayout<kKey, kOnline>;
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kDelta, bool kExact, class Image>
+FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32], ChannelDecays<kTileK / 32>& d,
+                           const BlockDecays<kTileK>& decays, char* shared, const ChunkTiles<kTileK, Image>& out) {
+  using Layout = ChannelLayout<kTileK, kDelta>;
+  constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const DecayedRow<kN> row = decayed_row<kExact>(s, alpha, d);
   store_packed(shared + Layout::kReads + at, pack_channels(row.reads));
   store_packed(shared + Layout::kUp + at, pack_channels(row.up));
-  store_ends<kKey, kOnline>(r, warp, row.down, d, decays, shared);
+  store_ends<kTileK, kDelta>(r, warp, row.down, d, decays, shared);
   const PackedChannels<kN> q_packed = pack_channels(row.q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
-  if constexpr (kOnline) {
+  if constexpr (kDelta) {
     store_packed(shared + Layout::kErase + at, pack_channels(row.erase));
     store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(row.e));
   } else {
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
-  if constexpr (kExact) store_key<kKey, kOnline>(r, row.k, shared, out);
+  if constexpr (kExact) store_key<kTileK, kDelta>(r, row.k, shared, out);
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
@@ -89,13 +89,13 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
 FW_DEVICE int pair_block(int warp) { return warp < 4 ? warp : 7 - warp; }
 
 // Adds the products of these channels to the tiles. Offline, warps of the first half have own and near tiles, those of the second far ones.
-template <int kKey, bool kOnline>
-FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kKey>& decays, int block, int half, PairTiles& c) {
+template <int kTileK, bool kDelta>
+FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kTileK>& decays, int block, int half, PairTiles& c) {
   const int lane = static_cast<int>(lane_index());
-  const bool close = kOnline || half == 0, apart = kOnline || half == 1;
+  const bool close = kDelta || half == 0, apart = kDelta || half == 1;
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
   FW_NO_UNROLL
-  for (int k = 0; k < kKey / 16; ++k) {
+  for (int k = 0; k < kTileK / 16; ++k) {
     uint32_t a[4], b[4];
     ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
     const uint32_t odd[2] = {a[1], a[3]};
@@ -119,7 +119,7 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
       if (block == 3) {
         const float* middle = decays.bounded[4] + 2 * (lane & 3) + 16 * k;
         const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
-        const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
+        const float2 y = *reinterpret_cast<const float2*>(middle + kTileK), z = *reinterpret_cast<const float2*>(middle + kTileK + 8);
         const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
         FW_UNROLL
         for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
@@ -134,25 +134,25 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
   }
 }
 // Adds to the warp's tiles of T and P what the operands in shared memory give. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
-template <int kKey, bool kOnline>
-FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kKey>& decays, PairTiles& c) {
-  using Layout = ChannelLayout<kKey, kOnline>;
+template <int kTileK, bool kDelta>
+FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays, PairTiles& c) {
+  using Layout = ChannelLayout<kTileK, kDelta>;
   const int half = warp >> 2;
-  const uint32_t base = shared_address(shared), left = base + (kOnline && half == 0 ? Layout::kErase : Layout::kReads);
-  pair_tiles<kKey, kOnline>(left, base + Layout::kUp, base + Layout::kEnds, decays, pair_block(warp), half, c);
+  const uint32_t base = shared_address(shared), left = base + (kDelta && half == 0 ? Layout::kErase : Layout::kReads);
+  pair_tiles<kTileK, kDelta>(left, base + Layout::kUp, base + Layout::kEnds, decays, pair_block(warp), half, c);
 }
 // T and P of these, which take the place of operands; no other barrier is wanted before solve().
-template <int kKey, bool kOnline>
+template <int kTileK, bool kDelta>
 FW_DEVICE void store_channel_pairs(char* shared, int warp, PairTiles& c) {
-  using Layout = ChannelLayout<kKey, kOnline>;
+  using Layout = ChannelLayout<kTileK, kDelta>;
   const int half = warp >> 2, block = pair_block(warp);
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
-  const uint32_t panel = panel_rows(block);
-  if (kOnline && half == 0) {
+  const uint32_t panel = sw128_rows(block);
+  if (kDelta && half == 0) {
     store_pair_tiles<true>(block, true, true, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
   } else {
-    store_pair_tiles<false>(block, kOnline || half == 0, kOnline || half == 1, c,
+    store_pair_tiles<false>(block, kDelta || half == 0, kDelta || half == 1, c,
                             [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
   }
 }

@@ -13,7 +13,7 @@ inline constexpr float kLastingChunk = -2.0f;
 FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
 
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors); becomes x.
-// t: T as prepare/inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. fine, p_low: where kFine; p_low: the panel
+// t: T as prepare/inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. fine, p_low: where kHiLo; p_low: the panel
 // of what p rounds off.
 // Where the backward image is wanted, minus_e, q and y as in transform_reads; q becomes the backward image's, y may be the place
 // of t where it is not that of m.
@@ -21,13 +21,13 @@ struct FinishBuffers {
   char *keys, *t, *a, *p, *m, *minus_e, *q, *y;
   const SplitFactors *k_factors, *e_factors;
   const float* q_factors;
-  FineInverse fine = {};
+  HiLoInverse fine = {};
   char* p_low = nullptr;
   bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
-  // kFine: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_rests. (That of x goes where fine.low and
+  // kHiLo: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_lo. (That of x goes where fine.low and
   // p_low were, which lie side by side.)
-  char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
-  const float* last_pair = nullptr;  // not kFine: of the chunk's rows, for lasts()
+  char *keys_lo = nullptr, *e_lo = nullptr, *y_lo = nullptr;
+  const float* last_pair = nullptr;  // not kHiLo: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
 };
 
@@ -42,84 +42,84 @@ FW_DEVICE uint64_t* start_half_barrier(char* at) {
   return barrier;
 }
 
-// Image: what the forward scan reads, ForwardImage, RowImage, ChunkNumbers or StreamImage.
-template <int kKey, class Image = ForwardImage<kKey>>
-struct ChunkImages {
+// Image: what the forward scan reads, FwdTiles, RowTiles, RowScales or QETiles.
+template <int kTileK, class Image = FwdTiles<kTileK>>
+struct ChunkTiles {
   Image* forward;
-  BackwardImage<kKey>* backward;  // may be null, and so may the others
-  BackwardNumbers* numbers;
-  PairImage* pairs;
-  SolvedImage<kKey>* solved;  // of StreamImage
+  BwdTiles<kTileK>* backward;  // may be null, and so may the others
+  RowScalesBwd* numbers;
+  IntraChunk* pairs;
+  XMTiles<kTileK>* solved;  // of QETiles
   uint16_t *keys, *z;
-  FineImage<kKey>*forward_fine, *backward_fine;
-  char *e_rests, *k_rests;
+  LoTiles<kTileK>*forward_lo, *backward_lo;
+  char *e_lo, *k_lo;
 };
 
 // Of a row of the chunk, with its decays: k of w, what e takes of k and of q (with the sign of -E), what r does. kMixed: of mixed_streams().
-template <bool kMixed, int kKey, class Image>
-FW_DEVICE void put_numbers(const ChunkImages<kKey, Image>& out, int row, float k, float2 erase, float2 read) {
+template <bool kMixed, int kTileK, class Image>
+FW_DEVICE void put_row_scales(const ChunkTiles<kTileK, Image>& out, int row, float k, float2 erase, float2 read) {
   if (out.numbers == nullptr) return;
   out.numbers->k[row] = k, out.numbers->e[row] = erase.x, out.numbers->q[row] = read.y;
   if constexpr (kMixed) out.numbers->erase_q[row] = erase.y, out.numbers->read_k[row] = read.x;
 }
 
-template <int kKey, class Image = ForwardImage<kKey>>
-FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t item) {
-  ChunkImages<kKey, Image> out;
+template <int kTileK, class Image = FwdTiles<kTileK>>
+FW_DEVICE ChunkTiles<kTileK, Image> chunk_tiles_of(const PrepareArgs& args, int64_t item) {
+  ChunkTiles<kTileK, Image> out;
   const int64_t value_blocks = (args.problem.V + kValueBlock - 1) / kValueBlock;
   out.forward = static_cast<Image*>(args.forward) + item;
-  out.backward = args.backward != nullptr ? static_cast<BackwardImage<kKey>*>(args.backward) + item : nullptr;
+  out.backward = args.backward != nullptr ? static_cast<BwdTiles<kTileK>*>(args.backward) + item : nullptr;
   out.numbers = args.numbers != nullptr ? args.numbers + item : nullptr;
   out.pairs = args.pairs != nullptr ? args.pairs + item : nullptr;
-  out.solved = args.solved != nullptr ? static_cast<SolvedImage<kKey>*>(args.solved) + item : nullptr;
-  out.keys = args.keys != nullptr ? args.keys + item * (64 * kKey) : nullptr;
-  out.z = args.z != nullptr ? args.z + item * value_blocks * kPanel : nullptr;
-  const auto fine = [&](const FineImages& all) { return all.images != nullptr ? static_cast<FineImage<kKey>*>(all.images) + item : nullptr; };
-  const auto rests = [&](const FineImages& all) { return all.rests != nullptr ? reinterpret_cast<char*>(all.rests + item * (64 * kKey)) : nullptr; };
-  out.forward_fine = fine(args.forward_fine), out.backward_fine = fine(args.backward_fine);
-  out.e_rests = rests(args.forward_fine), out.k_rests = rests(args.backward_fine);
+  out.solved = args.solved != nullptr ? static_cast<XMTiles<kTileK>*>(args.solved) + item : nullptr;
+  out.keys = args.keys != nullptr ? args.keys + item * (64 * kTileK) : nullptr;
+  out.z = args.z != nullptr ? args.z + item * value_blocks * kSw128Elements : nullptr;
+  const auto fine = [&](const HiLoTiles& all) { return all.images != nullptr ? static_cast<LoTiles<kTileK>*>(all.images) + item : nullptr; };
+  const auto lo_parts = [&](const HiLoTiles& all) { return all.lo_parts != nullptr ? reinterpret_cast<char*>(all.lo_parts + item * (64 * kTileK)) : nullptr; };
+  out.forward_lo = fine(args.forward_lo), out.backward_lo = fine(args.backward_lo);
+  out.e_lo = lo_parts(args.forward_lo), out.k_lo = lo_parts(args.backward_lo);
   return out;
 }
 
 // By one thread: X and M on their way to memory.
-template <int kKey, class Image>
-FW_DEVICE void store_solved(const ChunkImages<kKey, Image>& out, const char* x, const char* m) {
+template <int kTileK, class Image>
+FW_DEVICE void store_solved(const ChunkTiles<kTileK, Image>& out, const char* x, const char* m) {
   bulk_store(out.solved->x, x, sizeof out.solved->x);
-  bulk_store(out.solved->m, m, kPanelBytes);
+  bulk_store(out.solved->m, m, kSw128Bytes);
 }
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
 // invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
 // meanwhile(a number of 6). wait_for_a: of invert().
-template <bool kFine, class WaitForA, class First, class Meanwhile>
-FW_DEVICE void solve(char* t, char* a, const FineInverse& fine, int warp, WaitForA&& wait_for_a, First&& first, Meanwhile&& meanwhile) {
+template <bool kHiLo, class WaitForA, class First, class Meanwhile>
+FW_DEVICE void solve(char* t, char* a, const HiLoInverse& fine, int warp, WaitForA&& wait_for_a, First&& first, Meanwhile&& meanwhile) {
   if (warp < 4) {
-    invert<kFine>(reinterpret_cast<float*>(t), a, fine, warp, wait_for_a);
+    invert<kHiLo>(reinterpret_cast<float*>(t), a, fine, warp, wait_for_a);
   } else {
     first(warp - 4);
-    beside_invert();
+    overlap_invert();
   }
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
 }
 // The same where A and P are all that is wanted; behind it by thread 0 both on their way to memory, and read.
 template <class First, class Meanwhile>
-FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, PairImage* out, First&& first, Meanwhile&& meanwhile) {
+FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChunk* out, First&& first, Meanwhile&& meanwhile) {
   solve<false>(
       t, a, {}, warp, [] {}, first, meanwhile);
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    bulk_store(out->a, a, kPanelBytes);
-    bulk_store(out->p, p, kPanelBytes);
+    bulk_store(out->a, a, kSw128Bytes);
+    bulk_store(out->p, p, kSw128Bytes);
     bulk_commit();
     bulk_wait_read<0>();
   }
 }
 
 // solve(), and X, M and what the backward image has. kTraining: there may be one. kClaimed: the place of a is free once first() is over.
-template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class Image, class First, class Meanwhile>
-FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey, Image>& out, First&& first, Meanwhile&& meanwhile) {
-  solve<kFine>(
+template <int kTileK, RowForm kForm, bool kTraining, bool kClaimed, bool kHiLo, class Image, class First, class Meanwhile>
+FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<kTileK, Image>& out, First&& first, Meanwhile&& meanwhile) {
+  solve<kHiLo>(
       s.t, s.a, s.fine, warp,
       [&] {
         if constexpr (kClaimed) mbarrier_wait(s.claimed, 0);
@@ -131,51 +131,51 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
       meanwhile);
   sync_threads();
 
-  const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0, s.exact_keys ? 2 : 3},
-      p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
+  const SplitSw128 a{shared_address(s.a), kHiLo ? shared_address(s.fine.low) : 0, s.exact_keys ? 2 : 3},
+      p{shared_address(s.p), kHiLo ? shared_address(s.p_low) : 0};
   const auto address = [](const char* at) { return at != nullptr ? shared_address(at) : 0; };
-  uint32_t x_rests[4][4];
-  if (warp < kKey / 16) {
+  uint32_t x_lo[4][4];
+  if (warp < kTileK / 16) {
     if (kTraining && out.backward != nullptr) {
       ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors};
-      if constexpr (kFine) reads.e_rests = address(s.e_rests), reads.y_rests = shared_address(s.y_rests);
-      transform_reads<kForm, kFine>(reads, a, p.high, warp);
+      if constexpr (kHiLo) reads.e_lo = address(s.e_lo), reads.y_lo = shared_address(s.y_lo);
+      transform_reads<kForm, kHiLo>(reads, a, p.high, warp);
       sync_warp();
     }
-    if constexpr (kFine) {
+    if constexpr (kHiLo) {
       transform_keys<kForm != RowForm::kStreams, true>(
-          shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.key_rests), x_rests);
+          shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.keys_lo), x_lo);
     } else {
       uint32_t keys = shared_address(s.keys);
-      if constexpr (kKey == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
+      if constexpr (kTileK == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
       const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
       transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
     }
   }
-  read_products<kFine>(p, a, s.m, warp);
-  if constexpr (kFine) {
+  read_products<kHiLo>(p, a, s.m, warp);
+  if constexpr (kHiLo) {
     sync_threads();  // nobody reads fine.low and p_low any more
-    if (warp < kKey / 16) store_slice(shared_address(s.fine.low), warp, x_rests);
+    if (warp < kTileK / 16) store_slice(shared_address(s.fine.low), warp, x_lo);
   }
 
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    if constexpr (std::is_same_v<Image, StreamImage<kKey>>) {
+    if constexpr (std::is_same_v<Image, QETiles<kTileK>>) {
       store_solved(out, s.keys, s.m);
     } else {
       bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
-      bulk_store(out.forward->m, s.m, kPanelBytes);
+      bulk_store(out.forward->m, s.m, kSw128Bytes);
     }
     if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);
       bulk_store(out.backward->q, s.q, sizeof out.backward->q);
-      if constexpr (kFine) bulk_store(out.backward_fine->rest, s.y_rests, sizeof out.backward_fine->rest);
+      if constexpr (kHiLo) bulk_store(out.backward_lo->rest, s.y_lo, sizeof out.backward_lo->rest);
     }
-    if constexpr (kFine) bulk_store(out.forward_fine->rest, s.fine.low, sizeof out.forward_fine->rest);
+    if constexpr (kHiLo) bulk_store(out.forward_lo->rest, s.fine.low, sizeof out.forward_lo->rest);
     if (out.pairs != nullptr) {
-      bulk_store(out.pairs->a, s.a, kPanelBytes);
-      bulk_store(out.pairs->p, s.p, kPanelBytes);
+      bulk_store(out.pairs->a, s.a, kSw128Bytes);
+      bulk_store(out.pairs->p, s.p, kSw128Bytes);
     }
     bulk_commit();
     bulk_wait_read<0>();
@@ -183,18 +183,18 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
 }
 inline constexpr int kMeanwhileWarps = 6;
 
-// Offline rules: m = P, by all threads; finish_offline() before the block ends. x and q are written by others.
-template <int kKey>
-FW_DEVICE void start_offline(const char* p, const ChunkImages<kKey>& out) {
+// Offline rules: m = P, by all threads; finish_additive() before the block ends. x and q are written by others.
+template <int kTileK>
+FW_DEVICE void start_additive(const char* p, const ChunkTiles<kTileK>& out) {
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    bulk_store(out.forward->m, p, kPanelBytes);
-    if (out.pairs != nullptr) bulk_store(out.pairs->p, p, kPanelBytes);
+    bulk_store(out.forward->m, p, kSw128Bytes);
+    if (out.pairs != nullptr) bulk_store(out.pairs->p, p, kSw128Bytes);
     bulk_commit();
   }
 }
-FW_DEVICE void finish_offline() {
+FW_DEVICE void finish_additive() {
   if (thread_index() == 0) bulk_wait_read<0>();
 }
 

@@ -18,24 +18,24 @@ namespace {
 constexpr int kFactorWarp = 5;
 
 // Shared memory: the raw keys and reads, then their products; T; A; P; factors of rows of this value head and of the next.
-template <int kKey>
+template <int kTileK>
 struct GroupedLayout {
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kProducts = 8 * kPrepareThreads * 4 * sizeof(float);  // of a thread
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = std::max(2 * kOperand, kProducts), kA = kT + kTriangle, kP = kA + kPanelBytes;
-  static constexpr uint32_t kRows = kP + kPanelBytes;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = std::max(2 * kOperand, kProducts), kA = kT + kTriangle, kP = kA + kSw128Bytes;
+  static constexpr uint32_t kRows = kP + kSw128Bytes;
   static constexpr uint32_t kSquares = kRows + 2 * sizeof(ScalarRows), kBytes = kSquares + 2 * kChunk * sizeof(float);
   static_assert(kA % 1024 == 0 && kGroupedBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-template <int kKey>
+template <int kTileK>
 __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
-  using Layout = GroupedLayout<kKey>;
-  constexpr int kN = kKey / 32;
+  using Layout = GroupedLayout<kTileK>;
+  constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const int splits = (x.group + heads - 1) / heads, block = static_cast<int>(block_index_x()), split = block % splits;
-  const ChunkPlace place = chunk_place(x, block / splits * x.group + split * heads);
+  const ChunkCoord place = chunk_coord(x, block / splits * x.group + split * heads);
   if (place.span.rows < 0) return;
   ScalarRows* const rows_of = reinterpret_cast<ScalarRows*>(shared + Layout::kRows);
   float* const squares_of = reinterpret_cast<float*>(shared + Layout::kSquares);  // [2][kChunk]: |q|^2, |k|^2
@@ -43,28 +43,28 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, nullptr};
   fetch_front<kN>(x, place, raw);
-  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
+  grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   clear_above(shared + Layout::kP);
 
   // The factors of value head `head` of the block, by kFactorWarp: what it loads, and what comes of it.
   ScalarSteps<false> steps;
   PlainGates gates[2];
   const auto place_of = [&](int head) {
-    ChunkPlace p = place;
+    ChunkCoord p = place;
     p.hv += head, p.item += head;
     return p;
   };
   const auto load_factors = [&](int head) {
-    const ChunkPlace p = place_of(head);
+    const ChunkCoord p = place_of(head);
     steps = scalar_steps<false>(x, p);
     FW_UNROLL for (int i = 0; i < 2; ++i) gates[i] = plain_gates(x, p, lane + 32 * i);
   };
   const auto put_factors = [&](int head) {
-    const ChunkPlace p = place_of(head);
+    const ChunkCoord p = place_of(head);
     ScalarRows& rows = rows_of[head % 2];
-    auto out = chunk_images<kKey, ChunkNumbers>(args, p.item);
+    auto out = chunk_tiles_of<kTileK, RowScales>(args, p.item);
     out.backward = nullptr;
-    put_decays<kKey>(x, p, steps, rows, out);
+    put_decays<kTileK>(x, p, steps, rows, out);
     sync_warp();
     FW_UNROLL for (int i = 0; i < 2; ++i) {
       const int row = lane + 32 * i;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   {
     float c[8][4];
     const uint32_t base = shared_address(shared);
-    pair_products<kKey, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, c);
+    pair_products<kTileK, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, c);
     sync_threads();  // nobody reads the rows any more
     FW_UNROLL for (int n = 0; n < 8; ++n) {
       if (of_warp.has(n / 2)) products[n * kPrepareThreads] = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
     char* const t = shared + Layout::kT;
     const PairScales<true, ScalarRows> scales(work, rows, {left[work.row()], left[work.row() + 8]}, rows.right);
     const TriangleRows triangle = triangle_rows(t, work.block);
-    const uint32_t panel = panel_rows(work.block);
+    const uint32_t panel = sw128_rows(work.block);
     FW_UNROLL for (int n = 0; n < 8; ++n) {
       if (!work.has(n / 2)) continue;
       const float4 raw_product = products[n * kPrepareThreads];
@@ -127,12 +127,12 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   }
 }
 
-template <int kKey>
+template <int kTileK>
 void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   Dim3 grid = prepare_grid(x, chunks);
   grid.x = static_cast<unsigned>(x.HV / x.group * ((x.group + heads - 1) / heads));
-  launch_prepare(prepare_grouped_kernel<kKey>, grid, GroupedLayout<kKey>::kBytes, stream, args, heads);
+  launch_prepare(prepare_grouped_kernel<kTileK>, grid, GroupedLayout<kTileK>::kBytes, stream, args, heads);
 }
 
 }  // namespace

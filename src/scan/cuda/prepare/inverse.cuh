@@ -3,7 +3,7 @@
 // partial sums blow up for keys that are alike.
 #pragma once
 
-#include "scan/cuda/machine/granules.cuh"
+#include "scan/cuda/machine/atoms.cuh"
 
 namespace fw::cuda {
 
@@ -23,20 +23,20 @@ FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
 // What that leaves out.
 FW_DEVICE uint32_t rest_tf32(float x) { return nearest_tf32(x - bits_float(nearest_tf32(x) & 0xffffe000u)); }
 
-// A product of TF32 operands; kFine: and of each with what rounding leaves out of the other.
-template <bool kFine>
+// A product of TF32 operands; kHiLo: and of each with what rounding leaves out of the other.
+template <bool kHiLo>
 FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b1) {
   const uint32_t high[4] = {nearest_tf32(a[0]), nearest_tf32(a[1]), nearest_tf32(a[2]), nearest_tf32(a[3])};
   mma_tf32(c, high, nearest_tf32(b0), nearest_tf32(b1));
-  if constexpr (kFine) {
+  if constexpr (kHiLo) {
     const uint32_t low[4] = {rest_tf32(a[0]), rest_tf32(a[1]), rest_tf32(a[2]), rest_tf32(a[3])};
     mma_tf32(c, low, nearest_tf32(b0), nearest_tf32(b1));
     mma_tf32(c, high, rest_tf32(b0), rest_tf32(b1));
   }
 }
 
-// kFine: what is stored is diag(rows) A diag(columns) (bare_keys.cuh), and what bf16 leaves out of it in the panel `low`.
-struct FineInverse {
+// kHiLo: what is stored is diag(rows) A diag(columns) (unscaled_keys.cuh), and what bf16 leaves out of it in the panel `low`.
+struct HiLoInverse {
   char* low = nullptr;
   const float *rows = nullptr, *columns = nullptr;
 };
@@ -66,25 +66,25 @@ FW_DEVICE void invert_diagonal(float* t, int block) {
   sync_warp();
 }
 // To the panel a, with zeros in the blocks beside it.
-template <bool kFine>
-FW_DEVICE void store_diagonal(const float* t, char* a, const FineInverse& fine, int block) {
-  const int lane = static_cast<int>(lane_index()), row = lane >> 1, granule = lane & 1;
-  const float* from = t + triangle_index(16 * block + row, 16 * block + granule * 8);
+template <bool kHiLo>
+FW_DEVICE void store_diagonal(const float* t, char* a, const HiLoInverse& fine, int block) {
+  const int lane = static_cast<int>(lane_index()), row = lane >> 1, atom = lane & 1;
+  const float* from = t + triangle_index(16 * block + row, 16 * block + atom * 8);
   float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
-  if constexpr (kFine) {
-    const float f = fine.rows[16 * block + row], *columns = fine.columns + 16 * block + granule * 8;
+  if constexpr (kHiLo) {
+    const float f = fine.rows[16 * block + row], *columns = fine.columns + 16 * block + atom * 8;
     low.x *= f * columns[0], low.y *= f * columns[1], low.z *= f * columns[2], low.w *= f * columns[3];
     high.x *= f * columns[4], high.y *= f * columns[5], high.z *= f * columns[6], high.w *= f * columns[7];
   }
   const uint4 packed = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
-  *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) = packed;
-  if constexpr (kFine) {
-    *reinterpret_cast<uint4*>(fine.low + granule_offset(16 * block + row, 2 * block + granule)) = make_uint4(
-        pack_rest(packed.x, low.x, low.y), pack_rest(packed.y, low.z, low.w), pack_rest(packed.z, high.x, high.y), pack_rest(packed.w, high.z, high.w));
+  *reinterpret_cast<uint4*>(a + atom_offset(16 * block + row, 2 * block + atom)) = packed;
+  if constexpr (kHiLo) {
+    *reinterpret_cast<uint4*>(fine.low + atom_offset(16 * block + row, 2 * block + atom)) = make_uint4(
+        pack_lo(packed.x, low.x, low.y), pack_lo(packed.y, low.z, low.w), pack_lo(packed.z, high.x, high.y), pack_lo(packed.w, high.z, high.w));
   }
   FW_UNROLL
   for (int right = 1; right < 4; ++right) {
-    if (right > block) *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * right + granule)) = make_uint4(0, 0, 0, 0);
+    if (right > block) *reinterpret_cast<uint4*>(a + atom_offset(16 * block + row, 2 * right + atom)) = make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -94,7 +94,7 @@ FW_DEVICE void as_left(const float (&c)[4], float (&a)[4]) { a[0] = c[0], a[1] =
 
 // Columns `column` .. + 15 of A22 T21 A11 for blocks of kSize rows that begin at `first`, as its transpose in out (tile n: rows
 // 8 n .. 8 n + 7 of the block below). What lies above the diagonal of A11 and A22 in blocks of 16 is not read.
-template <int kSize, bool kFine>
+template <int kSize, bool kHiLo>
 FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out)[kSize / 8][4]) {
   const int lane = static_cast<int>(lane_index()), g = lane >> 2, k = lane & 3, low = first + kSize;
   float u[kSize / 8][4];  // (T21 A11)^T: 16 columns, kSize rows
@@ -115,7 +115,7 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
     FW_UNROLL
     for (int n = 0; n < kSize / 8; ++n) {
       const int row = low + 8 * n + g;
-      mma_tf32_of<kFine>(u[n], a, t[triangle_index(row, first + m + k)], t[triangle_index(row, first + m + k + 4)]);
+      mma_tf32_of<kHiLo>(u[n], a, t[triangle_index(row, first + m + k)], t[triangle_index(row, first + m + k + 4)]);
     }
   }
   FW_UNROLL
@@ -125,16 +125,16 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
     FW_UNROLL
     for (int n = r / 2 * 2; n < kSize / 8; ++n) {
       const float2 x = *reinterpret_cast<const float2*>(t + triangle_index(low + 8 * n + g, low + 8 * r + 2 * k));
-      mma_tf32_of<kFine>(out[n], a, x.x, x.y);
+      mma_tf32_of<kHiLo>(out[n], a, x.x, x.y);
     }
   }
 }
 
 // Minus that into the panel.
-template <int kSize, bool kFine>
-FW_DEVICE void store_below_diagonal(uint32_t panel, const FineInverse& fine, int first, int column, float (&out)[kSize / 8][4]) {
-  const uint32_t panel_low = kFine ? shared_address(fine.low) : 0;
-  if constexpr (kFine) {
+template <int kSize, bool kHiLo>
+FW_DEVICE void store_below_diagonal(uint32_t panel, const HiLoInverse& fine, int first, int column, float (&out)[kSize / 8][4]) {
+  const uint32_t sw128_low = kHiLo ? shared_address(fine.low) : 0;
+  if constexpr (kHiLo) {
     const int lane = static_cast<int>(lane_index()), at = first + column + (lane >> 2);
     const float of_column[2] = {fine.columns[at], fine.columns[at + 8]};
     FW_UNROLL
@@ -149,47 +149,47 @@ FW_DEVICE void store_below_diagonal(uint32_t panel, const FineInverse& fine, int
     const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
     const uint32_t packed[4] = {pack_bf16(-x[0], -x[1]), pack_bf16(-x[2], -x[3]), pack_bf16(-y[0], -y[1]), pack_bf16(-y[2], -y[3])};
     stmatrix_x4_trans(a_fragment_trans(panel, first + kSize + 16 * j, (first + column) / 8), packed);
-    if constexpr (kFine) {
-      const uint32_t rest[4] = {pack_rest(packed[0], -x[0], -x[1]), pack_rest(packed[1], -x[2], -x[3]), pack_rest(packed[2], -y[0], -y[1]),
-                                pack_rest(packed[3], -y[2], -y[3])};
-      stmatrix_x4_trans(a_fragment_trans(panel_low, first + kSize + 16 * j, (first + column) / 8), rest);
+    if constexpr (kHiLo) {
+      const uint32_t rest[4] = {pack_lo(packed[0], -x[0], -x[1]), pack_lo(packed[1], -x[2], -x[3]), pack_lo(packed[2], -y[0], -y[1]),
+                                pack_lo(packed[3], -y[2], -y[3])};
+      stmatrix_x4_trans(a_fragment_trans(sw128_low, first + kSize + 16 * j, (first + column) / 8), rest);
     }
   }
 }
 
 // By warps 4 to 7 while the others are in invert(): between two barriers of the block every warp waits at others equally often, for compute-sanitizer's
 // racecheck counts that to order what they do (and its synccheck wants those that wait at one barrier to be at one place in the code).
-FW_DEVICE void beside_invert() {
+FW_DEVICE void overlap_invert() {
   named_barrier_sync(kInverseBarrier + 3, 128);
   named_barrier_sync(kInverseBarrier + 3, 128);
 }
 
 // T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
-// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kFine: products of operands in full; the panel of
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kHiLo: products of operands in full; the panel of
 // what bf16 leaves out has nothing in the blocks above the diagonal.
-template <bool kFine, class Wait>
-FW_DEVICE void invert(float* t, char* a, const FineInverse& fine, int warp, Wait&& wait_for_a) {
+template <bool kHiLo, class Wait>
+FW_DEVICE void invert(float* t, char* a, const HiLoInverse& fine, int warp, Wait&& wait_for_a) {
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
   const uint32_t panel = shared_address(a);
   sync_warp();
   invert_diagonal(t, warp);
   wait_for_a();
-  store_diagonal<kFine>(t, a, fine, warp);
+  store_diagonal<kHiLo>(t, a, fine, warp);
   named_barrier_sync(kInverseBarrier, 128);
   if (warp % 2 == 0) return named_barrier_sync(kInverseBarrier + 1, 64);
   float small[2][4];
-  below_diagonal<16, kFine>(t, first, 0, small);
+  below_diagonal<16, kHiLo>(t, first, 0, small);
   sync_warp();
   FW_UNROLL
   for (int n = 0; n < 2; ++n) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
   }
-  store_below_diagonal<16, kFine>(panel, fine, first, 0, small);
+  store_below_diagonal<16, kHiLo>(panel, fine, first, 0, small);
   named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
-  below_diagonal<32, kFine>(t, 0, 16 * pair, large);
-  store_below_diagonal<32, kFine>(panel, fine, 0, 16 * pair, large);
+  below_diagonal<32, kHiLo>(t, 0, 16 * pair, large);
+  store_below_diagonal<32, kHiLo>(panel, fine, 0, 16 * pair, large);
 }
 
 }  // namespace fw::cuda

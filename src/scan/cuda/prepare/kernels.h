@@ -11,7 +11,7 @@ void prepare_grouped(const PrepareArgs& args, int key, int heads, int64_t chunks
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
-void prepare_channel_fine(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
+void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

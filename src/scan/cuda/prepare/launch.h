@@ -10,7 +10,7 @@ namespace fw::cuda {
 // Behind gate_values() it begins beside that, with the rows of q and k, and waits (grid_dependency_wait) before it reads gates or writes to memory.
 template <class... P, class... A>
 void launch_prepare(void (*kernel)(PrepareArgs, P...), Dim3 grid, std::size_t shared_bytes, void* stream, const PrepareArgs& args, A&&... more) {
-  if (args.behind_gates) {
+  if (args.after_gate_kernel) {
     launch_overlapped(kernel, grid, kPrepareThreads, shared_bytes, stream, args, static_cast<A&&>(more)...);
   } else {
     launch(kernel, grid, kPrepareThreads, shared_bytes, stream, args, static_cast<A&&>(more)...);

@@ -1,6 +1,6 @@
 // prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner (made here, from A before the
 // chunk) times a number a row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
-// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and online the forward scan takes them (RowImage); k (.) M is a
+// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and online the forward scan takes them (RowTiles); k (.) M is a
 // tile of its own beside k online, and takes the place of k (q (.) M: of q) where there is no erase.
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
@@ -27,37 +27,37 @@ struct PrecondFactors {
 
 // Shared memory: the raw keys, the raw reads (become q of the backward image), online k (.) M (becomes x), P, T. For the forward image alone A takes the
 // place of the raw reads, and M of the images that of T; else y that of T. What runs of rows make of A is in T's place before T (offline: last).
-template <int kKey, bool kOnline, bool kTraining>
+template <int kTileK, bool kDelta, bool kTraining>
 struct PrecondLayout {
-  static constexpr int kBlocks = !kOnline ? 4 : kTraining ? 2 : 3;
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kKey / 32>);
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kOnline ? 3 : 2) * kOperand;
-  static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
-  static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
-  static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
+  static constexpr int kBlocks = !kDelta ? 4 : kTraining ? 2 : 3;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kTileK / 32>);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kDelta ? 3 : 2) * kOperand;
+  static constexpr uint32_t kA = kTraining ? kP + kSw128Bytes : kReads, kT = kP + (kDelta && kTraining ? 3 : 1) * kSw128Bytes;
+  static constexpr uint32_t kM = kTraining ? kP + 2 * kSw128Bytes : kT;
+  static constexpr uint32_t kWork = !kDelta    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
-                                                : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
+                                                : std::max<uint32_t>(kTriangleBytes, kSw128Bytes);
   static constexpr uint32_t kRows = kT + kWork;
   static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
-  using Image = std::conditional_t<kOnline, RowImage<kKey>, ForwardImage<kKey>>;
+  using Image = std::conditional_t<kDelta, RowTiles<kTileK>, FwdTiles<kTileK>>;
   static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline, class Image>
-FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, PrecondFactors& rows, Image* image, bool z_image) {
+template <bool kDelta, class Image>
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, PrecondFactors& rows, Image* image, bool z_tile) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c;
   if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
   rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
   rows.gamma[row] = gamma * c.r_q, rows.keys[row] = suffix * c.w_k, rows.z[row] = c.z_v;
-  if constexpr (kOnline) {
+  if constexpr (kDelta) {
     split_into(rows.split_keys, row, suffix * c.w_k);
     split_into(rows.split_erase, row, -gamma * c.e_k);
     image->e[row] = -gamma * c.e_k, image->q[row] = gamma * c.r_q;
   }
-  image->z_scale[row] = !z_image ? c.z_v : valid ? 1.0f : 0.0f;
+  image->z_scale[row] = !z_tile ? c.z_v : valid ? 1.0f : 0.0f;
 }
 
 // The warp's rows of `raw` times M, into the same places of `to`.
@@ -76,22 +76,22 @@ FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const Run
 }
 
 // kTraining: online with backward images; offline they may be asked for.
-template <int kKey, bool kOnline, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, kTraining>::kBlocks)
+template <int kTileK, bool kDelta, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta, kTraining>::kBlocks)
     prepare_precond_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
-  using Layout = PrecondLayout<kKey, kOnline, kTraining>;
-  constexpr int kN = kKey / 32;
+  using Layout = PrecondLayout<kTileK, kDelta, kTraining>;
+  constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkPlace place = chunk_place(x);
+  const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return grid_dependency_wait();
-  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
-  if constexpr (kOnline && !kTraining) out.backward = nullptr;
+  auto out = chunk_tiles_of<kTileK, typename Layout::Image>(args, place.item);
+  if constexpr (kDelta && !kTraining) out.backward = nullptr;
   PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
-  const PairWork<kOnline> work(warp);
+  const PairWork<kDelta> work(warp);
   char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
-  char *const target = kOnline ? shared + Layout::kScaled : x.rule.preconditions_read() ? reads : keys, *const writes = kOnline ? target : keys;
+  char *const target = kDelta ? shared + Layout::kScaled : x.rule.preconditions_read() ? reads : keys, *const writes = kDelta ? target : keys;
 
   ScalarSteps<false> steps;
   if (warp == 1) steps = scalar_steps<false>(x, place);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   const PlainGates gates = plain_gates(x, place, row);
   uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
   front_arrived();
   float2 squares = make_float2(0, 0);
   if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
@@ -115,52 +115,52 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   const RunGates run = run_gates(x.rule, g, beta, squares.y);
   put_run<kN>(run, warp, lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
   sync_threads();
-  if (row >= 0) put_factors<kOnline>(x, place, row, gates, rows, out.forward, out.z != nullptr);
+  if (row >= 0) put_factors<kDelta>(x, place, row, gates, rows, out.forward, out.z != nullptr);
   precond.start();
   scale_by_m<kN>(keys, target == reads ? reads : keys, target, run, precond);
   sync_threads();
 
   float c[8][4];
-  pair_products<kKey, kOnline>(work, shared_address(work.strict ? keys : reads), shared_address(writes), c);
+  pair_products<kTileK, kDelta>(work, shared_address(work.strict ? keys : reads), shared_address(writes), c);
   const float(&left)[kChunk] = rows.left[work.strict];
   scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, c);
-  store_pairs<kOnline, false>(work, t, shared + Layout::kP, nullptr, c);
+  store_pairs<kDelta, false>(work, t, shared + Layout::kP, nullptr, c);
 
   const auto z_of = [&](int i) { return rows.z[i]; };
-  if constexpr (kOnline) {
+  if constexpr (kDelta) {
     FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
                           reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
     buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
+    finish_delta<kTileK, RowForm::kMultiples, kTraining, !kTraining, false>(
         buffers, warp, out, [](int) {},  // who says so has made its products of the reads, whose place a takes
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          if constexpr (kTraining) plain_images<kKey>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
+          if constexpr (kTraining) plain_tiles_of<kTileK>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
-    start_offline<kKey>(shared + Layout::kP, out);
-    plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
-    plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+    start_additive<kTileK>(shared + Layout::kP, out);
+    plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
+    plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
     if (out.z != nullptr) write_values(x, place, z_of, out.z, static_cast<int>(thread_index()), kPrepareThreads);
-    finish_offline();
+    finish_additive();
   }
 }
 
-template <int kKey, bool kOnline, bool kTraining>
+template <int kTileK, bool kDelta, bool kTraining>
 void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_overlapped(prepare_precond_kernel<kKey, kOnline, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
-                    PrecondLayout<kKey, kOnline, kTraining>::kBytes, stream, args, precond_map_of(args.problem.rule));
+  launch_overlapped(prepare_precond_kernel<kTileK, kDelta, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
+                    PrecondLayout<kTileK, kDelta, kTraining>::kBytes, stream, args, precond_map_of(args.problem.rule));
 }
-template <int kKey>
+template <int kTileK>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  if (!args.problem.rule.online()) {
-    launch_form<kKey, false, false>(args, chunks, stream);
+  if (!args.problem.rule.is_delta()) {
+    launch_form<kTileK, false, false>(args, chunks, stream);
   } else if (args.backward != nullptr) {
-    launch_form<kKey, true, true>(args, chunks, stream);
+    launch_form<kTileK, true, true>(args, chunks, stream);
   } else {
-    launch_form<kKey, true, false>(args, chunks, stream);
+    launch_form<kTileK, true, false>(args, chunks, stream);
   }
 }
 

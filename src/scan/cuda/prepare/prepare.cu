@@ -6,28 +6,28 @@ namespace fw::cuda {
 namespace {
 
 // Of a rule that has them. Rests of e and k may be missing where those are the raw keys.
-void check_fine_images(const PrepareArgs& args) {
-  const FineImages &forward = args.forward_fine, &backward = args.backward_fine;
+void check_hi_lo_tiles(const PrepareArgs& args) {
+  const HiLoTiles &forward = args.forward_lo, &backward = args.backward_lo;
   const bool both = args.backward != nullptr, images = forward.images != nullptr && (!both || backward.images != nullptr);
-  const bool rests = forward.rests != nullptr || args.problem.rule.decay != Decay::kChannel, same = (forward.rests == nullptr) == (backward.rests == nullptr);
-  if (images && rests && (!both || same)) return;
+  const bool lo_parts = forward.lo_parts != nullptr || args.problem.rule.decay != Decay::kChannel, same = (forward.lo_parts == nullptr) == (backward.lo_parts == nullptr);
+  if (images && lo_parts && (!both || same)) return;
   const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
   fail_internal(
       "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or (without channel decay) of none, got forward "
       "images {}, rests {}, backward images {}, rests {}{}",
-      text(forward.images), text(forward.rests), text(backward.images), text(backward.rests), both ? "" : " (forward alone)");
+      text(forward.images), text(forward.lo_parts), text(backward.images), text(backward.lo_parts), both ? "" : " (forward alone)");
 }
 
 }  // namespace
 
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  if (chunks > 0 && has_fine_images(args.problem.rule)) check_fine_images(args);
+  if (chunks > 0 && uses_hi_lo(args.problem.rule)) check_hi_lo_tiles(args);
   const bool rows = reverse_takes_rows(args.problem.rule);
   if ((rows ? args.backward : args.numbers) != nullptr) {
-    fail_internal("prepare: of this rule expected {}, if anything, for the reverse scan, got {}", rows ? "numbers" : "backward images",
-                  rows ? "backward images" : "numbers");
+    fail_internal("prepare: of this rule expected {}, if anything, for the reverse scan, got {}", rows ? "scales" : "backward tiles",
+                  rows ? "backward tiles" : "scales");
   }
-  if (chunks > 0 && leaves_keys(args.problem.rule) &&
+  if (chunks > 0 && stores_k_hat(args.problem.rule) &&
       (args.solved == nullptr || args.backward != nullptr || (args.keys == nullptr) != (args.pairs == nullptr))) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal("prepare: of this rule expected a place for X and M, none for backward images, keys with A and P; got {}, {}, {}, {}", text(args.solved),
@@ -45,8 +45,8 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
       return prepare_channel(args, choice, key, chunks, stream);
     case PrepareKernel::kChannelPlain:
       return prepare_channel_plain(args, key, chunks, stream);
-    case PrepareKernel::kChannelFine:
-      return prepare_channel_fine(args, choice, key, chunks, stream);
+    case PrepareKernel::kChannelHiLo:
+      return prepare_channel_hi_lo(args, choice, key, chunks, stream);
   }
 }
 

@@ -5,7 +5,7 @@
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/front/chunk.cuh"
 #include "scan/cuda/gates/math.cuh"
-#include "scan/cuda/machine/granules.cuh"
+#include "scan/cuda/machine/atoms.cuh"
 #include "scan/cuda/prepare/inverse.cuh"
 
 namespace fw::cuda {
@@ -24,7 +24,7 @@ FW_DEVICE void store_tile(const TriangleRows& rows, int n, const float (&c)[4]) 
   *reinterpret_cast<float2*>(rows.first + 8 * n) = make_float2(c[0], c[1]);
   *reinterpret_cast<float2*>(rows.first + 8 * n + rows.step) = make_float2(c[2], c[3]);
 }
-FW_DEVICE uint32_t panel_rows(int block) {
+FW_DEVICE uint32_t sw128_rows(int block) {
   const uint32_t lane = lane_index();
   return static_cast<uint32_t>(16 * block * 128) + (lane >> 2) * 128 + (lane >> 2) * 16 + 4 * (lane & 3);
 }
@@ -34,10 +34,10 @@ FW_DEVICE void store_tile(char* panel, uint32_t rows, int n, const float (&c)[4]
   *reinterpret_cast<uint32_t*>(to + 1024) = pack_bf16(c[2], c[3]);
 }
 // What that rounds off, into another panel.
-FW_DEVICE void store_rest(char* panel, uint32_t rows, int n, const float (&c)[4]) {
+FW_DEVICE void store_lo(char* panel, uint32_t rows, int n, const float (&c)[4]) {
   char* to = panel + (rows ^ static_cast<uint32_t>(n << 4));
-  *reinterpret_cast<uint32_t*>(to) = pack_rest(pack_bf16(c[0], c[1]), c[0], c[1]);
-  *reinterpret_cast<uint32_t*>(to + 1024) = pack_rest(pack_bf16(c[2], c[3]), c[2], c[3]);
+  *reinterpret_cast<uint32_t*>(to) = pack_lo(pack_bf16(c[0], c[1]), c[0], c[1]);
+  *reinterpret_cast<uint32_t*>(to + 1024) = pack_lo(pack_bf16(c[2], c[3]), c[2], c[3]);
 }
 // odd: the second tile of the block; kStrict: the diagonal too is cut.
 template <bool kStrict>
@@ -51,8 +51,8 @@ FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
 FW_DEVICE void clear_above(char* panel) {
   const int row = static_cast<int>(thread_index()) >> 2, block = static_cast<int>(thread_index()) & 3;
   if (block > row >> 4) {
-    *reinterpret_cast<uint4*>(panel + granule_offset(row, 2 * block)) = make_uint4(0, 0, 0, 0);
-    *reinterpret_cast<uint4*>(panel + granule_offset(row, 2 * block + 1)) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(panel + atom_offset(row, 2 * block)) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(panel + atom_offset(row, 2 * block + 1)) = make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -69,7 +69,7 @@ FW_DEVICE SplitFactor split_factor(float x) {
 FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
 inline constexpr uint32_t kSigns = 0x80008000u, kOnes = 0x3f803f80u;
 // What that rounds off.
-FW_DEVICE uint32_t rest_of_times(uint32_t x, const SplitFactor& factor) {
+FW_DEVICE uint32_t lo_of_times(uint32_t x, const SplitFactor& factor) {
   return fma_bf16x2(x, factor.low, fma_bf16x2(x, factor.high, times(x, factor) ^ kSigns));
 }
 FW_DEVICE uint4 times(const uint4& x, const SplitFactor& f) { return make_uint4(times(x.x, f), times(x.y, f), times(x.z, f), times(x.w, f)); }
@@ -90,7 +90,7 @@ FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
     const SplitFactor f = {*reinterpret_cast<const uint32_t*>(factors.high + first + 8 * half),
                            *reinterpret_cast<const uint32_t*>(factors.low + first + 8 * half)};
     if (rest) {
-      x[2 * half] = rest_of_times(x[2 * half], f), x[2 * half + 1] = rest_of_times(x[2 * half + 1], f);
+      x[2 * half] = lo_of_times(x[2 * half], f), x[2 * half + 1] = lo_of_times(x[2 * half + 1], f);
     } else {
       x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
     }
@@ -99,11 +99,11 @@ FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
 
 // What times_rows() and the rounding of the numbers themselves leave out; rests: those numbers' own, channels slice of tokens row .. row + 15 in the matrix
 // `rests`, or 0: none.
-FW_DEVICE void rests_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, uint32_t rests, int slice) {
+FW_DEVICE void lo_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, uint32_t lo_parts, int slice) {
   times_rows(x, factors, row, true);
-  if (rests == 0) return;
+  if (lo_parts == 0) return;
   uint32_t own[4];
-  ldmatrix_x4_trans(own, a_fragment_trans(rests, row, 2 * slice));
+  ldmatrix_x4_trans(own, a_fragment_trans(lo_parts, row, 2 * slice));
   times_rows(own, factors, row, false);
   FW_UNROLL
   for (int i = 0; i < 4; ++i) x[i] = fma_bf16x2(own[i], kOnes, x[i]);
@@ -126,30 +126,30 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 // A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
 // matrices is that of the panels and both of one's panel with the other's rest: three rounds; key_rounds: with keys, two if those leave
 // out nothing. If not fine: more than one with what keys times their factors leave out.
-struct SplitPanel {
+struct SplitSw128 {
   uint32_t high, low;
   int key_rounds = 3;
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kFine nor kScaled). kFine: rests: of K, or (kScaled) 0; out_rests: what the result leaves
+// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: rests: of K, or (kScaled) 0; out_lo: what the result leaves
 // out.
-template <bool kScaled, bool kFine, class Middle>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle, uint32_t rests = 0,
-                              uint32_t (*out_rests)[4] = nullptr) {
+template <bool kScaled, bool kHiLo, class Middle>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice, Middle&& middle, uint32_t lo_parts = 0,
+                              uint32_t (*out_lo)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
-  const int rounds = kFine ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
+  const int rounds = kHiLo ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
   FW_NO_UNROLL
   for (int round = 0; round < rounds; ++round) {
-    const uint32_t panel = kFine && round == 1 ? a.low : a.high;
+    const uint32_t panel = kHiLo && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       uint32_t left[4];
-      ldmatrix_x4_trans(left, a_fragment_trans(kFine && !kScaled && round == 2 ? rests : keys, 16 * i, 2 * slice));
+      ldmatrix_x4_trans(left, a_fragment_trans(kHiLo && !kScaled && round == 2 ? lo_parts : keys, 16 * i, 2 * slice));
       if constexpr (kScaled) {
-        if (round == (kFine ? 2 : 1)) {
-          rests_of_rows(left, *factors, 16 * i, rests, slice);
+        if (round == (kHiLo ? 2 : 1)) {
+          lo_of_rows(left, *factors, 16 * i, lo_parts, slice);
         } else {
           times_rows(left, *factors, 16 * i, false);
         }
@@ -161,7 +161,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
         mma_bf16(x[2 * j], left, right[0], right[1]);
         mma_bf16(x[2 * j + 1], left, right[2], right[3]);
       }
-      if (!kFine && !kScaled && i == 1) middle(x);
+      if (!kHiLo && !kScaled && i == 1) middle(x);
     }
   }
   sync_warp();
@@ -170,45 +170,45 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
     const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]), pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
                                 pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
     stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
-    if constexpr (kFine) {
+    if constexpr (kHiLo) {
       FW_UNROLL
-      for (int i = 0; i < 4; ++i) out_rests[j][i] = pack_rest(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
+      for (int i = 0; i < 4; ++i) out_lo[j][i] = pack_lo(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
     }
   }
 }
 template <bool kScaled>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice) {
   transform_keys<kScaled, false>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row.
 enum class RowForm { kStreams, kMultiples };
 
-// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e. kFine: e_rests: of minus_e, or (kMultiples) 0; y_rests:
-// what y leaves out, may be e_rests.
+// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e. kHiLo: e_lo: of minus_e, or (kMultiples) 0; y_lo:
+// what y leaves out, may be e_lo.
 struct ReadBuffers {
   uint32_t minus_e, q, y;
   const SplitFactors* e_factors;
   const float* q_factors;
-  uint32_t e_rests = 0, y_rests = 0;
+  uint32_t e_lo = 0, y_lo = 0;
 };
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
-template <RowForm kForm, bool kFine>
-FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int slice) {
+template <RowForm kForm, bool kHiLo>
+FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32_t p, int slice) {
   const int pair = static_cast<int>(lane_index()) & 3;
   float y[8][4];
   clear_tiles(y);
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine ? a.key_rounds : 1); ++round) {
-    const uint32_t panel = kFine && round == 1 ? a.low : a.high;
+  for (int round = 0; round < (kHiLo ? a.key_rounds : 1); ++round) {
+    const uint32_t panel = kHiLo && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       uint32_t rows[4];
-      ldmatrix_x4_trans(rows, a_fragment_trans(kFine && kForm == RowForm::kStreams && round == 2 ? s.e_rests : s.minus_e, 16 * j, 2 * slice));
+      ldmatrix_x4_trans(rows, a_fragment_trans(kHiLo && kForm == RowForm::kStreams && round == 2 ? s.e_lo : s.minus_e, 16 * j, 2 * slice));
       if constexpr (kForm == RowForm::kMultiples) {
-        if (kFine && round == 2) {
-          rests_of_rows(rows, *s.e_factors, 16 * j, s.e_rests, slice);
+        if (kHiLo && round == 2) {
+          lo_of_rows(rows, *s.e_factors, 16 * j, s.e_lo, slice);
         } else {
           times_rows(rows, *s.e_factors, 16 * j, false);
         }
@@ -230,11 +230,11 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
     left[i][2] = pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]), left[i][3] = pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3]);
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
     stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
-    if constexpr (kFine) {
+    if constexpr (kHiLo) {
       uint32_t rest[4];
       FW_UNROLL
-      for (int n = 0; n < 4; ++n) rest[n] = pack_rest(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
-      stmatrix_x4_trans(a_fragment_trans(s.y_rests, 16 * i, 2 * slice), rest);
+      for (int n = 0; n < 4; ++n) rest[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
+      stmatrix_x4_trans(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), rest);
     }
     uint32_t reads[4];
     ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
@@ -268,8 +268,8 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
 }
 
 // M = P A into the panel m: a warp has the 16 rows of a block and every second tile of 8 columns.
-template <bool kFine>
-FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, int warp) {
+template <bool kHiLo>
+FW_DEVICE void read_products(const SplitSw128& p, const SplitSw128& a, char* m, int warp) {
   const int lane = static_cast<int>(lane_index()), block = warp & 3, odd = warp >> 2;
   float x[4][4];
   FW_UNROLL
@@ -278,10 +278,10 @@ FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, 
     for (int i = 0; i < 4; ++i) x[n][i] = 0;
   }
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine ? 3 : 1); ++round) {
-    const uint32_t left_rows = kFine && round == 2 ? p.low : p.high;
+  for (int round = 0; round < (kHiLo ? 3 : 1); ++round) {
+    const uint32_t left_rows = kHiLo && round == 2 ? p.low : p.high;
     const uint32_t right_rows =
-        (kFine && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
+        (kHiLo && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
     FW_UNROLL
     for (int k = 0; k < 4; ++k) {
       if (k > block) break;
@@ -295,7 +295,7 @@ FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, 
       }
     }
   }
-  const uint32_t rows = panel_rows(block);
+  const uint32_t rows = sw128_rows(block);
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     if (j == block) cut_tile<false>(odd, x[j]);
@@ -312,15 +312,15 @@ FW_HOST_DEVICE inline bool whole_values(const Rows& rows, int V) {
 template <int kAhead, class RowFactor>
 FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const GateLaw<float>& law, int rows, int V, RowFactor&& z_v, uint16_t* z, int thread,
                                   int threads) {
-  const int granules = (V + kValueBlock - 1) / kValueBlock * 512;
+  const int atoms = (V + kValueBlock - 1) / kValueBlock * 512;
   char* to = reinterpret_cast<char*>(z);
-  for (int first = thread; first < granules; first += kAhead * threads) {
+  for (int first = thread; first < atoms; first += kAhead * threads) {
     uint4 v[kAhead], c[kAhead];
     FW_UNROLL
     for (int n = 0; n < kAhead; ++n) {
       const int i = first + n * threads, row = (i >> 3) & 63, column = ((i & 7) + (i >> 9) * 8) * 8;
       v[n] = c[n] = make_uint4(0, 0, 0, 0);
-      if (i < granules && row < rows && column < V) {
+      if (i < atoms && row < rows && column < V) {
         v[n] = *reinterpret_cast<const uint4*>(values.data + (row * values.stride + column) * 2);
         c[n] = *reinterpret_cast<const uint4*>(gates.data + (row * gates.stride + column) * 2);
       }
@@ -328,9 +328,9 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
     FW_UNROLL
     for (int n = 0; n < kAhead; ++n) {
       const int i = first + n * threads, row = (i >> 3) & 63;
-      if (i >= granules) break;
+      if (i >= atoms) break;
       const float f = z_v(row);
-      if (law.given != Given::kValue) c[n] = formed_gates(law.factor, c[n]);
+      if (law.given != Given::kValue) c[n] = fused_gates(law.factor, c[n]);
       uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
       if (f != 1.0f) {
         const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
@@ -339,7 +339,7 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
         for (int j = 0; j < 4; ++j) words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
         product = make_uint4(words[0], words[1], words[2], words[3]);
       }
-      *reinterpret_cast<uint4*>(to + granule_offset(row, (i & 7) + (i >> 9) * 8)) = product;
+      *reinterpret_cast<uint4*>(to + atom_offset(row, (i & 7) + (i >> 9) * 8)) = product;
     }
   }
 }
@@ -347,26 +347,26 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
 // z_v(row): 0 past the chunk's rows. kAhead: as above.
 template <int kAhead = 3, class RowFactor>
-FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
+FW_DEVICE void write_values(const Problem& x, const ChunkCoord& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
   const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
-  const int granules = (x.V + kValueBlock - 1) / kValueBlock * 512;
+  const int atoms = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;
   char* to = reinterpret_cast<char*>(z);
   if (gate && whole_values(values, x.V) && whole_values(gates, x.V))
     return write_gated_values<kAhead>(values, gates, {}, place.span.rows, x.V, z_v, z, thread, threads);
-  for (int i = thread; i < granules; i += threads) {
-    const int row = (i >> 3) & 63, granule = (i & 7) + (i >> 9) * 8;
+  for (int i = thread; i < atoms; i += threads) {
+    const int row = (i >> 3) & 63, atom = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];
     FW_UNROLL
     for (int j = 0; j < 8; ++j) v[j] = 0, c[j] = 1;
     if (row < place.span.rows) {
-      load_channels(values, row, granule * 8, x.V, v);
-      if (gate) load_channels(gates, row, granule * 8, x.V, c);
+      load_channels(values, row, atom * 8, x.V, v);
+      if (gate) load_channels(gates, row, atom * 8, x.V, c);
     }
     const float f = z_v(row);
     FW_UNROLL
     for (int j = 0; j < 8; ++j) v[j] *= f * c[j];
-    *reinterpret_cast<uint4*>(to + granule_offset(row, granule)) =
+    *reinterpret_cast<uint4*>(to + atom_offset(row, atom)) =
         make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
   }
 }

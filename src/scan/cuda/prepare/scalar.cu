@@ -3,7 +3,7 @@
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
 // coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well,
-// and A and P (ChunkNumbers), but for gains above 1 (kFine). Other rules make their streams first.
+// and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -23,36 +23,36 @@
 namespace fw::cuda {
 namespace {
 
-// Shared memory. Plain: the raw keys (become x), the raw reads (kFine: become q of the backward image), T. Else: w, r, e, and for the forward image alone T
+// Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward image), T. Else: w, r, e, and for the forward image alone T
 // takes the place of e. M takes the place of T, which y takes where there is one. Where the scans take rows, A and P (kRows) A takes the place of the raw
 // reads, and four blocks fit an SM.
-template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
+template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
 struct ScalarLayout {
-  static constexpr bool kRows = kPlain && kOnline && !kFine;
+  static constexpr bool kRows = kPlain && kDelta && !kHiLo;
   static_assert(!kRows || !kTraining);
-  using Image = std::conditional_t<kRows, ChunkNumbers, ForwardImage<kKey>>;
-  static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : kOnline && kTraining ? 2 : kPlain ? 4 : 3;
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kWork = !kOnline ? 0 : kRows ? kTriangle : std::max(kTriangle, kOperand);
+  using Image = std::conditional_t<kRows, RowScales, FwdTiles<kTileK>>;
+  static constexpr int kBlocks = kHiLo ? (kPlain ? 2 : 1) : kDelta && kTraining ? 2 : kPlain ? 4 : 3;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kWork = !kDelta ? 0 : kRows ? kTriangle : std::max(kTriangle, kOperand);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kRows ? kReads : kErase + kWork;
-  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kRows ? kPanelBytes : 0);
-  static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
-  static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
-  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
-  // kFine: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
-  static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
-  static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
-  static constexpr uint32_t kYRests = kPLow + kPanelBytes, kKeyRests = kYRests + kOperand, kFineTotal = kKeyRests + (kPlain ? 0 : kOperand);
-  static constexpr uint32_t kBytes = kFine ? kFineTotal : kEnd + kRowsBytes;
-  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kPanelBytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static constexpr uint32_t kP = kErase + kWork + (kDelta && !kRows ? kSw128Bytes : 0);
+  static constexpr uint32_t kM = kP + kSw128Bytes, kT = kPlain || !kTraining ? kErase : kM + kSw128Bytes;
+  static constexpr uint32_t kEnd = !kDelta || !kTraining ? kM : kPlain ? kM + kSw128Bytes : kT + kWork;
+  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kTileK / 32>));
+  // kHiLo: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
+  static constexpr uint32_t kHiLoRows = kEnd + kRowsBytes, kHiLoEnd = kHiLoRows + (kPlain ? sizeof(HiLoRows) : 0);
+  static constexpr uint32_t kALow = (kHiLoEnd + 1023) / 1024 * 1024, kPLow = kALow + kSw128Bytes;
+  static constexpr uint32_t kYLo = kPLow + kSw128Bytes, kKeysLo = kYLo + kOperand, kHiLoTotal = kKeysLo + (kPlain ? 0 : kOperand);
+  static constexpr uint32_t kBytes = kHiLo ? kHiLoTotal : kEnd + kRowsBytes;
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kSw128Bytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images; kFine: e and w with their rests instead, if those are
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images; kHiLo: e and w with their rests instead, if those are
 // wanted.
-template <int kKey, bool kOnline, bool kFine>
-FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, const ScalarRows& rows, const ChunkImages<kKey>& out) {
-  using Layout = ScalarLayout<kKey, kOnline, false, kFine, kFine>;
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kDelta, bool kHiLo>
+FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows, const ChunkTiles<kTileK>& out) {
+  using Layout = ScalarLayout<kTileK, kDelta, false, kHiLo, kHiLo>;
+  constexpr int kN = kTileK / 32;
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   const uint32_t at = lane_offset<kN>(r);
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
@@ -64,20 +64,20 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   store_packed(shared + Layout::kReads + at, pack_channels(s.r));
   store_packed(shared + Layout::kKeys + at, keys);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
-  if constexpr (kFine) {
+  if constexpr (kHiLo) {
     const PackedChannels<kN> erase = pack_channels(s.e);
     store_packed(shared + Layout::kErase + at, erase);
     store_packed(reinterpret_cast<char*>(out.forward->e) + at, erase);
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, keys);
-    if (out.e_rests == nullptr) return;
-    const PackedChannels<kN> of_erase = pack_rests(s.e, erase), of_keys = pack_rests(s.w, keys);
-    store_packed(shared + Layout::kYRests + at, of_erase);
-    store_packed(shared + Layout::kKeyRests + at, of_keys);
-    store_packed(out.e_rests + at, of_erase);
-    if (out.backward != nullptr) store_packed(out.k_rests + at, of_keys);
+    if (out.e_lo == nullptr) return;
+    const PackedChannels<kN> of_erase = pack_lo_parts(s.e, erase), of_keys = pack_lo_parts(s.w, keys);
+    store_packed(shared + Layout::kYLo + at, of_erase);
+    store_packed(shared + Layout::kKeysLo + at, of_keys);
+    store_packed(out.e_lo + at, of_erase);
+    if (out.backward != nullptr) store_packed(out.k_lo + at, of_keys);
     return;
   }
-  if constexpr (kOnline) {
+  if constexpr (kDelta) {
     store_packed(shared + Layout::kErase + at, pack_channels(s.e));
     store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
   } else {
@@ -87,32 +87,32 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16.
-template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine>
-__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>::kBlocks)
+// kTraining: with backward images; offline and kHiLo: if they are asked for. kHiLo: with what A, P and the keys lose in bf16.
+template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo>
+__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks)
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
-  constexpr int kN = kKey / 32;
+  using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
+  constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkPlace place = chunk_place(x);
+  const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
-  if constexpr (kOnline && !kTraining) out.backward = nullptr;
+  auto out = chunk_tiles_of<kTileK, typename Layout::Image>(args, place.item);
+  if constexpr (kDelta && !kTraining) out.backward = nullptr;
   ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
-  FineRows& fine = *reinterpret_cast<FineRows*>(shared + Layout::kFineRows);  // kFine, kPlain
+  HiLoRows& fine = *reinterpret_cast<HiLoRows*>(shared + Layout::kHiLoRows);  // kHiLo, kPlain
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
-  const PairWork<kOnline> work(warp);
+  const PairWork<kDelta> work(warp);
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
-  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
+  grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   ScalarSteps<kPlain> steps;
   if (warp == 1) steps = scalar_steps<kPlain>(x, place);
   const int row = kPlain ? coefficient_row(warp) : -1;
   PlainGates gates = plain_gates(x, place, row);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
   if constexpr (kPlain) form_gates(x, place, row, true, gates);
 
   if constexpr (kPlain) {
@@ -123,25 +123,25 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
     sync_threads();
-    if (row >= 0) plain_factors<kOnline, kFine>(x, place, row, gates, rows, &fine, out);
+    if (row >= 0) plain_factors<kDelta, kHiLo>(x, place, row, gates, rows, &fine, out);
   } else {
     RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
     precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
-    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kFine && out.e_rests == nullptr);
+    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kHiLo && out.e_lo == nullptr);
     sync_threads();
-    if constexpr (kFine) {
+    if constexpr (kHiLo) {
       if (thread < kChunk) {
         RowCoefs& at = coefs[thread];
         FrontCoefs<float> c;
         c.e_k = at.read_erase.z, c.w_k = at.rest.y, c.z_v = at.rest.z;
-        const BareCoefs y = fine_coefs(x.rule, c);
+        const UnscaledCoefs y = hi_lo_coefs(x.rule, c);
         at.read_erase.z = y.primed.e_k, at.rest.y = y.primed.w_k, at.rest.z = y.primed.z_v;
         rows.left[1][thread] = y.a, rows.right[thread] = y.b;
       }
       sync_threads();
     }
-    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline, kFine>(r, s, shared, rows, out); };
+    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kTileK, kDelta, kHiLo>(r, s, shared, rows, out); };
     if (fetched != 0) {
       for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
     } else {
@@ -149,19 +149,19 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
     }
     if (thread < kChunk) {
       const float z = coefs[thread].rest.z;
-      if constexpr (kFine) {
+      if constexpr (kHiLo) {
         rows.left[0][thread] = 1.0f;
       } else {
         rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
       }
       rows.z[thread] = z;
-      if constexpr (kOnline && !kFine) {
+      if constexpr (kDelta && !kHiLo) {
         const float gamma = rows.gamma[thread];
         const float4 c = coefs[thread].read_erase;
-        put_numbers<true>(out, thread, rows.keys[thread] * coefs[thread].rest.y, make_float2(-gamma * c.z, -gamma * c.w),
+        put_row_scales<true>(out, thread, rows.keys[thread] * coefs[thread].rest.y, make_float2(-gamma * c.z, -gamma * c.w),
                           make_float2(gamma * c.y, gamma * c.x));
       }
-      if constexpr (kFine) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
+      if constexpr (kHiLo) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
       split_into(rows.split_erase, thread, -rows.gamma[thread]);
       out.forward->z_scale[thread] = out.z == nullptr ? z : thread < place.span.rows ? 1.0f : 0.0f;
@@ -170,17 +170,17 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   }
   float c[8][4];
   const uint32_t base = shared_address(shared);
-  pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
-  const bool rests = kFine && !kPlain && out.e_rests != nullptr;
-  if (rests) {
-    add_pair_products<kKey, kOnline>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeyRests, c);
-    if (work.strict) add_pair_products<kKey, kOnline>(work, base + Layout::kYRests, base + Layout::kKeys, c);
+  pair_products<kTileK, kDelta>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
+  const bool lo_parts = kHiLo && !kPlain && out.e_lo != nullptr;
+  if (lo_parts) {
+    add_pair_products<kTileK, kDelta>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeysLo, c);
+    if (work.strict) add_pair_products<kTileK, kDelta>(work, base + Layout::kYLo, base + Layout::kKeys, c);
   }
   sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
   const float(&left)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kHiLo || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
   char* const t = shared + Layout::kT;
-  store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
+  store_pairs<kDelta, kHiLo>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
   const auto z_of = [&](int i) { return rows.z[i]; };
   const auto put_z = [&](int thread, int threads) {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
     finish_pairs(
         t, shared + Layout::kA, shared + Layout::kP, warp, out.pairs, [](int) {},
         [&](int number) { put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32); });
-  } else if constexpr (kOnline) {
+  } else if constexpr (kDelta) {
     FinishBuffers buffers{shared + Layout::kKeys,
                           t,
                           shared + Layout::kA,
@@ -205,66 +205,66 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                           rows.gamma,
                           {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
                           shared + Layout::kPLow,
-                          kPlain && bare_keys(x.rule) && x.rule.decay == Decay::kNone,
-                          rests ? shared + Layout::kKeyRests : nullptr,
-                          rests ? shared + Layout::kYRests : nullptr,
-                          shared + Layout::kYRests};
+                          kPlain && unscaled_keys(x.rule) && x.rule.decay == Decay::kNone,
+                          lo_parts ? shared + Layout::kKeysLo : nullptr,
+                          lo_parts ? shared + Layout::kYLo : nullptr,
+                          shared + Layout::kYLo};
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, kTraining, false, kFine>(
+    finish_delta<kTileK, RowForm::kMultiples, kTraining, false, kHiLo>(
         buffers, warp, out,
         [&](int number) {
-          if constexpr (kPlain && kFine) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+          if constexpr (kPlain && kHiLo) plain_tiles_of<kTileK>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
         },
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          if constexpr (kPlain && kFine) {
-            plain_images<kKey>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
+          if constexpr (kPlain && kHiLo) {
+            plain_tiles_of<kTileK>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
           }
           put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
   } else {
-    start_offline<kKey>(shared + Layout::kP, out);
+    start_additive<kTileK>(shared + Layout::kP, out);
     if constexpr (kPlain) {
-      plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
-      plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+      plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
+      plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
     }
     put_z(thread, kPrepareThreads);
-    finish_offline();
+    finish_additive();
   }
 }
 
-template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
+template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
+  using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
   PrecondMap<float> form;
   if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
-  launch_prepare(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
+  launch_prepare(prepare_scalar_kernel<kTileK, kDelta, kPlain, kTraining, kHiLo>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
                  static_cast<int>(fetched));
 }
 
-template <int kKey, bool kOnline>
+template <int kTileK, bool kDelta>
 void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
   const bool fetched = choice.fetched, plain = choice.multiples;
-  if (kOnline && wants_rests(args.problem.rule)) {
-    plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
-          : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
-  } else if (kOnline && args.backward != nullptr) {  // of raw rows there are numbers instead
-    launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
+  if (kDelta && wants_hi_lo(args.problem.rule)) {
+    plain ? launch_scalar<kTileK, kDelta, true, kDelta, kDelta>(args, chunks, fetched, stream)
+          : launch_scalar<kTileK, kDelta, false, kDelta, kDelta>(args, chunks, fetched, stream);
+  } else if (kDelta && args.backward != nullptr) {  // of raw rows there are numbers instead
+    launch_scalar<kTileK, kDelta, false, kDelta>(args, chunks, fetched, stream);
   } else {
-    plain ? launch_scalar<kKey, kOnline, true, false>(args, chunks, fetched, stream)
-          : launch_scalar<kKey, kOnline, false, false>(args, chunks, fetched, stream);
+    plain ? launch_scalar<kTileK, kDelta, true, false>(args, chunks, fetched, stream)
+          : launch_scalar<kTileK, kDelta, false, false>(args, chunks, fetched, stream);
   }
 }
 
 }  // namespace
 
 void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
-  const bool online = args.problem.rule.online();
-  if (const int heads = grouped_heads(args, choice, chunks, turning_processors()); heads > 1) return prepare_grouped(args, key, heads, chunks, stream);
+  const bool is_delta = args.problem.rule.is_delta();
+  if (const int heads = grouped_heads(args, choice, chunks, persistent_ctas()); heads > 1) return prepare_grouped(args, key, heads, chunks, stream);
   if (key == 128) {
-    online ? launch_key<128, true>(args, choice, chunks, stream) : launch_key<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_key<128, true>(args, choice, chunks, stream) : launch_key<128, false>(args, choice, chunks, stream);
   } else {
-    online ? launch_key<64, true>(args, choice, chunks, stream) : launch_key<64, false>(args, choice, chunks, stream);
+    is_delta ? launch_key<64, true>(args, choice, chunks, stream) : launch_key<64, false>(args, choice, chunks, stream);
   }
 }
 

@@ -19,10 +19,10 @@ struct ScalarSteps {
 };
 template <>
 struct ScalarSteps<true> : ScalarSteps<false> {
-  DecayNumber law;
+  DecayScalar law;
 };
 template <bool kForms>
-FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkPlace& place) {
+FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& place) {
   ScalarSteps<kForms> steps;
   if (x.rule.decay != Decay::kScalar) return steps;
   FW_UNROLL
@@ -37,13 +37,13 @@ FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkPlace& p
     }
   }
   if constexpr (kForms) {
-    if (x.formed.g.given != Given::kValue) steps.law = decay_number(x.formed, place.hv);
+    if (x.formed.g.given != Given::kValue) steps.law = decay_scalar(x.formed, place.hv);
   }
   return steps;
 }
 // ... and what comes of them: pair, gamma and keys of the factors by row. Sums only, no differences: g may be -inf.
 template <bool kForms, class Factors>
-FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ScalarSteps<kForms>& steps, Factors& d, float& gamma_end) {
+FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& d, float& gamma_end) {
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
   if (x.rule.decay == Decay::kScalar) {
@@ -53,8 +53,8 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const Sc
       g[i] = bits_float(steps.bits[i] << shift);
       if constexpr (kForms) {
         if (x.formed.g.given != Given::kValue && 2 * lane + i < place.span.rows) {
-          g[i] = formed_decay(steps.law, g[i]);
-          leave_number(x, place, 2 * lane + i, x.formed.numbers.g, g[i]);
+          g[i] = fused_decay(steps.law, g[i]);
+          store_scalar(x, place, 2 * lane + i, x.formed.numbers.g, g[i]);
         }
       }
       g[i] *= kLog2E;
@@ -84,58 +84,58 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const Sc
 }
 
 // By one warp: those, and gamma of the images.
-template <int kKey, bool kForms, class Image, class Factors>
-FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const ScalarSteps<kForms>& steps, Factors& rows, const ChunkImages<kKey, Image>& out) {
+template <int kTileK, bool kForms, class Image, class Factors>
+FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& rows, const ChunkTiles<kTileK, Image>& out) {
   constexpr int kForward = sizeof(out.forward->gamma) / sizeof(float);  // one for each channel, or few
   float gamma_end;
   scalar_decays(x, place, steps, rows, gamma_end);
   FW_UNROLL
-  for (int j = 0; j < kKey / 32; ++j) {
+  for (int j = 0; j < kTileK / 32; ++j) {
     const int channel = static_cast<int>(lane_index()) + 32 * j;
     if (channel < kForward) out.forward->gamma[channel] = gamma_end;
     if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
   }
   if (out.numbers != nullptr && lane_index() < 4) out.numbers->gamma[lane_index()] = gamma_end;
-  if (out.numbers != nullptr && lane_index() == 4) out.numbers->solved = std::is_same_v<Image, ChunkNumbers> ? 1.0f : 0.0f;
+  if (out.numbers != nullptr && lane_index() == 4) out.numbers->solved = std::is_same_v<Image, RowScales> ? 1.0f : 0.0f;
 }
 
 // Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
 // and to b, if not null, with b_rows. Factors that are null: 1.
-template <int kKey>
-FW_DEVICE void plain_images(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
+template <int kTileK>
+FW_DEVICE void plain_tiles_of(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
   const int lane = static_cast<int>(lane_index());
   FW_NO_UNROLL
   for (int group = first; group < first + count; ++group) {
     const int row = 4 * group + (lane >> 3);
     const uint32_t at = static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
-    uint4 x[kKey / 64];
+    uint4 x[kTileK / 64];
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kPanelBytes);
+    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kSw128Bytes);
     const SplitFactor f = split_factor(a_rows != nullptr ? a_rows[row] : 1.0f);
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kPanelBytes) = times(x[panel], f);
+    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kSw128Bytes) = times(x[panel], f);
     if (b == nullptr) continue;
     const SplitFactor g = split_factor(b_rows != nullptr ? b_rows[row] : 1.0f);
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kPanelBytes) = times(x[panel], g);
+    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kSw128Bytes) = times(x[panel], g);
   }
 }
 
 // Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
 // second block of columns of P. The two warps of one scheduler share its work evenly.
-template <bool kOnline>
+template <bool kDelta>
 struct PairWork {
   int block, half;
   bool strict;
-  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
-  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
+  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kDelta && warp < 4) {}
+  FW_DEVICE bool has(int column) const { return column <= block && (kDelta || (column & 1) == half); }  // block of 16 columns
   FW_DEVICE int row() const { return 16 * block + (static_cast<int>(lane_index()) >> 2); }               // of this lane; another is 8 below
 };
 
-template <int kKey, bool kOnline>
-FW_DEVICE void add_pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
+template <int kTileK, bool kDelta>
+FW_DEVICE void add_pair_products(const PairWork<kDelta>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
   FW_UNROLL
-  for (int k = 0; k < kKey / 16; ++k) {
+  for (int k = 0; k < kTileK / 16; ++k) {
     uint32_t a[4];
     ldmatrix_x4(a, a_fragment(left, 16 * work.block, 2 * k, static_cast<uint32_t>(lane)));
     FW_UNROLL
@@ -149,22 +149,22 @@ FW_DEVICE void add_pair_products(const PairWork<kOnline>& work, uint32_t left, u
   }
 }
 
-template <int kKey, bool kOnline>
-FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
+template <int kTileK, bool kDelta>
+FW_DEVICE void pair_products(const PairWork<kDelta>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
   clear_tiles(c);
-  add_pair_products<kKey>(work, left, right, c, lane);
+  add_pair_products<kTileK>(work, left, right, c, lane);
 }
 
 // The decays and factors of a lane's rows, between blocks by way of the row before the later one. factor: of the rows of this lane; of_columns: in the place of
 // rows.right.
-template <bool kOnline, class Factors>
+template <bool kDelta, class Factors>
 struct PairScales {
-  const PairWork<kOnline>& work;
+  const PairWork<kDelta>& work;
   const Factors& rows;
   const float* of_columns;
   float factor[2], row[2], anchor, after[2];
 
-  FW_DEVICE PairScales(const PairWork<kOnline>& w, const Factors& r, const float (&f)[2], const float* columns) : work(w), rows(r), of_columns(columns) {
+  FW_DEVICE PairScales(const PairWork<kDelta>& w, const Factors& r, const float (&f)[2], const float* columns) : work(w), rows(r), of_columns(columns) {
     const int i = work.row();
     factor[0] = f[0], factor[1] = f[1];
     row[0] = rows.pair[i], row[1] = rows.pair[i + 8];
@@ -192,24 +192,24 @@ struct PairScales {
   }
 };
 
-template <bool kOnline, class Factors>
-FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], const float* of_columns, float (&c)[8][4]) {
-  const PairScales<kOnline, Factors> scales(work, rows, factor, of_columns);
+template <bool kDelta, class Factors>
+FW_DEVICE void scale_pairs(const PairWork<kDelta>& work, const Factors& rows, const float (&factor)[2], const float* of_columns, float (&c)[8][4]) {
+  const PairScales<kDelta, Factors> scales(work, rows, factor, of_columns);
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
     if (work.has(n / 2)) scales.scale(n, c[n]);
   }
 }
 
-template <bool kOnline, class Factors>
-FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], float (&c)[8][4]) {
+template <bool kDelta, class Factors>
+FW_DEVICE void scale_pairs(const PairWork<kDelta>& work, const Factors& rows, const float (&factor)[2], float (&c)[8][4]) {
   scale_pairs(work, rows, factor, rows.right, c);
 }
 
-template <bool kOnline, bool kFine>
-FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, char* p_low, const float (&c)[8][4]) {
+template <bool kDelta, bool kHiLo>
+FW_DEVICE void store_pairs(const PairWork<kDelta>& work, char* t, char* p, char* p_low, const float (&c)[8][4]) {
   const TriangleRows triangle = triangle_rows(t, work.block);
-  const uint32_t panel = panel_rows(work.block);
+  const uint32_t panel = sw128_rows(work.block);
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
     if (!work.has(n / 2)) continue;
@@ -217,7 +217,7 @@ FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, char
       store_tile(triangle, n, c[n]);
     } else {
       store_tile(p, panel, n, c[n]);
-      if constexpr (kFine) store_rest(p_low, panel, n, c[n]);
+      if constexpr (kHiLo) store_lo(p_low, panel, n, c[n]);
     }
   }
 }

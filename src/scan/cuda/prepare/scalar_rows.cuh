@@ -12,46 +12,46 @@ struct ScalarRows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
-// kFine: a and b of bare_keys.cuh, 1 where keys are not bare; the factors of the columns of P, where `right` has those of T. Where rows are not plain, `left`
+// kHiLo: a and b of unscaled_keys.cuh, 1 where keys are not bare; the factors of the columns of P, where `right` has those of T. Where rows are not plain, `left`
 // and `right` have no more than that.
-struct FineRows {
+struct HiLoRows {
   float a[kChunk], b[kChunk], right_of_p[kChunk];
 };
 
 // Of a row of the chunk.
-FW_DEVICE BareCoefs fine_coefs(const Rule& rule, const FrontCoefs<float>& c) { return bare_keys(rule) ? bare_coefs(c) : BareCoefs{c, 1, 1}; }
+FW_DEVICE UnscaledCoefs hi_lo_coefs(const Rule& rule, const FrontCoefs<float>& c) { return unscaled_keys(rule) ? unscaled_coefs(c) : UnscaledCoefs{c, 1, 1}; }
 
-// FineImage::scale of a row.
-template <int kKey>
-FW_DEVICE void put_scales(const ChunkImages<kKey>& out, int row, float of_e, float of_k) {
-  out.forward_fine->scale[row] = of_e;
-  if (out.backward != nullptr) out.backward_fine->scale[row] = of_k;
+// LoTiles::scale of a row.
+template <int kTileK>
+FW_DEVICE void put_scales(const ChunkTiles<kTileK>& out, int row, float of_e, float of_k) {
+  out.forward_lo->scale[row] = of_e;
+  if (out.backward != nullptr) out.backward_lo->scale[row] = of_k;
 }
 
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline, bool kFine, int kKey, class Image>
-FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine,
-                             const ChunkImages<kKey, Image>& out) {
+template <bool kDelta, bool kHiLo, int kTileK, class Image>
+FW_DEVICE void plain_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, ScalarRows& rows, HiLoRows* fine,
+                             const ChunkTiles<kTileK, Image>& out) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const FrontCoefs<float> of_t = c;
-  if constexpr (kFine) {
-    const BareCoefs y = fine_coefs(x.rule, c);
+  if constexpr (kHiLo) {
+    const UnscaledCoefs y = hi_lo_coefs(x.rule, c);
     c = y.primed;
     fine->a[row] = valid ? y.a : 1.0f, fine->b[row] = valid ? y.b : 1.0f, fine->right_of_p[row] = valid ? c.w_k : 0.0f;
   }
   const float z = valid ? c.z_v : 0.0f, e = valid ? c.e_k : 0.0f, q = valid ? c.r_q : 0.0f, k = valid ? c.w_k : 0.0f;
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
-  rows.left[0][row] = q, rows.left[1][row] = !kFine ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kFine ? k : valid ? of_t.w_k : 0.0f;
+  rows.left[0][row] = q, rows.left[1][row] = !kHiLo ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kHiLo ? k : valid ? of_t.w_k : 0.0f;
   rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
-  if constexpr (kFine) put_scales(out, row, -gamma * e, suffix * k);
-  if constexpr (kFine) {
+  if constexpr (kHiLo) put_scales(out, row, -gamma * e, suffix * k);
+  if constexpr (kHiLo) {
     split_into(rows.split_keys, row, suffix * k);
     split_into(rows.split_erase, row, -gamma * e);
   }
-  if constexpr (kOnline && !kFine) {
+  if constexpr (kDelta && !kHiLo) {
     out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q, out.forward->k[row] = suffix * k;
-    put_numbers<false>(out, row, suffix * k, make_float2(-gamma * e, 0), make_float2(0, gamma * q));
+    put_row_scales<false>(out, row, suffix * k, make_float2(-gamma * e, 0), make_float2(0, gamma * q));
   }
   out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;
 }

@@ -1,6 +1,6 @@
 // prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times numbers a row (query feedback,
 // corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory; T and P: sum_parts.cuh. The scans take rows, A and P
-// (ChunkNumbers); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
+// (RowScales); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
 //
 // Roles, 256 threads:
 //   warp      does                                             waits for                    says so to
@@ -35,18 +35,18 @@ struct SumPair {
 
 // Shared memory: the raw keys (kImages: become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As many
 // blocks fit an SM as of plain rules.
-template <int kKey>
+template <int kTileK>
 struct SumLayout {
   static constexpr int kBlocks = 4;
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kReads, kP = kT + kTriangle, kM = kT, kRows = kP + kPanelBytes;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kReads, kP = kT + kTriangle, kM = kT, kRows = kP + kSw128Bytes;
   static constexpr uint32_t kBarriers = kRows + sizeof(SumRows), kBytes = kBarriers + 2 * 8;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <int kKey, class Image>
-FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, const ChunkImages<kKey, Image>& out) {
+template <int kTileK, class Image>
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows, const ChunkTiles<kTileK, Image>& out) {
   const bool valid = row < place.span.rows;
   const FrontCoefs<float> c = sum_coefs(x, place, row, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
@@ -55,20 +55,20 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, c
   put(rows.right, c.w_k), put(rows.z, c.z_v);
   const float key = valid ? rows.keys[row] * c.w_k : 0.0f, gamma = valid ? rows.gamma[row] : 0.0f;
   const float2 erase = make_float2(-gamma * c.e_k, -gamma * c.e_q), read = make_float2(gamma * c.r_k, gamma * c.r_q);
-  if constexpr (std::is_same_v<Image, ChunkNumbers>) {
-    ChunkNumbers& numbers = *out.forward;
+  if constexpr (std::is_same_v<Image, RowScales>) {
+    RowScales& numbers = *out.forward;
     numbers.e[row] = erase.x, numbers.erase_q[row] = erase.y, numbers.q[row] = read.y, numbers.read_k[row] = read.x, numbers.k[row] = key;
   } else {
     rows.keys[row] = key;
     split_into(rows.split_keys, row, key);
   }
   out.forward->z_scale[row] = out.z != nullptr ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
-  put_numbers<true>(out, row, key, erase, read);
+  put_row_scales<true>(out, row, key, erase, read);
 }
 
 // Q and E of the forward image, 64 channels of `count` groups of four rows from group `first` on, by one warp.
-template <int kKey>
-FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& rows, int panel, int first, int count, const ForwardImage<kKey>* image) {
+template <int kTileK>
+FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& rows, int panel, int first, int count, const FwdTiles<kTileK>* image) {
   const int lane = static_cast<int>(lane_index());
   const auto store = [](const void* matrix, uint32_t at, const SumPair& sum, const uint32_t(&q)[4], const uint32_t(&k)[4]) {
     uint32_t words[4];
@@ -82,7 +82,7 @@ FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& ro
   FW_NO_UNROLL
   for (int group = first; group < first + count; ++group) {
     const int row = 4 * group + (lane >> 3);
-    const uint32_t at = static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
+    const uint32_t at = static_cast<uint32_t>(panel) * kSw128Bytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
     const uint4 q = *reinterpret_cast<const uint4*>(reads + at), k = *reinterpret_cast<const uint4*>(keys + at);
     const uint32_t of_q[4] = {q.x, q.y, q.z, q.w}, of_k[4] = {k.x, k.y, k.z, k.w};
     const float gamma = rows.gamma[row];
@@ -91,15 +91,15 @@ FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& ro
   }
 }
 
-template <int kKey, bool kImages>
-__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
-  using Layout = SumLayout<kKey>;
-  constexpr int kN = kKey / 32;
+template <int kTileK, bool kImages>
+__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
+  using Layout = SumLayout<kTileK>;
+  constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkPlace place = chunk_place(x);
+  const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  auto out = chunk_images<kKey, std::conditional_t<kImages, ForwardImage<kKey>, ChunkNumbers>>(args, place.item);
+  auto out = chunk_tiles_of<kTileK, std::conditional_t<kImages, FwdTiles<kTileK>, RowScales>>(args, place.item);
   out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
@@ -108,14 +108,14 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
 
   const RawMatrices raw{reads, keys, nullptr};
   fetch_front<kN>(x, place, raw);
-  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
+  grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   ScalarSteps<true> steps;
   if (warp == 1) steps = scalar_steps<true>(x, place);
   const int row = coefficient_row(warp);
   const GateBits gates = gate_bits(x, place, row);
   uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
   front_arrived();
   if (uses_norms(x.rule)) {
     const float2 squares = fetched_squares<kN, true>(raw);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
   if (row >= 0) put_factors(x, place, row, gates, rows, out);
 
   float c[8][4];
-  pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c);
+  pair_products<kTileK, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c);
   const SumPairs sums(x.rule, work, t, read_made);
   sums.hand_over(c);
   sync_threads();  // the products and the factors are there
@@ -144,23 +144,23 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
     FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
     buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, false, true, false>(
-        buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
+    finish_delta<kTileK, RowForm::kMultiples, false, true, false>(
+        buffers, warp, out, [&](int number) { sum_tiles_of(reads, keys, rows, 0, 4 * number, 4, out.forward); },
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
+          if constexpr (kTileK > 64) sum_tiles_of(reads, keys, rows, 1, first, count, out.forward);
           put_z(number);
         });
   }
 }
 
-template <int kKey, bool kImages>
+template <int kTileK, bool kImages>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_prepare(prepare_sums_kernel<kKey, kImages>, prepare_grid(args.problem, chunks), SumLayout<kKey>::kBytes, stream, args);
+  launch_prepare(prepare_sums_kernel<kTileK, kImages>, prepare_grid(args.problem, chunks), SumLayout<kTileK>::kBytes, stream, args);
 }
-template <int kKey>
+template <int kTileK>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  args.leaves_pairs ? launch_sums<kKey, false>(args, chunks, stream) : launch_sums<kKey, true>(args, chunks, stream);
+  args.keeps_intra_chunk ? launch_sums<kTileK, false>(args, chunks, stream) : launch_sums<kTileK, true>(args, chunks, stream);
 }
 
 }  // namespace

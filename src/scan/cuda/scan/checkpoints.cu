@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) copy_checkpoints_kernel(const __grid
   const int segment = static_cast<int>(block_index_x()), hv = static_cast<int>(block_index_y()), n = a.sequence_of[segment];
   const int done = first_chunk(s.segments, segment) - first_chunk(a.whole, n);  // chunks before it in its sequence
   if (done == 0 || done % a.chunks != 0) return;
-  const int place = checkpoint_place(a, n, done / a.chunks - 1);
+  const int place = checkpoint_index(a, n, done / a.chunks - 1);
   if (place < 0) return;
   const StateArg& to = a.states;
   const float* const from = s.states + (static_cast<int64_t>(segment) * s.HV + hv) * s.V * s.K;

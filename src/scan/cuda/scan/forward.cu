@@ -1,14 +1,14 @@
 // The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
-// ForwardImages made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
+// FwdTiles made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
 //   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (offline rules: W = Z)
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W (kPairs: U) of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kFine: of rules with has_fine_images() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
-// Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
-// Form::kPairs: with those rows, A, P and ChunkNumbers: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
+// Form::kHiLo: of rules with uses_hi_lo() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
+// Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
 // are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
-// Form::kApart: with StreamImages and SolvedImages in the place of ForwardImages.
+// Form::kApart: with QETiles and XMTiles in the place of FwdTiles.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
 // machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
@@ -28,7 +28,7 @@
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/select.h"
-#include "scan/cuda/scan/fades.cuh"
+#include "scan/cuda/scan/decay_cutoff.cuh"
 #include "scan/cuda/scan/outputs.cuh"
 #include "scan/cuda/scan/rows.cuh"
 
@@ -39,63 +39,63 @@ namespace {
 using Form = ScanForm;
 
 // The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
-template <int kKey, Form kForm, bool kOut, bool kSave>
+template <int kTileK, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
-  static constexpr bool kRows = kForm == Form::kRows || kPairs, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
+  static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo, kDelta = kForm != Form::kAdditive;
   static constexpr bool kApart = kForm == Form::kApart;
   using Image =
-      std::conditional_t<kApart, StreamImage<kKey>, std::conditional_t<kPairs, ChunkNumbers, std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>>>;
-  static constexpr int kMatrix = 64 * kKey * 2;
+      std::conditional_t<kApart, QETiles<kTileK>, std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
+  static constexpr int kMatrix = 64 * kTileK * 2;
   // kPairs: A in the place of x, P in that of m.
-  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kPanelBytes : kMatrix);
-  static constexpr int kNumbers = kM + (kOut ? kPanelBytes : 0);
+  static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kSw128Bytes : kMatrix);
+  static constexpr int kNumbers = kM + (kOut ? kSw128Bytes : 0);
   // Images: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
-  static constexpr int kKeyScale = kNumbers + 128 * 4, kScale = kNumbers + (kPairs ? 192 : kRows ? 128 : kKey) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  static constexpr int kKeyScale = kNumbers + 128 * 4, kScale = kNumbers + (kPairs ? 192 : kRows ? 128 : kTileK) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
-  static constexpr int kImage = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_panels(kImage);
-  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
-  static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
-  static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
+  static constexpr int kImage = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_sw128(kImage);
+  static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
+  static constexpr int kBuffers = kOut && kSave && kDelta && kTileK == 128 ? 1 : 2;  // of each thing that leaves
+  static constexpr int kOutputs = kBuffers * ((kOut ? kSw128Bytes : 0) + (kSave ? kMatrix + kSw128Bytes : 0));
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
-  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kPanelBytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
+  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kSw128Bytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
   // In the padding behind the first stage's image, or, where a fine image has its scales there, behind everything.
-  static constexpr int kBarriers = kFine ? kStages * kStage + kOutputs : kImage, kShared = kStages * kStage + kOutputs + (kFine ? kScanBarrierBytes : 0);
+  static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kImage, kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> o, s, w;
   };
-  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kFine ? kScanBarrierBytes : kTile - kImage));
-  static_assert(kPairs || kApart || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kImage));
+  static_assert(kPairs || kApart || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
 };
 
-// One thread: starts the copies of image number `tile` into a stage, of image_bytes.
+// One thread: starts the copies of image number `tile` into a stage, of tiles_bytes.
 template <class Shape>
-constexpr uint32_t image_bytes() {
+constexpr uint32_t tiles_bytes() {
   return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
 }
-template <class Shape, int kKey, bool kOut>
-FW_DEVICE void bring_image(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
+template <class Shape, int kTileK, bool kOut>
+FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
   const auto* const image = static_cast<const typename Shape::Image*>(args.images) + tile;
   if constexpr (Shape::kApart) {
     bulk_load(stage + Shape::kE, image->e, Shape::kX - Shape::kE, full);
-    bulk_load(stage + Shape::kX, static_cast<const SolvedImage<kKey>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX, full);
+    bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX, full);
     bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
   } else if constexpr (Shape::kPairs) {
     bulk_load(stage + Shape::kX, args.pairs[tile].a, Shape::kNumbers - Shape::kX, full);
     bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
   } else if constexpr (Shape::kRows) {
     if constexpr (kOut) {
-      bulk_load(stage + Shape::kX, image->x, image_bytes<Shape>(), full);
+      bulk_load(stage + Shape::kX, image->x, tiles_bytes<Shape>(), full);
     } else {
       bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
       bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
     }
   } else if constexpr (kOut) {
-    bulk_load(stage, Shape::kOnline ? image->e : image->q, Shape::kImage, full);
+    bulk_load(stage, Shape::kDelta ? image->e : image->q, Shape::kImage, full);
   } else {
-    if constexpr (Shape::kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
+    if constexpr (Shape::kDelta) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
     bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
     bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
   }
@@ -129,10 +129,10 @@ FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[3
   }
 }
 
-template <int kKey, Form kForm, bool kOut, bool kSave>
+template <int kTileK, Form kForm, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
-  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows, kFine = Shape::kFine, kOnline = Shape::kOnline;
+  using Shape = ForwardShape<kTileK, kForm, kOut, kSave>;
+  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows, kHiLo = Shape::kHiLo, kDelta = Shape::kDelta;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
@@ -148,14 +148,14 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, map_blocks);
+  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, map_blocks);
   if (args.parts != nullptr && (args.parts[place.n] >> (place.map ? 1 : 0) & 1) == 0) return;
   int start = 0;  // the first chunk
   if constexpr (!kOut && !kSave) {
     if (args.parts != nullptr) {
-      const int fading = fading_chunks<false>(args.fades, args.sequences, place, shared);
+      const int fading = fading_chunks<false>(args.uses_decay_cutoff, args.sequences, place, shared);
       if (fading > 0 && place.map) {
-        const float nothing[kKey / 2] = {};
+        const float nothing[kTileK / 2] = {};
         if (thread_index() >= kStateThread) store_state(args.maps, place, place.n, args.K, args.K, nothing);
         return;
       }
@@ -166,48 +166,48 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
-    const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kPanel : 0);
+    const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kSw128Elements : 0);
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
     const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
-    const EnginePlace engine(args.sequences, place);
-    constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kReads ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
+    const TmaCoord engine(args.sequences, place);
+    constexpr int kRowSw128Tiles = kRows ? kTileK / 64 : 0, kRowBytes = (kReads ? 2 : 1) * kRowSw128Tiles * static_cast<int>(kTensorBytes);
     const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
     for (int c = start; c < rounds; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool whole = engine.takes(c), brings_v = whole && maps.values != 0 && !z_ready && !place.map, brings_rows = !kRows || (whole && maps.rows != 0);
+      const bool whole = engine.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map, loads_rows = !kRows || (whole && maps.rows != 0);
       if (thread_index() == 0) {
-        const uint32_t fine = kFine ? fine_bytes<kKey>(args.fine) : 0;
-        mbarrier_expect(full, image_bytes<Shape>() + (z_ready || brings_v ? kPanelBytes : 0) + (brings_rows ? kRowBytes : 0) + fine);
+        const uint32_t fine = kHiLo ? lo_bytes<kTileK>(args.fine) : 0;
+        mbarrier_expect(full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + fine);
         const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
-        bring_image<Shape, kKey, kOut>(stage, args, tile, full);
-        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, tile, stage, full);
-        if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
-        if (z_ready) z += block_step * kPanel;
+        issue_tiles<Shape, kTileK, kOut>(stage, args, tile, full);
+        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.fine, tile, stage, full);
+        if (z_ready) bulk_load(stage + Shape::kTile, z, kSw128Bytes, full);
+        if (z_ready) z += block_step * kSw128Elements;
       } else if (thread_index() == 32) {
         FW_UNROLL
-        for (int panel = 0; panel < kRowPanels; ++panel) {
-          if (!brings_rows) break;
-          engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kPanelBytes, full);
-          if constexpr (kReads) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
+        for (int panel = 0; panel < kRowSw128Tiles; ++panel) {
+          if (!loads_rows) break;
+          engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kSw128Bytes, full);
+          if constexpr (kReads) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kSw128Bytes, full);
         }
-        if (brings_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
+        if (loads_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
       const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
-      const bool fills_tile = !z_ready && !brings_v && !zeros;
-      if (!brings_rows) {
-        copy_rows<kKey>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kE);
-        if constexpr (kReads) copy_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+      const bool fills_tile = !z_ready && !loads_v && !zeros;
+      if (!loads_rows) {
+        copy_rows<kTileK>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kE);
+        if constexpr (kReads) copy_rows<kTileK>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
         if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
         fence_async_shared();
         mbarrier_arrive(full);
       } else if (fills_tile) {
-        bring_tile(v, c, stage + Shape::kTile, full);
+        issue_tile(v, c, stage + Shape::kTile, full);
       } else if (kRows || !z_ready) {
         mbarrier_arrive(full);
       }
@@ -220,22 +220,22 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       const int64_t tile = first_block + c * block_step;
       if (drains_s) {
         barriers.s.wait_full(ring);
-        drain_bulk(args.states + tile * (64 * kKey), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.s.empty + ring.slot);
+        drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.s.empty + ring.slot);
       }
       if (drains_w) {
         barriers.w.wait_full(ring);
-        drain_bulk(args.w + tile * kPanel, shared + Shape::kW + ring.slot * kPanelBytes, kPanelBytes, barriers.w.empty + ring.slot);
+        drain_bulk(args.w + tile * kSw128Elements, shared + Shape::kW + ring.slot * kSw128Bytes, kSw128Bytes, barriers.w.empty + ring.slot);
       }
       if (kOut && o.rows.bf16 != 0) {
         barriers.o.wait_full(ring);
-        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kPanelBytes);
+        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kSw128Bytes);
         barriers.o.put_empty(ring);
       }
     }
     if (drains_s || drains_w) bulk_wait<0>();
   } else {
     const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
-    float state[kKey / 2];
+    float state[kTileK / 2];
     if (place.map) {
       unit_state(place, state);
     } else {
@@ -244,19 +244,19 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
       barriers.o.wait_empty(to);
-      const uint32_t panel = base + Shape::kO + to.slot * kPanelBytes;
+      const uint32_t panel = base + Shape::kO + to.slot * kSw128Bytes;
       FW_UNROLL
       for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
       barriers.o.put_full(to);
     };
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
-    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
+    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4], packed_out[4][4];  // a_lo: kHiLo
     CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
     const auto pack_state = [&] {
       pack_fragments(state, a);
-      if constexpr (kFine) pack_rests(state, a, a_rests);
+      if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
     };
     // Of the stage that is full.
     const auto decay_state = [&] {
@@ -280,9 +280,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       uint32_t b[4][4];
       float w[32], o[32];
       wgmma_fence();
-      if constexpr (kOnline) {
-        if constexpr (kFine) {
-          multiply_fine_rows(w, a, a_rests, stage + Shape::kE, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+      if constexpr (kDelta) {
+        if constexpr (kHiLo) {
+          multiply_hi_lo_rows(w, a, a_lo, stage + Shape::kE, stage + Shape::kKeysLo, args.fine.lo_parts != nullptr);
         } else {
           multiply_rows(w, a, stage + Shape::kE, false);
         }
@@ -302,25 +302,25 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         barriers.s.wait_empty(leaving);
         const uint32_t to = base + Shape::kS + leaving.slot * Shape::kMatrix;
         FW_UNROLL
-        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
         barriers.s.put_full(leaving);
       }
-      if constexpr (kFine) {
-        uint32_t b_rests[4][4];
+      if constexpr (kHiLo) {
+        uint32_t b_lo[4][4];
         wgmma_wait<kOut ? 1 : 0>();
         keep(w);
         float z[32];
         load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
         add_scaled(z, stage_floats(Shape::kImage), w);
         pack_fragments(z, b);
-        pack_rests(z, b, b_rests);
+        pack_lo_parts(z, b, b_lo);
         wgmma_fence();
-        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kX, stage + Shape::kRest);
+        add_hi_lo_outer<kTileK>(state, b, b_lo, stage + Shape::kX, stage + Shape::kLo);
       } else {
         float z[32];
         load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
-        if constexpr (kOnline) {
+        if constexpr (kDelta) {
           wgmma_wait<kOut && !kSums ? 1 : 0>();
           keep(w);
           if constexpr (kSums) {
@@ -347,9 +347,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
           uint32_t scaled[4][4];
           pack_fragments(u, scaled);
           wgmma_fence();
-          add_outer<kKey>(state, scaled, stage + Shape::kE);
+          add_outer<kTileK>(state, scaled, stage + Shape::kE);
         } else {
-          add_outer<kKey>(state, b, stage + Shape::kX);
+          add_outer<kTileK>(state, b, stage + Shape::kX);
         }
       }
       wgmma_commit();
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
       if constexpr (kSave) {
         barriers.w.wait_empty(leaving);
-        const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
+        const uint32_t to = base + Shape::kW + leaving.slot * kSw128Bytes;
         FW_UNROLL
         for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
         fence_async_shared();
@@ -400,9 +400,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   }
 }
 
-template <int kKey, Form kForm, bool kOut, bool kSave>
+template <int kTileK, Form kForm, bool kOut, bool kSave>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
+  using Shape = ForwardShape<kTileK, kForm, kOut, kSave>;
   const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
@@ -412,36 +412,36 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
     const ScanRows& rows = args.rows;
     stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
   }
-  launch_overlapped(scan_forward_kernel<kKey, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+  launch_overlapped(scan_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args, stage);
 }
 
-template <int kKey, Form kForm>
+template <int kTileK, Form kForm>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   const bool save = args.states != nullptr;
   if (args.o.data != nullptr) {
-    save ? launch_forward<kKey, kForm, true, true>(args, stream) : launch_forward<kKey, kForm, true, false>(args, stream);
+    save ? launch_forward<kTileK, kForm, true, true>(args, stream) : launch_forward<kTileK, kForm, true, false>(args, stream);
   } else {
-    save ? launch_forward<kKey, kForm, false, true>(args, stream) : launch_forward<kKey, kForm, false, false>(args, stream);
+    save ? launch_forward<kTileK, kForm, false, true>(args, stream) : launch_forward<kTileK, kForm, false, false>(args, stream);
   }
 }
 
-template <int kKey>
+template <int kTileK>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   switch (select_scan(args)) {
-    case Form::kOffline:
-      return launch_forward<kKey, Form::kOffline>(args, stream);
+    case Form::kAdditive:
+      return launch_forward<kTileK, Form::kAdditive>(args, stream);
     case Form::kImages:
-      return launch_forward<kKey, Form::kImages>(args, stream);
+      return launch_forward<kTileK, Form::kImages>(args, stream);
     case Form::kApart:
-      return launch_forward<kKey, Form::kApart>(args, stream);
-    case Form::kFine:
-      return launch_forward<kKey, Form::kFine>(args, stream);
+      return launch_forward<kTileK, Form::kApart>(args, stream);
+    case Form::kHiLo:
+      return launch_forward<kTileK, Form::kHiLo>(args, stream);
     case Form::kRows:
-      return launch_forward<kKey, Form::kRows>(args, stream);
+      return launch_forward<kTileK, Form::kRows>(args, stream);
     case Form::kPairs:
-      return launch_forward<kKey, Form::kPairs>(args, stream);
+      return launch_forward<kTileK, Form::kPairs>(args, stream);
     case Form::kSums:
-      return launch_forward<kKey, Form::kSums>(args, stream);
+      return launch_forward<kTileK, Form::kSums>(args, stream);
   }
 }
 
@@ -452,15 +452,15 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
   }
-  if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K % 8 != 0)) {
+  if (args.rows.k.data != nullptr && (!args.is_delta || args.fine.images != nullptr || args.K % 8 != 0)) {
     fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got online {}, fine images {}, K {}",
-                  args.online, args.fine.images != nullptr ? "there" : "null", args.K);
+                  args.is_delta, args.fine.images != nullptr ? "there" : "null", args.K);
   }
-  if (args.solved != nullptr && (!args.online || args.pairs != nullptr || args.rows.k.data != nullptr || args.fine.images != nullptr)) {
+  if (args.solved != nullptr && (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.fine.images != nullptr)) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal(
         "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online {}, A and P {}, k {}, fine images {}",
-        args.online, text(args.pairs), text(args.rows.k.data), text(args.fine.images));
+        args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.fine.images));
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

@@ -1,5 +1,5 @@
 // What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one sequence and
-// keeps the transposed state [64 values, kKey] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
+// keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
 // never meet. Warps 0 and 1 bring the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
 //
 // All 16-bit tiles in shared memory are panels (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
@@ -19,7 +19,7 @@ inline constexpr int kStateThreads = 128;
 inline constexpr int kScanSharedLimit = 227 * 1024;
 inline constexpr int kScanBarrierBytes = 256;
 
-constexpr int round_to_panels(int bytes) { return (bytes + 1023) / 1024 * 1024; }
+constexpr int round_to_sw128(int bytes) { return (bytes + 1023) / 1024 * 1024; }
 
 // The place in a ring of buffers and the parity of its round.
 template <int kDepth>
@@ -52,16 +52,16 @@ struct RingBarriers {
 };
 
 // Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
-struct ScanPlace {
+struct ScanCoord {
   int n, hv, value_block;
   bool map;  // the block is one of `maps` that follow the value blocks, number value_block of those
   int32_t length, chunks;
   int64_t first_tile;  // index of (first chunk, hv); a chunk further is HV further
 };
 
-FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int values, int maps) {
+FW_DEVICE ScanCoord scan_coord(const SequenceArg& sequences, int HV, int values, int maps) {
   const int head = static_cast<int>(block_index_x()) / (values + maps), block = static_cast<int>(block_index_x()) % (values + maps);
-  ScanPlace p{head / HV, head % HV, block < values ? block : block - values, block >= values, 0, 0, 0};
+  ScanCoord p{head / HV, head % HV, block < values ? block : block - values, block >= values, 0, 0, 0};
   p.length = sequence_length(sequences, p.n);
   p.chunks = chunk_count(sequences, p.n);
   p.first_tile = static_cast<int64_t>(first_chunk(sequences, p.n)) * HV + p.hv;
@@ -77,7 +77,7 @@ struct TileRows {
   bool wide;  // rows lie at multiples of 16 bytes, V is a multiple of 8
 };
 
-FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& p, int V) {
+FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& p, int V) {
   const Rows rows = rows_of(a, sequences, p.n, p.hv);
   const bool wide = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
   return {rows, p.length, p.value_block * kValueBlock, V, wide};
@@ -129,7 +129,7 @@ FW_DEVICE bool fill_tile(const TileRows& t, int c, char* panel) {
   return false;
 }
 // And arrives once.
-FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
+FW_DEVICE void issue_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
   if (fill_tile(t, c, panel)) {
     cp_async_arrive(full);
   } else {
@@ -160,7 +160,7 @@ FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4
 FW_DEVICE uint32_t state_fragment(uint32_t panels, int k) {
   const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
-  return panels + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16);
+  return panels + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16);
 }
 FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(panels, k), r); }
 
@@ -175,11 +175,11 @@ FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
 
 // What that leaves out.
 template <int kN>
-FW_DEVICE void pack_rests(const float (&d)[kN], const uint32_t (&a)[kN / 8][4], uint32_t (&rests)[kN / 8][4]) {
+FW_DEVICE void pack_lo_parts(const float (&d)[kN], const uint32_t (&a)[kN / 8][4], uint32_t (&lo_parts)[kN / 8][4]) {
   FW_UNROLL
   for (int k = 0; k < kN / 8; ++k) {
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) rests[k][i] = pack_rest(a[k][i], d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) lo_parts[k][i] = pack_lo(a[k][i], d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
   }
 }
 
@@ -209,12 +209,12 @@ template <int kSteps>
 FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b, bool accumulate) {
   const uint64_t first = wgmma_descriptor(b, 16, 1024);
   FW_UNROLL
-  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kPanelBytes + k % 4 * 32), accumulate || k > 0);
+  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kSw128Bytes + k % 4 * 32), accumulate || k > 0);
 }
 
 // d [64, 64] = (or +=) a [64, 64 tokens] times the panel of b [64 tokens, 64].
 FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b, bool accumulate = false) {
-  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+  const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), accumulate || k > 0);
 }
@@ -238,71 +238,71 @@ FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, 
   pack_fragments(sum, y);
 }
 
-// d [64, kKey] += a [64, 64 tokens] times the panels of b [64 tokens, kKey].
-template <int kKey>
-FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], uint32_t b) {
-  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+// d [64, kTileK] += a [64, 64 tokens] times the panels of b [64 tokens, kTileK].
+template <int kTileK>
+FW_DEVICE void add_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
   FW_UNROLL
-  for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], descriptor_after(first, k * 2048), true);
+  for (int k = 0; k < 4; ++k) wgmma_rs<kTileK, true>(d, a[k], descriptor_after(first, k * 2048), true);
 }
 
-// The same of operands with rests (FineImage): a + a_rests times b, and a times what lies at b_rests, if that is there; without the product of two rests.
+// The same of operands with rests (LoTiles): a + a_lo times b, and a times what lies at b_lo, if that is there; without the product of two rests.
 template <int kSteps>
-FW_DEVICE void multiply_fine_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_rests)[kSteps][4], uint32_t b, uint32_t b_rests,
-                                  bool has_b_rests) {
+FW_DEVICE void multiply_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_lo)[kSteps][4], uint32_t b, uint32_t b_lo,
+                                  bool has_b_lo) {
   multiply_rows(d, a, b, false);
-  multiply_rows(d, a_rests, b, true);
-  if (has_b_rests) {
+  multiply_rows(d, a_lo, b, true);
+  if (has_b_lo) {
     wgmma_fence();  // here and below: where ways part and meet the compiler wants to see it
-    multiply_rows(d, a, b_rests, true);
+    multiply_rows(d, a, b_lo, true);
   }
   wgmma_fence();
 }
-template <int kKey>
-FW_DEVICE void add_fine_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], const uint32_t (&a_rests)[4][4], uint32_t b, uint32_t b_rests) {
-  add_outer<kKey>(d, a, b);
-  add_outer<kKey>(d, a_rests, b);
-  add_outer<kKey>(d, a, b_rests);
+template <int kTileK>
+FW_DEVICE void add_hi_lo_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], const uint32_t (&a_lo)[4][4], uint32_t b, uint32_t b_lo) {
+  add_outer<kTileK>(d, a, b);
+  add_outer<kTileK>(d, a_lo, b);
+  add_outer<kTileK>(d, a, b_lo);
 }
 
 // ---- Fine images: by the thread that brings stages ------------------------------------------------------------------------------
 
-// Shape: of a stage: kRest and kKeyRests say where it has the rests of x (y) and of e (k), the scales lie behind the image (kImage): bytes.
-template <int kKey>
-FW_DEVICE uint32_t fine_bytes(const FineImages& fine) {
-  return static_cast<uint32_t>(sizeof(FineImage<kKey>) + (fine.rests != nullptr ? 64 * kKey * 2 : 0));
+// Shape: of a stage: kLo and kKeysLo say where it has the rests of x (y) and of e (k), the scales lie behind the image (kImage): bytes.
+template <int kTileK>
+FW_DEVICE uint32_t lo_bytes(const HiLoTiles& fine) {
+  return static_cast<uint32_t>(sizeof(LoTiles<kTileK>) + (fine.lo_parts != nullptr ? 64 * kTileK * 2 : 0));
 }
-template <class Shape, int kKey>
-FW_DEVICE void bring_fine(const FineImages& fine, int64_t tile, char* stage, uint64_t* full) {
-  const auto& image = static_cast<const FineImage<kKey>*>(fine.images)[tile];
-  bulk_load(stage + Shape::kRest, image.rest, sizeof image.rest, full);
+template <class Shape, int kTileK>
+FW_DEVICE void issue_lo_tiles(const HiLoTiles& fine, int64_t tile, char* stage, uint64_t* full) {
+  const auto& image = static_cast<const LoTiles<kTileK>*>(fine.images)[tile];
+  bulk_load(stage + Shape::kLo, image.rest, sizeof image.rest, full);
   bulk_load(stage + Shape::kImage, image.scale, sizeof image.scale, full);
-  if (fine.rests != nullptr) bulk_load(stage + Shape::kKeyRests, fine.rests + tile * (64 * kKey), 64 * kKey * 2, full);
+  if (fine.lo_parts != nullptr) bulk_load(stage + Shape::kKeysLo, fine.lo_parts + tile * (64 * kTileK), 64 * kTileK * 2, full);
 }
 
 // ---- States ----------------------------------------------------------------------------------------------------------------------
 
 // The element of state (n, hv) that accumulator i of this thread holds is (k, v); those outside of [K, V] are 0 and stay unread.
-struct StatePlace {
+struct StateOffset {
   char* data;
   int64_t stride_k, stride_v;
   int32_t bf16;
   int K, V, k, v;  // k, v: of accumulator 0
 };
 
-FW_DEVICE StatePlace state_place(const StateArg& a, const ScanPlace& p, int n, int K, int V) {
+FW_DEVICE StateOffset state_offset(const StateArg& a, const ScanCoord& p, int n, int K, int V) {
   const int64_t offset = n * a.stride_n + p.hv * a.stride_h;
   const int k = 2 * (static_cast<int>(lane_index()) % 4), v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16, K, V, k, v};
 }
 
 template <int kN>
-FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, float (&d)[kN]) {
+FW_DEVICE void load_state(const StateArg& a, const ScanCoord& p, int n, int K, int V, float (&d)[kN]) {
   FW_UNROLL
   for (int i = 0; i < kN; ++i) d[i] = 0.0f;
   if (a.data != nullptr) n = state_slot(a, n);
   if (a.data == nullptr || n < 0) return;
-  const StatePlace s = state_place(a, p, n, K, V);
+  const StateOffset s = state_offset(a, p, n, K, V);
   FW_UNROLL
   for (int i = 0; i < kN; ++i) {
     const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
@@ -315,14 +315,14 @@ FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int n, int K, i
 
 // The unit matrix, of which this block has value columns.
 template <int kN>
-FW_DEVICE void unit_state(const ScanPlace& p, float (&d)[kN]) {
+FW_DEVICE void unit_state(const ScanCoord& p, float (&d)[kN]) {
   const int first = 2 * (static_cast<int>(lane_index()) % 4) - p.value_block * kValueBlock - 16 * state_warp() - static_cast<int>(lane_index()) / 4;
   FW_UNROLL
   for (int i = 0; i < kN; ++i) d[i] = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8 == 0 ? 1.0f : 0.0f;
 }
 
 template <class Number, class Store, int kN>
-FW_DEVICE void store_elements(const StatePlace& s, const float (&d)[kN], const Store& store) {
+FW_DEVICE void store_elements(const StateOffset& s, const float (&d)[kN], const Store& store) {
   const bool low = s.v < s.V, high = s.v + 8 < s.V;
   const int64_t step = 8 * s.stride_k;
   Number* at = reinterpret_cast<Number*>(s.data) + s.k * s.stride_k + s.v * s.stride_v;
@@ -338,11 +338,11 @@ FW_DEVICE void store_elements(const StatePlace& s, const float (&d)[kN], const S
 }
 // n: -1: nowhere.
 template <int kN>
-FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kN]) {
+FW_DEVICE void store_state(const StateArg& a, const ScanCoord& p, int n, int K, int V, const float (&d)[kN]) {
   if (a.data == nullptr || n < 0) return;
   n = state_slot(a, n);
   if (n < 0) return;
-  const StatePlace s = state_place(a, p, n, K, V);
+  const StateOffset s = state_offset(a, p, n, K, V);
   if (s.bf16 != 0) {
     store_elements<uint16_t>(s, d, [](uint16_t* at, float x) { *at = bf16_bits(x); });
   } else {
@@ -354,7 +354,7 @@ FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, 
 struct CheckpointWalk {
   int first = 0, until = 0;
 
-  FW_DEVICE CheckpointWalk(const CheckpointArg& a, const SequenceArg& sequences, const ScanPlace& p) {
+  FW_DEVICE CheckpointWalk(const CheckpointArg& a, const SequenceArg& sequences, const ScanCoord& p) {
     if (a.states.data == nullptr || p.map) return;
     if (a.sequence_of != nullptr) first = first_chunk(sequences, p.n) - first_chunk(a.whole, a.sequence_of[p.n]);
     until = a.chunks - first % a.chunks;
@@ -362,11 +362,11 @@ struct CheckpointWalk {
   // Whether the state behind chunk c is one; to be asked once a chunk, in order.
   FW_DEVICE bool reached() { return until != 0 && --until == 0; }
   // Its place, once it is reached; -1: nowhere. Behind the last chunk of a segment that is not the sequence's last, the next one has it.
-  FW_DEVICE int next(const CheckpointArg& a, const ScanPlace& p, int c) {
+  FW_DEVICE int next(const CheckpointArg& a, const ScanCoord& p, int c) {
     until = a.chunks;
     const int n = a.sequence_of != nullptr ? a.sequence_of[p.n] : p.n, done = first + c + 1;
     if ((c + 1) * kChunk > p.length || (c + 1 == p.chunks && done != chunk_count(a.whole, n))) return -1;
-    return checkpoint_place(a, n, done / a.chunks - 1);
+    return checkpoint_index(a, n, done / a.chunks - 1);
   }
 };
 

@@ -1,10 +1,10 @@
 // The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
-// form of tiles.h). Per sequence and value head, with BackwardImages made by prepare() and raw d_o [tokens, HV, V]:
+// form of tiles.h). Per sequence and value head, with BwdTiles made by prepare() and raw d_o [tokens, HV, V]:
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
-// Where reverse_takes_rows() or leaves_keys() scan/reverse_rows.cu takes its place.
-// kFine: of rules with has_fine_images() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
+// Where reverse_takes_rows() or stores_k_hat() scan/reverse_rows.cu takes its place.
+// kHiLo: of rules with uses_hi_lo() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 //
 // Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
@@ -26,31 +26,31 @@ namespace fw::cuda {
 namespace {
 
 // The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
-template <int kKey, bool kOnline, bool kSave, bool kFine>
+template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
 struct ReverseShape {
-  using Image = BackwardImage<kKey>;
-  static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kOnline ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kKey * 4,
-                       kTile = round_to_panels(kImage);
-  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
+  using Image = BwdTiles<kTileK>;
+  static constexpr int kMatrix = 64 * kTileK * 2;
+  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kDelta ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kTileK * 4,
+                       kTile = round_to_sw128(kImage);
+  static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
   static constexpr int kBuffers = 2;  // of each thing that leaves
-  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
+  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kSw128Bytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
-  static constexpr int kBarriers = kImage + (kFine ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
+  static constexpr int kBarriers = kImage + (kHiLo ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, v;
   };
-  static_assert(kStages >= (kFine ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kOnline || !kFine) &&
+  static_assert(kStages >= (kHiLo ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kDelta || !kHiLo) &&
                 sizeof(Barriers) <= kScanBarrierBytes);
-  static_assert(sizeof(Image) == 3 * kMatrix + kKey * 4);
+  static_assert(sizeof(Image) == 3 * kMatrix + kTileK * 4);
 };
 
-template <int kKey, bool kOnline, bool kSave, bool kFine>
+template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = ReverseShape<kKey, kOnline, kSave, kFine>;
+  using Shape = ReverseShape<kTileK, kDelta, kSave, kHiLo>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
@@ -63,55 +63,55 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   grid_dependency_wait();
   grid_dependency_launch();
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
+  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, 0);
   const int chunks = reverse_chunks<kSave>(args, place, shared);
   if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
     const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const EnginePlace engine(args.sequences, place);
+    const TmaCoord engine(args.sequences, place);
     const int head = place.hv / args.d_o.divisor;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool brings_d_o = maps.values != 0 && engine.takes(c);
+      const bool loads_d_o = maps.values != 0 && engine.takes(c);
       if (thread_index() == 0) {
         const auto* const image = images + static_cast<int64_t>(c) * args.HV;
-        mbarrier_expect(full, Shape::kImage + (brings_d_o ? kTensorBytes : 0) + (kFine ? fine_bytes<kKey>(args.fine) : 0));
-        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
-        if constexpr (kOnline) {
+        mbarrier_expect(full, Shape::kImage + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.fine) : 0));
+        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        if constexpr (kDelta) {
           bulk_load(stage, image, Shape::kImage, full);
         } else {
           bulk_load(stage + Shape::kK, image->k, Shape::kMatrix, full);
           bulk_load(stage + Shape::kQ, image->q, Shape::kImage - Shape::kQ, full);
         }
       }
-      if (brings_d_o) {
+      if (loads_d_o) {
         if (thread_index() == 32) {
           if constexpr (!kSave) fence_async_shared();  // threads have filled this tile, if the last chunk is short; else who has read it has fenced
           engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
         }
         mbarrier_arrive(full);
       } else {
-        bring_tile(d_o, c, stage + Shape::kTile, full);
+        issue_tile(d_o, c, stage + Shape::kTile, full);
       }
     }
   } else if (thread_index() < kStateThread) {
     drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV, barriers.v);
   } else {
-    float state[kKey / 2];
+    float state[kTileK / 2];
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4];           // a_rests: kFine
+    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];           // a_lo: kHiLo
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
     const auto pack_state = [&] {
       pack_fragments(state, a);
-      if constexpr (kFine) pack_rests(state, a, a_rests);
+      if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
     };
     pack_state();
     if (chunks > 0) {
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       uint32_t d_o[4][4], b[4][4];
       float v[32];
       wgmma_fence();
-      if constexpr (kFine) {
-        multiply_fine_rows(v, a, a_rests, stage + Shape::kK, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+      if constexpr (kHiLo) {
+        multiply_hi_lo_rows(v, a, a_lo, stage + Shape::kK, stage + Shape::kKeysLo, args.fine.lo_parts != nullptr);
       } else {
         multiply_rows(v, a, stage + Shape::kK, false);
       }
@@ -134,36 +134,36 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       FW_UNROLL
       for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
       wgmma_fence();
-      add_outer<kKey>(state, d_o, stage + Shape::kQ);
+      add_outer<kTileK>(state, d_o, stage + Shape::kQ);
       wgmma_commit();
       if constexpr (kSave) {
         barriers.d.wait_empty(leaving);
         const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
         FW_UNROLL
-        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
         barriers.d.put_full(leaving);
       }
       wgmma_wait<1>();
       keep(v);
-      if constexpr (kFine) scale_columns(v, stage_floats(Shape::kImage));
+      if constexpr (kHiLo) scale_columns(v, stage_floats(Shape::kImage));
       FW_UNROLL
       for (int i = 0; i < 32; ++i) v[i] = -v[i];
       pack_fragments(v, b);
-      if constexpr (kFine) {
-        uint32_t b_rests[4][4];
-        pack_rests(v, b, b_rests);
+      if constexpr (kHiLo) {
+        uint32_t b_lo[4][4];
+        pack_lo_parts(v, b, b_lo);
         wgmma_fence();
-        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kY, stage + Shape::kRest);
+        add_hi_lo_outer<kTileK>(state, b, b_lo, stage + Shape::kY, stage + Shape::kLo);
         wgmma_commit();
-      } else if constexpr (kOnline) {
+      } else if constexpr (kDelta) {
         wgmma_fence();
-        add_outer<kKey>(state, b, stage + Shape::kY);
+        add_outer<kTileK>(state, b, stage + Shape::kY);
         wgmma_commit();
       }
       if constexpr (kSave) {
         barriers.v.wait_empty(leaving);
-        const uint32_t to = base + Shape::kV + leaving.slot * kPanelBytes;
+        const uint32_t to = base + Shape::kV + leaving.slot * kSw128Bytes;
         FW_UNROLL
         for (int k = 0; k < 4; ++k) {
           constexpr uint32_t kSigns = 0x80008000u;
@@ -187,25 +187,25 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   }
 }
 
-template <int kKey, bool kOnline, bool kSave, bool kFine>
+template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
   StageMaps stage;
   stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
-  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave, kFine>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave, kFine>::kShared, stream, args,
+  launch_overlapped(scan_reverse_kernel<kTileK, kDelta, kSave, kHiLo>, grid, kScanThreads, ReverseShape<kTileK, kDelta, kSave, kHiLo>::kShared, stream, args,
                     stage);
 }
 
-template <int kKey, bool kOnline, bool kFine>
+template <int kTileK, bool kDelta, bool kHiLo>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_reverse<kKey, kOnline, true, kFine>(args, stream) : launch_reverse<kKey, kOnline, false, kFine>(args, stream);
+  args.d_states != nullptr ? launch_reverse<kTileK, kDelta, true, kHiLo>(args, stream) : launch_reverse<kTileK, kDelta, false, kHiLo>(args, stream);
 }
 
-template <int kKey>
+template <int kTileK>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
-  if (!args.online) return launch_reverse<kKey, false, false>(args, stream);
-  args.fine.images != nullptr ? launch_reverse<kKey, true, true>(args, stream) : launch_reverse<kKey, true, false>(args, stream);
+  if (!args.is_delta) return launch_reverse<kTileK, false, false>(args, stream);
+  args.fine.images != nullptr ? launch_reverse<kTileK, true, true>(args, stream) : launch_reverse<kTileK, true, false>(args, stream);
 }
 
 }  // namespace
@@ -214,7 +214,7 @@ void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
   if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
   if (args.numbers != nullptr && (args.images != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr || args.rows.q.data == nullptr)) {
-    fail_internal("scan_reverse: with numbers expected A and P, rows of q and k and no images, got A and P {}, q {}, k {}, images {}",
+    fail_internal("scan_reverse: with scales expected A and P, rows of q and k and no tiles, got A and P {}, q {}, k {}, tiles {}",
                   args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
                   args.images != nullptr ? "there" : "null");
   }

@@ -1,9 +1,9 @@
 // The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
 // Source::kRows, kSums: of rules whose w is raw rows of k times a number a row, e and r such rows of k and q or (kSums) sums of both (reverse_takes_rows(),
-// call/select.h), from those rows, without images, with the numbers of tiles.h (BackwardNumbers):
+// call/select.h), from those rows, without images, with the numbers of tiles.h (RowScalesBwd):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
-// Source::kKeys: of rules with a decay a channel (leaves_keys()), from StreamImages and Khat:
+// Source::kKeys: of rules with a decay a channel (stores_k_hat()), from QETiles and Khat:
 //   dR = P^T dO + Khat D      dZ = A^T dR      D = Diag(gamma) D + Q^T dO + E^T dZ
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/forward.cu's.
@@ -32,17 +32,17 @@ namespace {
 enum class Source { kRows, kSums, kKeys };
 
 // Bytes of shared memory.
-template <int kKey, bool kSave, Source kSource>
+template <int kTileK, bool kSave, Source kSource>
 struct ReverseRowsShape {
   static constexpr bool kKeys = kSource == Source::kKeys;
   // kKeys: gamma.
-  static constexpr int kNumberBytes = kKeys ? kKey * 4 : kSource == Source::kSums ? sizeof(BackwardNumbers) : kPlainNumbers;
-  static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kPanelBytes,
-                       kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
-  static constexpr int kStage = round_to_panels(kNumbers + kNumberBytes);
+  static constexpr int kNumberBytes = kKeys ? kTileK * 4 : kSource == Source::kSums ? sizeof(RowScalesBwd) : kPlainScaleBytes;
+  static constexpr int kMatrix = 64 * kTileK * 2;
+  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kSw128Bytes,
+                       kTile = kP + kSw128Bytes, kNumbers = kTile + kSw128Bytes;
+  static constexpr int kStage = round_to_sw128(kNumbers + kNumberBytes);
   static constexpr int kBuffers = 2;  // of each thing that leaves
-  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
+  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kSw128Bytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kScanBarrierBytes - kOutputs) / kStage);
   static constexpr int kD = kStages * kStage, kZ = kD + kBuffers * kMatrix, kBarriers = kStages * kStage + kOutputs, kShared = kBarriers + kScanBarrierBytes;
 
@@ -50,13 +50,13 @@ struct ReverseRowsShape {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, z;
   };
-  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes &&
-                offsetof(PairImage, p) == kPanelBytes);
+  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(IntraChunk) == 2 * kSw128Bytes &&
+                offsetof(IntraChunk, p) == kSw128Bytes);
 };
 
-template <int kKey, bool kSave, Source kSource>
+template <int kTileK, bool kSave, Source kSource>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = ReverseRowsShape<kKey, kSave, kSource>;
+  using Shape = ReverseRowsShape<kTileK, kSave, kSource>;
   constexpr bool kMixed = kSource == Source::kSums, kKeys = Shape::kKeys;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -70,31 +70,31 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
   grid_dependency_wait();
   grid_dependency_launch();
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
+  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, 0);
   const int chunks = reverse_chunks<kSave>(args, place, shared);
   if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const EnginePlace engine(args.sequences, place);
+    const TmaCoord engine(args.sequences, place);
     const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor, k_head = place.hv / args.rows.k.divisor;
-    constexpr int kRowPanels = kKey / 64;
+    constexpr int kRowSw128Tiles = kTileK / 64;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
       barriers.stages.wait_empty(ring);
-      const bool whole = engine.takes(c), brings_d_o = whole && maps.values != 0, brings_rows = kKeys || (whole && maps.rows != 0);
+      const bool whole = engine.takes(c), loads_d_o = whole && maps.values != 0, loads_rows = kKeys || (whole && maps.rows != 0);
       if (thread_index() == 0) {
-        mbarrier_expect(full, static_cast<uint32_t>(sizeof(PairImage)) + Shape::kNumberBytes + (brings_d_o ? kTensorBytes : 0) +
+        mbarrier_expect(full, static_cast<uint32_t>(sizeof(IntraChunk)) + Shape::kNumberBytes + (loads_d_o ? kTensorBytes : 0) +
                                   (kKeys         ? 3 * Shape::kMatrix
-                                   : brings_rows ? 2 * kRowPanels * kTensorBytes
+                                   : loads_rows ? 2 * kRowSw128Tiles * kTensorBytes
                                                  : 0));
-        bulk_load(stage + Shape::kA, args.pairs + tile, sizeof(PairImage), full);
+        bulk_load(stage + Shape::kA, args.pairs + tile, sizeof(IntraChunk), full);
         if constexpr (kKeys) {
-          const auto* const image = static_cast<const StreamImage<kKey>*>(args.images) + tile;
-          bulk_load(stage + Shape::kK, args.keys + tile * (64 * kKey), Shape::kMatrix, full);
+          const auto* const image = static_cast<const QETiles<kTileK>*>(args.images) + tile;
+          bulk_load(stage + Shape::kK, args.keys + tile * (64 * kTileK), Shape::kMatrix, full);
           bulk_load(stage + Shape::kE, image->e, 2 * Shape::kMatrix, full);
           bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kNumberBytes, full);
         } else {
@@ -102,19 +102,19 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
         }
       } else if (thread_index() == 32) {
         FW_UNROLL
-        for (int panel = 0; panel < kRowPanels; ++panel) {
-          if (kKeys || !brings_rows) break;
-          engine.bring(maps.k, 64 * panel, k_head, c, stage + Shape::kK + panel * kPanelBytes, full);
-          engine.bring(maps.q, 64 * panel, q_head, c, stage + Shape::kQ + panel * kPanelBytes, full);
+        for (int panel = 0; panel < kRowSw128Tiles; ++panel) {
+          if (kKeys || !loads_rows) break;
+          engine.bring(maps.k, 64 * panel, k_head, c, stage + Shape::kK + panel * kSw128Bytes, full);
+          engine.bring(maps.q, 64 * panel, q_head, c, stage + Shape::kQ + panel * kSw128Bytes, full);
         }
-        if (brings_d_o) engine.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
+        if (loads_d_o) engine.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
       }
-      if (!brings_rows || !brings_d_o) {
-        if (!brings_rows) {
-          fill_rows<kKey>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kK);
-          fill_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+      if (!loads_rows || !loads_d_o) {
+        if (!loads_rows) {
+          fill_rows<kTileK>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kK);
+          fill_rows<kTileK>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
         }
-        if (!brings_d_o) fill_tile(d_o, c, stage + Shape::kTile);
+        if (!loads_d_o) fill_tile(d_o, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
         fence_async_shared();  // for the products, and for the engine, which has the place next
@@ -124,13 +124,13 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
   } else if (thread_index() < kStateThread) {
     drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ, barriers.z);
   } else {
-    float state[kKey / 2];
+    float state[kTileK / 2];
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    uint32_t a[kKey / 16][4];
+    uint32_t a[kTileK / 16][4];
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
-    const auto numbers = [&] { return reinterpret_cast<const BackwardNumbers*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
+    const auto numbers = [&] { return reinterpret_cast<const RowScalesBwd*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
     const auto decay_state = [&] {
       if constexpr (kKeys) {
         scale_columns(state, reinterpret_cast<const float*>(numbers()));
@@ -159,19 +159,19 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       multiply_outer(r, d_o, stage + Shape::kP);
       wgmma_commit();
       if constexpr (kKeys) {
-        add_outer<kKey>(state, d_o, stage + Shape::kQ);
+        add_outer<kTileK>(state, d_o, stage + Shape::kQ);
         wgmma_commit();
       } else if constexpr (!kMixed) {
         scale_fragments(d_o, numbers()->q, scaled);
         wgmma_fence();
-        add_outer<kKey>(state, scaled, stage + Shape::kQ);
+        add_outer<kTileK>(state, scaled, stage + Shape::kQ);
         wgmma_commit();
       }
       if constexpr (kSave) {
         barriers.d.wait_empty(leaving);
         const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
         FW_UNROLL
-        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
         barriers.d.put_full(leaving);
       }
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       if constexpr (kSave || kKeys) pack_fragments(z, b);
       if constexpr (kSave) {
         barriers.z.wait_empty(leaving);
-        const uint32_t to = base + Shape::kZ + leaving.slot * kPanelBytes;
+        const uint32_t to = base + Shape::kZ + leaving.slot * kSw128Bytes;
         FW_UNROLL
         for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
         fence_async_shared();
@@ -207,14 +207,14 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       }
       if constexpr (kKeys) {
         wgmma_fence();
-        add_outer<kKey>(state, b, stage + Shape::kE);
+        add_outer<kTileK>(state, b, stage + Shape::kE);
       } else {
         scale_columns(z, numbers()->e);
         if constexpr (kMixed) add_fragments(z, d_o, numbers()->read_k);
         pack_fragments(z, scaled);
         wgmma_fence();
-        if constexpr (kMixed) add_outer<kKey>(state, b, stage + Shape::kQ);
-        add_outer<kKey>(state, scaled, stage + Shape::kE);
+        if constexpr (kMixed) add_outer<kTileK>(state, b, stage + Shape::kQ);
+        add_outer<kTileK>(state, scaled, stage + Shape::kE);
       }
       wgmma_commit();
       const Ring<Shape::kStages> done = ring;
@@ -230,25 +230,25 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
   }
 }
 
-template <int kKey, bool kSave, Source kSource>
+template <int kTileK, bool kSave, Source kSource>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  using Shape = ReverseRowsShape<kKey, kSave, kSource>;
+  using Shape = ReverseRowsShape<kTileK, kSave, kSource>;
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
   StageMaps stage;
   stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
   const ScanRows& rows = args.rows;
   stage.rows = !Shape::kKeys && map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
-  launch_overlapped(scan_reverse_rows_kernel<kKey, kSave, kSource>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+  launch_overlapped(scan_reverse_rows_kernel<kTileK, kSave, kSource>, grid, kScanThreads, Shape::kShared, stream, args, stage);
 }
-template <int kKey, bool kSave>
+template <int kTileK, bool kSave>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  if (args.keys != nullptr) return launch_reverse_rows<kKey, kSave, Source::kKeys>(args, stream);
-  args.mixed ? launch_reverse_rows<kKey, kSave, Source::kSums>(args, stream) : launch_reverse_rows<kKey, kSave, Source::kRows>(args, stream);
+  if (args.keys != nullptr) return launch_reverse_rows<kTileK, kSave, Source::kKeys>(args, stream);
+  args.mixed ? launch_reverse_rows<kTileK, kSave, Source::kSums>(args, stream) : launch_reverse_rows<kTileK, kSave, Source::kRows>(args, stream);
 }
-template <int kKey>
+template <int kTileK>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_reverse_rows<kKey, true>(args, stream) : launch_reverse_rows<kKey, false>(args, stream);
+  args.d_states != nullptr ? launch_reverse_rows<kTileK, true>(args, stream) : launch_reverse_rows<kTileK, false>(args, stream);
 }
 
 }  // namespace

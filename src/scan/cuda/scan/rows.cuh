@@ -7,7 +7,7 @@
 
 namespace fw::cuda {
 
-// What the engine can bring of a stage: v, and where the forward scan takes the raw rows (tiles.h: RowImage) k and q.
+// What the engine can bring of a stage: v, and where the forward scan takes the raw rows (tiles.h: RowTiles) k and q.
 struct StageMaps {
   TensorMap v, k, q;
   int32_t values = 0, rows = 0;
@@ -18,10 +18,10 @@ inline bool map_tensor(const TokenArg& a, const TokenShape& shape, int HV, int d
 }
 
 // Of one sequence or segment and value head.
-struct EnginePlace {
+struct TmaCoord {
   int batch, token, length;
   bool packed;  // behind the sequence's last row there may be another's
-  FW_DEVICE EnginePlace(const SequenceArg& sequences, const ScanPlace& place) : length(place.length), packed(sequences.offsets != nullptr) {
+  FW_DEVICE TmaCoord(const SequenceArg& sequences, const ScanCoord& place) : length(place.length), packed(sequences.offsets != nullptr) {
     const SequenceStart start = sequence_start(sequences, place.n);
     batch = static_cast<int>(start.b), token = static_cast<int>(start.t);
   }
@@ -34,25 +34,25 @@ struct EnginePlace {
 };
 
 // Panels of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time; zeros behind them.
-template <int kKey>
-FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
+template <int kTileK>
+FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& place, int c, int K, char* panels) {
   const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, K, true};
   FW_UNROLL
-  for (int panel = 0; panel < kKey / 64; ++panel) {
+  for (int panel = 0; panel < kTileK / 64; ++panel) {
     TileRows part = rows;
     part.column = 64 * panel;
-    copy_tile(part, c, panels + panel * kPanelBytes);
+    copy_tile(part, c, panels + panel * kSw128Bytes);
   }
 }
 
 // By the 64 threads of warps 0 and 1: of rows of any kind.
-template <int kKey>
-FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
+template <int kTileK>
+FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& place, int c, int K, char* panels) {
   TileRows rows = tile_rows(tensor, sequences, place, K);
   FW_UNROLL
-  for (int panel = 0; panel < kKey / 64; ++panel) {
+  for (int panel = 0; panel < kTileK / 64; ++panel) {
     rows.column = 64 * panel;
-    fill_tile(rows, c, panels + panel * kPanelBytes);
+    fill_tile(rows, c, panels + panel * kSw128Bytes);
   }
 }
 

@@ -106,7 +106,7 @@ FW_DEVICE void finish_token(const Problem& x, const FrontRows& f, const Gradient
   if (lane != 0) return;
   if (out.erase_gate.data != nullptr && rule.erase == Gate::kScalar) store_element(out.erase_gate, t, 0, ds.erase);
   if (out.write_gate.data != nullptr && rule.write == Gate::kScalar) store_element(out.write_gate, t, 0, ds.write);
-  for_all_numbers(
+  for_all_scalars(
       [t](const Rows& rows, float y) {
         if (rows.data != nullptr) store_element(rows, t, 0, y);
       },
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   float* const states = starts + cut.stretches * cut.state;
   float* const d_states = states + cut.stretch * cut.state;
   const int64_t tile_floats = static_cast<int64_t>(cut.warps) * kRows * 32 * kN;
-  int turn = 0;  // counts tokens: whose turn it is to finish one, and the half of the partial sums in use
+  int work_tile = 0;  // counts tokens: whose turn it is to finish one, and the half of the partial sums in use
   const int64_t items = static_cast<int64_t>(x.sequences.N) * x.HV;
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
       float d[kRows / kPart][kPart][kN];  // stays here where there is one tile
       load_parts<kN, kRows>(d_states, d);
       FW_NO_UNROLL
-      for (int t = end - 1; t >= begin; --t, ++turn) {
+      for (int t = end - 1; t >= begin; --t, ++work_tile) {
         KeyGradients<kN> sum;
         const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
         FW_NO_UNROLL
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
           }
           if (cut.tiles > 1) store_parts<kN, kRows>(d_states + tile * tile_floats, d);
         }
-        float* const partial = partials + turn % 2 * floats;
+        float* const partial = partials + work_tile % 2 * floats;
         float* const mine = partial + warp * kParts * 32 * kN;
         store_lane<kN>(mine, lane, sum.r);
         store_lane<kN>(mine + 32 * kN, lane, sum.e);
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         if (lane == 0) partial[cut.warps * kParts * 32 * kN + warp] = z_v;
         sync_threads();
         // The warp whose turn it is was done with the other half before it came here.
-        if (turn % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
+        if (work_tile % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
       }
       if (cut.tiles == 1) store_parts<kN, kRows>(d_states, d);
     }
@@ -312,7 +312,7 @@ void launch_cut(const TokenBackwardArgs& args, const TokenCut& cut, void* stream
 void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream) {
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("token_backward: expected K <= 256, got {}", x.K);
-  const TokenCut cut = token_cut(x.sequences.N, x.HV, x.K, x.V, longest, multiprocessors());
+  const TokenCut cut = token_cut(x.sequences.N, x.HV, x.K, x.V, longest, sm_count());
   if (cut.channels == 2) return launch_cut<2, 8>(args, cut, stream);
   if (cut.channels == 4) return launch_cut<4, 8>(args, cut, stream);
   launch_cut<8, 4>(args, cut, stream);

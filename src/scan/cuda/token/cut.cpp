@@ -7,7 +7,7 @@
 
 namespace fw::cuda {
 
-TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors) {
+TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int sm_count) {
   TokenCut c;
   c.channels = K <= 64 ? 2 : K <= 128 ? 4 : 8;
   c.rows = c.channels == 8 ? 4 : 8;
@@ -20,12 +20,12 @@ TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t 
   c.block = c.state * (c.stretches + c.stretch + 1);
   // Blocks: one a multiprocessor, fewer where their workspace together would be more than half a gibibyte.
   constexpr int64_t kFloats = int64_t{1} << 27;
-  c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, multiprocessors));
+  c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, sm_count));
   return c;
 }
 
-int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors) {
-  const TokenCut cut = token_cut(sequences, HV, K, V, longest, multiprocessors);
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int sm_count) {
+  const TokenCut cut = token_cut(sequences, HV, K, V, longest, sm_count);
   return 4 * cut.block * cut.blocks;
 }
 

@@ -25,6 +25,6 @@ struct TokenCut {
   int64_t blocks;
 };
 
-TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors);
+TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int sm_count);
 
 }  // namespace fw::cuda

@@ -42,20 +42,20 @@ FW_DEVICE Rows precond_rows(const StateArg& a, int slot, int key_head) {
   return {static_cast<char*>(a.data) + (slot * a.stride_n + key_head * a.stride_h) * (a.bf16 != 0 ? 2 : 4), 0, a.bf16};
 }
 
-struct TokenPlace {
+struct TokenCoord {
   int n, hv, slot, v_tile;
 };
 
 // Starts the copies of token t of the sequence to `to`, by a warp.
-FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int lane, char* to) {
+FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int lane, char* to) {
   const SequenceArg& s = args.problem.sequences;
   return start_gather(cut.gather, s.offsets != nullptr ? 0 : place.n, (s.offsets != nullptr ? s.offsets[place.n] : 0) + t, place.slot, place.hv, place.v_tile,
                       lane, to);
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
-template <bool kFormed, int kN>
-FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar,
-                          const GateNumbers<kN>& own, int lane, char* to) {
+template <bool kFused, int kN>
+FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int tile, const GatheredScalar& scalar,
+                          const GateScalars<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
   const int key_head = place.hv / x.group;
   const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
@@ -67,10 +67,10 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
     if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
       store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
   }
-  const KeyInputs<kN> in = gathered_inputs<kFormed>(x, cut.gather, own, to, lane);
+  const KeyInputs<kN> in = gathered_inputs<kFused>(x, cut.gather, own, to, lane);
   const KeyToken<kN> k =
       key_token(x, place.hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane); });
-  put_token<kFormed>(x, cut.gather, k, tile, lane, to);
+  put_token<kFused>(x, cut.gather, k, tile, lane, to);
 }
 
 // A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the block finish() has them: what is
@@ -80,7 +80,7 @@ struct WarpState {
   static constexpr int kLogTile = kRows == 8 ? 5 : 3;
   float s[kRows][kN];
 
-  FW_DEVICE void load(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) {
+  FW_DEVICE void load(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int warp, int lane) {
     const Problem& x = a.problem;
     const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
     const int v0 = place.v_tile + warp * kRows;
@@ -95,7 +95,7 @@ struct WarpState {
     if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   }
   FW_DEVICE static void arrived() { cp_async_wait<0>(); }
-  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) {
+  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int warp, int lane) {
     const StateArg& initial = a.problem.initial_state;
     if (place.slot < 0) return;
     if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
@@ -103,7 +103,7 @@ struct WarpState {
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
   }
   // To a slot, of the final states or of the checkpoints; several times, if there are those or slots of tokens.
-  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int slot, int warp, int lane, bool checkpoint = false) const {
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int slot, int warp, int lane, bool checkpoint = false) const {
     const Problem& x = a.problem;
     const StateRef to = state_of(checkpoint ? a.checkpoints.states : a.final_state, slot, place.hv);
     const StateAccess access = checkpoint ? cut.checkpoints : cut.final;
@@ -125,7 +125,7 @@ struct WarpState {
 
 // Bring rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before this one writes too.
 // Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
-FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenPlace& place, int thread, int threads) {
+FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenCoord& place, int thread, int threads) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != 1 || place.v_tile >= x.V) return;
   const StateRef state = state_of(x.initial_state, place.n, place.hv);
@@ -133,7 +133,7 @@ FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenPlace& place,
   for (int k = thread; k < x.K; k += threads) prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
 }
 // Of a state [V, K] whole rows, by a warp.
-FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
+FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenCoord& place, int first, int last, int lane) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
   const StateRef state = state_of(x.initial_state, place.n, place.hv);
@@ -142,14 +142,14 @@ FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place,
 }
 
 template <int kN, int kRows>
-FW_DEVICE TokenPlace tile_place(const ForwardCut& cut) {
-  TokenPlace place;
+FW_DEVICE TokenCoord tile_coord(const ForwardCut& cut) {
+  TokenCoord place;
   place.n = static_cast<int>(block_index_x() >> cut.log_tiles), place.hv = static_cast<int>(block_index_y());
   place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
   return place;
 }
 // Whether the block has anything to do: values of a sequence that is not skipped. If not, the output is zero if it is to be.
-FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenPlace& place) {
+FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenCoord& place) {
   const Problem& x = a.problem;
   if (place.v_tile >= x.V) return false;
   place.slot = start_slot(a.slots, place.n);
@@ -164,7 +164,7 @@ FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, Token
 
 // The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens, or checkpoints.
 template <bool kKeeps, int kN, int kRows>
-FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int t, const char* token, int warp, int lane,
+FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int t, const char* token, int warp, int lane,
                          WarpState<kN, kRows>& state) {
   const int row = row_of_lane<kRows>(lane), v = place.v_tile + warp * kRows + row;
   float o;
@@ -180,16 +180,16 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
 
 // The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way. No slots of tokens: for
 // them there are too few registers.
-template <int kN, int kRows, bool kFormed>
+template <int kN, int kRows, bool kFused>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  TokenPlace place = tile_place<kN, kRows>(cut);
+  TokenCoord place = tile_coord<kN, kRows>(cut);
   if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
     prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
   if (cut.initial == StateAccess::kStaged && warp < kStateWarps) prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
-  GateNumbers<kN> own = {};
-  if (kFormed && warp >= kStateWarps) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
+  GateScalars<kN> own = {};
+  if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, place.hv, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
   if (!find_slot(a, cut, place)) return;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
     char* const token = shared_memory() + t * cut.gather.bytes;
-    make_token<kFormed>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
+    make_token<kFused>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
   } else {
     state.load(a, cut, place, warp, lane);
     state.arrived();
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
   grid_dependency_wait();
-  TokenPlace place = tile_place<kN, kRows>(cut);
+  TokenCoord place = tile_coord<kN, kRows>(cut);
   if (!find_slot(a, cut, place)) return;
   const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
-      if (t < length) make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateNumbers<kN>(), lane, token);
+      if (t < length) make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateScalars<kN>(), lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
@@ -258,12 +258,12 @@ FW_DEVICE void wait_for_copies(int pending) {
   cp_async_wait<0>();
 }
 
-template <int kN, bool kFormed>
+template <int kN, bool kFused>
 __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  TokenPlace place;
+  TokenCoord place;
   place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)), place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
   place.v_tile = static_cast<int>(block_index_y()) * cut.tile;
   char* const token = shared_memory();
@@ -271,14 +271,14 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
-  GateNumbers<kN> own = {};
-  if (kFormed && warp == kStateWarps) own = token_gate_numbers<kN>(x, place.hv, lane);
+  GateScalars<kN> own = {};
+  if (kFused && warp == kStateWarps) own = token_gate_scalars<kN>(x, place.hv, lane);
   grid_dependency_wait();
   if (!find_slot(a, cut, place)) return;
   const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
   char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_token<kFormed>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
+    make_token<kFused>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
   } else {
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     float s[kHeadRows][kN] = {}, o;
     load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
     if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
-    const float z = row < rows ? z_v * gathered_value<kFormed>(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
+    const float z = row < rows ? z_v * gathered_value<kFused>(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
     if (cut.final != StateAccess::kAbsent && to >= 0) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
@@ -398,7 +398,7 @@ void launch_step(const TokenForwardArgs& args, const ForwardCut& cut, void* stre
 }
 
 template <int kN, int kRows>
-void launch_rows(const TokenForwardArgs& args, bool few, int processors, void* stream) {
+void launch_rows(const TokenForwardArgs& args, bool few, int sm_count, void* stream) {
   const Problem& x = args.problem;
   ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
   const int tokens = x.sequences.T;
@@ -408,7 +408,7 @@ void launch_rows(const TokenForwardArgs& args, bool few, int processors, void* s
   const size_t shared = static_cast<size_t>(cut.stage + staged);
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
   if (few) {
-    cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(processors);
+    cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(sm_count);
     launch_overlapped(x.formed.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
                       static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
@@ -431,12 +431,12 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
 }
 
 template <int kN>
-void launch_channels(const TokenForwardArgs& args, const TokenChoice& choice, int processors, void* stream) {
+void launch_channels(const TokenForwardArgs& args, const TokenChoice& choice, int sm_count, void* stream) {
   if constexpr (kN < 8) {
     if (choice.kernel == TokenKernel::kHeads) return launch_heads<kN>(args, choice.parts, stream);
   }
   const bool few = choice.kernel == TokenKernel::kStep;
-  choice.rows == 8 ? launch_rows<kN, 8>(args, few, processors, stream) : launch_rows<kN, 2>(args, few, processors, stream);
+  choice.rows == 8 ? launch_rows<kN, 8>(args, few, sm_count, stream) : launch_rows<kN, 2>(args, few, sm_count, stream);
 }
 
 }  // namespace
@@ -454,15 +454,15 @@ void token_forward(const TokenForwardArgs& args, void* stream) {
     fail_internal("token_forward: expected M, or one token a sequence, got {} tokens", x.sequences.T);
   }
   if (x.K > 256) fail_internal("token_forward: expected K <= 256, got {}", x.K);
-  const int processors = multiprocessors();
-  const TokenChoice choice = select_token(args, processors);
+  const int sm_count = sm_count();
+  const TokenChoice choice = select_token(args, sm_count);
   switch (choice.channels) {
     case 2:
-      return launch_channels<2>(args, choice, processors, stream);
+      return launch_channels<2>(args, choice, sm_count, stream);
     case 4:
-      return launch_channels<4>(args, choice, processors, stream);
+      return launch_channels<4>(args, choice, sm_count, stream);
     default:
-      return launch_channels<8>(args, choice, processors, stream);
+      return launch_channels<8>(args, choice, sm_count, stream);
   }
 }
 

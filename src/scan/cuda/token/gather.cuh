@@ -10,10 +10,10 @@ namespace fw::cuda {
 
 enum GatherRow { kRowQ, kRowK, kRowG, kRowEraseGate, kRowEraseKey, kRowM, kRowA, kRowV, kRowWriteGate, kGatherRows };
 // The numbers of a token as they lie in shared memory, by the names of their tensors.
-struct GatheredNumbers : TokenNumbers<float> {
+struct GatheredScalars : TokenScalars<float> {
   float g, erase_gate, write_gate, precond_g, precond_beta;
 };
-inline constexpr int kGatherScalars = static_cast<int>(sizeof(GatheredNumbers) / sizeof(float));
+inline constexpr int kGatherScalars = static_cast<int>(sizeof(GatheredScalars) / sizeof(float));
 
 // A tensor to be copied: a row of each token or, of values, the tile's part of it.
 struct GatherTask {
@@ -80,7 +80,7 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   row(kRowV, true, x.in.v, true);
   row(kRowWriteGate, rule.write == Gate::kChannel, x.in.write_gate, true);
   g.scalars_at = g.bytes;
-  const GatheredNumbers numbers{};
+  const GatheredScalars numbers{};
   const auto scalar = [&](const float& which, bool used, const TokenArg& a) {
     if (!used) return;
     GatherTask& task = g.scalars[g.scalar_count++];
@@ -88,7 +88,7 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
     task.to = g.scalars_at + static_cast<int32_t>(reinterpret_cast<const char*>(&which) - reinterpret_cast<const char*>(&numbers));
   };
   scalar(numbers.g, rule.decay == Decay::kScalar, x.in.g);
-  for_each_number(
+  for_each_scalar(
       rule, [&](const float& which, const TokenArg& a) { scalar(which, true, a); }, numbers, x.in);
   scalar(numbers.erase_gate, rule.uses_erase_gate() && rule.erase == Gate::kScalar, x.in.erase_gate);
   scalar(numbers.write_gate, rule.write == Gate::kScalar, x.in.write_gate);
@@ -187,22 +187,22 @@ FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<f
 #pragma unroll
   for (int j = 0; j < kN; ++j) a[j] = 0;
   if (x.initial_precond.data != nullptr) gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
-  const GatheredNumbers& s = *reinterpret_cast<const GatheredNumbers*>(token + g.scalars_at);
+  const GatheredScalars& s = *reinterpret_cast<const GatheredScalars*>(token + g.scalars_at);
   step_precond(x, map, center, s.precond_g, s.precond_beta, lane, k, a, m);
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
 // What a lane's log-decays are made of where they are logits (problem.formed). No kernel in front writes it, so it is loaded ahead of the wait for that.
 template <int kN>
-FW_DEVICE GateNumbers<kN> token_gate_numbers(const Problem& x, int hv, int lane) {
-  GateNumbers<kN> own = {};
+FW_DEVICE GateScalars<kN> token_gate_scalars(const Problem& x, int hv, int lane) {
+  GateScalars<kN> own = {};
   if (x.formed.g.given == Given::kValue) return own;
   const bool channels = x.rule.decay == Decay::kChannel;
   const int first = channels ? lane * kN : 0, head = x.in.g.divisor == 1 ? hv : hv / x.in.g.divisor;
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     if (channels ? first + j >= x.K : j > 0) break;
-    const GateNumbers<1> one = gate_numbers<1>(x.formed.a_log, x.formed.dt_bias, head, first + j);
+    const GateScalars<1> one = gate_scalars<1>(x.formed.a_log, x.formed.dt_bias, head, first + j);
     own.bias[j] = one.bias[0], own.rate[j] = one.rate[0];
   }
   return own;
@@ -213,30 +213,30 @@ FW_DEVICE float exact_gate(float factor, float x) {
   return factor * ((x < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
 }
 FW_DEVICE float exact_decay(bool sigmoid, const DecayLaw& law, float x) {
-  const float t = fmaf(law.turn, x, law.at_0), e = exp2_fast(-std::abs(t));
+  const float t = fmaf(law.work_tile, x, law.at_0), e = exp2_fast(-std::abs(t));
   if (sigmoid) return law.size * ((t < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
   return law.size * fmaf(kLn2, max(t, 0.0f), GateMath::log1p(e));
 }
 // A gate's value where it is a logit.
-FW_DEVICE float formed_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : exact_gate(law.factor, x); }
+FW_DEVICE float fused_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : exact_gate(law.factor, x); }
 
-// kFormed: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own: token_gate_numbers() of the lane.
-template <bool kFormed, int kN>
-FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateNumbers<kN>& own, const char* token, int lane) {
+// kFused: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own: token_gate_scalars() of the lane.
+template <bool kFused, int kN>
+FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateScalars<kN>& own, const char* token, int lane) {
   const Rule& rule = x.rule;
   KeyInputs<kN> in;
   gathered_channels<kN>(token + g.at[kRowQ], x.in.q.bf16 != 0, lane, in.row.q);
   gathered_channels<kN>(token + g.at[kRowK], x.in.k.bf16 != 0, lane, in.row.k);
 #pragma unroll
   for (int j = 0; j < kN; ++j) in.row.p[j] = 0, in.row.b[j] = in.row.m[j] = 1;
-  const GatheredNumbers& s = *reinterpret_cast<const GatheredNumbers*>(token + g.scalars_at);
+  const GatheredScalars& s = *reinterpret_cast<const GatheredScalars*>(token + g.scalars_at);
   if (rule.decay == Decay::kChannel) {
     gathered_channels<kN>(token + g.at[kRowG], x.in.g.bf16 != 0, lane, in.g);
   } else {
     in.g[0] = s.g;
   }
-  const FormedGates& formed = x.formed;
-  if (kFormed && formed.g.given != Given::kValue) {
+  const FusedGates& formed = x.formed;
+  if (kFused && formed.g.given != Given::kValue) {
     const bool sigmoid = formed.g.given == Given::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
@@ -248,20 +248,20 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   load_gates(
       rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
-  if constexpr (kFormed) {
+  if constexpr (kFused) {
     if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) {
 #pragma unroll
-      for (int j = 0; j < kN; ++j) in.row.b[j] = formed_value(formed.erase_gate, in.row.b[j]);
+      for (int j = 0; j < kN; ++j) in.row.b[j] = fused_value(formed.erase_gate, in.row.b[j]);
     }
-    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = formed_value(formed.erase_gate, in.gates.erase);
-    if (rule.write == Gate::kScalar) in.gates.write = formed_value(formed.write_gate, in.gates.write);
-    if (rule.uses_beta()) in.gates.beta = formed_value(formed.beta, in.gates.beta);
+    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = fused_value(formed.erase_gate, in.gates.erase);
+    if (rule.write == Gate::kScalar) in.gates.write = fused_value(formed.write_gate, in.gates.write);
+    if (rule.uses_beta()) in.gates.beta = fused_value(formed.beta, in.gates.beta);
   }
   return in;
 }
 
 // Value i of the tile as it was gathered, with its gate.
-template <bool kFormed>
+template <bool kFused>
 FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const char* token, int i) {
   const auto value = [&](GatherRow which, const TokenArg& a) {
     const char* row = token + g.at[which];
@@ -269,14 +269,14 @@ FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const cha
   };
   if (x.rule.write != Gate::kChannel) return value(kRowV, x.in.v);
   const float gate = value(kRowWriteGate, x.in.write_gate);
-  return value(kRowV, x.in.v) * (kFormed ? formed_value(x.formed.write_gate, gate) : gate);
+  return value(kRowV, x.in.v) * (kFused ? fused_value(x.formed.write_gate, gate) : gate);
 }
 
 // The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values
 // (0: none).
-template <bool kFormed, int kN>
+template <bool kFused, int kN>
 FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane, char* token) {
-  const float z = lane < tile ? k.z_v * gathered_value<kFormed>(x, g, token, lane) : 0.0f;
+  const float z = lane < tile ? k.z_v * gathered_value<kFused>(x, g, token, lane) : 0.0f;
   sync_warp();  // all lanes have what they read
   if (lane < tile) reinterpret_cast<float*>(token + g.at[kRowV])[lane] = z;
   char* const p = token + 4 * kN * lane;

@@ -3,53 +3,53 @@
 
 #include <bit>
 
-#include "scan/cuda/gradients/common/turns.cuh"
+#include "scan/cuda/gradients/common/work_tiles.cuh"
 
 namespace fw::cuda {
 
-// Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
-enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
+// Besides kVec16: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
+enum kChannelPieces : unsigned { kVec16DThird = 1u << 16, kVec2G = 1u << 17, kVec2DG = 1u << 18, kVec16Values = 1u << 19 };
 
 // RowM (call/select.h), of rows that are ungated: kMade where all tensors are there and whole (gradients/channel/precond.cuh).
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
-// own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates). kHalfOfKeys: of
-// wide_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are formed; else the same form does both, for no time.
-template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false,
+// own times the gain, which is a gate or none. kFusedGates: of stream rows, log-decays and gates that are logits (FusedGates). kHalfOfKeys: of
+// k256_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are formed; else the same form does both, for no time.
+template <int kTileKDim, bool kDeltaUpdate, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFusedGates = false,
           bool kHalfOfKeys = false, bool kAddsHeads = true>
 struct ChannelShape {
-  static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
+  static constexpr int kTileK = kTileKDim;
+  static constexpr bool kChannel = true, kDelta = kDeltaUpdate, kStreams = kStreamRows, kUnscaled = false, kNoDecayFix = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
-  static constexpr bool kGates = kGatedRows || !kStreamRows, kFormed = kFormedGates;
+  static constexpr bool kGates = kGatedRows || !kStreamRows, kFused = kFusedGates;
   static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
   static constexpr bool kSumsHeads = kAddsHeads && kStreamRows && kRowM == RowM::kNone && !kHalfOfKeys;
   static constexpr Residuals kResiduals = Residuals::kOfRule;
-  static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
-  static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+  static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32, kPairs = kTileK / 2;
+  static constexpr int kBlocksPerSm = kTileK == 128 ? 1 : 2;
   static constexpr bool kHalf = kHalfOfKeys;
-  static_assert(!kHalf || (kKey == kHalfKey && kOnline && !kPrecond && !kOwnKey && !kFormed));
-  static constexpr bool kEngine = kKey == 128 || kStreams;                                         // else there are too few registers
-  static constexpr bool kFollows = !kHalf && (kKey == 128 || (kStreams && kRowM != RowM::kRead));  // (the same)
+  static_assert(!kHalf || (kTileK == kHalfTileK && kDelta && !kPrecond && !kOwnKey && !kFused));
+  static constexpr bool kTma = kTileK == 128 || kStreams;                                         // else there are too few registers
+  static constexpr bool kFollows = !kHalf && (kTileK == 128 || (kStreams && kRowM != RowM::kRead));  // (the same)
   static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates || kOwnKey ? 17.5 : kPrecond ? 17 : 14.5;
 
   // A stage: what one block of 64 value columns brings.
-  static constexpr int kStages = kKey == 128 ? 2 : 1;
-  static constexpr int kStateBytes = 64 * kKey * 2;
-  static constexpr int64_t kStateStep = 64 * (kHalf ? kWideKey : kKey);  // numbers from one state in memory to the next
-  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStages = kTileK == 128 ? 2 : 1;
+  static constexpr int kStateBytes = 64 * kTileK * 2;
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);  // numbers from one state in memory to the next
+  static constexpr int kW = 0, kV = kSw128Bytes, kOut = 2 * kSw128Bytes, kState = 3 * kSw128Bytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 
   // A and P, later dT and dP; -e, anchored; dR; r and w, anchored until the products with dP and dT are over; the factors from the
   // anchors to the rows. All bf16.
-  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kErase = kP + kPanelBytes, kDR = kErase + kStateBytes;
-  static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kSw128Bytes, kErase = kP + kSw128Bytes, kDR = kErase + kStateBytes;
+  static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
   static constexpr int kFactors = kWrite + kStateBytes;
   // What the streams were before they were anchored stays in their places until the turn's end; else in registers.
-  static constexpr bool kPartsInPlace = kThirdRow || kPrecond || kKey == 64;
-  // Once those products are over: dG in float32 [64, kKey]. Where they are formed, what is summed of it: behind the next turn's A and P, which come meanwhile,
+  static constexpr bool kPartsInPlace = kThirdRow || kPrecond || kTileK == 64;
+  // Once those products are over: dG in float32 [64, kTileK]. Where they are formed, what is summed of it: behind the next turn's A and P, which come meanwhile,
   // if there is room.
-  static constexpr int kDecaySums = kA, kFormedSums = kPartsInPlace ? kDecaySums : kRead;
+  static constexpr int kDecaySums = kA, kFusedSums = kPartsInPlace ? kDecaySums : kRead;
 
   // Arrays of 64 floats, as GeneralShape.
   static constexpr int kSmall = kFactors + kStateBytes;
@@ -60,24 +60,24 @@ struct ChannelShape {
   static constexpr int kFrontEnd = kSlopes + (kStreams ? 5 : 4) * 256;
   // What there is to the decays of each warp's rows.
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64;
-  // Decay over 8 rows [8, kKey], from each anchor to the next [5, kKey], sums of D (.) S0 [8, kKey], tails of dg [4, kKey], sums over 8
-  // rows of dG, before that of what bounds took [8, kKey].
-  static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4;
-  static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
-  // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
-  static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
-  // What a_log takes of 8 rows [8, kKey]; what dt_bias takes lies where D (.) S0 did.
-  static constexpr int kRateSums = kOrigins + (kStreams ? kPlaceEntries * (4 * 8 + 4) : 0);
-  static constexpr int kNotes = kRateSums + (kFormed ? 8 * kKey * 4 : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  // Decay over 8 rows [8, kTileK], from each anchor to the next [5, kTileK], sums of D (.) S0 [8, kTileK], tails of dg [4, kTileK], sums over 8
+  // rows of dG, before that of what bounds took [8, kTileK].
+  static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kTileK * 4, kStateDots = kRatios + 5 * kTileK * 4;
+  static constexpr int kTails = kStateDots + 8 * kTileK * 4, kGroupSums = kTails + 4 * kTileK * 4;
+  // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kCoordEntries].
+  static constexpr int kOrigins = kGroupSums + 8 * kTileK * 4;
+  // What a_log takes of 8 rows [8, kTileK]; what dt_bias takes lies where D (.) S0 did.
+  static constexpr int kRateSums = kOrigins + (kStreams ? kCoordEntries * (4 * 8 + 4) : 0);
+  static constexpr int kNotes = kRateSums + (kFused ? 8 * kTileK * 4 : 0), kNotesEnd = kNotes + (kTileK == 64 ? 8 * kWarps : 0);
   // Where M is made: seven arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
   static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
   static constexpr int kSums = kMakesM ? 5 : kStreams ? 3 : 6;
   static constexpr int kPartial = kDR;
-  // And D before the first of every 16 rows, of what these give each other [4, kKey].
+  // And D before the first of every 16 rows, of what these give each other [4, kTileK].
   static constexpr int kBlockStarts = kPartial + kSums * kGroups * 256;
 
-  static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 + (kMakesM ? 4 * kKey * 4 : 0) <= kPanelBytes);
+  static_assert(64 * kTileK * 4 <= kDR - kA && kSums * kGroups * 256 + (kMakesM ? 4 * kTileK * 4 : 0) <= kSw128Bytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 
@@ -95,33 +95,33 @@ FW_DEVICE int last_sequence_from(const int32_t* chunk_base, int count, int chunk
 }
 
 template <class Shape>
-struct ChannelChunk : TurnChunk<Shape> {
-  FW_DEVICE explicit ChannelChunk(const GradientKernelArgs& a) : TurnChunk<Shape>(a) {}
+struct ChannelChunk : WorkTile<Shape> {
+  FW_DEVICE explicit ChannelChunk(const GradientKernelArgs& a) : WorkTile<Shape>(a) {}
 
-  // Where registers are few (kKey 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
+  // Where registers are few (kTileK 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
   FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
-  FW_DEVICE void note_turn(int turn) const {
-    if (this->lane == 0) notes()[0] = turn;
+  FW_DEVICE void note_tile(int work_tile) const {
+    if (this->lane == 0) notes()[0] = work_tile;
     sync_warp();
   }
   FW_DEVICE void note_blocks() const {
     if (this->lane == 0) notes()[1] = this->blocks;
     sync_warp();
   }
-  FW_DEVICE int noted_turn() const { return notes()[0]; }
-  FW_DEVICE int value_blocks() const { return Shape::kKey == 64 ? notes()[1] : this->blocks; }
+  FW_DEVICE int noted_tile() const { return notes()[0]; }
+  FW_DEVICE int value_blocks() const { return Shape::kTileK == 64 ? notes()[1] : this->blocks; }
 
   // A of the preconditioner before each token: bf16, groups of one.
-  FW_DEVICE Rows rows_before(int turn) const {
+  FW_DEVICE Rows rows_before(int work_tile) const {
     const Problem& x = this->args.problem;
-    return {this->address(turn, TurnChunk<Shape>::kBefore), int64_t{x.H} * x.K, 1};
+    return {this->address(work_tile, WorkTile<Shape>::kBefore), int64_t{x.H} * x.K, 1};
   }
 
   // What find() takes of the arguments, in bytes; by a warp, before the first one. Read from the arguments each time, a lane its own entry, it would be
   // thousands of cycles in the way of all warps.
   FW_DEVICE void make_origins() const {
     if constexpr (Shape::kStreams) {
-      using Chunk = TurnChunk<Shape>;
+      using Chunk = WorkTile<Shape>;
       const GradientArgs& every = this->args;
       const Problem& x = every.problem;
       const SequenceArg& s = x.sequences;
@@ -148,17 +148,17 @@ struct ChannelChunk : TurnChunk<Shape> {
       if (data == 0) sequence = token = head = 0;
       if (s.offsets != nullptr) sequence = 0;
       int64_t* to = reinterpret_cast<int64_t*>(this->memory + Shape::kOrigins) + entry;
-      to[0] = data, to[kPlaceEntries] = sequence, to[2 * kPlaceEntries] = token, to[3 * kPlaceEntries] = head;
-      reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[entry] = divisor;
+      to[0] = data, to[kCoordEntries] = sequence, to[2 * kCoordEntries] = token, to[3 * kCoordEntries] = head;
+      reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kCoordEntries)[entry] = divisor;
     }
   }
-  // As TurnChunk's.
-  FW_DEVICE void find(int turn) const {
+  // As WorkTile's.
+  FW_DEVICE void find(int work_tile) const {
     if constexpr (!Shape::kStreams) {
-      TurnChunk<Shape>::find(turn);
+      WorkTile<Shape>::find(work_tile);
     } else {
-      if (!this->has(turn)) return;
-      const unsigned index = this->tile_number(turn);
+      if (!this->has(work_tile)) return;
+      const unsigned index = this->tile_index(work_tile);
       this->wait_for_scan(index);
       const SequenceArg& s = this->args.problem.sequences;
       const unsigned heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
@@ -168,15 +168,15 @@ struct ChannelChunk : TurnChunk<Shape> {
       const int first = packed ? s.offsets[n] : 0, end = !exists ? 0 : packed ? s.offsets[n + 1] : s.T;
       const int token = exists ? first + (at - (packed ? s.chunk_base[n] : n * s.chunks)) * kChunk : 0;
       const int64_t* from = reinterpret_cast<const int64_t*>(this->memory + Shape::kOrigins) + this->lane;
-      const unsigned divisor = reinterpret_cast<const unsigned*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[this->lane];
+      const unsigned divisor = reinterpret_cast<const unsigned*>(this->memory + Shape::kOrigins + 4 * 8 * kCoordEntries)[this->lane];
       const int head = divisor == 1 ? hv : static_cast<int>(static_cast<unsigned>(hv) / divisor);
-      this->addresses(turn)[this->lane] =
-          reinterpret_cast<char*>(from[0] + n * from[kPlaceEntries] + token * from[2 * kPlaceEntries] + head * from[3 * kPlaceEntries]);
+      this->addresses(work_tile)[this->lane] =
+          reinterpret_cast<char*>(from[0] + n * from[kCoordEntries] + token * from[2 * kCoordEntries] + head * from[3 * kCoordEntries]);
       if (this->lane != 0) return;
-      this->place(turn)[0] = hv;
-      this->place(turn)[1] = end - token < kChunk ? end - token : kChunk;
-      this->place(turn)[2] = token;
-      this->place(turn)[3] = packed ? 0 : n;
+      this->place(work_tile)[0] = hv;
+      this->place(work_tile)[1] = end - token < kChunk ? end - token : kChunk;
+      this->place(work_tile)[2] = token;
+      this->place(work_tile)[3] = packed ? 0 : n;
     }
   }
 };

@@ -14,14 +14,14 @@ namespace fw::cuda {
 // What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's rows. Not more than a turn ahead: it
 // would be gone again.
 template <class Shape>
-FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
-  if (!c.has(turn)) return;
+FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int work_tile) {
+  if (!c.has(work_tile)) return;
   const Problem& p = c.args.problem;
   const auto prefetch = [&](int group, const auto& rows_of, int dim) {
     if (group % Shape::kGroups != c.group()) return;
     const Rows from = rows_of();
     const int row = (c.thread & 127) >> 1;
-    if (from.data == nullptr || row >= c.rows(turn)) return;
+    if (from.data == nullptr || row >= c.rows(work_tile)) return;
     const int size = from.bf16 != 0 ? 2 : 4;
     const char* line = from.data + row * from.stride * size;
     FW_NO_UNROLL
@@ -29,9 +29,9 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   };
   const auto tensor = [&](int group, const TokenArg& a, int dim) {
     prefetch(
-        group, [&] { return c.rows_at(a, turn); }, dim);
+        group, [&] { return c.rows_at(a, work_tile); }, dim);
   };
-  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_number(turn)], sizeof(PairImage));
+  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_index(work_tile)], sizeof(IntraChunk));
   tensor(0, p.in.q, p.K);
   tensor(1, p.in.k, p.K);
   if (c.wants_values()) tensor(2, p.in.v, p.V);
@@ -42,10 +42,10 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   }
   if (Shape::kMakesM) {
     prefetch(
-        2, [&] { return c.rows_before(turn); }, p.K);
+        2, [&] { return c.rows_before(work_tile); }, p.K);
   } else if (Shape::kPrecond || !Shape::kStreams) {
     prefetch(
-        2, [&] { return c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn); }, p.K);
+        2, [&] { return c.workspace_rows(WorkTile<Shape>::kM, p.H * p.K, work_tile); }, p.K);
   }
   if (!Shape::kStreams || Shape::kOwnKey) tensor(0, p.in.erase_key, p.K);
 }
@@ -65,9 +65,9 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
 // Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
 // (w, D (.) S0).
 template <class Shape>
-FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums& sums) {
-  if constexpr (Shape::kFormed) keep_formed(c, turn);
-  const Rows g = decay_rows(c, turn);
+FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {
+  if constexpr (Shape::kFused) keep_fused(c, work_tile);
+  const Rows g = decay_rows(c, work_tile);
   float* totals = c.floats(Shape::kGroupSums);
   float up[4][4];  // what bounds took from the start of the row's eight up to it
   FW_UNROLL
@@ -75,7 +75,7 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
-      const float2 x = row < c.rows(turn) ? load_decay_pair(c, g, row, channel) : make_float2(0, 0);
+      const float2 x = row < c.rows(work_tile) ? load_decay_pair(c, g, row, channel) : make_float2(0, 0);
       float* taken = up[j] + 2 * half;
       taken[0] = max(kLowestLog2Decay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestLog2Decay - log2_decay(x.y), 0.0f);
       FW_UNROLL
@@ -83,7 +83,7 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums
         const float a = shuffle_up(taken[0], delta), b = shuffle_up(taken[1], delta);
         if (c.lane >= delta) taken[0] += a, taken[1] += b;
       }
-      if (c.lane >= 28) store_float2(totals + (2 * c.block_row() + half) * Shape::kKey + channel, taken[0], taken[1]);
+      if (c.lane >= 28) store_float2(totals + (2 * c.block_row() + half) * Shape::kTileK + channel, taken[0], taken[1]);
     }
   }
   sync_threads();
@@ -91,17 +91,17 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums
   float2 all = make_float2(0, 0);
   FW_UNROLL
   for (int i = 0; i < 8; ++i) {
-    const float2 x = float2_at(totals + i * Shape::kKey + at.channel);
+    const float2 x = float2_at(totals + i * Shape::kTileK + at.channel);
     all.x += x.x, all.y += x.y;
   }
-  float* dots = c.floats(Shape::kStateDots) + at.group * Shape::kKey + at.channel;
+  float* dots = c.floats(Shape::kStateDots) + at.group * Shape::kTileK + at.channel;
   store_float2(dots, dots[0] * exp2_fast(-all.x), dots[1] * exp2_fast(-all.y));
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     float2 before = make_float2(0, 0), whole = before;
     FW_NO_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const float2 x = float2_at(totals + i * Shape::kKey + c.column() + 8 * j);
+      const float2 x = float2_at(totals + i * Shape::kTileK + c.column() + 8 * j);
       if (i < 2 * c.block_row()) before.x += x.x, before.y += x.y;
       if (i == 2 * c.block_row()) up[j][2] += x.x, up[j][3] += x.y;
       whole.x += x.x, whole.y += x.y;
@@ -123,7 +123,7 @@ FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int from, float (&x)[4]
   for (int j = 0; j < 4; ++j) {
     const float2 f = float2_at(c.floats(from) + c.column() + 8 * j);
     x[j][0] *= f.x, x[j][1] *= f.y, x[j][2] *= f.x, x[j][3] *= f.y;
-    if (Shape::kOnline) y[j][0] *= f.x, y[j][1] *= f.y, y[j][2] *= f.x, y[j][3] *= f.y;
+    if (Shape::kDelta) y[j][0] *= f.x, y[j][1] *= f.y, y[j][2] *= f.x, y[j][3] *= f.y;
   }
 }
 template <class Shape>
@@ -137,11 +137,11 @@ FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int from, float (&x)[4]
 // Offsets of the decay to anchor `anchor` from the one before (the chunk's start, end), and of the decay over 8 rows.
 template <class Shape>
 FW_DEVICE int decay_between(int anchor) {
-  return Shape::kRatios + anchor * Shape::kKey * 4;
+  return Shape::kRatios + anchor * Shape::kTileK * 4;
 }
 template <class Shape>
 FW_DEVICE int half_decay(int half) {
-  return Shape::kHalves + half * Shape::kKey * 4;
+  return Shape::kHalves + half * Shape::kTileK * 4;
 }
 
 // The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row `block_row` of kTails.
@@ -159,7 +159,7 @@ FW_DEVICE void store_tails(const GradientChunk<Shape>& c, float (&x)[8]) {
     }
   }
   const int index = ((c.lane & 16) != 0 ? 4 : 0) + ((c.lane & 8) != 0 ? 2 : 0) + ((c.lane & 4) != 0 ? 1 : 0);
-  c.floats(Shape::kTails)[c.block_row() * Shape::kKey + c.column() + index / 2 * 8 + index % 2] = x[0];
+  c.floats(Shape::kTails)[c.block_row() * Shape::kTileK + c.column() + index / 2 * 8 + index % 2] = x[0];
 }
 
 // Adds x (.) the warp's tile of an anchored stream to d_g; 16 columns from 8 j on.
@@ -201,13 +201,13 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
     decay_sums(c, ratio, sums.r, sums.e);
     uint32_t p[4], t[4], b[4];
     load_left(p, c.base + Shape::kP, 16 * own, 16 * block, c.lane);
-    if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
+    if (Shape::kDelta) load_left(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
     FW_UNROLL
     for (int j = 0; j < 4; j += 2) {
       load_right(b, c.base + Shape::kWrite, 16 * block, first + 8 * j, c.lane);
       mma_bf16(sums.r[j], p, b[0], b[1]);
       mma_bf16(sums.r[j + 1], p, b[2], b[3]);
-      if (Shape::kOnline) {
+      if (Shape::kDelta) {
         mma_bf16(sums.e[j], t, b[0], b[1]);
         mma_bf16(sums.e[j + 1], t, b[2], b[3]);
       }
@@ -223,13 +223,13 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
     decay_sums(c, ratio, sums.w);
     uint32_t p[4], t[4], b[4];
     load_left_transposed(p, c.base + Shape::kP, 16 * own, 16 * block, c.lane);
-    if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
+    if (Shape::kDelta) load_left_transposed(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
     FW_UNROLL
     for (int j = 0; j < 4; j += 2) {
       load_right(b, c.base + Shape::kRead, 16 * block, first + 8 * j, c.lane);
       mma_bf16(sums.w[j], p, b[0], b[1]);
       mma_bf16(sums.w[j + 1], p, b[2], b[3]);
-      if (Shape::kOnline) {
+      if (Shape::kDelta) {
         load_right(b, c.base + Shape::kErase, 16 * block, first + 8 * j, c.lane);
         mma_bf16(sums.w[j], t, b[0], b[1]);
         mma_bf16(sums.w[j + 1], t, b[2], b[3]);

@@ -26,13 +26,13 @@ struct PrecondWords {
   float center = 0;
 };
 template <class Shape>
-FW_DEVICE PrecondWords load_precond_words(const ChannelChunk<Shape>& c, int turn) {
+FW_DEVICE PrecondWords load_precond_words(const ChannelChunk<Shape>& c, int work_tile) {
   PrecondWords x;
   const Problem& p = c.args.problem;
   const int row = c.thread - 64;
-  if (c.warp < 2 || c.warp > 3 || !c.has(turn)) return x;
-  if (row < c.rows(turn)) x.g = load_row_bits(c, p.in.precond_g, turn, row), x.beta = load_row_bits(c, p.in.precond_beta, turn, row);
-  if (p.rule.uses_precond_center()) x.center = global_memory(p.precond_center)[c.hv(turn) * p.center_stride];
+  if (c.warp < 2 || c.warp > 3 || !c.has(work_tile)) return x;
+  if (row < c.rows(work_tile)) x.g = load_row_bits(c, p.in.precond_g, work_tile, row), x.beta = load_row_bits(c, p.in.precond_beta, work_tile, row);
+  if (p.rule.uses_precond_center()) x.center = global_memory(p.precond_center)[c.hv(work_tile) * p.center_stride];
   return x;
 }
 template <class Shape>
@@ -47,8 +47,8 @@ FW_DEVICE void publish_precond_words(const ChannelChunk<Shape>& c, const Precond
 
 // The turn: what is made of it is made again instead of kept, where there are too few registers.
 template <class Shape>
-FW_DEVICE int again(int turn) {
-  return Shape::kOnline ? opaque(turn) : turn;
+FW_DEVICE int again(int work_tile) {
+  return Shape::kDelta ? opaque(work_tile) : work_tile;
 }
 
 // Gates of a row, for its threads; the first of them leaves them for all.
@@ -94,15 +94,15 @@ FW_DEVICE int before_tile(int stage) {
 }
 // They are on their way: cp_async_wait() and a barrier before they are read.
 template <class Shape>
-FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int turn, int stage) {
-  constexpr int kLanes = Shape::kKey / 16;
-  const Rows keys = c.rows_at(c.args.problem.in.k, turn), states = c.rows_before(turn);
+FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int work_tile, int stage) {
+  constexpr int kLanes = Shape::kTileK / 16;
+  const Rows keys = c.rows_at(c.args.problem.in.k, work_tile), states = c.rows_before(work_tile);
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int column = 8 * (lane + kLanes * i);
-    const bool valid = row < c.rows(turn) && column < c.args.problem.K;
-    const uint32_t at = panel_offset(row, column);
+    const bool valid = row < c.rows(work_tile) && column < c.args.problem.K;
+    const uint32_t at = sw128_offset(row, column);
     cp_async_16(c.base + key_tile<Shape>(stage) + at, valid ? keys.data + 2 * (row * keys.stride + column) : keys.data, valid);
     cp_async_16(c.base + before_tile<Shape>(stage) + at, valid ? states.data + 2 * (row * states.stride + column) : states.data, valid);
   }
@@ -112,7 +112,7 @@ FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int turn, int s
 // What dM M'(A), which lies in the factors' place but for slope_factor(), makes of D = 0: to dk what D adds to it without its normalisation, and the sums over
 // the columns of D (.) A before the row and of D (.) k^2. The fragments of k are left.
 template <class Shape>
-FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4], float (&sums)[2][2]) {
+FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4], float (&sums)[2][2]) {
   const RowGateArrays<Shape> rows(c);
   const int own = 16 * c.block_row(), first = 32 * c.group();
   const float factor = slope_factor(c.all.precond);
@@ -137,7 +137,7 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
   if (c.lane < 4) {
     const float decay = rows.decay[own];
     FW_UNROLL
-    for (int j = 0; j < 4; ++j) store_float2(starts + c.block_row() * Shape::kKey + 8 * j, decay * d[j][0], decay * d[j][1]);
+    for (int j = 0; j < 4; ++j) store_float2(starts + c.block_row() * Shape::kTileK + 8 * j, decay * d[j][0], decay * d[j][1]);
   }
   named_barrier_sync(1 + c.group(), 128);
   FW_NO_UNROLL
@@ -145,7 +145,7 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
     const float to = rows.log_decay[16 * block - 1], low = exp2_fast(to - from[0]), high = exp2_fast(to - from[1]);
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 x = float2_at(starts + block * Shape::kKey + 8 * j);
+      const float2 x = float2_at(starts + block * Shape::kTileK + 8 * j);
       d[j][0] = fmaf(low, x.x, d[j][0]), d[j][1] = fmaf(low, x.y, d[j][1]), d[j][2] = fmaf(high, x.x, d[j][2]), d[j][3] = fmaf(high, x.y, d[j][3]);
     }
   }
@@ -176,7 +176,7 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
     sums[half][0] *= factor, sums[half][1] *= factor;
   }
   // Of A before the chunk.
-  float* const to = global_memory(c.args.precond.sums) + static_cast<int64_t>(c.tile_number(again<Shape>(turn))) * c.args.problem.K + c.column();
+  float* const to = global_memory(c.args.precond.sums) + static_cast<int64_t>(c.tile_index(again<Shape>(work_tile))) * c.args.problem.K + c.column();
   const int limit = c.row() == 0 ? c.args.problem.K : 0;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
@@ -192,20 +192,20 @@ FW_DEVICE float of_normalised_key(const ChannelChunk<Shape>& c, int row, float w
 }
 // By 64 threads, from that sum and that of D (.) A.
 template <class Shape>
-FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int turn, int row, float with_state, float with_key) {
+FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int work_tile, int row, float with_state, float with_key) {
   const RowGateArrays<Shape> rows(c);
   const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row], rest = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
-  char* const out = c.address(turn, TurnChunk<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
+  char* const out = c.address(work_tile, WorkTile<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
   *reinterpret_cast<float4*>(out) = make_float4(rest * gain, rest * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
   *reinterpret_cast<float2*>(out + 16) = make_float2(decay == 0 ? 0.0f : decay * with_state, kn2 * with_key);
 }
 // By a warp: the product of the decays, and of the sums that warps have left for the center.
 template <class Shape>
-FW_DEVICE void store_chunk_share(const ChannelChunk<Shape>& c, int turn) {
+FW_DEVICE void store_chunk_share(const ChannelChunk<Shape>& c, int work_tile) {
   const PrecondShare& share = c.args.precond;
   const float sum = group_sum<Shape::kWarps>(c.floats(Shape::kOfCenter)[c.lane % Shape::kWarps]);
-  if (c.lane == 0) global_memory(share.products)[c.tile_number(again<Shape>(turn))] = exp2_fast(RowGateArrays<Shape>(c).log_decay[63]);
-  if (c.lane == 0 && share.center != nullptr) global_memory(share.center)[c.tile_number(again<Shape>(turn))] = sum;
+  if (c.lane == 0) global_memory(share.products)[c.tile_index(again<Shape>(work_tile))] = exp2_fast(RowGateArrays<Shape>(c).log_decay[63]);
+  if (c.lane == 0 && share.center != nullptr) global_memory(share.center)[c.tile_index(again<Shape>(work_tile))] = sum;
 }
 
 }  // namespace fw::cuda

@@ -10,20 +10,20 @@ namespace fw::cuda {
 
 // As load_stage(), from the block's table of chunks.
 template <class Shape>
-FW_DEVICE void load_channel_stage(const ChannelChunk<Shape>& c, int stage, int turn, int block) {
-  if (!c.has(turn)) return;
-  const uint64_t first = static_cast<uint64_t>(c.tile_number(turn)) * static_cast<unsigned>(c.value_blocks());
-  load_stage_images(c, stage, turn, block, static_cast<int64_t>(first + static_cast<unsigned>(block)));
+FW_DEVICE void load_channel_stage(const ChannelChunk<Shape>& c, int stage, int work_tile, int block) {
+  if (!c.has(work_tile)) return;
+  const uint64_t first = static_cast<uint64_t>(c.tile_index(work_tile)) * static_cast<unsigned>(c.value_blocks());
+  load_stage_tiles(c, stage, work_tile, block, static_cast<int64_t>(first + static_cast<unsigned>(block)));
 }
 
 // Where there are registers for it; else make_value_tiles() and both products by all.
 template <class Shape>
-inline constexpr bool kByHalves = Shape::kOnline&& Shape::kKey == 128;
+inline constexpr bool kByHalves = Shape::kDelta&& Shape::kTileK == 128;
 
 // A warp's tiles of dP and -dT, or of one of them: dP by the first half of the warpgroups, -dT by the second.
 template <class Shape>
 struct ChannelPairs {
-  static constexpr int kProducts = Shape::kOnline && !kByHalves<Shape> ? 2 : 1;
+  static constexpr int kProducts = Shape::kDelta && !kByHalves<Shape> ? 2 : 1;
   static constexpr int kGroups = kByHalves<Shape> ? Shape::kGroups / 2 : Shape::kGroups;  // that share one
   static constexpr int kTiles = 8 / kGroups, kColumns = 8 * kTiles;
   float x[kProducts][kTiles][4] = {};
@@ -42,15 +42,15 @@ FW_DEVICE int half_column(const ChannelChunk<Shape>& c) {
 // As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. Behind it a fence and a barrier are
 // wanted.
 template <class Shape>
-FW_DEVICE void make_tiles_by_halves(const ChannelChunk<Shape>& c, int stage) {
+FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
   constexpr int kTiles = ChannelPairs<Shape>::kTiles, kColumns = ChannelPairs<Shape>::kColumns;
-  const int granule = half_column(c) / 8;
+  const int atom = half_column(c) / 8;
   const uint32_t columns = c.base + 2 * half_column(c);
   const auto store = [&](int tile, const float(&x)[kTiles][4]) {
     FW_UNROLL
     for (int j = 0; j < kTiles; ++j) {
-      c.fragment_at(tile, 0, granule, j) = pack_bf16(x[j][0], x[j][1]);
-      c.fragment_at(tile, 1, granule, j) = pack_bf16(x[j][2], x[j][3]);
+      c.fragment_at(tile, 0, atom, j) = pack_bf16(x[j][0], x[j][1]);
+      c.fragment_at(tile, 1, atom, j) = pack_bf16(x[j][2], x[j][3]);
     }
   };
   const auto finish = [](float(&x)[kTiles][4]) {
@@ -64,7 +64,7 @@ FW_DEVICE void make_tiles_by_halves(const ChannelChunk<Shape>& c, int stage) {
     if (c.args.v_is_dz) return named_barrier_sync(1 + c.group(), 128);  // as often as the others, else racecheck loses count
     FW_UNROLL
     for (int j = 0; j < kTiles; ++j) {
-      const uint32_t low = c.fragment_at(stage + Shape::kV, 0, granule, j), high = c.fragment_at(stage + Shape::kV, 1, granule, j);
+      const uint32_t low = c.fragment_at(stage + Shape::kV, 0, atom, j), high = c.fragment_at(stage + Shape::kV, 1, atom, j);
       d[j][0] = bf16_low(low), d[j][1] = bf16_high(low), d[j][2] = bf16_low(high), d[j][3] = bf16_high(high);
     }
     keep(flat(d));
@@ -94,7 +94,7 @@ FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, S
   const uint32_t at = c.base + stage, states = at + key_columns(c);
   wgmma_fence();
   start_product<32, false, true, false, true>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
-  if (Shape::kOnline) start_product<32, false, true, false, true>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  if (Shape::kDelta) start_product<32, false, true, false, true>(flat(sums.e), at + Shape::kV, states + Shape::kState);
   meanwhile();
   start_product<32, false, true, false, true>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
   FW_UNROLL
@@ -108,7 +108,7 @@ template <class Shape>
 FW_DEVICE void finish_channel_products(StreamSums& sums, ChannelPairs<Shape>& pairs) {
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w));
-  if (Shape::kOnline) keep(flat(sums.e));
+  if (Shape::kDelta) keep(flat(sums.e));
   FW_UNROLL
   for (int i = 0; i < ChannelPairs<Shape>::kProducts; ++i) keep(flat(pairs.x[i]));
 }

@@ -2,7 +2,7 @@
 // its gradients, where the products lie. What such streams were before they were anchored stays in registers.
 #pragma once
 
-#include "scan/cuda/front/numbers.cuh"
+#include "scan/cuda/front/token_scalars.cuh"
 #include "scan/cuda/gradients/channel/precond.cuh"
 #include "scan/cuda/gradients/common/head_sums.cuh"
 
@@ -33,33 +33,33 @@ struct RowWords {
   float2 squares[2];  // |q|^2 and |k|^2, of shapes with half of the keys
 };
 template <class Shape>
-FW_DEVICE float2 load_squares(const ChannelChunk<Shape>& c, int turn, int row) {
-  const RowNorms& all = c.args.half.norms[c.tile(turn)];
+FW_DEVICE float2 load_squares(const ChannelChunk<Shape>& c, int work_tile, int row) {
+  const RowNorms& all = c.args.half.norms[c.tile(work_tile)];
   return make_float2(all.q2[row], all.k2[row]);
 }
 template <class Shape>
-FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
-  constexpr int kLanes = Shape::kKey / 16;
+FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int work_tile) {
+  constexpr int kLanes = Shape::kTileK / 16;
   RowWords x = {};
-  if (!c.has(turn)) return x;
+  if (!c.has(work_tile)) return x;
   const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
-  const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
-  if constexpr (Shape::kHalf) x.squares[0] = load_squares(c, turn, row);
+  const Rows q = c.rows_at(c.args.problem.in.q, work_tile), k = c.rows_at(c.args.problem.in.k, work_tile);
+  if constexpr (Shape::kHalf) x.squares[0] = load_squares(c, work_tile, row);
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int column = 8 * (lane + kLanes * i);
-    if (row >= c.rows(turn) || column >= K) continue;
+    if (row >= c.rows(work_tile) || column >= K) continue;
     x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (row * q.stride + column));
     x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (row * k.stride + column));
     if constexpr (Shape::kThirdRow) {
-      const Rows third = c.rows_at(third_row<Shape>(c.args.problem.in), turn);
+      const Rows third = c.rows_at(third_row<Shape>(c.args.problem.in), work_tile);
       x.third[i] = *reinterpret_cast<const uint4*>(third.data + 2 * (row * third.stride + column));
     }
     if constexpr (Shape::kMakesM) {
-      const Rows states = c.rows_before(turn);
+      const Rows states = c.rows_before(work_tile);
       x.before[i] = *reinterpret_cast<const uint4*>(states.data + 2 * (row * states.stride + column));
     } else if constexpr (Shape::kPrecond) {
-      const Rows m = c.workspace_rows(TurnChunk<Shape>::kM, c.args.problem.H * K, turn);
+      const Rows m = c.workspace_rows(WorkTile<Shape>::kM, c.args.problem.H * K, work_tile);
       const float4* from = reinterpret_cast<const float4*>(m.data + 4 * (row * m.stride + column));
       const float4 low = from[0], high = from[1];
       x.m[i][0] = low.x, x.m[i][1] = low.y, x.m[i][2] = low.z, x.m[i][3] = low.w;
@@ -72,7 +72,7 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
 // Whether M is on the read; what is made here is on the read of rules without an erase, on the write of others.
 template <class Shape>
 FW_DEVICE bool on_read(const Rule& r) {
-  return Shape::kMakesM ? !Shape::kOnline : r.preconditions_read();
+  return Shape::kMakesM ? !Shape::kDelta : r.preconditions_read();
 }
 
 // M of the words, made where it was not read.
@@ -103,11 +103,11 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
 
 // The erase gates of a granule. Formed ones are kept in the place of their gradients, for load_third().
 template <class Shape>
-FW_DEVICE uint4 formed_third(const ChannelChunk<Shape>& c, int turn, int row, int column, const uint4& words) {
-  if constexpr (Shape::kFormed && Shape::kGates) {
-    const uint4 values = formed_gates(c.args.problem.formed.erase_gate.factor, words);
-    const Rows to = c.rows_at(third_row<Shape>(c.args.grads.d), turn);
-    if (row < c.rows(turn) && column < c.args.problem.K) *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
+FW_DEVICE uint4 fused_third(const ChannelChunk<Shape>& c, int work_tile, int row, int column, const uint4& words) {
+  if constexpr (Shape::kFused && Shape::kGates) {
+    const uint4 values = fused_gates(c.args.problem.formed.erase_gate.factor, words);
+    const Rows to = c.rows_at(third_row<Shape>(c.args.grads.d), work_tile);
+    if (row < c.rows(work_tile) && column < c.args.problem.K) *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
     return values;
   } else {
     return words;
@@ -116,8 +116,8 @@ FW_DEVICE uint4 formed_third(const ChannelChunk<Shape>& c, int turn, int row, in
 
 // As StreamRows::make_streams, anchored.
 template <class Shape>
-FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
-  constexpr int kLanes = Shape::kKey / 16;
+FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, const RowWords& words) {
+  constexpr int kLanes = Shape::kTileK / 16;
   const Problem& x = c.args.problem;
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
   FrontScalars<float> s;
@@ -142,13 +142,13 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
   } else {
     q_k = group_sum<kLanes>(q_k);
   }
-  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+  s.beta = c.work_tile_floats(Shape::kBeta, work_tile)[row];
   FrontCoefs<float> f =
       plain_gain(x.rule) ? front_coefs(rule_of_rows<Shape, false>(x.rule), x.scale, s) : front_coefs(rule_of_rows<Shape, true>(x.rule), x.scale, s);
-  if (row >= c.rows(turn)) f = FrontCoefs<float>();
+  if (row >= c.rows(work_tile)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const uint32_t at = panel_offset(row, 8 * (lane + kLanes * i));
+    const uint32_t at = sw128_offset(row, 8 * (lane + kLanes * i));
     float r[8], e[8], w[8];
     unpack_8(words.q[i], r);
     unpack_8(words.k[i], w);
@@ -160,14 +160,14 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
     }
     if constexpr (Shape::kThirdRow) {
       float third[8];
-      unpack_8(formed_third(c, turn, row, 8 * (lane + kLanes * i), words.third[i]), third);
+      unpack_8(fused_third(c, work_tile, row, 8 * (lane + kLanes * i), words.third[i]), third);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) e[j] = (Shape::kOwnKey ? f.e_k : e[j]) * third[j];
     }
     anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), r, e, w);
     *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(r);
     *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(w);
-    if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(e);
+    if (Shape::kDelta) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(e);
   }
   q_k = Shape::kPrecond ? group_sum<kLanes>(q_k) : f.r_q * f.w_k * q_k;
   if (lane == 0) {
@@ -189,13 +189,13 @@ struct StreamParts {
 };
 // The gate on e, 1 past K and the last row; what e is a multiple of, 0 there.
 template <class Shape>
-FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
+FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int work_tile, StreamParts& parts) {
   constexpr uint32_t kNone = Shape::kOwnKey ? 0 : 0x3f803f80;
-  const Rows third = c.rows_at(third_row<Shape>(Shape::kFormed && Shape::kGates ? c.args.grads.d : c.args.problem.in), turn);
+  const Rows third = c.rows_at(third_row<Shape>(Shape::kFused && Shape::kGates ? c.args.grads.d : c.args.problem.in), work_tile);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
-    const bool valid = row < c.rows(turn);
+    const bool valid = row < c.rows(work_tile);
     const char* p = third.data + 2 * (row * third.stride + c.column());
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -205,29 +205,29 @@ FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int turn, StreamParts& p
 }
 // M, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int turn, int half, int tile) {
+FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int work_tile, int half, int tile) {
   const Problem& x = c.args.problem;
-  const Rows m = c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn);
+  const Rows m = c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
-  return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
+  return row < c.rows(work_tile) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
                                             : make_float2(1, 1);
 }
 template <class Shape>
-FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
+FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int work_tile, StreamParts& parts) {
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 y = load_m(c, turn, half, j);
+      const float2 y = load_m(c, work_tile, half, j);
       parts.m[half][2 * j] = y.x, parts.m[half][2 * j + 1] = y.y;
     }
   }
 }
 
-// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_numbers() has a part in, and the third row's
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_scales() has a part in, and the third row's
 // gradient.
 template <class Shape>
-FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_unused]] int stage, StreamSums& sums, StreamParts& parts) {
+FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[maybe_unused]] int stage, StreamSums& sums, StreamParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   if constexpr (Shape::kMakesM) {
@@ -235,12 +235,12 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
     cp_async_wait<0>();
   }
   FW_UNROLL
-  for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
+  for (int j = 0; j < 2 && Shape::kDelta; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
   const bool reads = on_read<Shape>(c.args.problem.rule);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
-  const float gate_inverse = Shape::kFormed && Shape::kGates ? rcp_fast(c.args.problem.formed.erase_gate.factor) : 1.0f;
+  const float gate_inverse = Shape::kFused && Shape::kGates ? rcp_fast(c.args.problem.formed.erase_gate.factor) : 1.0f;
   PrecondMap<float> map;
   float of_center = 0;
   if constexpr (Shape::kMakesM) map = precond_of(c);
@@ -266,7 +266,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
         const uint32_t third = Shape::kThirdRow ? parts.third[half][tile] : 0;
         float2 m_pair = make_float2(1, 1);
         if (Shape::kPrecond && !Shape::kMakesM)
-          m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
+          m_pair = Shape::kTileK == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, work_tile, half, tile);
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
@@ -274,7 +274,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           const float factor = value(f[i]), inverse = rcp_fast(factor), at_r = value(r[i]), at_w = value(w[i]);
           raw_r[k] = at_r * inverse, raw_w[k] = at_w * factor;
           d_g[k] = fmaf(at_r, dr, -(at_w * dw));
-          if (Shape::kOnline) d_g[k] = fmaf(value(e_words[j / 2][i]), de, d_g[k]);
+          if (Shape::kDelta) d_g[k] = fmaf(value(e_words[j / 2][i]), de, d_g[k]);
           parts.sums[half][0] = fmaf(at_r, dr, parts.sums[half][0]), parts.sums[half][1] = fmaf(at_w, dw, parts.sums[half][1]);
           dr = fmaf(diagonal, at_w, dr) * factor, dw = fmaf(diagonal, at_r, dw) * inverse;
           if constexpr (Shape::kMakesM) {  // r is left without M, w not at all
@@ -299,7 +299,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           }
           dr *= r_q;
           if (!Shape::kMakesM) dw *= w_k;
-          if (!Shape::kOnline) continue;
+          if (!Shape::kDelta) continue;
           de *= -factor;
           if constexpr (Shape::kOwnKey) {
             parts.sums[half][2] += value(third) * de;
@@ -310,14 +310,14 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           parts.sums[half][2] += raw_w[k] * gated;
           dw += e_k * gated;
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
-          if (Shape::kFormed && Shape::kGates) de *= fmaf(-value(third) * gate_inverse, value(third), value(third));
+          if (Shape::kFused && Shape::kGates) de *= fmaf(-value(third) * gate_inverse, value(third), value(third));
         }
         if constexpr (Shape::kMakesM) {
           c.fragment(Shape::kFactors, half, tile) = pack_bf16(d_m[0], d_m[1]);
         } else if constexpr (Shape::kPrecond) {
           const int at_row = c.row() + 8 * half, at_column = c.column() + 8 * tile;
-          if (at_row < c.rows(turn) && at_column < c.args.problem.K) {
-            const Rows out = c.workspace_rows(TurnChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
+          if (at_row < c.rows(work_tile) && at_column < c.args.problem.K) {
+            const Rows out = c.workspace_rows(WorkTile<Shape>::kDM, c.args.problem.HV * c.args.problem.K, work_tile);
             store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + at_column), d_m[0], d_m[1]);
           }
         }
@@ -342,13 +342,13 @@ FW_DEVICE float first_half_alone(const ChannelChunk<Shape>& c, float x) {
 
 // By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
-FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
+FW_DEVICE void stream_row_scales(const ChannelChunk<Shape>& c, int work_tile, int row) {
   const Problem& x = c.args.problem;
   float* coefficients = c.floats(Shape::kSlopes) + row;
   const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
   const float diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
   const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal;
-  float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+  float w_de = Shape::kDelta ? row_sum(c, 2, row) : 0.0f;
   if (Shape::kMakesM) w_de *= w_k;  // that is the sum of k.de
   const float dz_v = first_half_alone(c, c.floats(Shape::kDZv)[row]);
   const float z_v = c.floats(Shape::kZv)[row];
@@ -362,7 +362,7 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];
     s.k2 = c.floats(Shape::kScalars)[64 + row];
-    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+    s.beta = c.work_tile_floats(Shape::kBeta, work_tile)[row];
     const float r_inverse = inverse_or_zero(r_q), w_inverse = inverse_or_zero(w_k);
     FrontCoefs<float> d;
     d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de;
@@ -372,24 +372,24 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
   }
   if constexpr (Shape::kMakesM) of_w = of_w * w_k + of_normalised_key(c, row, row_sum(c, 4, row));
   if constexpr (Shape::kHalf) {
-    const float2 of = join_half_slopes(c, turn, row, true, make_float2(of_r * r_q, of_w * w_k));
+    const float2 of = join_half_slopes(c, work_tile, row, true, make_float2(of_r * r_q, of_w * w_k));
     of_r = of.x * inverse_or_zero(r_q), of_w = of.y * inverse_or_zero(w_k);
   }
   coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
-  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= number_slope(x.formed.beta, c.turn_floats(Shape::kBeta, turn)[row]);
-  if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
+  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= scalar_slope(x.formed.beta, c.work_tile_floats(Shape::kBeta, work_tile)[row]);
+  if (row < c.rows(work_tile)) store_one(c.rows_at(c.args.grads.d.beta, work_tile), row, dbeta);
 }
 
 // dq, dk and the gradient of the third row.
 template <class Shape>
-FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const StreamParts& parts) {
+FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int work_tile, const StreamSums& d, const StreamParts& parts) {
   const HeadGradients& out = c.args.grads;
-  const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
-  const Rows d_third = Shape::kThirdRow ? c.rows_at(third_row<Shape>(out.d), turn) : Rows{};
+  const Rows dq = c.rows_at(out.d.q, work_tile), dk = c.rows_at(out.d.k, work_tile);
+  const Rows d_third = Shape::kThirdRow ? c.rows_at(third_row<Shape>(out.d), work_tile) : Rows{};
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
-    const bool valid = row < c.rows(turn);
+    const bool valid = row < c.rows(work_tile);
     const float of_r = c.floats(Shape::kSlopes)[192 + row], of_w = c.floats(Shape::kSlopes)[256 + row];
     float x[8], y[8], z[8];  // z: of the third row
     FW_UNROLL
@@ -400,13 +400,13 @@ FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, co
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
     }
-    const bool all_of_q = add_heads(c, turn, 8 * half, x), all_of_k = add_heads(c, turn, 16 + 8 * half, y);
+    const bool all_of_q = add_heads(c, work_tile, 8 * half, x), all_of_k = add_heads(c, work_tile, 16 + 8 * half, y);
     if (all_of_q && all_of_k) {
-      store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
-      store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
+      store_fragment(c, dq, c.pieces(kVec16DQ), row, valid, x);
+      store_fragment(c, dk, c.pieces(kVec16DK), row, valid, y);
     }
-    if constexpr (!Shape::kThirdRow || !Shape::kOnline) continue;
-    if (d_third.data != nullptr) store_fragment(c, d_third, c.pieces(kPiecesDThird), row, valid, z);
+    if constexpr (!Shape::kThirdRow || !Shape::kDelta) continue;
+    if (d_third.data != nullptr) store_fragment(c, d_third, c.pieces(kVec16DThird), row, valid, z);
   }
 }
 

@@ -3,11 +3,11 @@
 
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/front/rows.cuh"
-#include "scan/cuda/machine/panels.cuh"
+#include "scan/cuda/machine/sw128.cuh"
 
 namespace fw::cuda {
 
-// What a thread knows in the products. The warps lie over a product [64 rows, kKey] as 4 x kGroups tiles of 16 rows x 32 columns.
+// What a thread knows in the products. The warps lie over a product [64 rows, kTileK] as 4 x kGroups tiles of 16 rows x 32 columns.
 template <class Shape>
 struct GradientChunk {
   const GradientArgs& args;
@@ -36,14 +36,14 @@ struct GradientChunk {
   FW_DEVICE float* floats(int offset) const { return reinterpret_cast<float*>(memory + offset); }
   FW_DEVICE uint64_t* barrier(int stage) const { return reinterpret_cast<uint64_t*>(memory + Shape::kBarriers) + stage; }
   FW_DEVICE uint32_t& word(int tile_offset, int row, int column) const {
-    return *reinterpret_cast<uint32_t*>(memory + tile_offset + panel_offset(row, column));
+    return *reinterpret_cast<uint32_t*>(memory + tile_offset + sw128_offset(row, column));
   }
   // The two numbers of a product's fragment at row() + 8 half, columns 8 (granule + j) + 2 (lane % 4) and the next; granule: a multiple of
   // the number of the j.
-  FW_DEVICE uint32_t& fragment_at(int tile_offset, int half, int granule, int j) const {
-    const int in_row = ((granule & 7) << 4) ^ ((lane & 28) << 2);
+  FW_DEVICE uint32_t& fragment_at(int tile_offset, int half, int atom, int j) const {
+    const int in_row = ((atom & 7) << 4) ^ ((lane & 28) << 2);
     return *reinterpret_cast<uint32_t*>(memory + (tile_offset + half * 1024) +
-                                        ((granule >> 3) * kPanelBytes + row() * 128 + (lane & 3) * 4 + (in_row ^ (j << 4))));
+                                        ((atom >> 3) * kSw128Bytes + row() * 128 + (lane & 3) * 4 + (in_row ^ (j << 4))));
   }
   // At column() + 8 j.
   FW_DEVICE uint32_t& fragment(int tile_offset, int half, int j) const { return fragment_at(tile_offset, half, 4 * group(), j); }

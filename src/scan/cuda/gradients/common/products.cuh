@@ -5,7 +5,7 @@
 
 namespace fw::cuda {
 
-// The warp's tiles of the products [64, kKey], as products with the states first: dO S0^T, dZ S0^T, R D^T.
+// The warp's tiles of the products [64, kTileK], as products with the states first: dO S0^T, dZ S0^T, R D^T.
 struct StreamSums {
   float r[4][4] = {}, e[4][4] = {}, w[4][4] = {};
 };

@@ -14,7 +14,7 @@ FW_DEVICE uint64_t join_descriptor(uint32_t low) { return static_cast<uint64_t>(
 // kHalves: with join_descriptor().
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kHalves = false>
 FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
-  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kPanelBytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kPanelBytes : 16, 1024);
+  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {  // addresses count units of 16 bytes
     if constexpr (kHalves) {
@@ -35,7 +35,7 @@ FW_DEVICE float (&flat(float (&x)[kTiles][4]))[4 * kTiles] {
 // Where the group's columns begin in a tile [summed][columns] of keys, of values, and its rows in a tile of values.
 template <class Shape>
 FW_DEVICE int key_columns(const GradientChunk<Shape>& c) {
-  return (c.group() >> 1) * kPanelBytes + (c.group() & 1) * 64;
+  return (c.group() >> 1) * kSw128Bytes + (c.group() & 1) * 64;
 }
 template <class Shape>
 FW_DEVICE int value_columns(const GradientChunk<Shape>& c) {
@@ -49,11 +49,11 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
 // In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already and W not R. Ends with a
 // barrier.
 template <class Shape>
-FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
+FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
   const uint32_t columns = c.base + value_columns(c);
   fence_async_shared();  // what was copied and written for this
-  if constexpr (Shape::kOnline) {
+  if constexpr (Shape::kDelta) {
     if (c.args.v_is_dz && c.solved()) return sync_threads();
     if (c.args.v_is_dz) {
       float r[kTiles][4];
@@ -78,12 +78,12 @@ FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
   keep(flat(d));
   wgmma_fence();
   start_product<kColumns, true, true, false, Shape::kChannel>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
-  constexpr bool kTogether = Shape::kOnline && kTiles == 2;  // else there are too few registers
+  constexpr bool kTogether = Shape::kDelta && kTiles == 2;  // else there are too few registers
   if (kTogether) start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
-  if constexpr (!Shape::kOnline) {
+  if constexpr (!Shape::kDelta) {
     store_tile(c, stage + Shape::kV, d);  // where this thread has read
   } else {
     store_tile(c, Shape::kDR, d);
@@ -111,22 +111,22 @@ FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
 
 // Adds a stage's values to the products; until finish_value_products() nothing touches them.
 template <class Shape>
-FW_DEVICE void start_value_products(const TurnChunk<Shape>& c, int stage, StreamSums& sums, PairSums<Shape>& pairs) {
+FW_DEVICE void start_value_products(const WorkTile<Shape>& c, int stage, StreamSums& sums, PairSums<Shape>& pairs) {
   constexpr int kColumns = PairSums<Shape>::kColumns;
   const uint32_t at = c.base + stage, states = at + key_columns(c), r_rows = at + Shape::kW + value_rows_from(c);
   wgmma_fence();
   start_product<32, false, true, false, Shape::kChannel>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
-  if (Shape::kOnline) start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  if (Shape::kDelta) start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
   start_product<32, false, true, false, Shape::kChannel>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
   start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.p), at + Shape::kOut, r_rows);
-  if (Shape::kOnline) start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
+  if (Shape::kDelta) start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>
 FW_DEVICE void finish_value_products(StreamSums& sums, PairSums<Shape>& pairs) {
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w)), keep(flat(pairs.p));
-  if (Shape::kOnline) keep(flat(sums.e)), keep(flat(pairs.t));
+  if (Shape::kDelta) keep(flat(sums.e)), keep(flat(pairs.t));
 }
 
 }  // namespace fw::cuda

@@ -2,7 +2,7 @@
 // the raw inputs of a chunk and value head, the gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over
 // values stay in registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 //
-// Roles, 4 kKey threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
+// Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block, rows of q and k          barrier(stage), key_barrier  the same                  stages, kRead, kWrite
 //   0         thread 0 brings A and P of the first turn,       pairs_barrier                pairs_barrier             kA, kP
@@ -18,8 +18,8 @@ namespace fw::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
-  TurnChunk<Shape> c(args);
-  begin_turns(c);
+  WorkTile<Shape> c(args);
+  begin_work_tiles(c);
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
@@ -32,37 +32,37 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_
     if (c.warp == i) c.find(i);
   }
   sync_threads();
-  prefetch_turn(c, 1);
+  prefetch_work_tile(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
-    load_stage(c, i, loaded.turn, loaded.block);
+    load_stage(c, i, loaded.work_tile, loaded.block);
     loaded.next(c.blocks);
   }
-  float2 numbers = load_row_numbers(c, 0);
-  publish_row_numbers(c, 0, numbers);
-  numbers = load_row_numbers(c, 1);
+  float2 numbers = load_row_scales(c, 0);
+  publish_row_scales(c, 0, numbers);
+  numbers = load_row_scales(c, 1);
   int step = 0;  // value blocks so far
 
-  int turn = 0;
+  int work_tile = 0;
   FW_NO_UNROLL
-  for (; c.has(turn); ++turn) {
+  for (; c.has(work_tile); ++work_tile) {
     sync_threads();  // the rows and coefficients of the turn before have been read
-    load_keys(c, turn);
-    mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
-    GeneralRows::make_streams(c, turn);
-    mbarrier_wait(c.pairs_barrier(), turn & 1);
+    load_keys(c, work_tile);
+    mbarrier_wait(c.key_barrier(work_tile), work_tile / 2 & 1);
+    GeneralRows::make_streams(c, work_tile);
+    mbarrier_wait(c.pairs_barrier(), work_tile & 1);
     fence_async_shared();
     sync_threads();
     c.refresh();
-    if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);
+    if (work_tile > 0 && c.warp == 3) store_decay_gradient(c, work_tile - 1);
 
     StreamSums sums;
     float tail = 0;
     {
       PairSums<Shape> pairs;
       ValueSums z_sums[ValueLanes<Shape>::kPasses] = {};
-      const StillState<Shape> still(c, turn);
+      const NoDecayState<Shape> still(c, work_tile);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block, ++step) {
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
@@ -71,25 +71,25 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_
         make_value_tiles(c, stage);
         c.refresh();
         start_value_products(c, stage, sums, pairs);
-        words.load(c, turn, block);
-        value_rows(c, turn, block, stage, words, z_sums);
+        words.load(c, work_tile, block);
+        value_rows(c, work_tile, block, stage, words, z_sums);
         if (!still.by_scans()) tail = dot_states(c, stage, tail);
-        const StillWords<Shape> words_of_still(c, still, block);
+        const NoDecayWords<Shape> words_of_no_decay(c, still, block);
         finish_value_products(sums, pairs);
-        if (still.by_scans()) tail = words_of_still.dot(c, still, stage, tail);
+        if (still.by_scans()) tail = words_of_no_decay.dot(c, still, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
-        load_stage(c, index, loaded.turn, loaded.block);
+        load_stage(c, index, loaded.work_tile, loaded.block);
         loaded.next(c.blocks);
       }
-      store_decayed_pairs(c, turn, pairs);
+      store_decayed_pairs(c, work_tile, pairs);
       FW_UNROLL
       for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
         const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].gain);
         const int row = c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows;
         if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[row] = sum;
-        if constexpr (Shape::kStills) {
+        if constexpr (Shape::kNoDecayFix) {
           const float v_dz = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].v_dz);
           if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kVDz)[row] = v_dz;
         }
@@ -97,33 +97,33 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_
     }
     fence_async_shared();
     sync_threads();
-    load_stage(c, step % Shape::kStages, loaded.turn, loaded.block);
+    load_stage(c, step % Shape::kStages, loaded.work_tile, loaded.block);
     loaded.next(c.blocks);
     ++step;
 
     c.refresh();
-    publish_row_numbers(c, turn + 1, numbers);
-    numbers = load_row_numbers(c, turn + 2);
-    if (c.warp == 5) c.find(turn + 3);
-    prefetch_turn(c, turn + 2);
+    publish_row_scales(c, work_tile + 1, numbers);
+    numbers = load_row_scales(c, work_tile + 2);
+    if (c.warp == 5) c.find(work_tile + 3);
+    prefetch_work_tile(c, work_tile + 2);
 
-    const StillState<Shape> still(c, turn);
-    const float of_rows = finish_streams(c, turn, sums, still.by_rows());
-    if (!still.by_scans()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
+    const NoDecayState<Shape> still(c, work_tile);
+    const float of_rows = finish_streams(c, work_tile, sums, still.by_rows());
+    if (!still.by_scans()) tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + of_rows;
     tail = warp_sum(tail);
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
-    GeneralRows::sum_rows(c, turn, sums);
+    GeneralRows::sum_rows(c, work_tile, sums);
     fence_async_shared();
     sync_threads();
     c.refresh();
-    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
-    if (c.thread < kChunk) GeneralRows::row_numbers(c, turn, c.thread);
+    if (c.thread == 6 * 32) load_pairs(c, work_tile + 1);
+    if (c.thread < kChunk) GeneralRows::row_scales(c, work_tile, c.thread);
     sync_threads();
-    GeneralRows::store_gradients(c, turn, sums);
+    GeneralRows::store_gradients(c, work_tile, sums);
   }
   sync_threads();
-  if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);
-  end_turns(c);
+  if (work_tile > 0 && c.warp == 3) store_decay_gradient(c, work_tile - 1);
+  end_work_tiles(c);
 }
 
 template <class Shape>

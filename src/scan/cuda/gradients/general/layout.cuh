@@ -1,34 +1,34 @@
 // The general kernel for scalar decay, and none: its shared memory.
 #pragma once
 
-#include "scan/cuda/gradients/common/turns.cuh"
+#include "scan/cuda/gradients/common/work_tiles.cuh"
 
 namespace fw::cuda {
 
-// kBareKeys: A, P and the images are those of bare_keys.cuh.
-template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
+// kUnscaledKeys: A, P and the images are those of unscaled_keys.cuh.
+template <int kTileKDim, bool kDeltaUpdate, bool kUnscaledKeys = false>
 struct GeneralShape {
-  static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false,
-                        kEngine = false;
+  static constexpr int kTileK = kTileKDim;
+  static constexpr bool kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kPrecond = false, kGates = true, kUnscaled = kUnscaledKeys, kWhole = false,
+                        kTma = false;
   static constexpr bool kSumsHeads = false;
-  static constexpr bool kStills = kBare;  // StillState; they may have no log-decays
-  static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
-  static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
+  static constexpr bool kNoDecayFix = kUnscaled;  // NoDecayState; they may have no log-decays
+  static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
+  static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr bool kFollows = true;   // can begin beside the scan (TilesReady)
   static constexpr double kTileTime = 16;  // launch_gradients()
 
   // A stage: what one block of 64 value columns brings.
-  static constexpr int kStages = kKey == 128 ? 2 : 1;
-  static constexpr int kStateBytes = 64 * kKey * 2;
-  static constexpr int64_t kStateStep = 64 * kKey;  // numbers from one state in memory to the next
-  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStages = kTileK == 128 ? 2 : 1;
+  static constexpr int kStateBytes = 64 * kTileK * 2;
+  static constexpr int64_t kStateStep = 64 * kTileK;  // numbers from one state in memory to the next
+  static constexpr int kW = 0, kV = kSw128Bytes, kOut = 2 * kSw128Bytes, kState = 3 * kSw128Bytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 
   // A and P, later dT and dP; dR; r and w, q and k, e.
-  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
-  static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kSw128Bytes, kDR = kP + kSw128Bytes;
+  static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
   static constexpr int kRaw = kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
 
   // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v ...
@@ -44,7 +44,7 @@ struct GeneralShape {
   static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;  // the latter with bare keys
   static constexpr int kBytes = kSmallEnd;
 
-  static_assert(kSums * kGroups * 256 + 512 <= kPanelBytes);
+  static_assert(kSums * kGroups * 256 + 512 <= kSw128Bytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 

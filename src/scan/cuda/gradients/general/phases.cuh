@@ -24,16 +24,16 @@ struct ValueWords {
   uint4 v[Lanes::kPasses];
   bool wide;
 
-  FW_DEVICE void load(const TurnChunk<Shape>& c, int turn, int block) {
+  FW_DEVICE void load(const WorkTile<Shape>& c, int work_tile, int block) {
     const Problem& x = c.args.problem;
-    const Rows rows = c.rows_at(x.in.v, turn);
+    const Rows rows = c.rows_at(x.in.v, work_tile);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = c.pieces(kPiecesV) && c.wants_values();
+    wide = c.pieces(kVec16V) && c.wants_values();
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
+      if (wide && row < c.rows(work_tile) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
     }
   }
 };
@@ -45,43 +45,43 @@ FW_DEVICE void unpack_8(const uint4& words, float (&x)[8]) {
 
 // The value side of a stage: dv, the channel write gate's gradient, and this lane's part of the rows' sums.
 template <class Shape>
-FW_DEVICE void value_rows(const TurnChunk<Shape>& c, int turn, int block, int stage, const ValueWords<Shape>& words,
+FW_DEVICE void value_rows(const WorkTile<Shape>& c, int work_tile, int block, int stage, const ValueWords<Shape>& words,
                           ValueSums (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
   const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
   const int in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
-  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
+  const Rows dv = c.rows_at(c.args.grads.d.v, work_tile);
   FW_UNROLL
   for (int i = 0; i < Lanes::kPasses; ++i) {
     const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
-    if (row >= c.rows(turn) || column >= x.V) continue;
+    if (row >= c.rows(work_tile) || column >= x.V) continue;
     const int t = row;
     float dz[8], v[8];
     const float z_v = c.floats(Shape::kZv)[row];
     const bool residual = c.residual_gains() && gain_by_residual(z_v);
-    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    if (Shape::kStills || !residual) {
+    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + sw128_offset(row, in_block)), dz);
+    if (Shape::kNoDecayFix || !residual) {
       if (words.wide) {
         unpack_8(words.v[i], v);
       } else {
-        load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);
+        load_channels(c.rows_at(x.in.v, work_tile), t, column, x.V, v);
       }
     }
-    if constexpr (Shape::kStills) {
+    if constexpr (Shape::kNoDecayFix) {
       FW_UNROLL
       for (int j = 0; j < 8; ++j) sums[i].v_dz += v[j] * dz[j];
     }
-    if (residual) unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(row, in_block)), v);
+    if (residual) unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + sw128_offset(row, in_block)), v);
     if (gated) {
       float gate[8], y[8];
-      load_channels(c.rows_at(x.in.write_gate, turn), t, column, x.V, gate);
+      load_channels(c.rows_at(x.in.write_gate, work_tile), t, column, x.V, gate);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) {
         y[j] = z_v * v[j] * dz[j];
         dz[j] *= gate[j];
       }
-      const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
+      const Rows dc = c.rows_at(c.args.grads.d.write_gate, work_tile);
       if (dc.data != nullptr) store_channels(dc, t, column, x.V, y);
     }
     FW_UNROLL
@@ -89,7 +89,7 @@ FW_DEVICE void value_rows(const TurnChunk<Shape>& c, int turn, int block, int st
       sums[i].gain += v[j] * dz[j];
       dz[j] *= z_v;
     }
-    if (c.pieces(kPiecesDV)) {
+    if (c.pieces(kVec16DV)) {
       *reinterpret_cast<uint4*>(dv.data + 2 * (t * dv.stride + column)) = pack_8(dz);
     } else if (dv.data != nullptr) {
       store_channels(dv, t, column, x.V, dz);
@@ -104,7 +104,7 @@ FW_DEVICE float dot_16_bytes(const uint4& x, const uint4& y, float sum) {
 
 // This thread's part of the sum of D (.) S0 of a stage.
 template <class Shape>
-FW_DEVICE float dot_states(const TurnChunk<Shape>& c, int stage, float sum) {
+FW_DEVICE float dot_states(const WorkTile<Shape>& c, int stage, float sum) {
   const char* s = c.memory + stage + Shape::kState + 16 * c.thread;
   FW_UNROLL
   for (int i = 0; i < Shape::kStateBytes / 16 / Shape::kThreads; ++i) {
@@ -118,37 +118,37 @@ FW_DEVICE float dot_states(const TurnChunk<Shape>& c, int stage, float sum) {
 // behind of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 turns the state around at every
 // token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where nothing
 // cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
-inline constexpr float kStillDecay = -20.0f;
+inline constexpr float kNoDecay = -20.0f;
 // ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de. Where hardly anything decays states
 // grow, and what one chunk's rows leave out of that is too much: above this it is <S, D> as the scans have left both, where a sequence has a second chunk.
-inline constexpr float kStillScans = -1.0f;
+inline constexpr float kNoDecayScans = -1.0f;
 
 // With bare keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
-// [blocks, 64, kKey] as the scans left them. Else by the chunk's own rows.
+// [blocks, 64, kTileK] as the scans left them. Else by the chunk's own rows.
 template <class Shape>
-struct StillState {
+struct NoDecayState {
   const char* state = nullptr;           // by the scans
   bool still = false, at_start = false;  // still: dG of a row is r.dr - z.dz; at_start: <S, D> is that at the chunk's start
 
-  FW_DEVICE StillState(const TurnChunk<Shape>& c, int turn) {
-    if constexpr (!Shape::kStills) return;
-    const float decay = c.turn_floats(Shape::kG, turn)[63];
-    still = at_start = decay > kStillDecay;
-    const char* at = c.addresses(turn)[TurnChunk<Shape>::kStillState];
-    if (!(decay > kStillScans) || at == nullptr) return;
+  FW_DEVICE NoDecayState(const WorkTile<Shape>& c, int work_tile) {
+    if constexpr (!Shape::kNoDecayFix) return;
+    const float decay = c.work_tile_floats(Shape::kG, work_tile)[63];
+    still = at_start = decay > kNoDecay;
+    const char* at = c.addresses(work_tile)[WorkTile<Shape>::kNoDecayState];
+    if (!(decay > kNoDecayScans) || at == nullptr) return;
     at_start = (reinterpret_cast<uintptr_t>(at) & 1) != 0;
     state = at - (at_start ? 1 : 0);
   }
-  FW_DEVICE bool by_scans() const { return Shape::kStills && state != nullptr; }
-  FW_DEVICE bool by_rows() const { return Shape::kStills && still && state == nullptr; }
+  FW_DEVICE bool by_scans() const { return Shape::kNoDecayFix && state != nullptr; }
+  FW_DEVICE bool by_rows() const { return Shape::kNoDecayFix && still && state == nullptr; }
 };
 // This thread's part of it in a stage, on its way; none: zeros.
 template <class Shape>
-struct StillWords {
-  static constexpr int kWords = Shape::kStills ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
+struct NoDecayWords {
+  static constexpr int kWords = Shape::kNoDecayFix ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
   uint4 words[kWords > 0 ? kWords : 1];
 
-  FW_DEVICE StillWords(const TurnChunk<Shape>& c, const StillState<Shape>& still, int block) {
+  FW_DEVICE NoDecayWords(const WorkTile<Shape>& c, const NoDecayState<Shape>& still, int block) {
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) {
       words[i] = make_uint4(0, 0, 0, 0);
@@ -156,7 +156,7 @@ struct StillWords {
     }
   }
   // And of the sum of it (.) D or S of the stage.
-  FW_DEVICE float dot(const TurnChunk<Shape>& c, const StillState<Shape>& still, int stage, float sum) const {
+  FW_DEVICE float dot(const WorkTile<Shape>& c, const NoDecayState<Shape>& still, int stage, float sum) const {
     const char* with = c.memory + stage + (still.at_start ? Shape::kState : Shape::kDState) + 16 * c.thread;
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) sum = dot_16_bytes(words[i], *reinterpret_cast<const uint4*>(with + 16 * Shape::kThreads * i), sum);
@@ -166,28 +166,28 @@ struct StillWords {
 
 // dg of two rows of a lane, from dG and the tail, by a warp.
 template <class Shape>
-FW_DEVICE float2 decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& d, float tail) {
+FW_DEVICE float2 decay_gradient(const WorkTile<Shape>& c, int work_tile, const float2& d, float tail) {
   float sum = d.x + d.y;
   FW_UNROLL
   for (int delta = 1; delta < 32; delta *= 2) {
     const float after = shuffle_down(sum, delta);
     if (c.lane + delta < 32) sum += after;
   }
-  if (StillState<Shape>(c, turn).at_start) tail -= shuffle(sum, 0);
+  if (NoDecayState<Shape>(c, work_tile).at_start) tail -= shuffle(sum, 0);
   return make_float2(sum + tail, sum - d.x + tail);
 }
 template <class Shape>
-FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& dg) {
-  const Rows out = c.rows_at(c.args.grads.d.g, turn);
+FW_DEVICE void store_decay_gradient(const WorkTile<Shape>& c, int work_tile, const float2& dg) {
+  const Rows out = c.rows_at(c.args.grads.d.g, work_tile);
   const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, row, 0, dg.x);
-  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, dg.y);
+  if (row < c.rows(work_tile)) store_element(out, row, 0, dg.x);
+  if (row + 1 < c.rows(work_tile)) store_element(out, row + 1, 0, dg.y);
 }
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
 template <class Shape>
-FW_DEVICE void store_decayed_pairs(const TurnChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
-  const float* g = c.turn_floats(Shape::kG, turn);
+FW_DEVICE void store_decayed_pairs(const WorkTile<Shape>& c, int work_tile, const PairSums<Shape>& pairs) {
+  const float* g = c.work_tile_floats(Shape::kG, work_tile);
   const float g_row[2] = {g[c.row()], g[c.row() + 8]};
   FW_UNROLL
   for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
@@ -205,17 +205,17 @@ FW_DEVICE void store_decayed_pairs(const TurnChunk<Shape>& c, int turn, const Pa
         if (row == column + i) c.floats(Shape::kDiagonal)[row] = pairs.p[j][2 * half + i];
       }
       pair_fragment(c, Shape::kP, half, j) = pack_bf16(p[0], p[1]);
-      if (Shape::kOnline) pair_fragment(c, Shape::kA, half, j) = pack_bf16(t[0], t[1]);
+      if (Shape::kDelta) pair_fragment(c, Shape::kA, half, j) = pack_bf16(t[0], t[1]);
     }
   }
 }
 
-// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows (StillState): of r (.) that of dr
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows (NoDecayState): of r (.) that of dr
 // and e (.) that of de.
 template <class Shape>
-FW_DEVICE float finish_streams(const TurnChunk<Shape>& c, int turn, StreamSums& sums, bool by_rows) {
-  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
-  const float* g = c.turn_floats(Shape::kG, turn);
+FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSums& sums, bool by_rows) {
+  const int r_tile = Shape::kRead + c.key_offset(work_tile), w_tile = Shape::kWrite + c.key_offset(work_tile);
+  const float* g = c.work_tile_floats(Shape::kG, work_tile);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
   const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
@@ -225,37 +225,37 @@ FW_DEVICE float finish_streams(const TurnChunk<Shape>& c, int turn, StreamSums& 
     for (int half = 0; half < 2; ++half) {
       const uint32_t w = c.fragment(w_tile, half, j);
       uint32_t r = 0, e = 0;
-      if (Shape::kStills && by_rows) r = c.fragment(r_tile, half, j), e = c.fragment(Shape::kErase, half, j);
+      if (Shape::kNoDecayFix && by_rows) r = c.fragment(r_tile, half, j), e = c.fragment(Shape::kErase, half, j);
       FW_UNROLL
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
         sums.e[j][i] *= -gamma[half];
         sums.w[j][i] *= rest[half];
         const auto of = [i](uint32_t words) { return i % 2 == 0 ? bf16_low(words) : bf16_high(words); };
-        dot += Shape::kStills && by_rows ? of(r) * sums.r[j][i] + of(e) * sums.e[j][i] : of(w) * sums.w[j][i];
+        dot += Shape::kNoDecayFix && by_rows ? of(r) * sums.r[j][i] + of(e) * sums.e[j][i] : of(w) * sums.w[j][i];
       }
     }
   }
   const uint32_t columns = c.base + key_columns(c), p = c.base + Shape::kP, t = c.base + Shape::kA;
   keep(flat(sums.r)), keep(flat(sums.w));
-  if (Shape::kOnline) keep(flat(sums.e));
+  if (Shape::kDelta) keep(flat(sums.e));
   wgmma_fence();
   start_product<32, false, true>(flat(sums.r), p, columns + w_tile);
   start_product<32, true, true>(flat(sums.w), p, columns + r_tile);
-  if (Shape::kOnline) {
+  if (Shape::kDelta) {
     start_product<32, false, true>(flat(sums.e), t, columns + w_tile);
     start_product<32, true, true>(flat(sums.w), t, columns + Shape::kErase);
   }
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w));
-  if (Shape::kOnline) keep(flat(sums.e));
+  if (Shape::kDelta) keep(flat(sums.e));
   return dot;
 }
 
 // Sums over the quad of lanes that has a row's 32 columns of the group, for the threads that sum up the groups.
 template <int kSums, class Shape, int kFirst = 0>
-FW_DEVICE void store_row_sums(const TurnChunk<Shape>& c, int row, float (&x)[kSums]) {
+FW_DEVICE void store_row_sums(const WorkTile<Shape>& c, int row, float (&x)[kSums]) {
   FW_UNROLL
   for (int i = 0; i < kSums; ++i) {
     x[i] += shuffle_xor(x[i], 1);
@@ -264,7 +264,7 @@ FW_DEVICE void store_row_sums(const TurnChunk<Shape>& c, int row, float (&x)[kSu
   }
 }
 template <class Shape>
-FW_DEVICE float row_sum(const TurnChunk<Shape>& c, int sum, int row) {
+FW_DEVICE float row_sum(const WorkTile<Shape>& c, int sum, int row) {
   const float* x = c.floats(Shape::kPartial) + sum * Shape::kGroups * 64 + row;
   float y = x[0];
   FW_UNROLL
@@ -274,12 +274,12 @@ FW_DEVICE float row_sum(const TurnChunk<Shape>& c, int sum, int row) {
 
 // dg from dG of the rows and the tail, by one warp.
 template <class Shape>
-FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn) {
-  if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
+FW_DEVICE void store_decay_gradient(const WorkTile<Shape>& c, int work_tile) {
+  if (c.rows_at(c.args.grads.d.g, work_tile).data == nullptr) return;
   float tail = 0;
   FW_UNROLL
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
-  store_decay_gradient(c, turn, decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail));
+  store_decay_gradient(c, work_tile, decay_gradient(c, work_tile, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail));
 }
 
 }  // namespace fw::cuda

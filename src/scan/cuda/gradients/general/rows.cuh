@@ -16,7 +16,7 @@ FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_fragment(const TurnChunk<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid, const float (&x)[8]) {
+FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid, const float (&x)[8]) {
   const int limit = c.args.problem.K;
   if (wide) {
     uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
@@ -49,7 +49,7 @@ struct RareRow {
   uint32_t b[4], p[4], q[4], k[4];  // bf16
 
   template <class Shape>
-  FW_DEVICE RareRow(const TurnChunk<Shape>& c, const FrontRows& front, int64_t t, bool valid, int half) {
+  FW_DEVICE RareRow(const WorkTile<Shape>& c, const FrontRows& front, int64_t t, bool valid, int half) {
     const Problem& x = c.args.problem;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -78,7 +78,7 @@ struct RareRow {
  private:
   static constexpr uint32_t kOnes = 0x3f803f80;
   template <class Shape>
-  static FW_DEVICE void load(const TurnChunk<Shape>& c, const Rows& rows, int64_t t, uint32_t (&to)[4]) {
+  static FW_DEVICE void load(const WorkTile<Shape>& c, const Rows& rows, int64_t t, uint32_t (&to)[4]) {
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const float2 y = load_pair(rows, t, c.column() + 8 * j, c.args.problem.K);
@@ -93,16 +93,16 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void make_streams(const TurnChunk<Shape>& c, int turn) {
-    constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
+  static FW_DEVICE void make_streams(const WorkTile<Shape>& c, int work_tile) {
+    constexpr int kLanes = Shape::kTileK / 8, kRows = Shape::kThreads / kLanes;
     const Problem& x = c.args.problem;
-    FrontRows front = c.front(turn);
+    FrontRows front = c.front(work_tile);
     const int lane = c.thread % kLanes;
     FW_NO_UNROLL
     for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
-      const bool valid = row < c.rows(turn);
-      const int t = valid ? row : c.rows(turn) - 1;
-      const uint32_t at = panel_offset(row, 8 * lane);
+      const bool valid = row < c.rows(work_tile);
+      const int t = valid ? row : c.rows(work_tile) - 1;
+      const uint32_t at = sw128_offset(row, 8 * lane);
       RawKeyRow<8> raw;
       unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + at), raw.q);
       unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + Shape::kStateBytes + at), raw.k);
@@ -113,7 +113,7 @@ struct GeneralRows {
       if (front.m != nullptr) load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K, raw.m);
       const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
       FrontCoefs<float> f = coefficients(x, s);
-      if constexpr (Shape::kBare) f = bare_coefs(f).primed;
+      if constexpr (Shape::kUnscaled) f = unscaled_coefs(f).primed;
       KeyStreams<8> streams = key_streams(x, f, raw);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) {
@@ -121,7 +121,7 @@ struct GeneralRows {
       }
       *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(streams.r);
       *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(streams.w);
-      if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(streams.e);
+      if (Shape::kDelta) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(streams.e);
       if (lane == 0) {
         c.floats(Shape::kZv)[row] = valid ? f.z_v : 0.0f;
         reinterpret_cast<FrontScalars<float>*>(c.memory + Shape::kScalars)[row] = s;
@@ -133,19 +133,19 @@ struct GeneralRows {
   // A row of the turn in the products.
   template <class Shape>
   struct Row {
-    const TurnChunk<Shape>& c;
+    const WorkTile<Shape>& c;
     const StreamSums& sums;
     int row, half;
     float diagonal;
     RareRow rare;
 
-    FW_DEVICE Row(const TurnChunk<Shape>& chunk, const StreamSums& d, const FrontRows& front, int turn, int at)
+    FW_DEVICE Row(const WorkTile<Shape>& chunk, const StreamSums& d, const FrontRows& front, int work_tile, int at)
         : c(chunk),
           sums(d),
           row(chunk.row() + 8 * at),
           half(at),
           diagonal(chunk.floats(Shape::kDiagonal)[chunk.row() + 8 * at]),
-          rare(chunk, front, chunk.first(turn) + min(row, chunk.rows(turn) - 1), row < chunk.rows(turn), at) {}
+          rare(chunk, front, chunk.first(work_tile) + min(row, chunk.rows(work_tile) - 1), row < chunk.rows(work_tile), at) {}
     FW_DEVICE uint32_t word(int tile, int j) const { return c.fragment(tile, half, j); }
     FW_DEVICE RawKeyRow<2> raw(int j) const { return rare.pair(j); }
     // dr, de, dw of two columns.
@@ -155,7 +155,7 @@ struct GeneralRows {
       FW_UNROLL
       for (int i = 0; i < 2; ++i) {
         y.r[i] = sums.r[j][2 * half + i] + diagonal * (i == 0 ? bf16_low(w) : bf16_high(w));
-        y.e[i] = Shape::kOnline ? sums.e[j][2 * half + i] : 0.0f;
+        y.e[i] = Shape::kDelta ? sums.e[j][2 * half + i] : 0.0f;
         y.w[i] = sums.w[j][2 * half + i] + diagonal * (i == 0 ? bf16_low(r) : bf16_high(r));
       }
       return y;
@@ -163,12 +163,12 @@ struct GeneralRows {
   };
 
   template <class Shape>
-  static FW_DEVICE void sum_rows(const TurnChunk<Shape>& c, int turn, const StreamSums& d) {
+  static FW_DEVICE void sum_rows(const WorkTile<Shape>& c, int work_tile, const StreamSums& d) {
     const Problem& x = c.args.problem;
-    const FrontRows front = c.front(turn);
+    const FrontRows front = c.front(work_tile);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Row<Shape> row(c, d, front, turn, half);
+      const Row<Shape> row(c, d, front, work_tile, half);
       float sums[Shape::kSums] = {};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -177,7 +177,7 @@ struct GeneralRows {
         sums[0] += f.r_q, sums[1] += f.r_k, sums[2] += f.e_k, sums[3] += f.e_q, sums[4] += f.e_p, sums[5] += f.w_k;
         const uint32_t r = row.word(Shape::kRead, j), w = row.word(Shape::kWrite, j);
         sums[6] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1] - bf16_low(w) * d.w[j][i] - bf16_high(w) * d.w[j][i + 1];
-        if (!Shape::kOnline) continue;
+        if (!Shape::kDelta) continue;
         const uint32_t e = row.word(Shape::kErase, j);
         sums[6] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
       }
@@ -186,7 +186,7 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void row_numbers(const TurnChunk<Shape>& c, int turn, int row) {
+  static FW_DEVICE void row_scales(const WorkTile<Shape>& c, int work_tile, int row) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const HeadGradients& out = c.args.grads;
@@ -195,8 +195,8 @@ struct GeneralRows {
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
     float d_g = row_sum(c, 6, row);
-    if constexpr (Shape::kStills) {
-      if (StillState<Shape>(c, turn).still) {
+    if constexpr (Shape::kNoDecayFix) {
+      if (NoDecayState<Shape>(c, work_tile).still) {
         const float r_q = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row].r_q;
         d_g = r_q * d.r_q - c.floats(Shape::kZv)[row] * c.floats(Shape::kVDz)[row];
       }
@@ -204,34 +204,34 @@ struct GeneralRows {
     c.floats(Shape::kDG)[row] = d_g;
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const float r_dz = d.z_v, z_v = c.floats(Shape::kZv)[row];
-    BareCoefs bare;
+    UnscaledCoefs unscaled;
     const bool residual = c.residual_gains() && gain_by_residual(z_v);
-    if constexpr (Shape::kBare) {
-      bare = bare_coefs(coefficients(x, s)), of_bare_coefs(d, bare.a, bare.b);
+    if constexpr (Shape::kUnscaled) {
+      unscaled = unscaled_coefs(coefficients(x, s)), of_unscaled_coefs(d, unscaled.a, unscaled.b);
     } else if (residual) {
       d.z_v = value_coefficient_gradient(r_dz, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
     }
     FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
-    if (Shape::kBare && residual) ds.beta = bare_gain_gradient(r_dz, bare.a, bare.b, s.beta);
+    if (Shape::kUnscaled && residual) ds.beta = unscaled_gain_gradient(r_dz, unscaled.a, unscaled.b, s.beta);
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
-    if (row >= c.rows(turn)) return;
+    if (row >= c.rows(work_tile)) return;
     const int t = row;
-    store_gate<1>(c.rows_at(out.d.erase_gate, turn), rule.erase, t, 0, x.K, ds.erase);
-    store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, t, 0, x.V, ds.write);
-    for_all_numbers([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), t, y); }, out.d, ds);
-    store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
-    store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
+    store_gate<1>(c.rows_at(out.d.erase_gate, work_tile), rule.erase, t, 0, x.K, ds.erase);
+    store_gate<1>(c.rows_at(out.d.write_gate, work_tile), rule.write, t, 0, x.V, ds.write);
+    for_all_scalars([&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), t, y); }, out.d, ds);
+    store_one(c.workspace_rows(WorkTile<Shape>::kDAlpha, x.HV, work_tile), row, ds.alpha_p * s.alpha_p);
+    store_one(c.workspace_rows(WorkTile<Shape>::kDBeta, x.HV, work_tile), row, ds.beta_p);
   }
 
   template <class Shape>
-  static FW_DEVICE void store_gradients(const TurnChunk<Shape>& c, int turn, const StreamSums& sums) {
+  static FW_DEVICE void store_gradients(const WorkTile<Shape>& c, int work_tile, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
-    const FrontRows front = c.front(turn);
+    const FrontRows front = c.front(work_tile);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Row<Shape> row(c, sums, front, turn, half);
-      const bool valid = row.row < c.rows(turn);
+      const Row<Shape> row(c, sums, front, work_tile, half);
+      const bool valid = row.row < c.rows(work_tile);
       const int t = row.row;
       const FrontCoefs<float> f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row.row];
       const float4 slopes = *reinterpret_cast<const float4*>(c.floats(Shape::kSlopes) + 4 * row.row);
@@ -245,13 +245,13 @@ struct GeneralRows {
           const RawKeyRow<2> g = key_row_gradients(x, f, ds, row.raw(j), row.gradients(j));
           y[2 * j] = (g.*of)[0], y[2 * j + 1] = (g.*of)[1];
         }
-        store_fragment(c, rows, wide_rows(rows) && x.K % 8 == 0, token, valid, y);
+        store_fragment(c, rows, k256_rows(rows) && x.K % 8 == 0, token, valid, y);
       };
-      store(c.rows_at(out.d.q, turn), t, &RawKeyRow<2>::q);
-      store(c.rows_at(out.d.k, turn), t, &RawKeyRow<2>::k);
-      if (x.rule.uses_erase_key()) store(c.rows_at(out.d.erase_key, turn), t, &RawKeyRow<2>::p);
-      if (x.rule.erase == Gate::kChannel) store(c.rows_at(out.d.erase_gate, turn), t, &RawKeyRow<2>::b);
-      store(c.workspace_rows(TurnChunk<Shape>::kDM, x.HV * x.K, turn), t, &RawKeyRow<2>::m);
+      store(c.rows_at(out.d.q, work_tile), t, &RawKeyRow<2>::q);
+      store(c.rows_at(out.d.k, work_tile), t, &RawKeyRow<2>::k);
+      if (x.rule.uses_erase_key()) store(c.rows_at(out.d.erase_key, work_tile), t, &RawKeyRow<2>::p);
+      if (x.rule.erase == Gate::kChannel) store(c.rows_at(out.d.erase_gate, work_tile), t, &RawKeyRow<2>::b);
+      store(c.workspace_rows(WorkTile<Shape>::kDM, x.HV * x.K, work_tile), t, &RawKeyRow<2>::m);
     }
   }
 };

@@ -4,10 +4,10 @@
 // Roles, 640 threads, one block a multiprocessor (layout.cuh has the places):
 //   warp      does                                             waits for                    says so to                shared memory
 //   0 to 15   all products, the front's gradients, stores      full, pairs_full, rows_full  empty, pairs_empty,       read stages, kA, kP, kRead; write
-//                                                                                           turn_over                 kDR, kPartial, kWarpSums
+//                                                                                           is_last_of_tile                 kDR, kPartial, kWarpSums
 //   16, 17    bring W, V, S, D, d_o a value block, A and P a   empty, pairs_empty,          full, pairs_full,         stages, kA, kP, kRead
-//             turn, q and k two turns ahead                    turn_over                    keys_full
-//   18, 19    numbers of rows a turn ahead, places four; the   keys_full, turn_over         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
+//             turn, q and k two turns ahead                    is_last_of_tile                    keys_full
+//   18, 19    numbers of rows a turn ahead, places four; the   keys_full, is_last_of_tile         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
 //             gradient of the log-decay
 #pragma once
 
@@ -22,17 +22,17 @@ template <class Shape>
 FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
   int index = 0, phase = 0;
   FW_NO_UNROLL
-  for (int turn = 0; c.has(turn); ++turn) {
+  for (int work_tile = 0; c.has(work_tile); ++work_tile) {
     if constexpr (Shape::kMakesM) {
       float start[PrecondRun<Shape>::kN];
-      load_start(c, turn, PrecondRun<Shape>(c), start);
-      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
-      scale_rows(c, turn, start);
+      load_start(c, work_tile, PrecondRun<Shape>(c), start);
+      mbarrier_wait(c.rows_full(work_tile), work_tile / 2 & 1);
+      scale_rows(c, work_tile, start);
     } else {
-      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
-      if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
+      mbarrier_wait(c.rows_full(work_tile), work_tile / 2 & 1);
+      if constexpr (Shape::kPrecond) make_scaled_rows(c, work_tile);
     }
-    mbarrier_wait(c.pairs_full(), turn & 1);
+    mbarrier_wait(c.pairs_full(), work_tile & 1);
     ScalarSums<Shape> sums;
     float tail = 0;
     {
@@ -42,77 +42,77 @@ FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
       for (int block = 0; block < c.blocks; ++block) {
         const int at = index * Shape::kStageBytes;
         const uint32_t stage = c.base + at;
-        const uint4 words = load_value_words(c, turn, block);
+        const uint4 words = load_value_words(c, work_tile, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
         make_scalar_tiles(c, block, stage);
         c.refresh();
-        const ValueRow row = load_value_row(c, turn, block, stage);
+        const ValueRow row = load_value_row(c, work_tile, block, stage);
         start_scalar_products(c, stage, sums, pairs);
-        const StillState<Shape> still(c, turn);
+        const NoDecayState<Shape> still(c, work_tile);
         if (!still.by_scans()) tail = dot_states(c, at, tail);
-        store_value_gradients(c, turn, block, at, row, words, z_sums);
-        const StillWords<Shape> words_of_still(c, still, block);
+        store_value_gradients(c, work_tile, block, at, row, words, z_sums);
+        const NoDecayWords<Shape> words_of_no_decay(c, still, block);
         finish_scalar_products(sums, pairs);
-        if (still.by_scans()) tail = words_of_still.dot(c, still, at, tail);
+        if (still.by_scans()) tail = words_of_no_decay.dot(c, still, at, tail);
         mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
       if (c.pairs_free_early()) mbarrier_arrive(c.pairs_empty());
       const float z_sum = group_sum<8>(z_sums.gain);
       if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
-      if constexpr (Shape::kStills) {
+      if constexpr (Shape::kNoDecayFix) {
         const float v_dz = group_sum<8>(z_sums.v_dz);
         if ((c.thread & 7) == 0) c.floats(Shape::kVDz)[c.thread >> 3] = v_dz;
       }
       c.refresh();
-      store_pair_tiles(c, turn, pairs);
+      store_pair_tiles(c, work_tile, pairs);
     }
     fence_async_shared();
     sync_consumers();
 
-    const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+    const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
     const bool on_read = c.args.problem.rule.preconditions_read();
     const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
-    const float of_rows = scale_streams(c, turn, sums, w_side);
-    if (const StillState<Shape> still(c, turn); !still.by_scans())
-      tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
+    const float of_rows = scale_streams(c, work_tile, sums, w_side);
+    if (const NoDecayState<Shape> still(c, work_tile); !still.by_scans())
+      tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
     if constexpr (Shape::kLinear) {
-      if (c.mixed()) mix_streams(c, turn, sums, q_tile);
+      if (c.mixed()) mix_streams(c, work_tile, sums, q_tile);
     }
-    finish_streams(c, turn, sums, r_side, w_side);
+    finish_streams(c, work_tile, sums, r_side, w_side);
     sum_stream_rows(c, sums, k_tile, r_side, w_side);
     tail = warp_sum(tail);
-    if (c.lane == 0) c.warp_sums(turn)[c.warp] = tail;
+    if (c.lane == 0) c.warp_sums(work_tile)[c.warp] = tail;
     if constexpr (Shape::kPrecond) fence_async_shared();  // the sums lie where A comes
     sync_consumers();
-    const KeySlopes slopes = stream_row_numbers(c, turn);
+    const KeySlopes slopes = stream_row_scales(c, work_tile);
     const bool holds_pairs = Shape::kMakesM && on_read;  // for longer
     if (!c.pairs_free_early() && !holds_pairs) mbarrier_arrive(c.pairs_empty());
     if constexpr (Shape::kMakesM) {
-      store_precond_gradients(c, turn, sums, slopes);
+      store_precond_gradients(c, work_tile, sums, slopes);
       if (holds_pairs) {
         fence_async_shared();
         mbarrier_arrive(c.pairs_empty());
       }
     } else {
-      store_stream_gradients(c, turn, sums, slopes);
+      store_stream_gradients(c, work_tile, sums, slopes);
     }
-    mbarrier_arrive(c.turn_over(turn));
+    mbarrier_arrive(c.is_last_of_tile(work_tile));
   }
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) scalar_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kProducers, 1) scalar_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
   ScalarChunk<Shape> c(args);
-  begin_turns(c);
+  begin_work_tiles(c);
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kThreads);
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kProducers + 4), mbarrier_init(c.empty(i), Shape::kThreads);
     mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kThreads);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kThreads);
+      mbarrier_init(c.keys_full(i), Shape::kProducers), mbarrier_init(c.rows_full(i), Shape::kProducers), mbarrier_init(c.is_last_of_tile(i), Shape::kThreads);
     }
     for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
     mbarrier_init_fence();
@@ -124,16 +124,16 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) scal
     compute_chunks(c);
   } else {
     register_count_decrease<64>();
-    c.warp < Shape::kWarps + Shape::kLoaders / 32 ? copy_chunks(c) : make_row_numbers(c);
+    c.warp < Shape::kWarps + Shape::kProducers / 32 ? copy_chunks(c) : make_row_scales(c);
   }
-  end_turns(c);
+  end_work_tiles(c);
 }
 
 template <class Shape>
 void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   GradientKernelArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
   if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
-  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
+  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kProducers, Shape::kBytes, stream, all);
 }
 
 }  // namespace fw::cuda

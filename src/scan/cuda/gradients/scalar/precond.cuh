@@ -2,7 +2,7 @@
 // (PrecondShare): neither M nor its gradient is ever in memory.
 //
 // The rows and columns of the products are a thread's by the fragments of wgmma; A runs down the rows. So there is a second order of threads, of
-// runs: a warp has four neighbouring rows, a lane kKey / 32 neighbouring channels of each. What the products left for the outputs goes from one
+// runs: a warp has four neighbouring rows, a lane kTileK / 32 neighbouring channels of each. What the products left for the outputs goes from one
 // to the other through tiles of bf16 that are used no more: in the place of the scaled rows what M is a factor of (dw, or dr where the
 // preconditioner is on the read), and in the place of q (of A and P) the rest of dk.
 #pragma once
@@ -16,13 +16,13 @@ inline constexpr int kPrecondRunRows = 4, kPrecondRuns = kChunk / kPrecondRunRow
 
 // By the warps that make the numbers of rows, a thread a row; w_k: of the rows, the factor that normalises k.
 template <class Shape>
-FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2) {
+FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers, float k2) {
   const Problem& x = c.args.problem;
   const PrecondShare& share = c.args.precond;
-  const int64_t place = c.tile(turn);
-  const int rows = c.rows(turn);
-  float2* const all = c.row_gates(turn);
-  constexpr int kN = Shape::kKey / Shape::kLoaders;  // channels of a thread: 1 or 2
+  const int64_t place = c.tile(work_tile);
+  const int rows = c.rows(work_tile);
+  float2* const all = c.row_gates(work_tile);
+  constexpr int kN = Shape::kTileK / Shape::kProducers;  // channels of a thread: 1 or 2
   const int channel = kN * row;
   float a[kN];
   FW_UNROLL
@@ -35,16 +35,16 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, c
   sync_loaders();
   if (row < kPrecondRuns) {
     const float4 first = *reinterpret_cast<const float4*>(all + 4 * row), second = *reinterpret_cast<const float4*>(all + 4 * row + 2);
-    c.run_numbers(turn)[row] = first.x * first.z * (second.x * second.z);
+    c.run_scalars(work_tile)[row] = first.x * first.z * (second.x * second.z);
   }
-  if (row == kPrecondRuns && x.rule.uses_precond_center()) c.run_numbers(turn)[kPrecondRuns] = x.precond_center[c.hv(turn) * x.center_stride];
+  if (row == kPrecondRuns && x.rule.uses_precond_center()) c.run_scalars(work_tile)[kPrecondRuns] = x.precond_center[c.hv(work_tile) * x.center_stride];
   // A before rows 16, 32 and 48.
-  const int tile = Shape::kRead + c.key_offset(turn) + Shape::kStateBytes;
+  const int tile = Shape::kRead + c.key_offset(work_tile) + Shape::kStateBytes;
   FW_NO_UNROLL
   for (int t = 0; t < 3 * kStartRows; t += 4) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const char* at = c.memory + tile + panel_offset(t + i, channel);
+      const char* at = c.memory + tile + sw128_offset(t + i, channel);
       const float2 gates = all[t + i];
       if constexpr (kN == 2) {
         const uint32_t k = *reinterpret_cast<const uint32_t*>(at);
@@ -55,7 +55,7 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, c
     }
     if (t % kStartRows != kStartRows - 4) continue;
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) c.starts(turn)[t / kStartRows * Shape::kKey + channel + j] = a[j];
+    for (int j = 0; j < kN; ++j) c.starts(work_tile)[t / kStartRows * Shape::kTileK + channel + j] = a[j];
   }
   // What the rows take of a gradient behind the chunk, by the first warp, two rows a lane.
   if (row >= 32) return;
@@ -69,10 +69,10 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, c
   float rest = shuffle_down(product, 1);
   if (row == 31) rest = 1;
   if (row == 0) share.products[place] = product;
-  const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(turn) + ScalarChunk<Shape>::kWk + 2 * row);
+  const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(work_tile) + ScalarChunk<Shape>::kWk + 2 * row);
   const bool normalised = x.rule.k_norm == Norm::kL2;
   const float before = rest * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
-  PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[TurnChunk<Shape>::kShare]);
+  PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]);
   if (2 * row < rows)
     *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) = make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
   if (2 * row + 1 < rows)
@@ -80,16 +80,16 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, c
 }
 // After the turn, by a warp.
 template <class Shape>
-FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int work_tile) {
   if (c.args.precond.center == nullptr) return;
-  const float sum = group_sum<16>(c.center_sums(turn)[c.lane & 15]);
-  if (c.lane == 0) c.args.precond.center[c.tile(turn)] = sum;
+  const float sum = group_sum<16>(c.center_sums(work_tile)[c.lane & 15]);
+  if (c.lane == 0) c.args.precond.center[c.tile(work_tile)] = sum;
 }
 
 // A warp's run, so that the warps of a scheduler have runs of all places in their 16 rows, and of all 16 rows.
 template <class Shape>
 struct PrecondRun {
-  static constexpr int kN = Shape::kKey / 32;
+  static constexpr int kN = Shape::kTileK / 32;
   int first, start, channel;  // row; which 16 rows
 
   FW_DEVICE explicit PrecondRun(const ScalarChunk<Shape>& c) {
@@ -98,7 +98,7 @@ struct PrecondRun {
     channel = kN * c.lane;
   }
   // This lane's channels of a row of a tile.
-  FW_DEVICE int at(int row) const { return panel_offset(row, channel); }
+  FW_DEVICE int at(int row) const { return sw128_offset(row, channel); }
 };
 template <int kN>
 FW_DEVICE void load_row(const char* at, float (&x)[kN]) {
@@ -121,23 +121,23 @@ FW_DEVICE void store_row(char* at, const float (&x)[kN]) {
 
 // Where A starts for the run's 16 rows: what is in memory is asked for before it is waited for.
 template <class Shape>
-FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int turn, const PrecondRun<Shape>& run, float (&a)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run, float (&a)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   FW_UNROLL
   for (int j = 0; j < PrecondRun<Shape>::kN; ++j) a[j] = 0;
   if (run.start > 0 || run.channel >= K) return;
-  load_lane(c.args.problem.boundaries, c.tile(turn), run.channel, K, a);
+  load_lane(c.args.problem.boundaries, c.tile(work_tile), run.channel, K, a);
 }
 // A before the run, after load_start().
 template <class Shape>
-FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int turn, const PrecondRun<Shape>& run, int k_tile, float (&a)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run, int k_tile, float (&a)[PrecondRun<Shape>::kN]) {
   constexpr int kN = PrecondRun<Shape>::kN;
-  if (run.start > 0) load_words<kN>(reinterpret_cast<const char*>(c.starts(turn) + (run.start - 1) * Shape::kKey + run.channel), a);
+  if (run.start > 0) load_words<kN>(reinterpret_cast<const char*>(c.starts(work_tile) + (run.start - 1) * Shape::kTileK + run.channel), a);
   FW_NO_UNROLL
   for (int row = kStartRows * run.start; row < run.first; row += kPrecondRunRows) {
     FW_UNROLL
     for (int r = 0; r < kPrecondRunRows; ++r) {
-      const float2 gates = c.row_gates(turn)[row + r];
+      const float2 gates = c.row_gates(work_tile)[row + r];
       float k[kN];
       load_row(c.memory + k_tile + run.at(row + r), k);
       FW_UNROLL
@@ -146,24 +146,24 @@ FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int turn, const PrecondRun
   }
 }
 template <class Shape>
-FW_DEVICE PrecondMap<float> precond_of(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE PrecondMap<float> precond_of(const ScalarChunk<Shape>& c, int work_tile) {
   PrecondMap<float> map = c.all.precond;
   map.squashed = true, map.previous = false;
-  if (c.args.problem.rule.uses_precond_center()) map.center = c.run_numbers(turn)[kPrecondRuns];
+  if (c.args.problem.rule.uses_precond_center()) map.center = c.run_scalars(work_tile)[kPrecondRuns];
   return map;
 }
 // The row times M, where w (r) is: into a tile of its own. start: of load_start().
 template <class Shape>
-FW_DEVICE void scale_rows(const ScalarChunk<Shape>& c, int turn, float (&a)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void scale_rows(const ScalarChunk<Shape>& c, int work_tile, float (&a)[PrecondRun<Shape>::kN]) {
   constexpr int kN = PrecondRun<Shape>::kN;
   const PrecondRun<Shape> run(c);
-  const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+  const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = c.args.problem.rule.preconditions_read();
-  const PrecondMap<float> map = precond_of(c, turn);
-  go_to_run(c, turn, run, k_tile, a);
+  const PrecondMap<float> map = precond_of(c, work_tile);
+  go_to_run(c, work_tile, run, k_tile, a);
   FW_UNROLL
   for (int r = 0; r < kPrecondRunRows; ++r) {
-    const float2 gates = c.row_gates(turn)[run.first + r];
+    const float2 gates = c.row_gates(work_tile)[run.first + r];
     const int at = run.at(run.first + r);
     float k[kN], y[kN];
     load_row(c.memory + k_tile + at, k);
@@ -188,19 +188,19 @@ FW_DEVICE void store_fragments(const ScalarChunk<Shape>& c, int tile, const floa
 }
 // The tile in which the rest of dk waits.
 template <class Shape>
-FW_DEVICE int rest_tile(int q_tile, bool on_read) {
+FW_DEVICE int lo_tile(int q_tile, bool on_read) {
   return on_read ? Shape::kP : q_tile;
 }
 
 // From the fragments: what the runs need, and dq where M is not in it.
 template <class Shape>
-FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& d, const KeySlopes& slopes) {
-  const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d, const KeySlopes& slopes) {
+  const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = c.args.problem.rule.preconditions_read();
   const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
   if (on_read) {
     store_fragments(c, Shape::kScaled, d.r);
-    float* const of_q = c.coefficients(turn) + ScalarChunk<Shape>::kZv;  // used no more
+    float* const of_q = c.coefficients(work_tile) + ScalarChunk<Shape>::kZv;  // used no more
     if (c.group() == 0 && (c.lane & 3) == 0) of_q[c.row()] = slopes.q[0], of_q[c.row() + 8] = slopes.q[1];
   } else {
     store_fragments(c, Shape::kScaled, d.w);
@@ -210,25 +210,25 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int turn, ScalarSums<
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       float rest = slopes.k[i / 2] * k.at(j, i);
-      if (Shape::kOnline) rest += d.e[j][i];
+      if (Shape::kDelta) rest += d.e[j][i];
       d.w[j][i] = on_read ? d.w[j][i] + rest : rest;
       d.r[j][i] += slopes.q[i / 2] * q.at(j, i);
     }
   }
-  store_fragments(c, rest_tile<Shape>(q_tile, on_read), d.w);
+  store_fragments(c, lo_tile<Shape>(q_tile, on_read), d.w);
   if (on_read) return;
-  const Rows dq = c.rows_at(c.args.grads.d.q, turn);
+  const Rows dq = c.rows_at(c.args.grads.d.q, work_tile);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
-    store_key_row(c, dq, c.pieces(kPiecesDQ), row, row < c.rows(turn), d.r, half);
+    store_key_row(c, dq, c.pieces(kVec16DQ), row, row < c.rows(work_tile), d.r, half);
   }
 }
 
 template <class Shape>
-FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, int channel, int turn, const float (&x)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, int channel, int work_tile, const float (&x)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
-  if (row >= c.rows(turn) || channel >= K) return;
+  if (row >= c.rows(work_tile) || channel >= K) return;
   if (wide) {
     store_row(out.data + 2 * (row * out.stride + channel), x);
   } else if (out.data != nullptr) {
@@ -238,30 +238,30 @@ FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
 
 // The runs: dk (and dq where M is in it) and the chunk's share, D = 0 behind the chunk. With two barriers of the computing warps.
 template <class Shape>
-FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, const KeySlopes& slopes) {
+FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, const KeySlopes& slopes) {
   constexpr int kN = PrecondRun<Shape>::kN, kRows = kPrecondRunRows;
-  leave_for_runs(c, turn, sums, slopes);
+  leave_for_runs(c, work_tile, sums, slopes);
   const Problem& x = c.args.problem;
   const PrecondRun<Shape> run(c);
   float a[kN];
-  load_start(c, turn, run, a);
+  load_start(c, work_tile, run, a);
   sync_consumers();
 
-  const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+  const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = x.rule.preconditions_read();
-  const PrecondMap<float> map = precond_of(c, turn);
-  go_to_run(c, turn, run, k_tile, a);
+  const PrecondMap<float> map = precond_of(c, work_tile);
+  go_to_run(c, work_tile, run, k_tile, a);
   // da: what M says about A; before: A before the token.
   float k[kRows][kN], dk[kRows][kN], da[kRows][kN], before[kRows][kN], center = 0;
-  const Rows dq = c.rows_at(c.args.grads.d.q, turn);
+  const Rows dq = c.rows_at(c.args.grads.d.q, work_tile);
   FW_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const int row = run.first + r, at = run.at(row);
-    const float2 gates = c.row_gates(turn)[row];
+    const float2 gates = c.row_gates(work_tile)[row];
     float y[kN], raw[kN];
     load_row(c.memory + k_tile + at, k[r]);
     load_row(c.memory + Shape::kScaled + at, y);
-    load_row(c.memory + rest_tile<Shape>(q_tile, on_read) + at, dk[r]);
+    load_row(c.memory + lo_tile<Shape>(q_tile, on_read) + at, dk[r]);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) raw[j] = k[r][j];
     if (on_read) load_row(c.memory + q_tile + at, raw);
@@ -277,19 +277,19 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
       if (!on_read) dk[r][j] += y[j];
     }
     if (on_read) {
-      const float slope = c.coefficients(turn)[ScalarChunk<Shape>::kZv + row];
+      const float slope = c.coefficients(work_tile)[ScalarChunk<Shape>::kZv + row];
       FW_UNROLL
       for (int j = 0; j < kN; ++j) y[j] += slope * raw[j];
-      store_run_row(c, dq, c.pieces(kPiecesDQ), row, run.channel, turn, y);
+      store_run_row(c, dq, c.pieces(kVec16DQ), row, run.channel, work_tile, y);
     }
   }
   center = warp_sum(center);
-  if (c.lane == 0) c.center_sums(turn)[c.warp] = center;
+  if (c.lane == 0) c.center_sums(work_tile)[c.warp] = center;
   // What the run makes of D = 0 behind it, in the place of the thread's own numbers of q: all of them have been read.
   float d[kN] = {};
   FW_UNROLL
   for (int r = kRows - 1; r >= 0; --r) {
-    const float alpha = c.row_gates(turn)[run.first + r].x;
+    const float alpha = c.row_gates(work_tile)[run.first + r].x;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) d[j] = alpha * (d[j] + da[r][j]);
   }
@@ -308,7 +308,7 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
   for (int j = 0; j < kN; ++j) d[j] = 0;
   FW_NO_UNROLL
   for (int row = kChunk - kRows; row > run.first; row -= kRows) {
-    const float product = c.run_numbers(turn)[row / kRows];
+    const float product = c.run_scalars(work_tile)[row / kRows];
     const char *first = c.memory + q_tile + run.at(row), *second = c.memory + q_tile + run.at(row + 1);
     float more[kN];
     if constexpr (kN == 4) {
@@ -323,7 +323,7 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
   float row_sums[2 * kRows];  // D.A before the token, D.k^2
   FW_UNROLL
   for (int r = kRows - 1; r >= 0; --r) {
-    const float2 gates = c.row_gates(turn)[run.first + r];
+    const float2 gates = c.row_gates(work_tile)[run.first + r];
     float with_state = 0, with_key = 0;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
@@ -335,14 +335,14 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
     }
     row_sums[r] = with_state, row_sums[kRows + r] = with_key;
   }
-  if (run.first == 0) store_lane(c.args.precond.sums, c.tile(turn), run.channel, x.K, d);
+  if (run.first == 0) store_lane(c.args.precond.sums, c.tile(work_tile), run.channel, x.K, d);
   // Lanes 4 i on have number i.
   const float total = scattered_sum<2 * kRows>(row_sums, c.lane);
   const int own = run.first + (c.lane >> 2) % kRows;
-  const float2 own_gates = c.row_gates(turn)[own];
-  const float kn = c.coefficients(turn)[ScalarChunk<Shape>::kWk + own], kn2 = kn * kn;
-  if ((c.lane & 3) == 0 && own < c.rows(turn)) {
-    PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[TurnChunk<Shape>::kShare]) + int64_t{own} * x.H;
+  const float2 own_gates = c.row_gates(work_tile)[own];
+  const float kn = c.coefficients(work_tile)[ScalarChunk<Shape>::kWk + own], kn2 = kn * kn;
+  if ((c.lane & 3) == 0 && own < c.rows(work_tile)) {
+    PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]) + int64_t{own} * x.H;
     if (c.lane < 16) {
       out->dg = own_gates.x == 0 ? 0.0f : own_gates.x * total;
     } else {
@@ -350,13 +350,13 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
     }
   }
   const float common = x.rule.k_norm == Norm::kL2 ? -2 * own_gates.y * kn2 * total : 0.0f;
-  const Rows out = c.rows_at(c.args.grads.d.k, turn);
+  const Rows out = c.rows_at(c.args.grads.d.k, work_tile);
   FW_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const float slope = shuffle(common, 16 + 4 * r);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) dk[r][j] = fmaf(slope, k[r][j], dk[r][j]);
-    store_run_row(c, out, c.pieces(kPiecesDK), run.first + r, run.channel, turn, dk[r]);
+    store_run_row(c, out, c.pieces(kVec16DK), run.first + r, run.channel, work_tile, dk[r]);
   }
 }
 

@@ -8,7 +8,7 @@
 // w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients of the coefficients.
 #pragma once
 
-#include "scan/cuda/front/numbers.cuh"
+#include "scan/cuda/front/token_scalars.cuh"
 #include "scan/cuda/gradients/common/head_sums.cuh"
 #include "scan/cuda/gradients/general/phases.cuh"
 #include "scan/cuda/gradients/general/rows.cuh"
@@ -20,7 +20,7 @@ namespace fw::cuda {
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false>
 FW_DEVICE void start_scalar_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
   const auto descriptor = [](uint32_t address, bool transposed, int k) {
-    const uint32_t low = (address >> 4) + ((transposed ? kPanelBytes : 16) >> 4 << 16) + (transposed ? 128 : 2) * k;
+    const uint32_t low = (address >> 4) + ((transposed ? kSw128Bytes : 16) >> 4 << 16) + (transposed ? 128 : 2) * k;
     return uint64_t{0x40000000u | 1024 >> 4} << 32 | low;
   };
   FW_UNROLL
@@ -29,7 +29,7 @@ FW_DEVICE void start_scalar_product(float (&d)[kColumns / 2], uint32_t left, uin
   }
 }
 
-// The warp's tiles of products [64, kKey].
+// The warp's tiles of products [64, kTileK].
 template <class Shape>
 struct ScalarSums {
   float r[Shape::kKeyTiles][4] = {}, e[Shape::kKeyTiles][4] = {}, w[Shape::kKeyTiles][4] = {};
@@ -81,8 +81,8 @@ FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
-  store_words((Shape::kOnline ? c.base + Shape::kDR : stage + Shape::kV) + place, d);
-  if constexpr (Shape::kOnline) {  // one product at a time: registers
+  store_words((Shape::kDelta ? c.base + Shape::kDR : stage + Shape::kV) + place, d);
+  if constexpr (Shape::kDelta) {  // one product at a time: registers
     fence_async_shared();
     wgmma_fence();
     start_scalar_product<16, false, true, true>(flat(d), c.base + Shape::kA, stage + Shape::kW + columns);
@@ -104,7 +104,7 @@ FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_
 
 template <class Shape>
 FW_DEVICE uint32_t scalar_key_columns(const ScalarChunk<Shape>& c) {
-  return (c.key_column() >> 6) * kPanelBytes + (c.key_column() & 63) * 2;
+  return (c.key_column() >> 6) * kSw128Bytes + (c.key_column() & 63) * 2;
 }
 
 // Adds a stage's values to the products.
@@ -114,22 +114,22 @@ FW_DEVICE void start_scalar_products(const ScalarChunk<Shape>& c, uint32_t stage
   const uint32_t states = stage + Shape::kState + scalar_key_columns(c), r_rows = stage + Shape::kW + value_rows_from(c);
   wgmma_fence();
   start_scalar_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
-  if (Shape::kOnline) start_scalar_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
+  if (Shape::kDelta) start_scalar_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
   start_scalar_product<kColumns, false, true>(flat(sums.w), stage + Shape::kW, states + Shape::kStateBytes);
   start_scalar_product<16, false, false>(flat(pairs.p), stage + Shape::kOut, r_rows);
-  if (Shape::kOnline) start_scalar_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
+  if (Shape::kDelta) start_scalar_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>
 FW_DEVICE void finish_scalar_products(ScalarSums<Shape>& sums, PairSums<Shape>& pairs) {
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w)), keep(flat(pairs.p));
-  if (Shape::kOnline) keep(flat(sums.e)), keep(flat(pairs.t));
+  if (Shape::kDelta) keep(flat(sums.e)), keep(flat(pairs.t));
 }
 
 // Where R makes the gain's gradient, always, and v is not wanted besides: for both there are too few registers.
 template <class Shape>
-inline constexpr bool kLoadsResiduals = Shape::kResiduals == Residuals::kAlways && !Shape::kStills;
+inline constexpr bool kLoadsResiduals = Shape::kResiduals == Residuals::kAlways && !Shape::kNoDecayFix;
 
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
@@ -142,31 +142,31 @@ struct ValueRow {
 // Of v, if it is wanted and can be read so, before the stage has come.
 template <class Shape>
 FW_DEVICE bool loads_values(const ScalarChunk<Shape>& c) {
-  return c.pieces(kPiecesV) && c.wants_values();
+  return c.pieces(kVec16V) && c.wants_values();
 }
 template <class Shape>
-FW_DEVICE uint4 load_value_words(const ScalarChunk<Shape>& c, int turn, int block) {
+FW_DEVICE uint4 load_value_words(const ScalarChunk<Shape>& c, int work_tile, int block) {
   const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
-  const Rows v = c.rows_at(c.args.problem.in.v, turn);
-  if (!loads_values(c) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
+  const Rows v = c.rows_at(c.args.problem.in.v, work_tile);
+  if (!loads_values(c) || row >= c.rows(work_tile) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
   return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
 }
 template <class Shape>
-FW_DEVICE ValueRow load_value_row(const ScalarChunk<Shape>& c, int turn, int block, uint32_t stage) {
+FW_DEVICE ValueRow load_value_row(const ScalarChunk<Shape>& c, int work_tile, int block, uint32_t stage) {
   const int row = c.thread >> 3, in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block;
-  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
+  const Rows dv = c.rows_at(c.args.grads.d.v, work_tile);
   ValueRow x;
-  x.valid = row < c.rows(turn) && column < c.args.problem.V;
-  x.z_v = c.coefficients(turn)[ScalarChunk<Shape>::kZv + row];
+  x.valid = row < c.rows(work_tile) && column < c.args.problem.V;
+  x.z_v = c.coefficients(work_tile)[ScalarChunk<Shape>::kZv + row];
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
-  const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
+  const char* at = c.memory + (stage - c.base) + sw128_offset(row, in_block);
   x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
   if constexpr (kLoadsResiduals<Shape>) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
   return x;
 }
 // dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
 template <class Shape>
-FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
+FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
   if (!x.valid) return;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
@@ -175,21 +175,21 @@ FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int turn, int 
     if (loads_values(c)) {
       unpack_8(words, v);
     } else {
-      load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
+      load_channels(c.rows_at(c.args.problem.in.v, work_tile), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
     }
   }
-  if constexpr (Shape::kStills) {
+  if constexpr (Shape::kNoDecayFix) {
     FW_UNROLL
     for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
   }
   if (residual)
-    unpack_8(kLoadsResiduals<Shape> ? x.r : *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)), v);
+    unpack_8(kLoadsResiduals<Shape> ? x.r : *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + sw128_offset(c.thread >> 3, (c.thread & 7) * 8)), v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sums.gain += v[j] * dz[j];
     dz[j] *= x.z_v;
   }
-  if (c.pieces(kPiecesDV)) {
+  if (c.pieces(kVec16DV)) {
     *reinterpret_cast<uint4*>(x.dv) = pack_8(dz);
   } else if (x.dv != nullptr) {
     const Rows dv{x.dv, 0, c.args.grads.d.v.bf16};
@@ -199,10 +199,10 @@ FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int turn, int 
 
 // A and B; where r or e is a sum, also p w_k and t w_k.
 template <class Shape>
-FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int work_tile, const PairSums<Shape>& pairs) {
   const uint32_t place = pair_place(c);
   using Chunk = ScalarChunk<Shape>;
-  const float *g = c.turn_floats(Shape::kG, turn), *f = c.coefficients(turn);
+  const float *g = c.work_tile_floats(Shape::kG, work_tile), *f = c.coefficients(work_tile);
   const bool mixed = c.mixed();
   float p[2][4], t[2][4];
   FW_UNROLL
@@ -217,7 +217,7 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int turn, const Pai
       for (int i = 0; i < 2; ++i) {
         const float fall = g_row - (i == 0 ? g_column.x : g_column.y), factor = exp2_fast(fall < 0.0f ? fall : 0.0f) * (i == 0 ? w_k.x : w_k.y);
         p[j][2 * half + i] = row >= column + i ? pairs.p[j][2 * half + i] * factor : 0.0f;
-        if (Shape::kOnline) t[j][2 * half + i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
+        if (Shape::kDelta) t[j][2 * half + i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
       }
     }
   }
@@ -238,7 +238,7 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int turn, const Pai
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         const float p_raw = p[j][i];
         p[j][i] *= r_q;
-        if constexpr (!Shape::kOnline) continue;
+        if constexpr (!Shape::kDelta) continue;
         if (Shape::kLinear) p[j][i] += e_q * t[j][i];
         t[j][i] *= e_k;
         if (Shape::kLinear) t[j][i] += r_k * p_raw;
@@ -246,7 +246,7 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int turn, const Pai
     }
   }
   store_words(c.base + Shape::kOfQ + place, p);
-  if (Shape::kOnline) store_words(c.base + Shape::kOfK + place, t);
+  if (Shape::kDelta) store_words(c.base + Shape::kOfK + place, t);
 }
 
 // Fragments of rows: tile j, row() + 8 half: word [j / 2][2 (j % 2) + half].
@@ -265,20 +265,20 @@ struct KeyWords {
 
 // The row times M, where w (r) is: into a tile of its own.
 template <class Shape>
-FW_DEVICE void make_scaled_rows(const ScalarChunk<Shape>& c, int turn) {
-  constexpr int kGranules = Shape::kKey / 8;
+FW_DEVICE void make_scaled_rows(const ScalarChunk<Shape>& c, int work_tile) {
+  constexpr int kAtoms = Shape::kTileK / 8;
   const Problem& x = c.args.problem;
-  const Rows m_rows = c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn);
-  const int from = Shape::kRead + c.key_offset(turn) + (x.rule.preconditions_read() ? 0 : Shape::kStateBytes), last = c.rows(turn) - 1;
+  const Rows m_rows = c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile);
+  const int from = Shape::kRead + c.key_offset(work_tile) + (x.rule.preconditions_read() ? 0 : Shape::kStateBytes), last = c.rows(work_tile) - 1;
   FW_UNROLL
-  for (int item = c.thread; item < 64 * kGranules; item += Shape::kThreads) {
-    const int row = item / kGranules, column = item % kGranules * 8;
+  for (int item = c.thread; item < 64 * kAtoms; item += Shape::kThreads) {
+    const int row = item / kAtoms, column = item % kAtoms * 8;
     float m[8], y[8];
     load_channels(m_rows, row < last ? row : last, column, x.K, m);
-    unpack_8(*reinterpret_cast<const uint4*>(c.memory + from + panel_offset(row, column)), y);
+    unpack_8(*reinterpret_cast<const uint4*>(c.memory + from + sw128_offset(row, column)), y);
     FW_UNROLL
     for (int j = 0; j < 8; ++j) y[j] *= m[j];
-    *reinterpret_cast<uint4*>(c.memory + Shape::kScaled + panel_offset(row, column)) = pack_8(y);
+    *reinterpret_cast<uint4*>(c.memory + Shape::kScaled + sw128_offset(row, column)) = pack_8(y);
   }
 }
 // M of a thread's places in the products; 1 past K and the last row.
@@ -286,17 +286,17 @@ template <class Shape>
 struct StreamM {
   float x[Shape::kKeyTiles][4];
 
-  FW_DEVICE StreamM(const ScalarChunk<Shape>& c, int turn) {
+  FW_DEVICE StreamM(const ScalarChunk<Shape>& c, int work_tile) {
     if constexpr (Shape::kPrecond) {
       const int K = c.args.problem.K;
-      const Rows rows = c.workspace_rows(TurnChunk<Shape>::kM, c.args.problem.H * K, turn);
+      const Rows rows = c.workspace_rows(WorkTile<Shape>::kM, c.args.problem.H * K, work_tile);
       FW_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = c.row() + 8 * half, column = c.key_column() + 2 * (c.lane & 3);
         const float* from = reinterpret_cast<const float*>(rows.data) + row * rows.stride + column;
         FW_UNROLL
         for (int j = 0; j < Shape::kKeyTiles; ++j) {
-          const bool valid = row < c.rows(turn) && column + 8 * j < K;
+          const bool valid = row < c.rows(work_tile) && column + 8 * j < K;
           const float2 y = valid ? *reinterpret_cast<const float2*>(from + 8 * j) : make_float2(1, 1);
           x[j][2 * half] = y.x, x[j][2 * half + 1] = y.y;
         }
@@ -318,10 +318,10 @@ FW_DEVICE void dot_rows(const KeyWords<Shape>& x, const float (&y)[Shape::kKeyTi
 
 // The products with the states times the coefficients. Returns this thread's part of the sum of w (.) the states' part of dw.
 template <class Shape>
-FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int w_side) {
+FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int w_side) {
   using Chunk = ScalarChunk<Shape>;
   const KeyWords<Shape> w_words(c, w_side);
-  const float *g = c.turn_floats(Shape::kG, turn), *f = c.coefficients(turn);
+  const float *g = c.work_tile_floats(Shape::kG, work_tile), *f = c.coefficients(work_tile);
   const float g_end = g[63];
   const bool mixed = c.mixed();
   float dot = 0;
@@ -344,7 +344,7 @@ FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<
   return dot;
 }
 
-// This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them (StillState).
+// This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them (NoDecayState).
 template <class Shape>
 FW_DEVICE float dot_state_streams(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& sums, int q_tile, int k_tile) {
   float x[4];
@@ -355,7 +355,7 @@ FW_DEVICE float dot_state_streams(const ScalarChunk<Shape>& c, const ScalarSums<
 
 // Where r or e is a sum: q.dr, k.dr, q.de, k.de, and dr and de become what q and k take of them, without the products with A and B.
 template <class Shape>
-FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int q_tile) {
+FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int q_tile) {
   using Chunk = ScalarChunk<Shape>;
   const int k_tile = q_tile + Shape::kStateBytes;
   float rows[2][4];
@@ -379,7 +379,7 @@ FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Sha
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     store_row_sums<4, Shape, 3>(c, c.row() + 8 * half, rows[half]);
-    const float* at = c.coefficients(turn) + c.row() + 8 * half;
+    const float* at = c.coefficients(work_tile) + c.row() + 8 * half;
     const float r_q = at[Chunk::kRq], r_k = at[Chunk::kRk], e_q = at[Chunk::kEq], e_k = at[Chunk::kEk];
     FW_UNROLL
     for (int j = 0; j < Shape::kKeyTiles; ++j) {
@@ -395,34 +395,34 @@ FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Sha
 
 // Adds the products with A and B. r_side, w_side: the rows of r and w without their coefficients.
 template <class Shape>
-FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int r_side, int w_side) {
+FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int r_side, int w_side) {
   constexpr int kColumns = Shape::kKeyColumns;
-  const uint32_t columns = c.base + scalar_key_columns(c), keys = columns + Shape::kRead + c.key_offset(turn) + Shape::kStateBytes;
+  const uint32_t columns = c.base + scalar_key_columns(c), keys = columns + Shape::kRead + c.key_offset(work_tile) + Shape::kStateBytes;
   keep(flat(sums.r)), keep(flat(sums.w));
-  if (Shape::kOnline) keep(flat(sums.e));
+  if (Shape::kDelta) keep(flat(sums.e));
   wgmma_fence();
   start_scalar_product<kColumns, false, true>(flat(sums.r), c.base + Shape::kOfQ, columns + w_side);
   start_scalar_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfQ, columns + r_side);
-  if (Shape::kOnline) {
+  if (Shape::kDelta) {
     start_scalar_product<kColumns, false, true>(flat(sums.e), c.base + Shape::kOfK, columns + w_side);
     start_scalar_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfK, keys);
   }
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w));
-  if (Shape::kOnline) keep(flat(sums.e));
+  if (Shape::kDelta) keep(flat(sums.e));
 }
 
 // Of what finish_streams() left times r_side, w_side and k.
 template <class Shape>
 FW_DEVICE void sum_stream_rows(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& d, int k_tile, int r_side, int w_side) {
-  constexpr int kSums = Shape::kOnline ? 3 : 2;
+  constexpr int kSums = Shape::kDelta ? 3 : 2;
   float sums[2][kSums];
   dot_rows(KeyWords<Shape>(c, r_side), d.r, sums[0][0], sums[1][0]);
   const KeyWords<Shape> w(c, w_side);
   dot_rows(w, d.w, sums[0][1], sums[1][1]);
-  if constexpr (Shape::kOnline && Shape::kPrecond) dot_rows(KeyWords<Shape>(c, k_tile), d.e, sums[0][2], sums[1][2]);
-  if constexpr (Shape::kOnline && !Shape::kPrecond) dot_rows(w, d.e, sums[0][2], sums[1][2]);
+  if constexpr (Shape::kDelta && Shape::kPrecond) dot_rows(KeyWords<Shape>(c, k_tile), d.e, sums[0][2], sums[1][2]);
+  if constexpr (Shape::kDelta && !Shape::kPrecond) dot_rows(w, d.e, sums[0][2], sums[1][2]);
   store_row_sums(c, c.row(), sums[0]);
   store_row_sums(c, c.row() + 8, sums[1]);
 }
@@ -442,7 +442,7 @@ struct KeySlopes {
 };
 // By each warp, two lanes a row: the gradients of the numbers of its 16 rows; the first group's warps store them.
 template <class Shape>
-FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile) {
   using Chunk = ScalarChunk<Shape>;
   const int row = 16 * c.block_row() + (c.lane >> 1);
   const auto sum = [&](int i) {
@@ -450,8 +450,8 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
     const float x = part[0] + part[64];
     return x + shuffle_xor(x, 1);
   };
-  const float* f = c.coefficients(turn) + row;
-  const float r = sum(0), w = sum(1), e = Shape::kOnline ? sum(2) : 0.0f;
+  const float* f = c.coefficients(work_tile) + row;
+  const float r = sum(0), w = sum(1), e = Shape::kDelta ? sum(2) : 0.0f;
   FrontCoefs<float> d;
   d.w_k = inverse_or_zero(f[Chunk::kWk]) * w;
   d.z_v = c.floats(Shape::kDZv)[row];
@@ -469,50 +469,50 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
   if constexpr (Shape::kLinear) {
     if (residual) d.z_v = value_coefficient_gradient(r_dz, e, f[Chunk::kZv]);
   }
-  if constexpr (Shape::kBare) of_bare_coefs(d, f[Chunk::kOfE], f[Chunk::kOfW]);
+  if constexpr (Shape::kUnscaled) of_unscaled_coefs(d, f[Chunk::kOfE], f[Chunk::kOfW]);
   FrontScalars<float> s;
-  s.q2 = c.norms(turn)[row], s.k2 = c.norms(turn)[64 + row];
-  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+  s.q2 = c.norms(work_tile)[row], s.k2 = c.norms(work_tile)[64 + row];
+  s.beta = c.work_tile_floats(Shape::kBeta, work_tile)[row];
   if constexpr (Shape::kLinear) {
     if (!c.plain()) {
-      const float* gates = c.gate_numbers(turn) + row;
+      const float* gates = c.gate_scalars(work_tile) + row;
       s.erase = gates[0], s.write = gates[64];
-      for_all_numbers<Numbers::kButBeta>([&, from = gates + 64](float& y) mutable { y = *(from += 64); }, s);
+      for_all_scalars<Numbers::kExceptBeta>([&, from = gates + 64](float& y) mutable { y = *(from += 64); }, s);
     }
   }
   FrontScalars<float> ds = coefficient_gradients(c, s, d);
   if (!Shape::kLinear && residual) {
-    if constexpr (Shape::kBare) {
-      ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
+    if constexpr (Shape::kUnscaled) {
+      ds.beta = unscaled_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
     } else {
       ds.beta = gain_gradient(r_dz, s.beta);
     }
   }
   if (c.group() == 0 && (c.lane & 1) == 0) {
     float d_g = r + e - w;
-    if constexpr (Shape::kStills) {
-      if (StillState<Shape>(c, turn).still) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
+    if constexpr (Shape::kNoDecayFix) {
+      if (NoDecayState<Shape>(c, work_tile).still) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
     }
-    c.turn_floats(Shape::kDG, turn)[row] = d_g;
-    if (row < c.rows(turn)) {
+    c.work_tile_floats(Shape::kDG, work_tile)[row] = d_g;
+    if (row < c.rows(work_tile)) {
       const TokenArgs& out = c.args.grads.d;
       if constexpr (!Shape::kPrecond && !Shape::kHalf) {
-        const FormedGates& formed = c.args.problem.formed;
+        const FusedGates& formed = c.args.problem.formed;
         if (formed.any()) {  // values, and gradients of logits are wanted
-          ds.beta *= number_slope(formed.beta, s.beta), ds.lambda *= number_slope(formed.lambda, s.lambda);
-          ds.erase *= number_slope(formed.erase_gate, s.erase), ds.write *= number_slope(formed.write_gate, s.write);
+          ds.beta *= scalar_slope(formed.beta, s.beta), ds.lambda *= scalar_slope(formed.lambda, s.lambda);
+          ds.erase *= scalar_slope(formed.erase_gate, s.erase), ds.write *= scalar_slope(formed.write_gate, s.write);
         }
       }
-      store_one(c.rows_at(out.beta, turn), row, ds.beta);
+      store_one(c.rows_at(out.beta, work_tile), row, ds.beta);
       if (!c.plain()) {
-        for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out, ds);
-        store_one(c.rows_at(out.erase_gate, turn), row, ds.erase);
-        store_one(c.rows_at(out.write_gate, turn), row, ds.write);
+        for_all_scalars<Numbers::kExceptBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), row, y); }, out, ds);
+        store_one(c.rows_at(out.erase_gate, work_tile), row, ds.erase);
+        store_one(c.rows_at(out.write_gate, work_tile), row, ds.write);
       }
     }
   }
   float2 of = make_float2(2.0f * ds.q2, 2.0f * ds.k2);
-  if constexpr (Shape::kHalf) of = join_half_slopes(c, turn, row, c.group() == 0 && (c.lane & 1) == 0, of);
+  if constexpr (Shape::kHalf) of = join_half_slopes(c, work_tile, row, c.group() == 0 && (c.lane & 1) == 0, of);
   KeySlopes slopes;
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -543,30 +543,30 @@ FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
 
 // Of half `place % 2` of the tiles, of dq or dk: add_heads().
 template <class Shape>
-FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int turn, int place, float (&x)[Shape::kKeyTiles][4]) {
+FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int place, float (&x)[Shape::kKeyTiles][4]) {
   constexpr int kN = 2 * Shape::kKeyTiles;
   const int half = place % 2;
   float y[kN];
   FW_UNROLL
   for (int j = 0; j < kN; ++j) y[j] = x[j / 2][2 * half + j % 2];
-  const bool all = add_heads(c, turn, kN * place, y);
+  const bool all = add_heads(c, work_tile, kN * place, y);
   FW_UNROLL
   for (int j = 0; j < kN; ++j) x[j / 2][2 * half + j % 2] = y[j];
   return all;
 }
 
 template <class Shape>
-FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& d, const KeySlopes& slopes) {
-  const StreamM<Shape> m(c, turn);
-  const int q_tile = Shape::kRead + c.key_offset(turn);
+FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d, const KeySlopes& slopes) {
+  const StreamM<Shape> m(c, work_tile);
+  const int q_tile = Shape::kRead + c.key_offset(work_tile);
   const KeyWords<Shape> q(c, q_tile), k(c, q_tile + Shape::kStateBytes);
   const HeadGradients& out = c.args.grads;
-  const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
+  const Rows dq = c.rows_at(out.d.q, work_tile), dk = c.rows_at(out.d.k, work_tile);
   const bool on_read = c.args.problem.rule.preconditions_read();
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
-    const bool valid = row < c.rows(turn);
+    const bool valid = row < c.rows(work_tile);
     FW_UNROLL
     for (int j = 0; j < Shape::kKeyTiles; ++j) {
       FW_UNROLL
@@ -580,16 +580,16 @@ FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int turn, Sca
         }
         x += slopes.q[half] * q_value;
         y += slopes.k[half] * k_value;
-        if (Shape::kOnline) y += de;
+        if (Shape::kDelta) y += de;
       }
     }
     if constexpr (Shape::kSumsHeads) {
-      if (!sum_heads_of_rows(c, turn, half, d.r) | !sum_heads_of_rows(c, turn, 2 + half, d.w)) continue;
+      if (!sum_heads_of_rows(c, work_tile, half, d.r) | !sum_heads_of_rows(c, work_tile, 2 + half, d.w)) continue;
     }
-    store_key_row(c, dq, c.pieces(kPiecesDQ), row, valid, d.r, half);
-    store_key_row(c, dk, c.pieces(kPiecesDK), row, valid, d.w, half);
+    store_key_row(c, dq, c.pieces(kVec16DQ), row, valid, d.r, half);
+    store_key_row(c, dk, c.pieces(kVec16DK), row, valid, d.w, half);
     if constexpr (Shape::kPrecond)
-      store_key_row(c, c.workspace_rows(TurnChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn), false, row, valid, d.e, half);
+      store_key_row(c, c.workspace_rows(WorkTile<Shape>::kDM, c.args.problem.HV * c.args.problem.K, work_tile), false, row, valid, d.e, half);
   }
 }
 

@@ -1,0 +1,24 @@
+// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): online rules without a preconditioner.
+#include "scan/cuda/gradients/channel/kernel.cuh"
+#include "scan/cuda/gradients/launchers.h"
+
+namespace fw::cuda {
+namespace {
+
+template <int kTileK, bool kGates>
+void launch_fused(const GradientArgs& args, int64_t chunks, void* stream) {
+  if (args.head_sums != nullptr) {
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, true>>(args, chunks, stream);
+  } else {
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, false>>(args, chunks, stream);
+  }
+}
+
+}  // namespace
+
+void gradients_fused(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream) {
+  if (choice.gates) return launch_fused<128, true>(args, chunks, stream);  // gradients_fuse_gates()
+  key == 128 ? launch_fused<128, false>(args, chunks, stream) : launch_fused<64, false>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda
