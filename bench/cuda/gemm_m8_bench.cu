@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "bench_times.h"
-#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/gemm_m64.h"
+#include "ops/cuda/gemm_m8.h"
 
 namespace fw::cuda::bench {
 namespace {

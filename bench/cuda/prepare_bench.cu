@@ -102,12 +102,12 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     }
     a.pairs = reinterpret_cast<IntraChunk*>(allocate(items * static_cast<int64_t>(sizeof(IntraChunk))));
     if (uses_hi_lo(rule)) {
-      for (HiLoTiles* fine : {&a.forward_lo, &a.backward_lo}) {
-        fine->images = allocate(items * static_cast<int64_t>(sizeof(LoTiles<K>)));
-        memory.push_back(fine->images);
+      for (HiLoTiles* hi_lo : {&a.forward_lo, &a.backward_lo}) {
+        hi_lo->chunk_tiles = allocate(items * static_cast<int64_t>(sizeof(LoTiles<K>)));
+        memory.push_back(hi_lo->chunk_tiles);
         if (rule.decay != Decay::kChannel) continue;
-        fine->lo_parts = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
-        memory.push_back(fine->lo_parts);
+        hi_lo->lo_parts = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
+        memory.push_back(hi_lo->lo_parts);
       }
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
@@ -138,14 +138,14 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
     const bool pairs = copies[0].keeps_intra_chunk;
-    bytes += (pairs                                       ? 30 + 256
+    bytes += (pairs                                   ? 30 + 256
               : scan_reads_rows(copies[0].problem, K) ? 396
-              : is_delta                                    ? 904
-                                                          : 648) +
+              : is_delta                              ? 904
+                                                      : 648) +
              (!training                  ? 0
               : reverse_takes_rows(rule) ? 22 + (pairs ? 0 : 256)
-              : stores_k_hat(rule)        ? 256 + 256
-              : is_delta                   ? 768 + 256
+              : stores_k_hat(rule)       ? 256 + 256
+              : is_delta                 ? 768 + 256
                                          : 512 + 128) +
              (uses_hi_lo(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];

@@ -1,4 +1,4 @@
-// The analysis of a model whose passes run on the device: what its recurrences were given comes to the host, where they are replayed. Beside the CPU's.
+// The analysis of a model whose passes run on the device: what its recurrences were given comes to the host, where they are replayed. Alongside the CPU's.
 #include <gtest/gtest.h>
 
 #include <cmath>

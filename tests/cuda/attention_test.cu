@@ -1,4 +1,4 @@
-// Attention on the device against loops in double over the same bf16 numbers: a program of its own that prints a line per case and fails with 1.
+// Attention on the device against loops in double over the same bf16 values: a program of its own that prints a line per case and fails with 1.
 // An argument: only cases whose name has it. In the emulation small cases only.
 #include <algorithm>
 #include <cmath>

@@ -103,11 +103,11 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
   }
 }
 
-// Alone its gradients begin beside the reverse scan; among so many others there is no room for them (plan.h: overlap_grad_with_scan).
+// Alone its gradients begin alongside the reverse scan; among so many others there is no room for them (plan.h: overlap_grad_with_scan).
 TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
   uint64_t seed = 60;
   for (const Tested& rule : kRules) {
-    if (!rule.bf16 || rule.K > 128) continue;  // wide keys have no gradients there
+    if (!rule.bf16 || rule.K > 128) continue;  // K above 128 have no gradients there
     const char* const name = rule.name;
     std::vector<int64_t> offsets{0, 260};
     for (int n = 0; n < 200; ++n) offsets.push_back(offsets.back() + 1);
@@ -302,7 +302,7 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
 }
 
 // dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads (gradients/common/head_sums.cuh): against the
-// reference, and the same bits whether the gradients begin beside the reverse scan, from the last chunk on, or behind it, as they do where the offsets are on
+// reference, and the same bits whether the gradients begin alongside the reverse scan, from the last chunk on, or after it, as they do where the offsets are on
 // the device.
 TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
   struct Case {

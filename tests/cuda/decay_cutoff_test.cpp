@@ -1,4 +1,5 @@
-// Cut sequences whose decays let nothing through: first passes that leave out what cannot be seen (scan/cuda/scan/decay_cutoff.cuh), at the bound and around it.
+// Cut sequences whose decays let nothing through: first passes that leave out what cannot be seen (scan/cuda/scan/decay_cutoff.cuh), at the bound and around
+// it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@ HeaderRun cut_run(int64_t segment) {
 
 // Every log-decay `g`, but those of the tokens from `from` to `to`, which are `inside`.
 void set_decays(Problem& p, double g, size_t from, size_t to, double inside) {
-  const size_t row = p.in.g.size() * 2 * 64 / p.in.k.size();  // numbers of a token
+  const size_t row = p.in.g.size() * 2 * 64 / p.in.k.size();  // token scalars
   for (size_t i = 0; i < p.in.g.size(); ++i) p.in.g[i] = i / row >= from && i / row < to ? inside : g;
 }
 
@@ -140,7 +141,7 @@ TEST(Fades, HeadsThatFadeAndHeadsThatLast) {
   }
 }
 
-// A log-decay that is no number is looked at: the segment is not left out, and the outputs behind it are no numbers.
+// A log-decay that is no number is looked at: the segment is not left out, and the outputs after it are no numbers.
 TEST(Fades, NoNumbersGoOn) {
   for (const char* rule : {"gated_deltanet", "kda"}) {
     Problem problem = of_bf16_numbers(long_problem(rule, 91, 300));

@@ -1,5 +1,6 @@
-// Generation on every device there is: attention of a decoded token beside the host's in double, drawn tokens beside the host's, and a decoder beside passes of
-// the model one after the other: the same bits alone, beside others, recorded, after a prompt in between, and in a place that another sequence has left.
+// Generation on every device there is: attention of a decoded token alongside the host's in double, drawn tokens alongside the host's, and a decoder alongside
+// passes of the model one after the other: the same bits alone, alongside others, recorded, after a prompt in between, and in a place that another sequence has
+// left.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -77,7 +78,7 @@ std::vector<Rows> all_rows() {
       {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
       {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
       // Turned queries and keys: by that kernel, where the token's own row is in the tiles that are asked for at first, in a later one (8319: the last of a run
-      // of 160) and in a run behind a block's first (in the emulation); where pages lie anywhere, and eight or sixteen heads share. Of a part of the channels,
+      // of 160) and in a run after a block's first (in the emulation); where pages lie anywhere, and eight or sixteen heads share. Of a part of the channels,
       // or of other heads, by rotary.
       {{4, 2, 128, 150, 0.1, 10000, 128}, 1, 150, {0, 15, 16, 127, 128, 149, 150, 431, int64_t{1} << 20}, false},
       {{1, 1, 64, 0, 0.12, 500, 64}, 1, 9000, {8190, 8192, 8319, 8999}, false},
@@ -112,7 +113,7 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
   }
 }
 
-// Heads whose eight rows have room beside a product's sums, and wider ones. Of the host nobody says it: its products are a library's.
+// Heads whose eight rows have room alongside a product's sums, and wider ones. Of the host nobody says it: its products are a library's.
 TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
   if (GetParam().device->kind() == FW_DEVICE_CPU) GTEST_SKIP() << "products of a library";
   for (const int64_t heads : {int64_t{3}, int64_t{50}}) {
@@ -121,13 +122,13 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
       const int64_t rows = kGemvMaxM, dim = 128, in = heads * dim, out = 1000;
       const std::vector<double> o = on.random(rows * in), gate = on.random(rows * in);
-      Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)), norm = on.template buffer<Wide<T>>(on.random(dim));
+      Buffer<K256<T>> weight = on.template buffer<K256<T>>(on.random(out * in)), norm = on.template buffer<K256<T>>(on.random(dim));
       const Buffer<Bf16> rounded = on.template buffer<Bf16>(values_of(weight));
       const auto run = [&](int64_t first, int64_t count) {
         const auto part = [&](const std::vector<double>& of) { return std::vector<double>(of.begin() + first * in, of.begin() + (first + count) * in); };
         Matrix<T> x(on.device, count, in, 8, part(o)), g(on.device, count, in, 8, part(gate)), y(on.device, count, out, 8);
-        gated_linear_forward<T>(on.exec, x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
-                                Weight<Wide<T>>(Mat<const Wide<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)), y.mat(),
+        gated_linear_forward<T>(on.exec, x.mat(), g.mat(), norm.data(), K256<T>(1e-5), dim, GateKind::kSilu,
+                                Weight<K256<T>>(Mat<const K256<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)), y.mat(),
                                 Write::kOverwrite);
         return y.values();
       };
@@ -409,7 +410,7 @@ TEST_P(Decoders, SessionsSideBySideGiveWhatTheyGiveAlone) {
 }
 
 // A session that has decoded is saved, copied and told more as one that has only read is.
-// Beside some others a sequence has the bits that it has beside many: products of 9 to 64 rows are the same kernel's.
+// Alongside some others a sequence has the bits that it has alongside many: products of 9 to 64 rows are the same kernel's.
 TEST_P(Decoders, ASequenceAmongSomeHasItsBitsAmongMany) {
   if (GetParam() != "cuda") GTEST_SKIP() << "said of kernels of the device alone";
   const size_t tokens = 3;

@@ -1,4 +1,4 @@
-// What tests of device code share: problems of bf16 numbers, bounds, runs on the device.
+// What tests of device code share: problems of bf16 values, bounds, runs on the device.
 #pragma once
 
 #include <fmt/format.h>
@@ -71,7 +71,8 @@ inline float as_bf16(float x) {
 // So that a run with bf16 tensors starts from the reference's numbers.
 inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
-// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (NoDecayState, gradients/general/phases.cuh).
+// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (NoDecayState,
+// gradients/general/phases.cuh).
 inline void hardly_decay(Problem& p) {
   for (double& x : p.in.g) x *= 0.01;
 }

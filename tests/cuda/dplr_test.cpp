@@ -49,7 +49,7 @@ TEST(DplrAsTwoTokens, ForwardAndGradientsMatchTheReference) {
   }
 }
 
-// All tensors of bf16 numbers: streams are made in float32 of what bf16 keeps, so outputs are as near as outputs of that type can be.
+// All tensors of bf16 values: streams are made in float32 of what bf16 keeps, so outputs are as near as outputs of that type can be.
 TEST(DplrAsTwoTokens, TensorsOfBf16) {
   const Rule rule = preset("dplr").rule;
   for (const int64_t length : {1, 2, 33}) {

@@ -30,7 +30,7 @@ HeaderRun float16_run(fw_form form) {
   return run;
 }
 
-// What the chunk form's operands are: tensors of channels as bf16 numbers, but for log-decays and logits.
+// What the chunk form's operands are: tensors of channels as bf16 values, but for log-decays and logits.
 Problem of_operands(Problem p) {
   const auto round = [](std::vector<double>& values) {
     for (double& x : values) x = static_cast<double>(as_bf16(static_cast<float>(x)));
@@ -86,7 +86,7 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
   }
 }
 
-// As ChunkForm.EveryLength, and packed behind a sequence of that length: of so few tokens a gradient of one value a token is a difference of sums that
+// As ChunkForm.EveryLength, and packed after a sequence of that length: of so few tokens a gradient of one value a token is a difference of sums that
 // nearly cancel, and of one head some draws are above any bound (2.0e-2 to 3.0e-2 in 6 of 390 problems on an H200).
 TEST(DeviceFloat16, OfEveryLength) {
   const int64_t step = emulated() ? 13 : 1;
@@ -110,7 +110,7 @@ TEST(DeviceFloat16, OfEveryLength) {
   }
 }
 
-// Rows behind the last sequence are neither read nor written.
+// Rows after the last sequence are neither read nor written.
 TEST(DeviceFloat16, OffsetsOnTheDevice) {
   for (const char* name : {"gated_deltanet", "hgrn2", "precond_kda"}) {
     ProblemOptions options;

@@ -64,7 +64,7 @@ TEST(ChunkForm, EveryRuleMatchesTheReference) {
   }
 }
 
-// The usual head sizes, tensors of bf16 numbers, as a model has them.
+// The usual head sizes, tensors of bf16 values, as a model has them.
 TEST(ChunkForm, PresetsOfTheUsualSizes) {
   for (const Preset& p : presets()) {
     for (const int64_t dim : {64, 128}) {
@@ -126,8 +126,8 @@ TEST(ChunkForm, BackwardOfTensorsElsewhere) {
   }
 }
 
-// K between the tiles' 64 and 128: rows in whole pieces are copied with zeros behind their channels; packed sequences whose ends the copy engine leaves to
-// threads; each kernel of prepare, with the backward images of gains up to 1 and above.
+// K between the tiles' 64 and 128: rows in vectors are copied with zeros after their channels; packed sequences whose ends TMA leaves to
+// threads; each kernel of prepare, with the backward chunk tiles of gains up to 1 and above.
 TEST(ChunkForm, KeysBetweenTheTiles) {
   const int64_t keys[] = {8, 40, 56, 72, 96, 120};
   uint64_t seed = 1600;
@@ -192,7 +192,7 @@ TEST(ChunkForm, Segments) {
   }
 }
 
-// cos 0.9: a common direction of length 3 beside unit noise of length about 1.45 (k is normalised by the rule).
+// cos 0.9: a common direction of length 3 alongside unit noise of length about 1.45 (k is normalised by the rule).
 void correlate_keys(Problem& problem, size_t K) {
   for (size_t i = 0; i < problem.in.k.size(); ++i) {
     const double noise = problem.in.k[i] * 1.45;
@@ -222,7 +222,7 @@ TEST(ChunkForm, CorrelatedKeys) {
   }
 }
 
-// Gains made of a gate and the key's norm, keys alike: beta's gradient is two sums that cancel, in each of the gradient kernels (rows in whole pieces and
+// Gains made of a gate and the key's norm, keys alike: beta's gradient is two sums that cancel, in each of the gradient kernels (rows in vectors and
 // not, with channel decay).
 TEST(ChunkForm, GainsOfAlikeKeys) {
   uint64_t seed = 980;
@@ -288,7 +288,7 @@ TEST(ChunkForm, Reflections) {
 }
 
 // The same within one chunk, where the gradient of a log-decay has no neighbour to begin from, and for log-decays between 0 and those that end a chunk's
-// memory. That of a whole head is 4e-3 to 9e-3 there, now and then more (the largest of 60 problems 1.12e-2): it is small beside the sums that it is.
+// memory. That of a whole head is 4e-3 to 9e-3 there, now and then more (the largest of 60 problems 1.12e-2): it is small alongside the sums that it is.
 constexpr double kFewNoDecayHeads = 1.3e-2;
 
 TEST(ChunkForm, ReflectionsOfFewTokens) {
@@ -340,8 +340,8 @@ Problem lasting_problem(const char* name, bool alike, int64_t tokens, int64_t K,
   return of_bf16_numbers(problem);
 }
 
-// A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes two terms whatever its gates are: then no decay at all, gates and
-// feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md). States of bf16 inputs are far better
+// A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes hi and lo parts whatever its gates are: then no decay at all, gates
+// and feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md). States of bf16 inputs are far better
 // then, as no state of one term is, however short the sequence: kTwoTerms.
 constexpr double kTwoTerms = 5e-4;
 
@@ -451,7 +451,7 @@ TEST(ChunkForm, PreconditionersWithChannelDecay) {
   }
 }
 
-// Offline rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain offline kernels do not make.
+// Additive rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain additive kernels do not make.
 TEST(ChunkForm, NormalisersWithoutAPreconditioner) {
   uint64_t seed = 960;
   for (const char* text : {"update=additive gain=gate normaliser=one_plus", "decay=scalar update=additive gain=gate normaliser=one_plus k_norm=l2",

@@ -74,8 +74,8 @@ ProblemOptions shapes_of(uint64_t seed) {
   return options;
 }
 
-// Logits of channels that prepare and gradients take as they are, and those beside values, which they do not: every law, keys of both tiles and between, decays
-// so strong that they are bounded, value heads with gates of their own.
+// Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not: every law, keys of both tiles and between,
+// decays so strong that they are bounded, value heads with gates of their own.
 TEST(DeviceGates, FormedInThePlacesOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
@@ -109,7 +109,7 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
   }
 }
 
-// Logits of one number a token, of which the first kernel makes values and the gradients' those of the logits: every law that leaves a slope in its value,
+// Logits of one scalar per token, of which the first kernel makes values and the gradients' those of the logits: every law that leaves a slope in its value,
 // whole sequences and cut ones, whose first passes look for decays that let nothing through.
 TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
@@ -125,12 +125,12 @@ TEST(DeviceGates, NumbersFormedByKernels) {
       }
       problem = of_bf16_numbers(std::move(problem));
       SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
-      const bool formed = given != Given::kLowerBound || rule.decay == Decay::kChannel;
+      const bool fused = given != Given::kLowerBound || rule.decay == Decay::kChannel;
       const std::string text = text_of_call(problem, 2, 70);
       const bool direct = rule == preset("mamba2").rule;
-      EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, formed) << text;
-      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, formed && !direct) << text;
-      EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, formed && !direct) << text;
+      EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, fused) << text;
+      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, fused && !direct) << text;
+      EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, fused && !direct) << text;
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       const ReferenceOutputs expected_out = problem.forward();

@@ -144,7 +144,7 @@ void check_shape(const Shape& s) {
   std::printf("\n");
 }
 
-// One behind the other, each from what the one in front has made.
+// One after the other, each from what the one in front has made.
 void check_chain() {
   constexpr int64_t kRows = 20, kWidth = 520;
   std::printf("a chain");

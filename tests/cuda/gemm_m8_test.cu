@@ -68,7 +68,7 @@ struct Problem {
     const auto at = [](DeviceBuffer<Stored<T>>& b) { return reinterpret_cast<T*>(b.data()); };
     const int64_t in = s.in + s.padding, out = s.out + s.padding;
     gemm_m8_linear<T>(Mat<const T>(at(dx) + first * in, count, s.in, in), Mat<const T>(at(dw), s.out, s.in, in), s.bias ? db.data() : nullptr,
-                       Mat<T>(at(dy) + first * out, count, s.out, out), s.accumulate ? Write::kAccumulate : Write::kOverwrite, nullptr);
+                      Mat<T>(at(dy) + first * out, count, s.out, out), s.accumulate ? Write::kAccumulate : Write::kOverwrite, nullptr);
     return dy.download();
   }
 };

@@ -435,10 +435,10 @@ class Run {
       return std::exp(sum);
     };
     std::vector<Vector> T(rows, Vector(rows)), P = T, A = T;
-    std::vector<Vector> gamma(rows, Vector(K)), rest = gamma;
+    std::vector<Vector> gamma(rows, Vector(K)), lo = gamma;
     for (int k = 0; k < K; ++k) {
       for (int i = 0; i < rows; ++i) {
-        gamma[i][k] = decay(-1, i, k), rest[i][k] = decay(i, rows - 1, k);
+        gamma[i][k] = decay(-1, i, k), lo[i][k] = decay(i, rows - 1, k);
         double sum = 0;
         for (int j = i; j >= 0; --j) {
           const double w = f[start + j].w[k] * std::exp(sum);
@@ -472,7 +472,7 @@ class Run {
         double w = f[start + i].z[v], big_v = 0;
         for (int k = 0; k < K; ++k) {
           w -= gamma[i][k] * f[start + i].e[k] * S0[k * V + v];
-          big_v += rest[i][k] * f[start + i].w[k] * D[k * V + v];
+          big_v += lo[i][k] * f[start + i].w[k] * D[k * V + v];
         }
         w_[at * 4096 + fw::cuda::sw128_index(i, v % 64)] = to_bf16(w);
         big_v_[at * 4096 + fw::cuda::sw128_index(i, v % 64)] = to_bf16(big_v);

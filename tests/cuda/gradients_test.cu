@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
           c.K = 100, c.V = 200, c.H = 2, c.HV = 4, c.pad = 1, c.lengths = {0, 70, 0, 60};
           check(c);
           c.pad = 0;
-          c.K = 72, c.V = 136;  // rows in whole pieces
+          c.K = 72, c.V = 136;  // rows in vectors
           check(c);
           c.K = 56, c.V = 72;
           check(c);

@@ -58,7 +58,7 @@ TEST(K256Keys, EveryRuleMatchesTheReference) {
   }
 }
 
-// Rows that no copy of 16 bytes can bring, and K that is no multiple of 8.
+// Rows that no copy of 16 bytes can load, and K that is no multiple of 8.
 TEST(K256Keys, RowsOfAnyKind) {
   uint64_t seed = 3200;
   for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
@@ -129,17 +129,17 @@ TEST(K256Keys, ZeroChannelsChangeNothing) {
     options.seed = 3500;
     const Problem narrow = of_bf16_numbers(random_problem(parse_rule(rule), options));
     options.K = 256;
-    Problem wide = of_bf16_numbers(random_problem(parse_rule(rule), options));
+    Problem k256 = of_bf16_numbers(random_problem(parse_rule(rule), options));
     const auto widen = [](const std::vector<double>& from, std::vector<double>& to) {
       for (size_t i = 0; i < to.size(); ++i) to[i] = i % 256 < 128 ? from[i / 256 * 128 + i % 256] : 0.0;
     };
-    const std::vector<double> q = wide.in.q, k = wide.in.k;
-    wide.in = narrow.in;
-    wide.in.q = q, wide.in.k = k;
-    widen(narrow.in.q, wide.in.q), widen(narrow.in.k, wide.in.k);
+    const std::vector<double> q = k256.in.q, k = k256.in.k;
+    k256.in = narrow.in;
+    k256.in.q = q, k256.in.k = k;
+    widen(narrow.in.q, k256.in.q), widen(narrow.in.k, k256.in.k);
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    std::vector<double> o = header_forward(wide, run).o;
+    std::vector<double> o = header_forward(k256, run).o;
     for (double& x : o) x *= std::sqrt(2.0);  // the scale is 1 / sqrt(K)
     EXPECT_LT(relative_error(o, header_forward(narrow, run).o), 4e-3) << rule;
   }

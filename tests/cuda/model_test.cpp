@@ -1,4 +1,4 @@
-// A whole model on the device beside the same model on the CPU: logits, loss and gradients, a run of training, one that is resumed, decoding, states that
+// A whole model on the device alongside the same model on the CPU: logits, loss and gradients, a run of training, one that is resumed, decoding, states that
 // go from one to the other. In the emulation and on a GPU.
 #include <gtest/gtest.h>
 

@@ -30,7 +30,7 @@ std::string plan_text(const fw_desc& desc) {
   return text;
 }
 
-// What the issue allows forward and backward to use beside inputs and outputs at 4x4096x16 heads of 128.
+// What the issue allows forward and backward to use alongside inputs and outputs at 4x4096x16 heads of 128.
 TEST(DevicePlan, ExtraMemoryIsBounded) {
   for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.56e9},
                                    {"deltanet", 0.56e9},
@@ -67,7 +67,7 @@ TEST(DevicePlan, SaysTheForm) {
   EXPECT_NE(plan_text(desc).find("threads: "), std::string::npos) << plan_text(desc);
 }
 
-// Few heads leave room beside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
+// Few heads leave room alongside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
 // The chunk form saves values of gates of one number for backward, and says so.
 TEST(DevicePlan, SavesValuesOfNumbers) {
   fw_desc desc = descriptor("gated_deltanet");
@@ -130,7 +130,7 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
 }
 
-// From the raw tensors: forward saves the states alone, 64 x 128 bf16 numbers a chunk, head and value block.
+// From the raw tensors: forward saves the states alone, 64 x 128 bf16 values a chunk, head and value block.
 TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
   for (const char* rule : {"linear_attention", "retnet", "mamba2"}) {
     fw_desc desc = descriptor(rule);
@@ -148,7 +148,7 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
   }
 }
 
-// Rows of whole pieces of 8 channels take the kernels of the tile's own K.
+// Rows of vectors of 8 channels take the kernels of the tile's own K.
 TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
   const auto kernels = [](const char* rule, int K) {
     fw_desc desc = descriptor(rule);
@@ -184,14 +184,14 @@ TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
 // First passes over segments leave out what decays let nothing through of, where no step of the rule lets a state grow: e and w are parallel.
 TEST(DevicePlan, SaysWhichRulesFade) {
   for (const auto& [rule, uses_decay_cutoff] : {std::pair{"gated_deltanet", true},
-                                    {"kda", true},
-                                    {"gla", true},
-                                    {"comba", true},
-                                    {"deltanet", false},
-                                    {"gated_deltanet2", false},
-                                    {"qdelta", false},
-                                    {"precond_kda", false},
-                                    {"mamba2", false}}) {
+                                                {"kda", true},
+                                                {"gla", true},
+                                                {"comba", true},
+                                                {"deltanet", false},
+                                                {"gated_deltanet2", false},
+                                                {"qdelta", false},
+                                                {"precond_kda", false},
+                                                {"mamba2", false}}) {
     fw_desc desc = descriptor(rule);
     desc.B = 1;
     desc.T = 32768;
@@ -200,8 +200,8 @@ TEST(DevicePlan, SaysWhichRulesFade) {
   }
 }
 
-// A gain above 1: images of three matrices and 128 decays a chunk and head where others have 352 numbers, 64 x 128 bf16 numbers and 64 scales more, and as many
-// numbers again where keys are float32.
+// A gain above 1: chunk tiles of three matrices and 128 decays a chunk and head where others have 352 numbers, 64 x 128 bf16 values and 64 scales more, and as
+// many numbers again where keys are float32.
 TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
   const auto saved = [](const char* rule, fw_dtype io) {
     fw_desc desc = descriptor(rule);
@@ -252,7 +252,7 @@ TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
   }
 }
 
-// One long sequence beside many short ones is cut as it is alone: what the short ones take does not grow with its length.
+// One long sequence alongside many short ones is cut as it is alone: what the short ones take does not grow with its length.
 TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;
   std::vector<int64_t> offsets = {0};
@@ -264,7 +264,7 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   desc.cu_seqlens = offsets.data();
   desc.num_sequences = kCount + 1;
   EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
-  // With few it is the same cut, and the gradients begin beside its reverse scan.
+  // With few it is the same cut, and the gradients begin alongside its reverse scan.
   fw_desc alone = desc, few = desc;
   alone.cu_seqlens = few.cu_seqlens = nullptr;
   alone.num_sequences = 0;

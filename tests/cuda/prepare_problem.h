@@ -1,4 +1,4 @@
-// Random problems for prepare, as the device has them and as numbers, and every image of a chunk by the definitions of recurrence.md (sections 1 and 4) in
+// Random problems for prepare, as the device has them and as numbers, and every chunk tile of a chunk by the definitions of recurrence.md (sections 1 and 4) in
 // double. For prepare_test.cu.
 #pragma once
 
@@ -43,7 +43,7 @@ struct Case {
   double tolerance = 6e-3;
   bool bf16_gates = false;  // those of one number a row, besides the decay
   bool cut = false;         // sequences are, which says what is left of sums
-  bool keys_lo = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
+  bool keys_lo = false;     // of rules with fine chunk tiles: what bf16 leaves out of e and k is wanted
 };
 
 // A tensor [B, T, heads, dim] as the device has it, and the numbers it holds.
@@ -160,7 +160,7 @@ inline double mean(const Tensor& t, int64_t token, int head) {
   return sum / t.dim;
 }
 
-// Rows `first` .. first + rows - 1 of all tokens. key: columns of the images.
+// Rows `first` .. first + rows - 1 of all tokens. key: columns of the chunk tiles.
 inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t first, int rows, int hv, int key) {
   const Rule& rule = test.rule;
   const auto head = [&](const Tensor& t) { return hv / (test.HV / t.heads); };

@@ -1,5 +1,5 @@
-// prepare against the definitions of recurrence.md (sections 1 and 4) in double, chunk by chunk: every entry of every image, for
-// the named rules and for random ones. One line a test with the largest relative error of each image; the exit status says
+// prepare against the definitions of recurrence.md (sections 1 and 4) in double, chunk by chunk: every entry of every chunk tile, for
+// the named rules and for random ones. One line a test with the largest relative error of each chunk tile; the exit status says
 // whether all are within bounds. Built by nvcc for a GPU and by the C++ compiler for the emulation.
 //   prepare_test [random rules] [seed]
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace fw::cuda::test {
 namespace {
 
-// The largest relative L2 error of a chunk, by name of the image.
+// The largest relative L2 error of a chunk, by name of the chunk tile.
 using Errors = std::map<std::string, double>;
 
 void note(Errors& errors, const std::string& name, double error) {
@@ -30,27 +30,27 @@ void note(Errors& errors, const std::string& name, double error) {
   if (!(error <= worst) && !std::isnan(worst)) worst = error;
 }
 
-void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0, double growth = 1) {
+void compare(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const Matrix& expected, int columns, double least = 0, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
-      const double is = from_bf16(image[sw128_index(i, j)]), should = expected[static_cast<std::size_t>(i * columns + j)];
+      const double is = from_bf16(chunk_tile[sw128_index(i, j)]), should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
     }
   }
-  // An image of numbers that are all next to nothing (decays of thousands) is compared with 1e-30.
+  // An chunk tile of numbers that are all next to nothing (decays of thousands) is compared with 1e-30.
   note(errors, name, std::sqrt(difference) / std::max({std::sqrt(norm), least, 1e-30}) / growth);
 }
 
-// A matrix with its rests, if there are any, rows times scale, if that is there.
-void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* image, const uint16_t* lo_parts, const float* scale, const Matrix& expected,
-                  int columns, double growth = 1) {
+// A matrix with its lo parts, if there are any, rows times scale, if that is there.
+void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const uint16_t* lo_parts, const float* scale, const Matrix& expected,
+                   int columns, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
       const std::size_t at = static_cast<std::size_t>(sw128_index(i, j));
-      const double sum = from_bf16(image[at]) + (lo_parts != nullptr ? from_bf16(lo_parts[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
+      const double sum = from_bf16(chunk_tile[at]) + (lo_parts != nullptr ? from_bf16(lo_parts[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
       const double should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
@@ -63,7 +63,7 @@ void compare(Errors& errors, const std::string& name, const float* is, const Mat
   for (std::size_t i = 0; i < expected.size(); ++i) note(errors, name, std::abs(is[i] - expected[i]) / std::max(std::abs(expected[i]), 1e-30));
 }
 
-// Rows of tensors of the chunk's tokens `first` to first + rows - 1, each times a number a row, summed.
+// Rows of tensors of the chunk's tokens `first` to first + rows - 1, each times a scale per row, summed.
 struct Scaled {
   const float* factors;  // null: nothing
   const Tensor& raw;
@@ -98,12 +98,12 @@ struct InParts {
     const std::vector<uint8_t> first = streams.download(), second = solved.download();
     std::vector<uint8_t> all(items * sizeof(FwdTiles<kTileK>));
     for (std::size_t i = 0; i < items; ++i) {
-      auto& image = reinterpret_cast<FwdTiles<kTileK>*>(all.data())[i];
+      auto& chunk_tile = reinterpret_cast<FwdTiles<kTileK>*>(all.data())[i];
       const auto& s = reinterpret_cast<const QETiles<kTileK>*>(first.data())[i];
       const auto& x = reinterpret_cast<const XMTiles<kTileK>*>(second.data())[i];
-      std::memcpy(image.e, s.e, sizeof image.e), std::memcpy(image.q, s.q, sizeof image.q);
-      std::memcpy(image.x, x.x, sizeof image.x), std::memcpy(image.m, x.m, sizeof image.m);
-      std::memcpy(image.gamma, s.gamma, sizeof image.gamma), std::memcpy(image.z_scale, s.z_scale, sizeof image.z_scale);
+      std::memcpy(chunk_tile.e, s.e, sizeof chunk_tile.e), std::memcpy(chunk_tile.q, s.q, sizeof chunk_tile.q);
+      std::memcpy(chunk_tile.x, x.x, sizeof chunk_tile.x), std::memcpy(chunk_tile.m, x.m, sizeof chunk_tile.m);
+      std::memcpy(chunk_tile.gamma, s.gamma, sizeof chunk_tile.gamma), std::memcpy(chunk_tile.z_scale, s.z_scale, sizeof chunk_tile.z_scale);
     }
     return all;
   }
@@ -144,10 +144,11 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
                                                                    : of_rows ? sizeof(RowTiles<kTileK>)
                                                                              : sizeof(FwdTiles<kTileK>))),
       backward(static_cast<std::size_t>(items) * sizeof(BwdTiles<kTileK>)), numbers(static_cast<std::size_t>(items) * sizeof(RowScalesBwd)),
-      pairs(static_cast<std::size_t>(items) * sizeof(IntraChunk)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kSw128Elements)),
+      pairs(static_cast<std::size_t>(items) * sizeof(IntraChunk)),
+      z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kSw128Elements)),
       forward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)), backward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)),
       e_lo(static_cast<std::size_t>(items) * (128 * kTileK)), k_lo(static_cast<std::size_t>(items) * (128 * kTileK));
-  const bool fine = uses_hi_lo(rule), by_rows = reverse_takes_rows(rule);
+  const bool hi_lo = uses_hi_lo(rule), by_rows = reverse_takes_rows(rule);
   const bool all = bits == nullptr || bits->empty();
   InParts<kTileK> parts(of_keys ? static_cast<std::size_t>(items) : 0);
   DeviceBuffer<uint16_t> keys(of_keys ? static_cast<std::size_t>(items) * (64 * kTileK) : 0);
@@ -159,11 +160,11 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   args.numbers = all && by_rows ? reinterpret_cast<RowScalesBwd*>(numbers.data()) : nullptr;
   args.pairs = all || of_pairs ? reinterpret_cast<IntraChunk*>(pairs.data()) : nullptr;
   args.z = test.z ? reinterpret_cast<uint16_t*>(z.data()) : nullptr;
-  const auto lo_tiles = [&](DeviceBuffer<uint8_t>& images, DeviceBuffer<uint8_t>& lo_parts) {
-    return HiLoTiles{images.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
+  const auto lo_tiles = [&](DeviceBuffer<uint8_t>& chunk_tiles, DeviceBuffer<uint8_t>& lo_parts) {
+    return HiLoTiles{chunk_tiles.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
   };
-  if (fine) args.forward_lo = lo_tiles(forward_lo, e_lo);
-  if (fine && all) args.backward_lo = lo_tiles(backward_lo, k_lo);
+  if (hi_lo) args.forward_lo = lo_tiles(forward_lo, e_lo);
+  if (hi_lo && all) args.backward_lo = lo_tiles(backward_lo, k_lo);
   prepare(args, kTileK, chunks, nullptr);
 
   const std::vector<uint16_t> key_matrices = keys.download();
@@ -218,7 +219,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         compare_forward(f, expected.gamma);
         compare_products(f);
         compare(errors, "q", f.q, expected.q, kTileK);
-        if (rule.is_delta() && !fine) compare(errors, "e", f.e, expected.e, kTileK);
+        if (rule.is_delta() && !hi_lo) compare(errors, "e", f.e, expected.e, kTileK);
       }
       if (by_rows) {
         const auto& numbers_of = reinterpret_cast<const RowScalesBwd*>(number_bytes.data())[item];
@@ -234,7 +235,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       } else if (!of_keys) {
         compare(errors, "gamma", b.gamma, expected.gamma);
       }
-      if (fine) {
+      if (hi_lo) {
         const auto& f = reinterpret_cast<const FwdTiles<kTileK>*>(forward_bytes.data())[item];
         const auto hi_lo_of = [&](const std::vector<uint8_t>& bytes) -> const LoTiles<kTileK>& {
           return reinterpret_cast<const LoTiles<kTileK>*>(bytes.data())[item];
@@ -246,8 +247,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         // Both terms of all operands: as good as the decays and norms.
         compare_hi_lo(errors, "fine e", f.e, lo_of(e_lo_bytes), ff.scale, expected.e, kTileK);
         compare_hi_lo(errors, "fine k", b.k, lo_of(k_lo_bytes), bf.scale, expected.k, kTileK);
-        compare_hi_lo(errors, "fine x", f.x, ff.rest, nullptr, expected.x, kTileK, expected.growth);
-        compare_hi_lo(errors, "fine y", b.y, bf.rest, nullptr, expected.y, kTileK, expected.growth);
+        compare_hi_lo(errors, "fine x", f.x, ff.lo, nullptr, expected.x, kTileK, expected.growth);
+        compare_hi_lo(errors, "fine y", b.y, bf.lo, nullptr, expected.y, kTileK, expected.growth);
       } else if (!by_rows) {
         compare(errors, "k", of_keys ? &key_matrices[item * (64 * kTileK)] : b.k, expected.k, kTileK);
       }
@@ -270,7 +271,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         note(errors, "residual", residual / (expected.growth * expected.growth));
       }
       if (!test.z) continue;
-      const uint16_t* panels = reinterpret_cast<const uint16_t*>(z_bytes.data()) + item * static_cast<std::size_t>(value_blocks * kSw128Elements);
+      const uint16_t* sw128_tiles = reinterpret_cast<const uint16_t*>(z_bytes.data()) + item * static_cast<std::size_t>(value_blocks * kSw128Elements);
       Matrix values(static_cast<std::size_t>(64 * value_blocks * 64));
       Case raw = test;
       raw.z = false;
@@ -282,7 +283,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
               scales.z_scale[static_cast<std::size_t>(i)] * gate * in.v.at(begin + local + i, hv / (test.HV / in.v.heads), j);
         }
       }
-      compare(errors, "z", panels, values, value_blocks * 64);
+      compare(errors, "z", sw128_tiles, values, value_blocks * 64);
     }
   }
   return errors;
@@ -299,18 +300,18 @@ void run(const Case& test, uint64_t seed) {
   std::string line;
   bool good = true;
   for (const auto& [name, error] : errors) {
-    const double bound = name == "gamma" || name == "z_scale"                                            ? 1e-4
-                         : name == "residual"                                                            ? 64 * test.tolerance
+    const double bound = name == "gamma" || name == "z_scale"                                          ? 1e-4
+                         : name == "residual"                                                          ? 64 * test.tolerance
                          : name.rfind("fine", 0) == 0 && (test.types != Types::kFloat || test.keys_lo) ? 1e-4
-                         : name.rfind("rows", 0) == 0                                                    ? 1e-4
-                                                                                                         : test.tolerance;
-    const bool fine = error <= bound;
-    good = good && fine;
+                         : name.rfind("rows", 0) == 0                                                  ? 1e-4
+                                                                                                       : test.tolerance;
+    const bool hi_lo = error <= bound;
+    good = good && hi_lo;
     char text[64];
-    std::snprintf(text, sizeof text, " %s%s %.1e", fine ? "" : "*", name.c_str(), error);
+    std::snprintf(text, sizeof text, " %s%s %.1e", hi_lo ? "" : "*", name.c_str(), error);
     line += text;
   }
-  // Again, and the forward image alone: the same bits.
+  // Again, and the forward chunk tile alone: the same bits.
   std::vector<uint8_t> first, second = {1};
   once(&first);
   once(&second);
@@ -320,8 +321,8 @@ void run(const Case& test, uint64_t seed) {
   std::fflush(stdout);
 }
 
-// Tokens that come later change nothing: the first 100 of 130 tokens have the same images as 100 tokens. And nor do neighbours: a
-// packed sequence has the images that it has alone.
+// Tokens that come later change nothing: the first 100 of 130 tokens have the same chunk tiles as 100 tokens. And nor do neighbours: a
+// packed sequence has the chunk tiles that it has alone.
 template <int kTileK>
 bool same_reads(const FwdTiles<kTileK>& a, const FwdTiles<kTileK>& b, bool is_delta, int row) {
   bool same = true;
@@ -333,7 +334,7 @@ template <int kTileK>
 bool same_reads(const RowTiles<kTileK>& a, const RowTiles<kTileK>& b, bool, int row) {
   return a.q[row] == b.q[row] && a.e[row] == b.e[row];
 }
-// Where A and P are left: what of the images above there is of them.
+// Where A and P are left: what of the chunk tiles above there is of them.
 struct Pairs {
   RowScales numbers;
   IntraChunk pair;
@@ -360,18 +361,18 @@ int differences(const Forward& a, const Forward& b, bool is_delta, bool whole, i
 
 template <int kTileK, class Forward>
 void run_bits(const Case& test, const Inputs& in) {
-  struct Images {
+  struct ChunkTilesOf {
     Forward forward;
-    LoTiles<kTileK> fine;
+    LoTiles<kTileK> hi_lo;
     uint16_t e_lo[64 * kTileK];
   };
-  static_assert(sizeof(Images) == sizeof(Forward) + sizeof(LoTiles<kTileK>) + sizeof(Images::e_lo));  // all of it is compared
-  const auto images = [&](const Problem& problem, int64_t chunks) {
+  static_assert(sizeof(ChunkTilesOf) == sizeof(Forward) + sizeof(LoTiles<kTileK>) + sizeof(ChunkTilesOf::e_lo));  // all of it is compared
+  const auto chunk_tiles = [&](const Problem& problem, int64_t chunks) {
     const std::size_t items = static_cast<std::size_t>(chunks * test.HV);
     constexpr bool kPairs = std::is_same_v<Forward, Pairs>;
     constexpr std::size_t kForward = kPairs ? sizeof(RowScales) : sizeof(Forward);
-    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(IntraChunk)), fine(items * sizeof(LoTiles<kTileK>)),
-        lo_parts(items * sizeof(Images::e_lo));
+    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(IntraChunk)), hi_lo(items * sizeof(LoTiles<kTileK>)),
+        lo_parts(items * sizeof(ChunkTilesOf::e_lo));
     PrepareArgs args;
     args.problem = problem;
     args.forward = forward.data();
@@ -379,16 +380,16 @@ void run_bits(const Case& test, const Inputs& in) {
     if (kPairs) args.pairs = reinterpret_cast<IntraChunk*>(pairs.data());
     InParts<kTileK> parts(stores_k_hat(test.rule) ? items : 0);
     if (stores_k_hat(test.rule)) parts.give(args);
-    if (uses_hi_lo(test.rule)) args.forward_lo = {fine.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
+    if (uses_hi_lo(test.rule)) args.forward_lo = {hi_lo.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
     prepare(args, kTileK, chunks, nullptr);
-    const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(), lo_bytes = fine.download(),
+    const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(), lo_bytes = hi_lo.download(),
                                lo_bytes_of = lo_parts.download(), pair_bytes = pairs.download();
-    std::vector<Images> result(items);  // zeros
+    std::vector<ChunkTilesOf> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
-      Images& x = result[i];
+      ChunkTilesOf& x = result[i];
       std::memcpy(static_cast<void*>(&x.forward), &bytes[i * kForward], kForward);
       if constexpr (kPairs) std::memcpy(&x.forward.pair, &pair_bytes[i * sizeof(IntraChunk)], sizeof(IntraChunk));
-      if (uses_hi_lo(test.rule)) std::memcpy(static_cast<void*>(&x.fine), &lo_bytes[i * sizeof x.fine], sizeof x.fine);
+      if (uses_hi_lo(test.rule)) std::memcpy(static_cast<void*>(&x.hi_lo), &lo_bytes[i * sizeof x.hi_lo], sizeof x.hi_lo);
       if (test.keys_lo) std::memcpy(x.e_lo, &lo_bytes_of[i * sizeof x.e_lo], sizeof x.e_lo);
     }
     return result;
@@ -398,7 +399,7 @@ void run_bits(const Case& test, const Inputs& in) {
     return problem;
   };
   const Problem whole = problem_of(test, in, 130);
-  const auto longer = images(sequences(whole, 130), 3), shorter = images(sequences(whole, 100), 2);
+  const auto longer = chunk_tiles(sequences(whole, 130), 3), shorter = chunk_tiles(sequences(whole, 100), 2);
 
   Problem packed = whole, alone = whole;
   const DeviceBuffer<int32_t> offsets(std::vector<int32_t>{0, 30, 130}), bases(std::vector<int32_t>{0, 1, 3});
@@ -412,21 +413,21 @@ void run_bits(const Case& test, const Inputs& in) {
     if (a->data != nullptr) a->data = static_cast<char*>(a->data) + 30 * a->stride_t * (a->bf16 != 0 ? 2 : 4);
   }
   if (alone.m != nullptr) alone.m += static_cast<int64_t>(30) * test.H * test.K;
-  const auto together = images(packed, 3), single = images(sequences(alone, 100), 2);
+  const auto together = chunk_tiles(packed, 3), single = chunk_tiles(sequences(alone, 100), 2);
 
   int wrong = 0;
   for (int chunk = 0; chunk < 2; ++chunk) {
     for (int hv = 0; hv < test.HV; ++hv) {
       const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
-      const Images &more = longer[item], &less = shorter[item];
+      const ChunkTilesOf &more = longer[item], &less = shorter[item];
       for (int i = 0; i < (chunk == 0 ? 64 : 36); ++i) {
         for (int j = 0; j < kTileK; ++j) {
           const int at = sw128_index(i, j);
-          wrong += (chunk == 0 && more.fine.rest[at] != less.fine.rest[at]) || more.e_lo[at] != less.e_lo[at];
+          wrong += (chunk == 0 && more.hi_lo.lo[at] != less.hi_lo.lo[at]) || more.e_lo[at] != less.e_lo[at];
         }
-        wrong += differences<kTileK>(more.forward, less.forward, test.rule.is_delta(), chunk == 0, i) + (more.fine.scale[i] != less.fine.scale[i]);
+        wrong += differences<kTileK>(more.forward, less.forward, test.rule.is_delta(), chunk == 0, i) + (more.hi_lo.scale[i] != less.hi_lo.scale[i]);
       }
-      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(Images)) != 0;
+      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(ChunkTilesOf)) != 0;
     }
   }
   failures += wrong != 0;
@@ -514,7 +515,7 @@ std::vector<Case> named_cases() {
       same.keys = Keys::kIdentical, same.beta_max = beta, same.tolerance = beta > 1 ? 3e-2 : 1e-2;
     }
   }
-  // With a gain above 1 what A, P and the keys lose in bf16 is in the products too: no image is worse than its own rounding.
+  // With a gain above 1 what A, P and the keys lose in bf16 is in the products too: no chunk tile is worse than its own rounding.
   for (Rule rule : {delta, gdn}) {
     rule.gain_bound = 2;
     const std::string name = std::string(rule.decay == Decay::kNone ? "deltanet" : "gated_deltanet") + " gain_bound 2";
@@ -535,7 +536,7 @@ std::vector<Case> named_cases() {
       unaligned.keys = keys, unaligned.beta_max = 2, unaligned.tolerance = 3.5e-3, unaligned.types = Types::kPadded;
     }
   }
-  // The same with a decay for each channel: rests of all operands, whatever the tensors are.
+  // The same with a decay for each channel: lo parts of all operands, whatever the tensors are.
   Rule sums = kda;
   sums.feedback = Feedback::kLearned;
   for (auto [name, rule] : {std::pair<std::string, Rule>{"kda", kda}, {"gated_deltanet2", gdn2}, {"precond_kda", precond}, {"kda with feedback", sums}}) {

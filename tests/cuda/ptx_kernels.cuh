@@ -85,7 +85,7 @@ struct AddThereArgs {
   float4* sums;
   float4* to;
 };
-inline constexpr float kLargeTerm = 1e8f;  // beside which 1 is lost: the order of a sum tells
+inline constexpr float kLargeTerm = 1e8f;  // alongside which 1 is lost: the order of a sum tells
 __global__ void add_there_kernel(const __grid_constant__ AddThereArgs args) {
   const unsigned i = block_index_x() * block_size() + thread_index(), all = grid_size_x() * block_size();
   const float own = static_cast<float>(i);
@@ -167,7 +167,7 @@ __global__ void copy_kernel(const __grid_constant__ CopyArgs args) {
   for (unsigned i = 0; i < 4; ++i) args.sum[256 + (thread ^ 33) * 4 + i] = sum[i];
 }
 
-// A panel of a tensor (tensor_map.h) as it lies in shared memory, of as many rows as the map says.
+// A SW128 tile of a tensor (tensor_map.h) as it lies in shared memory, of as many rows as the map says.
 struct TensorArgs {
   TensorMap map;
   int column, head, token, batch;
@@ -176,8 +176,8 @@ struct TensorArgs {
 };
 inline constexpr std::size_t kTensorShared = 2 * kTensorBytes + 8;
 __global__ void __launch_bounds__(128, 1) tensor_kernel(const __grid_constant__ TensorArgs args) {
-  char* const panel = shared_memory();
-  uint64_t* const full = reinterpret_cast<uint64_t*>(panel + 2 * kTensorBytes);
+  char* const sw128 = shared_memory();
+  uint64_t* const full = reinterpret_cast<uint64_t*>(sw128 + 2 * kTensorBytes);
   if (thread_index() == 0) {
     mbarrier_init(full, 1);
     mbarrier_init_fence();
@@ -185,10 +185,10 @@ __global__ void __launch_bounds__(128, 1) tensor_kernel(const __grid_constant__ 
   sync_threads();
   if (thread_index() == 0) {
     mbarrier_expect(full, static_cast<uint32_t>(args.rows) * 128);
-    tensor_load(panel, args.map, args.column, args.head, args.token, args.batch, full);
+    tensor_load(sw128, args.map, args.column, args.head, args.token, args.batch, full);
   }
   mbarrier_wait(full, 0);
-  for (int i = static_cast<int>(thread_index()); i < args.rows * 64; i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(panel)[i];
+  for (int i = static_cast<int>(thread_index()); i < args.rows * 64; i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(sw128)[i];
 }
 
 // Blocks of a cluster: each writes its numbers, adds up those of all in another order of threads, and writes others when all have read.
@@ -326,7 +326,7 @@ __global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
   args.y[i] = args.x[i] + 1;
 }
 
-// ---- What a kernel has left so far, counted, for one that may run beside it: a block of 128 threads fills 512 numbers by the copy engine and ordinary stores
+// ---- What a kernel has left so far, counted, for one that may run alongside it: a block of 128 threads fills 512 numbers by TMA and ordinary stores
 // and adds one to the counter of its group of kCountGroup blocks; block i of the other, 128 threads, waits for the group's count and adds up what its blocks
 // left.
 inline constexpr unsigned kCountGroup = 4, kCountRow = 512, kCountShared = kCountRow * 4 + 64;
@@ -378,12 +378,12 @@ __global__ void after_count_kernel(const __grid_constant__ CountArgs args) {
 
 // ---- wgmma: d (64 x N) = a (64 x 128) b (128 x N), twice, the second added to ones; 128 threads. a and b come as the bytes that lie in shared memory.
 struct WgmmaArgs {
-  const uint16_t* a;  // row by row for the register operand, else panels
+  const uint16_t* a;  // row by row for the register operand, else SW128 tiles
   const uint16_t* b;
   float *d, *ones;
 };
 enum class Left { kRegisters, kRows, kColumns };
-inline constexpr unsigned kDepth = 128, kSw128Bytes = kDepth * 128;  // columns panels: kDepth rows of 64 columns
+inline constexpr unsigned kDepth = 128, kSw128Bytes = kDepth * 128;  // columns SW128 tiles: kDepth rows of 64 columns
 template <int N>
 inline constexpr unsigned kWgmmaShared = 64 * kDepth * 2 + kDepth*(N < 64 ? 64 : N) * 2;
 

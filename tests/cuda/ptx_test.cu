@@ -221,7 +221,7 @@ void test_bulk() {
   for (std::size_t i = 0; i < kRows * kRow; ++i) store.equal(i, stored[i], 2 * from[i]);
 }
 
-// Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what the copy engine does not take.
+// Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what TMA does not take.
 void test_tensor() {
   constexpr int kB = 2, kT = 70, kHeads = 3, kDim = 72, kToHead = 80, kToToken = kHeads * kToHead + 8, kToBatch = kT * kToToken + 16;
   std::vector<uint16_t> from(static_cast<std::size_t>(kB) * kToBatch);
@@ -235,30 +235,30 @@ void test_tensor() {
   for (const auto& place : places) {
     args.column = place[0], args.head = place[1], args.token = place[2], args.batch = place[3];
     launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
-    const auto panel = to.download();
+    const auto sw128 = to.download();
     for (int row = 0; row < 64; ++row) {
       for (int column = 0; column < 64; ++column) {
         const int c = args.column + column, t = args.token + row;
         const std::size_t at =
             static_cast<std::size_t>(args.batch) * kToBatch + static_cast<std::size_t>(t) * kToToken + static_cast<std::size_t>(args.head) * kToHead;
         const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
-        test.equal(static_cast<std::size_t>(sw128_index(row, column)), panel[static_cast<std::size_t>(sw128_index(row, column))], expected);
+        test.equal(static_cast<std::size_t>(sw128_index(row, column)), sw128[static_cast<std::size_t>(sw128_index(row, column))], expected);
       }
     }
   }
   for (const int rows : {16, 32, 128}) {
     test.equal(7, make_tensor_map(tensor, kB, kT, kHeads, kDim, args.map, rows), true);
-    DeviceBuffer<uint16_t> panels(static_cast<std::size_t>(rows) * 64);
-    args.column = 64, args.head = 1, args.token = 60, args.batch = 1, args.to = panels.data(), args.rows = rows;
+    DeviceBuffer<uint16_t> sw128_tiles(static_cast<std::size_t>(rows) * 64);
+    args.column = 64, args.head = 1, args.token = 60, args.batch = 1, args.to = sw128_tiles.data(), args.rows = rows;
     launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
-    const auto panel = panels.download();
+    const auto sw128 = sw128_tiles.download();
     for (int row = 0; row < rows; ++row) {
       for (int column = 0; column < 64; ++column) {
         const int c = args.column + column, t = args.token + row;
         const std::size_t at = std::size_t{kToBatch} + static_cast<std::size_t>(t) * kToToken + kToHead;
         const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
         const auto place = static_cast<std::size_t>(row * 64 + ((column / 8) ^ (row & 7)) * 8 + column % 8);
-        test.equal(place, panel[place], expected);
+        test.equal(place, sw128[place], expected);
       }
     }
   }
@@ -364,13 +364,13 @@ void test_counts() {
   }
 }
 
-// rows x columns in panels of 64 columns with the 128-byte swizzle, as wgmma.cuh describes them.
-std::vector<uint16_t> panels(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
-  std::vector<uint16_t> image((columns + 63) / 64 * rows * 64);
+// rows x columns in SW128 tiles of 64 columns with the 128-byte swizzle, as wgmma.cuh describes them.
+std::vector<uint16_t> sw128_tiles(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
+  std::vector<uint16_t> chunk_tile((columns + 63) / 64 * rows * 64);
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t c = 0; c < columns; ++c)
-      image[c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8 + c % 8] = static_cast<uint16_t>(host_bf16(values[r * columns + c]));
-  return image;
+      chunk_tile[c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8 + c % 8] = static_cast<uint16_t>(host_bf16(values[r * columns + c]));
+  return chunk_tile;
 }
 std::vector<float> transposed(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
   std::vector<float> result(values.size());
@@ -382,10 +382,10 @@ std::vector<float> transposed(const std::vector<float>& values, std::size_t rows
 template <int N, bool kTransposeB, Left kLeft>
 void test_wgmma() {
   const auto a = whole_numbers(64 * kDepth, 7), b = whole_numbers(kDepth * N, 8);
-  std::vector<uint16_t> a_tile = kLeft == Left::kColumns ? panels(transposed(a, 64, kDepth), kDepth, 64) : panels(a, 64, kDepth);
+  std::vector<uint16_t> a_tile = kLeft == Left::kColumns ? sw128_tiles(transposed(a, 64, kDepth), kDepth, 64) : sw128_tiles(a, 64, kDepth);
   if (kLeft == Left::kRegisters)
     for (std::size_t i = 0; i < a.size(); ++i) a_tile[i] = static_cast<uint16_t>(host_bf16(a[i]));
-  std::vector<uint16_t> b_tile = kTransposeB ? panels(b, kDepth, N) : panels(transposed(b, kDepth, N), N, kDepth);
+  std::vector<uint16_t> b_tile = kTransposeB ? sw128_tiles(b, kDepth, N) : sw128_tiles(transposed(b, kDepth, N), N, kDepth);
   b_tile.resize((kWgmmaShared<N> - 64 * kDepth * 2) / 2);
   DeviceBuffer<uint16_t> a_device(a_tile), b_device(b_tile);
   DeviceBuffer<float> d(std::size_t{64 * N}), ones(std::size_t{64 * N});

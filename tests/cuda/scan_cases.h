@@ -26,15 +26,15 @@ struct Case {
   bool state_bf16 = false, value_first = false, has_initial = true;
   int row_padding = 0;  // elements between rows of tokens
   bool has_d_o = true;
-  // tiles.h: LoTiles, and what e (k) leaves out beside it.
-  bool fine = false, keys_lo = false;
-  // From raw rows of k and q (tiles.h: RowTiles), one head of them for `group` value heads; same_rows: all sequences have the same ones, which the copy engine
+  // tiles.h: LoTiles, and what e (k) leaves out alongside it.
+  bool hi_lo = false, keys_lo = false;
+  // From raw rows of k and q (tiles.h: RowTiles), one head of them for `group` value heads; same_rows: all sequences have the same ones, which TMA
   // does not take.
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
-  bool pairs = false;    // rows, with A, P and numbers in the place of images: forward
+  bool pairs = false;    // rows, with A, P and numbers in the place of chunk tiles: forward
   bool keys = false;     // QETiles, and XMTiles forward, Khat, A and P in reverse (not with rows)
-  bool engine = true;    // the copy engine may be asked
+  bool tma = true;       // TMA may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows
 };
 
@@ -87,7 +87,7 @@ struct Layout {
     return (static_cast<size_t>(n) * c.HV + hv) * c.K * c.V + (c.value_first ? static_cast<size_t>(v) * c.K + k : static_cast<size_t>(k) * c.V + v);
   }
   size_t tile(int n, int chunk, int hv, int block) const { return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block; }
-  size_t image(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
+  size_t chunk_tile(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
   TokenArg token_arg(void* data) const { return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1}; }
   // Of sequence n and those after it.
   StateArg state_arg(void* data, int n) const {
@@ -99,7 +99,7 @@ struct Layout {
     return {nullptr, nullptr, N, c.lengths[0], (c.lengths[0] + 63) / 64};
   }
   TokenShape shape() const {
-    if (!c.engine) return {};
+    if (!c.tma) return {};
     return {c.packed ? 1 : N, c.packed ? tokens : c.lengths[0]};
   }
   bool is_damaged(int n) const { return c.damaged && n % 2 == 1; }

@@ -41,39 +41,41 @@ void fail(const char* what) {
 
 double rounded(double x, bool rounds) { return rounds ? from_bf16(to_bf16(x)) : x; }
 
-void random_matrix(uint16_t* panels, int rows, int columns, double scale, Random& random) {
+void random_matrix(uint16_t* sw128_tiles, int rows, int columns, double scale, Random& random) {
   for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < columns; ++j) panels[sw128_index(i, j)] = to_bf16(random(scale));
+    for (int j = 0; j < columns; ++j) sw128_tiles[sw128_index(i, j)] = to_bf16(random(scale));
 }
 
 // Of matrices with numbers of at most `scale`: the most that rounding leaves out of them.
 constexpr double kLoOf = 0x1p-9;
 
-// The fine image of a chunk, and what e (k) leaves out; no number where there is none.
+// The fine chunk tile of a chunk, and what e (k) leaves out; no number where there is none.
 template <int kTileK>
-struct Fine {
-  std::vector<LoTiles<kTileK>> images;
+struct HiLo {
+  std::vector<LoTiles<kTileK>> chunk_tiles;
   std::vector<uint16_t> lo_parts;
-  explicit Fine(size_t count) : images(count), lo_parts(count * 64 * kTileK, 0) { std::memset(static_cast<void*>(images.data()), 0, count * sizeof(images[0])); }
+  explicit HiLo(size_t count) : chunk_tiles(count), lo_parts(count * 64 * kTileK, 0) {
+    std::memset(static_cast<void*>(chunk_tiles.data()), 0, count * sizeof(chunk_tiles[0]));
+  }
   void fill(size_t at, const Case& c, int rows, double rest_of, double key_lo_of, Random& random) {
-    random_matrix(images[at].rest, rows, c.K, rest_of * kLoOf, random);
-    for (int t = 0; t < 64; ++t) images[at].scale[t] = t < rows ? static_cast<float>(random(1.2)) : 0.0f;
+    random_matrix(chunk_tiles[at].lo, rows, c.K, rest_of * kLoOf, random);
+    for (int t = 0; t < 64; ++t) chunk_tiles[at].scale[t] = t < rows ? static_cast<float>(random(1.2)) : 0.0f;
     if (c.keys_lo) random_matrix(&lo_parts[at * 64 * kTileK], rows, c.K, key_lo_of * kLoOf, random);
   }
-  double rest(size_t at, int row, int column) const { return from_bf16(images[at].rest[sw128_index(row, column)]); }
+  double lo(size_t at, int row, int column) const { return from_bf16(chunk_tiles[at].lo[sw128_index(row, column)]); }
   double key_lo(size_t at, int row, int column) const { return from_bf16(lo_parts[at * 64 * kTileK + static_cast<size_t>(sw128_index(row, column))]); }
 };
 template <int kTileK>
 struct DeviceHiLo {
-  DeviceBuffer<LoTiles<kTileK>> images;
+  DeviceBuffer<LoTiles<kTileK>> chunk_tiles;
   DeviceBuffer<uint16_t> lo_parts;
   const Case& c;
-  DeviceHiLo(const Case& one, const Fine<kTileK>& fine) : images(fine.images), lo_parts(fine.lo_parts), c(one) {}
-  HiLoTiles args() { return c.fine ? HiLoTiles{images.data(), c.keys_lo ? lo_parts.data() : nullptr} : HiLoTiles{}; }
+  DeviceHiLo(const Case& one, const HiLo<kTileK>& hi_lo) : chunk_tiles(hi_lo.chunk_tiles), lo_parts(hi_lo.lo_parts), c(one) {}
+  HiLoTiles args() { return c.hi_lo ? HiLoTiles{chunk_tiles.data(), c.keys_lo ? lo_parts.data() : nullptr} : HiLoTiles{}; }
 };
 
 // As rounded(), of an operand whose rest is an operand too.
-double rounded(const Case& c, double x, bool rounds) { return c.fine ? rounded(x, rounds) + rounded(x - rounded(x, rounds), rounds) : rounded(x, rounds); }
+double rounded(const Case& c, double x, bool rounds) { return c.hi_lo ? rounded(x, rounds) + rounded(x - rounded(x, rounds), rounds) : rounded(x, rounds); }
 
 // ---- Forward
 
@@ -93,17 +95,17 @@ void test_forward(const Case& c) {
   const Layout at(c);
   Random random{12345};
   const size_t heads = static_cast<size_t>(at.N) * c.HV;
-  std::vector<FwdTiles<kTileK>> images(static_cast<size_t>(at.chunks) * c.HV);
+  std::vector<FwdTiles<kTileK>> chunk_tiles(static_cast<size_t>(at.chunks) * c.HV);
   Tensor v(c.bf16, static_cast<size_t>(at.tokens) * at.row), initial(c.state_bf16, heads * c.K * c.V);
   std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kSw128Elements, kNan16);
-  Fine<kTileK> fine(images.size());
-  std::vector<RowTiles<kTileK>> row_tiles(images.size());
-  std::vector<RowScales> numbers(images.size());
-  std::vector<IntraChunk> pairs(images.size());
-  std::vector<QETiles<kTileK>> qe_tiles(images.size());
-  std::vector<XMTiles<kTileK>> xm_tiles(images.size());
+  HiLo<kTileK> hi_lo(chunk_tiles.size());
+  std::vector<RowTiles<kTileK>> row_tiles(chunk_tiles.size());
+  std::vector<RowScales> numbers(chunk_tiles.size());
+  std::vector<IntraChunk> pairs(chunk_tiles.size());
+  std::vector<QETiles<kTileK>> qe_tiles(chunk_tiles.size());
+  std::vector<XMTiles<kTileK>> xm_tiles(chunk_tiles.size());
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.9, random);
-  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  std::memset(static_cast<void*>(chunk_tiles.data()), 0, chunk_tiles.size() * sizeof(chunk_tiles[0]));
   std::memset(static_cast<void*>(row_tiles.data()), 0, row_tiles.size() * sizeof(row_tiles[0]));
   std::memset(static_cast<void*>(numbers.data()), 0, numbers.size() * sizeof(numbers[0]));
   std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
@@ -116,39 +118,39 @@ void test_forward(const Case& c) {
       for (int t = 0; t < c.lengths[n]; ++t)
         for (int i = 0; i < c.V; ++i) v.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
       for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
-        auto& image = images[at.image(n, chunk, hv)];
+        auto& chunk_tile = chunk_tiles[at.chunk_tile(n, chunk, hv)];
         const int rows = at.rows(n, chunk);
-        random_matrix(image.e, rows, c.K, 0.05, random);
-        random_matrix(image.q, rows, c.K, 0.15, random);
-        random_matrix(image.x, rows, c.K, 0.15, random);
+        random_matrix(chunk_tile.e, rows, c.K, 0.05, random);
+        random_matrix(chunk_tile.q, rows, c.K, 0.15, random);
+        random_matrix(chunk_tile.x, rows, c.K, 0.15, random);
         for (int i = 0; i < rows; ++i)
-          for (int j = 0; j <= i; ++j) image.m[sw128_index(i, j)] = to_bf16(random(0.1));
-        for (int k = 0; k < kTileK; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
-        if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.15, 0.05, random);
-        for (int t = 0; t < rows; ++t) image.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
+          for (int j = 0; j <= i; ++j) chunk_tile.m[sw128_index(i, j)] = to_bf16(random(0.1));
+        for (int k = 0; k < kTileK; ++k) chunk_tile.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        if (c.hi_lo) hi_lo.fill(at.chunk_tile(n, chunk, hv), c, rows, 0.15, 0.05, random);
+        for (int t = 0; t < rows; ++t) chunk_tile.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
         if (c.rows) {
-          auto& of_rows = row_tiles[at.image(n, chunk, hv)];
-          std::memcpy(of_rows.x, image.x, sizeof image.x);
-          std::memcpy(of_rows.m, image.m, sizeof image.m);
-          std::memcpy(of_rows.z_scale, image.z_scale, sizeof image.z_scale);
-          std::fill_n(image.gamma, kTileK, chunk == 3 ? 0.0f : image.gamma[0]);
-          std::copy_n(image.gamma, 4, of_rows.gamma);
+          auto& of_rows = row_tiles[at.chunk_tile(n, chunk, hv)];
+          std::memcpy(of_rows.x, chunk_tile.x, sizeof chunk_tile.x);
+          std::memcpy(of_rows.m, chunk_tile.m, sizeof chunk_tile.m);
+          std::memcpy(of_rows.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
+          std::fill_n(chunk_tile.gamma, kTileK, chunk == 3 ? 0.0f : chunk_tile.gamma[0]);
+          std::copy_n(chunk_tile.gamma, 4, of_rows.gamma);
           for (int t = 0; t < rows; ++t) of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
-          std::fill_n(image.e, 64 * kTileK, kNan16);
-          std::fill_n(image.q, 64 * kTileK, kNan16);
+          std::fill_n(chunk_tile.e, 64 * kTileK, kNan16);
+          std::fill_n(chunk_tile.q, 64 * kTileK, kNan16);
           if (c.pairs) {
-            RowScales& of_chunk = numbers[at.image(n, chunk, hv)];
-            IntraChunk& pair = pairs[at.image(n, chunk, hv)];
+            RowScales& of_chunk = numbers[at.chunk_tile(n, chunk, hv)];
+            IntraChunk& pair = pairs[at.chunk_tile(n, chunk, hv)];
             std::memcpy(of_chunk.e, of_rows.e, sizeof of_rows.e), std::memcpy(of_chunk.q, of_rows.q, sizeof of_rows.q);
-            std::memcpy(of_chunk.z_scale, image.z_scale, sizeof image.z_scale);
-            std::copy_n(image.gamma, 4, of_chunk.gamma);
+            std::memcpy(of_chunk.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
+            std::copy_n(chunk_tile.gamma, 4, of_chunk.gamma);
             for (int t = 0; c.mixed && t < rows; ++t)
               of_chunk.erase_q[t] = static_cast<float>(random(0.1)), of_chunk.read_k[t] = static_cast<float>(random(0.3));
             for (int t = 0; t < 64; ++t) of_chunk.k[t] = t < rows ? static_cast<float>(0.3 + random(0.2)) : 0.0f;
             for (int i = 0; i < 64; ++i)
               for (int j = 0; j <= i; ++j) pair.a[sw128_index(i, j)] = to_bf16(i == j ? 1 : i < rows ? random(0.1) : 0);
-            std::memcpy(pair.p, image.m, sizeof pair.p);
-            std::fill_n(image.x, 64 * kTileK, kNan16);
+            std::memcpy(pair.p, chunk_tile.m, sizeof pair.p);
+            std::fill_n(chunk_tile.x, 64 * kTileK, kNan16);
             std::fill_n(of_rows.x, 64 * kTileK, kNan16);
           }
         }
@@ -159,21 +161,21 @@ void test_forward(const Case& c) {
               z[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
             }
         if (c.keys) {
-          QETiles<kTileK>& streams = qe_tiles[at.image(n, chunk, hv)];
-          XMTiles<kTileK>& solved = xm_tiles[at.image(n, chunk, hv)];
-          std::memcpy(streams.e, image.e, sizeof image.e), std::memcpy(streams.q, image.q, sizeof image.q);
-          std::memcpy(streams.gamma, image.gamma, sizeof image.gamma), std::memcpy(streams.z_scale, image.z_scale, sizeof image.z_scale);
-          std::memcpy(solved.x, image.x, sizeof image.x), std::memcpy(solved.m, image.m, sizeof image.m);
+          QETiles<kTileK>& streams = qe_tiles[at.chunk_tile(n, chunk, hv)];
+          XMTiles<kTileK>& solved = xm_tiles[at.chunk_tile(n, chunk, hv)];
+          std::memcpy(streams.e, chunk_tile.e, sizeof chunk_tile.e), std::memcpy(streams.q, chunk_tile.q, sizeof chunk_tile.q);
+          std::memcpy(streams.gamma, chunk_tile.gamma, sizeof chunk_tile.gamma), std::memcpy(streams.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
+          std::memcpy(solved.x, chunk_tile.x, sizeof chunk_tile.x), std::memcpy(solved.m, chunk_tile.m, sizeof chunk_tile.m);
           if (!c.out) {
             std::fill_n(streams.q, 64 * kTileK, kNan16);
             std::fill_n(solved.m, kSw128Elements, kNan16);
           }
         }
         // What this variant must not read.
-        if (!c.is_delta) std::fill_n(image.e, 64 * kTileK, kNan16);
+        if (!c.is_delta) std::fill_n(chunk_tile.e, 64 * kTileK, kNan16);
         if (!c.out) {
-          std::fill_n(image.q, 64 * kTileK, kNan16);
-          std::fill_n(image.m, kSw128Elements, kNan16);
+          std::fill_n(chunk_tile.q, 64 * kTileK, kNan16);
+          std::fill_n(chunk_tile.m, kSw128Elements, kNan16);
         }
       }
     }
@@ -184,7 +186,7 @@ void test_forward(const Case& c) {
     std::vector<uint16_t> states, w;
   };
   const auto run = [&](bool alone) {
-    DeviceBuffer<FwdTiles<kTileK>> device_tiles(images);
+    DeviceBuffer<FwdTiles<kTileK>> device_tiles(chunk_tiles);
     DeviceBuffer<RowTiles<kTileK>> device_row_tiles(row_tiles);
     DeviceBuffer<RowScales> device_scalars(numbers);
     DeviceBuffer<IntraChunk> device_pairs(pairs);
@@ -194,19 +196,19 @@ void test_forward(const Case& c) {
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kTileK, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
-    DeviceHiLo<kTileK> device_hi_lo(c, fine);
+    DeviceHiLo<kTileK> device_hi_lo(c, hi_lo);
     ScanForwardArgs args;
-    args.fine = device_hi_lo.args();
+    args.hi_lo = device_hi_lo.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.is_delta = c.is_delta;
-    args.images = device_tiles.data();
+    args.chunk_tiles = device_tiles.data();
     args.shape = at.shape();
     if (c.rows) {
-      args.images = device_row_tiles.data();
+      args.chunk_tiles = device_row_tiles.data();
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
-    if (c.pairs) args.images = device_scalars.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
-    if (c.keys) args.images = device_streams.data(), args.solved = device_solved.data();
+    if (c.pairs) args.chunk_tiles = device_scalars.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
+    if (c.keys) args.chunk_tiles = device_streams.data(), args.solved = device_solved.data();
     if (c.prepared_z) {
       args.z = device_z.data();
     } else {
@@ -239,8 +241,8 @@ void test_forward(const Case& c) {
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) s[static_cast<size_t>(k) * padded + i] = initial.at(at.state_at(n, hv, k, i));
         for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
-          const size_t index = at.image(n, chunk, hv);
-          const auto& image = images[index];
+          const size_t index = at.chunk_tile(n, chunk, hv);
+          const auto& chunk_tile = chunk_tiles[index];
           const int rows = at.rows(n, chunk);
           const auto of_row = [&](const std::vector<uint16_t>& raw, const float* factors, int t, int k) {
             return t < rows ? factors[t] * from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]) : 0.0;
@@ -249,10 +251,10 @@ void test_forward(const Case& c) {
             return c.pairs && c.mixed ? of_row(raw, factors, t, k) : 0.0;
           };
           const auto e_at = [&](int t, int k) {
-            return c.rows ? of_row(keys, row_tiles[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(image.e[sw128_index(t, k)]);
+            return c.rows ? of_row(keys, row_tiles[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(chunk_tile.e[sw128_index(t, k)]);
           };
           const auto q_at = [&](int t, int k) {
-            return c.rows ? of_row(reads, row_tiles[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(image.q[sw128_index(t, k)]);
+            return c.rows ? of_row(reads, row_tiles[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(chunk_tile.q[sw128_index(t, k)]);
           };
           // What the rest of w meets is x, and not the rest of that.
           std::vector<double> w_lo(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
@@ -262,16 +264,16 @@ void test_forward(const Case& c) {
           for (int i = 0; i < padded; ++i) {
             const int b = i / 64;
             for (int t = 0; t < 64; ++t) {
-              double x = t < rows && i < c.V ? image.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
+              double x = t < rows && i < c.V ? chunk_tile.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
               if (c.is_delta)
                 for (int k = 0; k < c.K; ++k) {
                   const size_t from = static_cast<size_t>(k) * padded + i;
                   const double e = e_at(t, k);
-                  x += c.fine ? fine.images[index].scale[t] * (e * e_operand[from] + fine.key_lo(index, t, k) * operand[from]) : e * operand[from];
+                  x += c.hi_lo ? hi_lo.chunk_tiles[index].scale[t] * (e * e_operand[from] + hi_lo.key_lo(index, t, k) * operand[from]) : e * operand[from];
                 }
               const double nearest = rounded(x, rounds);
               w[static_cast<size_t>(t) * padded + i] = nearest;
-              if (c.fine) w_lo[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
+              if (c.hi_lo) w_lo[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
               if (c.save && !c.pairs) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
             }
             std::vector<double> u(64), scaled(64);  // c.pairs
@@ -289,19 +291,19 @@ void test_forward(const Case& c) {
                 double x = 0;
                 for (int k = 0; k < c.K; ++k) x += q_at(t, k) * operand[static_cast<size_t>(k) * padded + i];
                 for (int j = 0; j < 64; ++j) {
-                  x += from_bf16(image.m[sw128_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
+                  x += from_bf16(chunk_tile.m[sw128_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
                 }
                 o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
               }
             for (int k = 0; k < c.K; ++k) {
-              double x = image.gamma[k] * s[static_cast<size_t>(k) * padded + i];
+              double x = chunk_tile.gamma[k] * s[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
                 const size_t from = static_cast<size_t>(t) * padded + i;
                 if (c.pairs) {
                   x += t < rows ? from_bf16(keys[at.key_at(n, 64 * chunk + t, hv, k)]) * scaled[static_cast<size_t>(t)] : 0;
                   continue;
                 }
-                x += from_bf16(image.x[sw128_index(t, k)]) * (w[from] + w_lo[from]) + (c.fine ? fine.rest(index, t, k) * w[from] : 0);
+                x += from_bf16(chunk_tile.x[sw128_index(t, k)]) * (w[from] + w_lo[from]) + (c.hi_lo ? hi_lo.lo(index, t, k) * w[from] : 0);
               }
               s[static_cast<size_t>(k) * padded + i] = x;
             }
@@ -315,8 +317,8 @@ void test_forward(const Case& c) {
     // themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
     if (c.out) report("o", rounds, o, limit);
-    // The state of fine images is that of float32 but for products of two rests, even without rounding.
-    report("final", rounds, final_state, c.state_bf16 && (rounds || c.fine) ? 3e-3 : c.fine && c.bf16 ? 2e-5 : limit);
+    // The state of fine chunk tiles is that of float32 but for products of two lo parts, even without rounding.
+    report("final", rounds, final_state, c.state_bf16 && (rounds || c.hi_lo) ? 3e-3 : c.hi_lo && c.bf16 ? 2e-5 : limit);
     if (c.save) report("states", rounds, states, rounds ? 3e-3 : limit);
     if (c.save) report("w", rounds, w_saved, rounds ? 3e-3 : limit);
   }
@@ -335,10 +337,10 @@ void test_reverse(const Case& c) {
   const Layout at(c);
   Random random{54321};
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
-  std::vector<BwdTiles<kTileK>> images(static_cast<size_t>(at.chunks) * c.HV);
-  Fine<kTileK> fine(images.size());
+  std::vector<BwdTiles<kTileK>> chunk_tiles(static_cast<size_t>(at.chunks) * c.HV);
+  HiLo<kTileK> hi_lo(chunk_tiles.size());
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
-  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  std::memset(static_cast<void*>(chunk_tiles.data()), 0, chunk_tiles.size() * sizeof(chunk_tiles[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
       for (int k = 0; k < c.K; ++k)
@@ -346,14 +348,14 @@ void test_reverse(const Case& c) {
       for (int t = 0; t < c.lengths[n]; ++t)
         for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
       for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
-        auto& image = images[at.image(n, chunk, hv)];
+        auto& chunk_tile = chunk_tiles[at.chunk_tile(n, chunk, hv)];
         const int rows = at.rows(n, chunk);
-        random_matrix(image.k, rows, c.K, 0.1, random);
-        random_matrix(image.y, rows, c.K, 0.1, random);
-        random_matrix(image.q, rows, c.K, 0.15, random);
-        for (int k = 0; k < kTileK; ++k) image.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
-        if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.1, 0.1, random);
-        if (!c.is_delta) std::fill_n(image.y, 64 * kTileK, kNan16);
+        random_matrix(chunk_tile.k, rows, c.K, 0.1, random);
+        random_matrix(chunk_tile.y, rows, c.K, 0.1, random);
+        random_matrix(chunk_tile.q, rows, c.K, 0.15, random);
+        for (int k = 0; k < kTileK; ++k) chunk_tile.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        if (c.hi_lo) hi_lo.fill(at.chunk_tile(n, chunk, hv), c, rows, 0.1, 0.1, random);
+        if (!c.is_delta) std::fill_n(chunk_tile.y, 64 * kTileK, kNan16);
       }
     }
   }
@@ -363,16 +365,16 @@ void test_reverse(const Case& c) {
     std::vector<uint16_t> d_states, v;
   };
   const auto run = [&](bool alone, bool save = true) {
-    DeviceBuffer<BwdTiles<kTileK>> device_tiles(images);
+    DeviceBuffer<BwdTiles<kTileK>> device_tiles(chunk_tiles);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)), v(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
-    DeviceHiLo<kTileK> device_hi_lo(c, fine);
+    DeviceHiLo<kTileK> device_hi_lo(c, hi_lo);
     ScanReverseArgs args;
-    args.fine = device_hi_lo.args();
+    args.hi_lo = device_hi_lo.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.is_delta = c.is_delta;
-    args.images = device_tiles.data();
+    args.chunk_tiles = device_tiles.data();
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
     args.shape = at.shape();
     if (save) args.d_states = d_states.data(), args.v = v.data();
@@ -402,8 +404,8 @@ void test_reverse(const Case& c) {
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
         for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
-          const size_t index = at.image(n, chunk, hv);
-          const auto& image = images[index];
+          const size_t index = at.chunk_tile(n, chunk, hv);
+          const auto& chunk_tile = chunk_tiles[index];
           const int rows = at.rows(n, chunk);
           for (int i = 0; i < padded; ++i) {
             const size_t tile = at.tile(n, chunk, hv, i / 64);
@@ -411,23 +413,23 @@ void test_reverse(const Case& c) {
             for (int t = 0; t < 64; ++t) {
               v[t] = 0;
               for (int k = 0; k < c.K; ++k) {
-                const double key = from_bf16(image.k[sw128_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
-                v[t] += key * rounded(c, state, rounds) + (c.fine ? fine.key_lo(index, t, k) * rounded(state, rounds) : 0);
+                const double key = from_bf16(chunk_tile.k[sw128_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
+                v[t] += key * rounded(c, state, rounds) + (c.hi_lo ? hi_lo.key_lo(index, t, k) * rounded(state, rounds) : 0);
               }
-              if (c.fine) v[t] *= fine.images[index].scale[t];
+              if (c.hi_lo) v[t] *= hi_lo.chunk_tiles[index].scale[t];
               v_saved.add(from_bf16(got.v[tile * kSw128Elements + sw128_index(t, i % 64)]), v[t]);
               const double nearest = rounded(v[t], rounds);
-              v_lo[t] = c.fine ? rounded(v[t] - nearest, rounds) : 0;
+              v_lo[t] = c.hi_lo ? rounded(v[t] - nearest, rounds) : 0;
               v[t] = nearest;
               grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
             }
             for (int k = 0; k < kTileK; ++k)
               d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
-              double x = image.gamma[k] * d[static_cast<size_t>(k) * padded + i];
+              double x = chunk_tile.gamma[k] * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
-                x += from_bf16(image.q[sw128_index(t, k)]) * grad[t];
-                if (c.is_delta) x -= from_bf16(image.y[sw128_index(t, k)]) * (v[t] + v_lo[t]) + (c.fine ? fine.rest(index, t, k) * v[t] : 0);
+                x += from_bf16(chunk_tile.q[sw128_index(t, k)]) * grad[t];
+                if (c.is_delta) x -= from_bf16(chunk_tile.y[sw128_index(t, k)]) * (v[t] + v_lo[t]) + (c.hi_lo ? hi_lo.lo(index, t, k) * v[t] : 0);
               }
               d[static_cast<size_t>(k) * padded + i] = x;
             }
@@ -437,13 +439,13 @@ void test_reverse(const Case& c) {
           for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
       }
     }
-    report("d_init", rounds, d_initial, c.state_bf16 && (rounds || c.fine) ? 3e-3 : c.fine && c.bf16 ? 2e-5 : rounds ? 4e-4 : 6e-3);
+    report("d_init", rounds, d_initial, c.state_bf16 && (rounds || c.hi_lo) ? 3e-3 : c.hi_lo && c.bf16 ? 2e-5 : rounds ? 4e-4 : 6e-3);
     report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
     report("v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
   }
 }
 
-// Of raw rows, A, P and numbers of rows, or (c.keys) of QETiles, Khat, A and P (scan/reverse_rows.cu).
+// Of raw rows, A, P and row scales, or (c.keys) of QETiles, Khat, A and P (scan/reverse_rows.cu).
 template <int kTileK>
 void test_reverse_rows(const Case& c) {
   const Layout at(c);
@@ -451,10 +453,10 @@ void test_reverse_rows(const Case& c) {
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
   std::vector<IntraChunk> pairs(static_cast<size_t>(at.chunks) * c.HV);
   std::vector<RowScalesBwd> numbers(pairs.size());
-  std::vector<QETiles<kTileK>> images(pairs.size());
+  std::vector<QETiles<kTileK>> chunk_tiles(pairs.size());
   std::vector<uint16_t> key_rows(pairs.size() * 64 * kTileK, 0);
   const auto key_matrix = [&](size_t index) { return &key_rows[index * 64 * kTileK]; };
-  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  std::memset(static_cast<void*>(chunk_tiles.data()), 0, chunk_tiles.size() * sizeof(chunk_tiles[0]));
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.3, random);
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
   std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
@@ -466,7 +468,7 @@ void test_reverse_rows(const Case& c) {
       for (int t = 0; t < c.lengths[n]; ++t)
         for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
       for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
-        const size_t index = at.image(n, chunk, hv);
+        const size_t index = at.chunk_tile(n, chunk, hv);
         const int rows = at.rows(n, chunk);
         for (int i = 0; i < rows; ++i) {
           for (int j = 0; j <= i; ++j) {
@@ -480,9 +482,9 @@ void test_reverse_rows(const Case& c) {
         std::fill_n(numbers[index].gamma, 4, static_cast<float>(0.5 + random(0.5)));
         if (c.keys) {
           random_matrix(key_matrix(index), rows, c.K, 0.1, random);
-          random_matrix(images[index].e, rows, c.K, 0.1, random);
-          random_matrix(images[index].q, rows, c.K, 0.15, random);
-          for (int k = 0; k < kTileK; ++k) images[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+          random_matrix(chunk_tiles[index].e, rows, c.K, 0.1, random);
+          random_matrix(chunk_tiles[index].q, rows, c.K, 0.15, random);
+          for (int k = 0; k < kTileK; ++k) chunk_tiles[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         }
       }
     }
@@ -495,7 +497,7 @@ void test_reverse_rows(const Case& c) {
   const auto run = [&](bool alone, bool save = true) {
     DeviceBuffer<IntraChunk> device_pairs(pairs);
     DeviceBuffer<RowScalesBwd> device_scalars(numbers);
-    DeviceBuffer<QETiles<kTileK>> device_tiles(images);
+    DeviceBuffer<QETiles<kTileK>> device_tiles(chunk_tiles);
     DeviceBuffer<uint16_t> device_key_rows(key_rows);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
@@ -506,7 +508,7 @@ void test_reverse_rows(const Case& c) {
     args.HV = c.HV, args.K = c.K, args.V = c.V;
     args.pairs = device_pairs.data();
     if (c.keys) {
-      args.images = device_tiles.data(), args.keys = device_key_rows.data();
+      args.chunk_tiles = device_tiles.data(), args.keys = device_key_rows.data();
     } else {
       args.numbers = device_scalars.data(), args.mixed = c.mixed;
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
@@ -538,10 +540,10 @@ void test_reverse_rows(const Case& c) {
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
         for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
-          const size_t index = at.image(n, chunk, hv);
+          const size_t index = at.chunk_tile(n, chunk, hv);
           const IntraChunk& pair = pairs[index];
           const RowScalesBwd& of = numbers[index];
-          const QETiles<kTileK>& image = images[index];
+          const QETiles<kTileK>& chunk_tile = chunk_tiles[index];
           const int rows = at.rows(n, chunk);
           const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) { return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]); };
           for (int i = 0; i < padded; ++i) {
@@ -564,10 +566,10 @@ void test_reverse_rows(const Case& c) {
             for (int k = 0; k < kTileK; ++k)
               d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
-              double x = (c.keys ? image.gamma[k] : of.gamma[0]) * d[static_cast<size_t>(k) * padded + i];
+              double x = (c.keys ? chunk_tile.gamma[k] : of.gamma[0]) * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < rows; ++t) {
                 if (c.keys) {
-                  x += from_bf16(image.q[sw128_index(t, k)]) * grad[t] + from_bf16(image.e[sw128_index(t, k)]) * rounded(dz[t], rounds);
+                  x += from_bf16(chunk_tile.q[sw128_index(t, k)]) * grad[t] + from_bf16(chunk_tile.e[sw128_index(t, k)]) * rounded(dz[t], rounds);
                   continue;
                 }
                 x += row(reads, t, k) * rounded(of.q[t] * grad[t] + of.erase_q[t] * dz[t], rounds);
@@ -628,7 +630,7 @@ std::vector<Case> cases() {
       add("float32, V-first", [&](Case& c) { c.lengths = {130, 130}, c.bf16 = false, c.value_first = true; });
       add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
       add("bf16 states", [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
-      add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.engine = false; });
+      add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.tma = false; });
       add("neighbours of no numbers", [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
       add("V 16", [&](Case& c) { c.V = 16; });
       add("V 100", [&](Case& c) { c.V = 100; });
@@ -654,7 +656,7 @@ std::vector<Case> cases() {
       add_rows(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
       add_rows(" of groups, batch", [](Case& c) { c.HV = 4, c.group = 4, c.packed = false, c.lengths = {130, 130}; });
       add_rows(", the same for all", [](Case& c) { c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130}; });
-      add_rows(", without the engine", [](Case& c) { c.engine = false; });
+      add_rows(", without the engine", [](Case& c) { c.tma = false; });
       add_rows(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
@@ -675,7 +677,7 @@ std::vector<Case> cases() {
       add_pairs(", state only", [](Case& c) { c.out = c.save = false; });
       add_pairs(", prepared z", [](Case& c) { c.prepared_z = true; });
       add_pairs(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
-      add_pairs(", without the engine", [](Case& c) { c.engine = false; });
+      add_pairs(", without the engine", [](Case& c) { c.tma = false; });
       add_pairs(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_pairs(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_pairs(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
@@ -684,7 +686,7 @@ std::vector<Case> cases() {
       add_pairs(", sums", [](Case& c) { c.mixed = true; });
       add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
       add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
-      add_pairs(", sums, state only, without the engine", [](Case& c) { c.mixed = true, c.out = c.save = c.engine = false; });
+      add_pairs(", sums, state only, without the engine", [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
       const auto add_keys = [&](const std::string& more, auto change) {
         add("streams apart" + more, [&](Case& c) {
           c.keys = true, c.lengths = packed, c.packed = true;
@@ -696,7 +698,7 @@ std::vector<Case> cases() {
       add_keys(", saves only", [](Case& c) { c.out = false; });
       add_keys(", state only", [](Case& c) { c.out = c.save = false; });
       add_keys(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
-      add_keys(", without the engine, batch", [](Case& c) { c.engine = c.packed = false, c.lengths = {130, 130}; });
+      add_keys(", without the engine, batch", [](Case& c) { c.tma = c.packed = false, c.lengths = {130, 130}; });
       add_keys(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_keys(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
       add_keys(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
@@ -706,7 +708,7 @@ std::vector<Case> cases() {
         const std::string name = lo_parts ? "fine with rests of keys" : "fine";
         const auto add_hi_lo = [&](const std::string& more, auto change) {
           add(name + more, [&](Case& c) {
-            c.fine = true, c.keys_lo = lo_parts, c.lengths = packed, c.packed = true;
+            c.hi_lo = true, c.keys_lo = lo_parts, c.lengths = packed, c.packed = true;
             change(c);
           });
         };

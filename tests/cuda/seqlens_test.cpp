@@ -1,4 +1,4 @@
-// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE): the bits of a call whose offsets the host knows, rows behind the last sequence left
+// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE): the bits of a call whose offsets the host knows, rows after the last sequence left
 // alone, and one plan, in a captured graph where there is one, replayed with other lengths.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -107,7 +107,7 @@ class Replay {
   std::vector<float> known(const std::vector<int64_t>& lengths) {
     fw_desc all = desc;
     std::vector<int64_t> whole = lengths;
-    whole.push_back(kRoom);  // what is behind them, as a sequence
+    whole.push_back(kRoom);  // what is after them, as a sequence
     all.seqlens_memory = FW_SEQLENS_HOST;
     all.cu_seqlens = whole.data();
     all.num_sequences = kSequences + 1;
@@ -176,7 +176,7 @@ class Replay {
   std::deque<DeviceMemory> memory_;
 };
 
-// A graph of forward, backward and a copy that brings the next lengths is replayed twice: the second time it has those. (The emulation runs it as it comes.)
+// A graph of forward, backward and a copy that loads the next lengths is replayed twice: the second time it has those. (The emulation runs it as it comes.)
 TEST(DeviceSeqlens, OneGraphIsReplayedWithOtherLengths) {
   const std::vector<int64_t> first = {0, 70, 70, 200, 264, 300};
   const std::vector<std::vector<int64_t>> all_lengths = {first, {0, 1, 65, 66, 66, 70}, {0, 0, 0, 0, 0, 0}, {0, 200, 210, 210, 299, 299}};

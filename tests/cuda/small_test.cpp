@@ -1,5 +1,5 @@
 // Every kernel once or twice at shapes small enough for compute-sanitizer (tools/gpu_test.sh): tails, packed and empty sequences,
-// grouped heads, each decay kind, online and offline, all key sizes, channel gates, the preconditioner.
+// grouped heads, each decay kind, delta and additive, all key sizes, channel gates, the preconditioner.
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
@@ -42,7 +42,7 @@ TEST(Small, EveryKernel) {
   }
 }
 
-// Gates as logits, one number a head and channels, in wide loads and single ones: values in front of kernels that may begin before these are made.
+// Gates as logits, one scalar per head and channels, in wide loads and single ones: values before kernels that may begin before these are made.
 TEST(Small, GatesAsLogits) {
   uint64_t seed = 930;
   for (const char* name : {"gated_deltanet", "gated_deltanet2", "hgrn2", "precond_kda", "precond_gated_deltanet"}) {
@@ -166,7 +166,7 @@ TEST(Small, CheckpointsAndFloat16) {
   }
 }
 
-// Keys above 128, rows that the copy engine brings and that threads copy, behind which it brings whole ones again.
+// Keys above 128, rows that TMA loads and that threads copy, after which it loads whole ones again.
 TEST(Small, K256Keys) {
   uint64_t seed = 940;
   for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
@@ -210,7 +210,8 @@ TEST(Small, ManyTurns) {
   }
 }
 
-// Sequences of several chunks and few heads: the gradients begin beside the reverse scan, of whole sequences and of segments (plan.h: overlap_grad_with_scan).
+// Sequences of several chunks and few heads: the gradients begin alongside the reverse scan, of whole sequences and of segments (plan.h:
+// overlap_grad_with_scan).
 TEST(Small, GradientsBesideTheScan) {
   uint64_t seed = 980;
   for (const char* name :
@@ -234,7 +235,7 @@ TEST(Small, GradientsBesideTheScan) {
   }
 }
 
-// A packed sequence in segments that are longer than the scan has stages, the last of them with a short chunk: the copy engine overwrites a tile that threads
+// A packed sequence in segments that are longer than the scan has stages, the last of them with a short chunk: TMA overwrites a tile that threads
 // have filled.
 TEST(Small, SegmentsWithAShortTail) {
   ProblemOptions options;

@@ -1,4 +1,4 @@
-// fw_step on the device: in place, several tokens a call, states of bf16 numbers, slots.
+// fw_step on the device: in place, several tokens a call, states of bf16 values, slots.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -43,9 +43,9 @@ DeviceMemory on_device(const std::vector<T>& values) {
 std::vector<float> floats(const std::vector<double>& x) { return {x.begin(), x.end()}; }
 
 std::vector<Bf16> bf16(const std::vector<double>& x) {
-  const std::vector<float> wide = floats(x);
-  std::vector<Bf16> bits(wide.size());
-  round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
+  const std::vector<float> k256 = floats(x);
+  std::vector<Bf16> bits(k256.size());
+  round_to_bf16(static_cast<int64_t>(k256.size()), k256.data(), bits.data());
   return bits;
 }
 
@@ -112,13 +112,13 @@ TEST(Step, SlotsAndStatesOfBf16) {
     if (narrow) {
       std::vector<Bf16> bits(after.size());
       states.to_host(bits.data(), bits.size() * sizeof(Bf16));
-      std::vector<float> wide(after.size());
-      widen_bf16(static_cast<int64_t>(wide.size()), bits.data(), wide.data());
-      after.assign(wide.begin(), wide.end());
+      std::vector<float> k256(after.size());
+      widen_bf16(static_cast<int64_t>(k256.size()), bits.data(), k256.data());
+      after.assign(k256.begin(), k256.end());
     } else {
-      std::vector<float> wide(after.size());
-      states.to_host(wide.data(), wide.size() * sizeof(float));
-      after.assign(wide.begin(), wide.end());
+      std::vector<float> k256(after.size());
+      states.to_host(k256.data(), k256.size() * sizeof(float));
+      after.assign(k256.begin(), k256.end());
     }
     for (const size_t slot : {0, 2, 3}) {
       for (size_t i = slot * state; i < (slot + 1) * state; ++i) ASSERT_EQ(after[i], 0.25) << "slot " << slot;

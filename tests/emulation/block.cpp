@@ -51,7 +51,7 @@ bool starts_early() {
   return !races::kFound && early != nullptr && *early != 0 && std::strcmp(early, "0") != 0;
 }
 
-// A grid, and those of its blocks (clusters) that have begun before the grid in front of it was run: the first and the last.
+// A grid, and those of its blocks (clusters) that have begun before the grid before it was run: the first and the last.
 struct Grid {
   GridShape shape;
   std::function<void()> kernel;
@@ -225,7 +225,7 @@ void Block::grid_launch(bool first) {
        "(launch.h: grid_dependency_launch_first)");
 }
 
-// For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten behind it. That it does not show what was written is not
+// For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten after it. That it does not show what was written is not
 // seen here.
 void Block::cluster_arrive() {
   Thread& me = thread();

@@ -19,11 +19,11 @@
 namespace fw::cuda::emulation {
 
 // Something that all threads of a warp (32) or of a warpgroup (128) do together. run() is called by the last to arrive with what each
-// brought, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
+// loaded, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
 struct Operation {
   const char* name;
   unsigned threads;
-  bool without_exited;  // threads that have left the kernel are not waited for; what they brought is null
+  bool without_exited;  // threads that have left the kernel are not waited for; what they loaded is null
   bool (*run)(void* const* operands, unsigned first_thread);
 };
 
@@ -74,7 +74,7 @@ struct Thread {
   std::vector<LateProduct> products;
   std::vector<Operand> operands;
   unsigned product_group;
-  uint64_t warp_syncs, block_syncs, cluster_barriers;  // how many it has come to; of the last, that are behind it
+  uint64_t warp_syncs, block_syncs, cluster_barriers;  // how many it has come to; of the last, that are after it
   bool at_cluster;                                     // has arrived at one that it has not waited for
   races::Proxy proxy;
 };

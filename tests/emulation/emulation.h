@@ -10,7 +10,7 @@
 //   FW_EMULATION_ORDER=reverse | <seed>   the order in which threads run: what depends on it without a barrier shows itself
 //   FW_EMULATION_ORDER=late               warps go on from an mbarrier as late as any (at random): who could miss one of its phases does
 //   FW_EMULATION_LATE=1                   asynchronous copies happen as late as they may, results of wgmma are NaN until waited for
-//   FW_EMULATION_EARLY=1                  a kernel launched with launch_overlapped() begins, two of its blocks, before the one in front of it: what they read
+//   FW_EMULATION_EARLY=1                  a kernel launched with launch_overlapped() begins, two of its blocks, before the one before it: what they read
 //                                         before grid_dependency_wait() is what that one has not written yet
 //
 // Built with ThreadSanitizer, accesses that no barrier orders are reported with both places, and so is shared memory that the asynchronous proxy touches
@@ -119,7 +119,7 @@ inline float bf16_value(uint16_t bits) { return bits_float(static_cast<uint32_t>
 inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(bf16_bits(low)) | static_cast<uint32_t>(bf16_bits(high)) << 16; }
 inline float bf16_low(uint32_t packed) { return bits_float(packed << 16); }
 inline float bf16_high(uint32_t packed) { return bits_float(packed & 0xffff0000u); }
-// Through float32: what lies exactly between two bf16 numbers only after that rounding may go the other way.
+// Through float32: what lies exactly between two bf16 values only after that rounding may go the other way.
 inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return pack_bf16(std::fma(bf16_low(a), bf16_low(b), bf16_low(c)), std::fma(bf16_high(a), bf16_high(b), bf16_high(c)));
 }

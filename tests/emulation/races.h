@@ -3,13 +3,13 @@
 // that it stands for read and write, and what waits for what:
 //   sync_warp, sync_threads, named barriers   what came before in each thread that arrives, before what follows in each that waits
 //   mbarriers                                 the same for a phase: arrivals, and bulk loads whose bytes it expects
-//   ldmatrix, stmatrix                        a row is touched by the lane that brings its address
+//   ldmatrix, stmatrix                        a row is touched by the lane that loads its address
 //   wgmma                                     a part of the operands by each thread, when it is issued and again when it is waited for
 //   bulk stores                               shared memory is read when issued and again when waited for
 // Bulk copies and wgmma touch shared memory through another proxy, which sees what threads have written only if these, or a thread that has waited for them,
-// called fence_async_shared(). So a thread has a second clock, of what that proxy sees of it: a fiber of its own (Proxy), brought up to the thread's by a
-// fence and handed on by barriers beside the thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread that no
-// fence has brought there is reported. (Reads by threads need none: they are over when the barrier says so.) What the loading thread itself has written
+// called fence_async_shared(). So a thread has a second clock, of what that proxy sees of it: a fiber of its own (Proxy), loaded up to the thread's by a
+// fence and handed on by barriers alongside the thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread that no
+// fence has loaded there is reported. (Reads by threads need none: they are over when the barrier says so.) What the loading thread itself has written
 // without a fence counts as fenced for those who wait for its loads.
 // Shuffles and products of a warp order nothing: on the device they promise nothing about memory. Blocks of a grid are not ordered either
 // (but for atomics), kernels one after the other are. Elsewhere all of this is nothing.

@@ -1,4 +1,4 @@
-// What emulation.h needs of the emulator: where the running thread is, how a grid is run, and the operations behind its templates.
+// What emulation.h needs of the emulator: where the running thread is, how a grid is run, and the operations after its templates.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct GridShape {
   unsigned x, y, z, threads;
   std::size_t shared_bytes;
   const void* kernel;  // its name in messages
-  bool overlapped;     // launch_overlapped(): it may begin before the grid in front of it is over
+  bool overlapped;     // launch_overlapped(): it may begin before the grid before it is over
   unsigned cluster;    // blocks along x that run side by side
 };
 // Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish() (gpu.h), so that the next grid's blocks can
@@ -40,7 +40,7 @@ uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);
 void cp_async_wait(int groups);
 void bulk_wait(int groups, bool written);
 
-// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches, and the tokens of a panel.
+// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches, and the tokens of a SW128 tile.
 struct TensorBox {
   const char* data;
   int64_t extent[4], stride[4];

@@ -1,9 +1,9 @@
 // Attention backward, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T - delta), P = exp2(scale' S - lse), of what the first pass made. A
-// block, of which there is one a multiprocessor, takes tiles of 128 keys of one key head, one after the other, and walks over the heads of its group and, for
+// block, of which there is one an SM, takes tiles of 128 keys of one key head, one after the other, and walks over the heads of its group and, for
 // each, over blocks of 64 queries, from the first that sees any of the keys.
 //
-//   warpgroup 0, thread 0    brings K and V of a tile, then Q and dO of a block of queries into a ring of stages
-//   warpgroup 0, warp 1      brings lse and delta of those queries
+//   warpgroup 0, thread 0    loads K and V of a tile, then Q and dO of a block of queries into a ring of stages
+//   warpgroup 0, warp 1      loads lse and delta of those queries
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S^T = K Q^T, (dO V^T)^T = V dO^T, dV += P^T dO, dK += dS^T Q, all sums in registers
 //   barriers                 rows: full by bytes; ring: full by bytes and warp 1; both empty by all workers
 //   shared memory            K [2][64, D], V [2][64, D], stages of Q [64, D], dO [64, D], lse [64], delta [64], barriers; dK, dV leave through K, V

@@ -1,6 +1,6 @@
 // What the three kernels of attention share: which keys a query sees, matrices of a tile in shared memory and their products.
 //
-// A block is three warpgroups: thread 0 (and warp 1 where said) of the first brings tiles through a ring of stages, the other two, "the
+// A block is three warpgroups: thread 0 (and warp 1 where said) of the first loads tiles through a ring of stages, the other two, "the
 // workers", own 64 rows of the block's tile each and wait for nothing but the ring. Matrices of 64 rows are panels of 64 columns (tiles.h);
 // matrices of 128 rows are panels twice as tall.
 #pragma once

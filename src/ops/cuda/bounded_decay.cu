@@ -12,7 +12,7 @@ struct Bounds {
   Mat<const float> logits;  // [layers, n]
   int64_t layer = 0;
 
-  // A column's largest logit and the sum of exponentials beside it.
+  // A column's largest logit and the sum of exponentials alongside it.
   struct Softmax {
     float most, sum;
   };

@@ -1,5 +1,5 @@
 // A block sums 32 columns: its warp w of kWarps the rows w, w + kWarps, ..., of which several are on their way at a time, then one warp the sums of the warps,
-// in order. Few rows have few warps, so that the block has room beside those of the kernel in front.
+// in order. Few rows have few warps, so that the block has room alongside those of the kernel in front.
 // The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over, and what starting it costs is hidden.
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/overlap.cuh"

@@ -20,7 +20,7 @@ struct RowArgs {
   float* nll = nullptr;
 };
 
-// Over the block, the same in all threads; `scratch` [kWarps] in shared memory, free again behind the next barrier.
+// Over the block, the same in all threads; `scratch` [kWarps] in shared memory, free again after the next barrier.
 template <bool kMax>
 FW_DEVICE float over_block(float x, float* scratch) {
   x = kMax ? warp_max(x) : warp_sum(x);

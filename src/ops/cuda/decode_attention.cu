@@ -1,6 +1,6 @@
 // Attention of a decoded token: one query a sequence and head over the rows of a ring or of pages. Few heads would be few blocks, so the rows that a token
 // sees are cut into runs (scratch.h), a block each, which leaves its unnormalised sum, its largest score and its sum of exponentials; a second kernel joins the
-// runs in their order. Where the runs lie depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and beside others,
+// runs in their order. Where the runs lie depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and alongside others,
 // and all that changes from token to token is read from device memory, so that one captured launch serves all tokens. Query heads that share keys are up to
 // four in a block, so that a row is read once for them. The block of the last run also puts the token's own key and value where they belong: the row that they
 // replace has left the window. bf16 heads of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
       of.parts + (n * a.heads + head) * stride + run * (a.dim + 2), stride);
 }
 
-// All that it reads is asked for at once: behind it comes a product that fills the memory's queues. How many runs there are is known ahead of the wait.
+// All that it reads is asked for at once: after it comes a product that fills the memory's queues. How many runs there are is known ahead of the wait.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;

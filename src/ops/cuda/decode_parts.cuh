@@ -28,7 +28,7 @@ struct SeenRows {
 };
 
 // Where rows from a position of sequence n on lie, in pages of keys and of values, which lie alike. Divisions take longer than a row takes to come, so the
-// run's first page and the one behind it, which are most runs, are looked for once.
+// run's first page and the one after it, which are most runs, are looked for once.
 template <class T>
 struct RowsFrom {
   const Pages<T>*keys, *values;
@@ -53,7 +53,7 @@ struct RowsFrom {
     const int64_t index = n * of.per_sequence + at;
     return of.table != nullptr ? global_memory(of.table[index]) : of.first + index * of.rows * of.width;
   }
-  // Whether `count` rows from row `index` on lie one behind the other.
+  // Whether `count` rows from row `index` on lie one after the other.
   FW_DEVICE bool together(int index, int count) const {
     const uint32_t beyond = row + static_cast<uint32_t>(index), in_page = beyond < rows ? beyond : beyond - rows;
     return in_page + static_cast<uint32_t>(count) <= rows;

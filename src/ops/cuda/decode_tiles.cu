@@ -1,13 +1,13 @@
 // The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64 or 128 channels. A warp takes tiles of 16 rows, which it
-// brings into its own shared memory by cp.async, two ahead, and multiplies them as matrices: a row is then a few instructions where numbers one by one were
+// loads into its own shared memory by cp.async, two ahead, and multiplies them as matrices: a row is then a few instructions where numbers one by one were
 // some hundred, which took longer than the memory. The query heads that share keys, up to eight, are the rows of the products' other side.
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
 //   sums    [16 channels, 8 heads] += v^T p     a: rows of v, ldmatrix transposed   b: p, in bf16
 // The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait, as a product does for its weight. What
-// the token itself brings comes behind the wait: its key and value are the last row of the last run, whose block also puts them where they belong. Its query
+// the token itself loads comes after the wait: its key and value are the last row of the last run, whose block also puts them where they belong. Its query
 // and key are turned here where they are to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
 //   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run, two ahead over all
-//   runs of the block; the warps' sums meet behind each run
+//   runs of the block; the warps' sums meet after each run
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kTilingBlocks = 3;  // of a multiprocessor
+constexpr int kTilingBlocks = 3;  // of an SM
 constexpr int kTilingWarps = kRowThreads / 32, kRowsOfTile = 16, kTilesAhead = 2, kHeadsOfTile = 8;
 
 // A warp's tiles in shared memory: rows of kDim numbers whose packets are permuted within 8 rows, so that ldmatrix meets no bank twice.
@@ -40,7 +40,7 @@ FW_DEVICE void rotate_packed(uint32_t& low, uint32_t& high, const float4& rotati
   low = pack_bf16(x[0], x[1]), high = pack_bf16(y[0], y[1]);
 }
 
-// Beside a warp's tiles: what the token turns by, cosine and sine of each channel of the first half of a head, and its own key and value.
+// Alongside a warp's tiles: what the token turns by, cosine and sine of each channel of the first half of a head, and its own key and value.
 template <int kDim>
 struct OwnRow {
   float2 rotations[kDim / 2];
@@ -77,7 +77,7 @@ struct OwnRow {
   }
 };
 
-// The sums of a run's warps, of one run and, beside it, of the next.
+// The sums of a run's warps, of one run and, alongside it, of the next.
 template <int kDim>
 struct RunSums {
   float *first, *tops, *sums;  // [2, heads of the block, warps, kDim]; [2, kHeadsOfTile, warps]
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
     float top = -INFINITY, sum = 0;  // of head `group`; sum: of the lane's rows
     FW_NO_UNROLL
     for (int first = mine_from; first < rows; first += kStep, stage ^= 1) {
-      cp_async_wait<1>();  // the copies of the tile behind this one are on their way
+      cp_async_wait<1>();  // the copies of the tile after this one are on their way
       sync_warp();
       float score[2][4] = {};  // heads group and group + 8 (none) by rows pair, pair + 1 of each half of the tile
       FW_UNROLL for (int s = 0; s < kSteps; ++s) {

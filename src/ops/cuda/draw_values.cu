@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(DrawArgs a) {
         if (draws == 1) {
           store(a, range, i, uniform_of(first, range.low, range.scale));
         } else {
-          // The one number behind these: then[0] was made in front of the barrier.
+          // The one number after these: then[0] was made before the barrier.
           store(a, range, i, range.scale * normal_of(first, tempered(at + 1 < kWords ? now[at + 1] : then[0])));
         }
       }

@@ -1,6 +1,6 @@
 // Operations that take each number by itself: out = f(in) over rows of any width and stride, and the same with sums over the rows of every column.
 //
-// f is what the operation computes, for N neighbouring numbers of a row:
+// f is what the operation computes, for N neighbouring row scales:
 //   f.columns<N>(c)                      what it needs of the columns c, c + 1, ... and keeps over rows (struct Plain: nothing)
 //   f(columns, row, in, out)             in[i][k], out[o][k]: number k of the i-th input and the o-th output, as floats
 //   f(columns, row, in, out, sums)       sums[s][k] += what the row adds to the s-th sum of its column

@@ -1,6 +1,6 @@
 // Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the tokens, without atomics.
 // The tokens are sorted by id (stable, own kernels, so that the emulation runs the same), then a block takes the ids that begin in its part
-// of kRun neighbours of the sorted list and sums the rows of each. An id that goes on behind the next part is left in sums, one of each part that it has tokens
+// of kRun neighbours of the sorted list and sums the rows of each. An id that goes on after the next part is left in sums, one of each part that it has tokens
 // in, for a last kernel, in which the part where it begins adds them up in order: an id that half of the tokens have is summed by many blocks as well.
 // The sort is a kernel alone where its blocks may well read all tokens each: a block has the ids of one value above the lowest 8 bits, finds their tokens and
 // how many tokens have lower ids, and sorts its own by the lowest bits. Of many tokens it is a turn for each 8 bits, from the lowest, two kernels each: they
@@ -224,7 +224,7 @@ struct SumArgs {
 
 constexpr int kSumThreads = 256;
 
-// What a block knows of the sorted list around its part: the ids from the token before the part in front to the one behind the part that follows, -1 where the
+// What a block knows of the sorted list around its part: the ids from the token before the part in front to the one after the part that follows, -1 where the
 // list is over, and the indices of the tokens of its part and the one that follows.
 struct PartList {
   static constexpr int kIds = 3 * kRun + 2;
@@ -235,7 +235,7 @@ struct PartList {
   FW_DEVICE int id(int place) const { return ids[place + kRun + 1]; }
 };
 
-// Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those that go on behind the next part.
+// Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those that go on after the next part.
 struct Part {
   int first = 0, stop = 0;
   bool begins_long = false, ends_long = false;

@@ -77,10 +77,10 @@ void single_gate_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<
   elementwise<2>(SingleGateDecayBackward{}, dg.rows, dg.cols, operands(dg, s, dlogit), operands(dlogit), exec.device.stream());
 }
 
-#define FW_INSTANTIATE(T)                                                                              \
-  template void learned_gate_forward<T>(const Exec<T>&, const float*, float, Mat<T>);                  \
+#define FW_INSTANTIATE(T)                                                                                    \
+  template void learned_gate_forward<T>(const Exec<T>&, const float*, float, Mat<T>);                        \
   template void position_factor<T>(const Exec<T>&, Mat<const T>, PositionFactor, const PassLayout&, Mat<T>); \
-  template void single_gate_decay_forward<T>(const Exec<T>&, Mat<const T>, Mat<float>);                \
+  template void single_gate_decay_forward<T>(const Exec<T>&, Mat<const T>, Mat<float>);                      \
   template void single_gate_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

@@ -31,7 +31,7 @@ struct GatedConvArgs {
   int64_t run = kRun;      // forward: tokens of a thread; one where each sequence has one
 };
 
-// The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, behind the last, behind the sequence).
+// The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, after the last, after the sequence).
 template <class T, class Body>
 FW_DEVICE void for_sequences(const GatedConvArgs<T>& a, int64_t run, const Body& body) {
   int64_t t = int64_t{block_index_x()} * run;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const G
   });
 }
 
-// The rows of a thread's columns, one behind the other.
+// The rows of a thread's columns, one after the other.
 template <class T>
 struct Walk {
   T* at;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
       FW_UNROLL for (int k = 0; k < N; ++k) dc[k] *= dy[k];
       add_to_dx(dy, dc);
     }
-    const int steps = stop == next ? count + W - 1 : count;  // behind the sequence there is nothing, which completes its last dx
+    const int steps = stop == next ? count + W - 1 : count;  // after the sequence there is nothing, which completes its last dx
     for (int group = 0; group < steps; group += kAhead) {
       FW_UNROLL for (int r = 0; r < kAhead; ++r) {
         const int i = group + r;

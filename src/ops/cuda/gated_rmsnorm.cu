@@ -2,7 +2,7 @@
 //   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 // A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its sums are shuffles; a row of
 // one packet a lane stays in registers, and several of them are on their way at a time; a wider one is read twice.
-// Backward has half as many warps a multiprocessor as forward: what a row needs, its rstd too, is asked for kAhead rows before, nothing is computed twice, and
+// Backward has half as many warps an SM as forward: what a row needs, its rstd too, is asked for kAhead rows before, nothing is computed twice, and
 // dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
 
@@ -38,7 +38,7 @@ struct GatedArgs {
   float* partial;  // backward: [blocks, dim]
   GateKind kind;
   const float* gate_bias = nullptr;  // [heads, dim]
-  int rotations = 0;                     // backward: rows of a slot of a block
+  int rotations = 0;                 // backward: rows of a slot of a block
 
   template <class V>
   FW_DEVICE V* at(const Heads<V>& tensor, int64_t row) const {
@@ -75,7 +75,7 @@ template <class T, int N, bool kKept, bool kBias>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
   constexpr int kAhead = kKept ? 4 : 1;
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
-  // A parameter, which no kernel in front writes. Behind the wait it would stand in line behind the weights that the product after this kernel asks for.
+  // A parameter, which no kernel in front writes. After the wait it would stand in line after the weights that the product after this kernel asks for.
   float kept_weight[N] = {};
   if constexpr (kKept) {
     if (lane * N < a.dim) load_floats(a.weight + lane * N, kept_weight);

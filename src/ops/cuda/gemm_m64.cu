@@ -1,16 +1,16 @@
 // A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time; W is the left operand of warp-group products and x, 16, 32 or 64 of
 // its rows, the right one, so that the tokens are the short side. Up to eight blocks that share rows of W, one slice each, are a cluster: of its sums each
-// block sends the others their share of the rows, and adds up and stores its own, in the order of the slices. The copy engine sends them (reads from one
+// block sends the others their share of the rows, and adds up and stores its own, in the order of the slices. TMA sends them (reads from one
 // another took 2.6 us of 8 slices of 64 tokens, and a cluster's barrier that shows what was written 2).
 //
 //   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums, and a thread a block sends
-//   warp 8, one lane        brings W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
+//   warp 8, one lane        loads W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
 //   barriers                stages: full by bytes, empty by all workers; `joined` by the bytes of the other slices. Of the cluster: once no products read a
 //                           stage, and once all have what was sent to them
-//   shared memory           kStages stages, barriers; behind the last stage, in the stages' place, the sums by shares of blocks and those that come
+//   shared memory           kStages stages, barriers; after the last stage, in the stages' place, the sums by shares of blocks and those that come
 //
-// The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
-// behind that. Two blocks share a multiprocessor, with about 128 KB of W on their way.
+// The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel before it is over, and for x
+// after that. Two blocks share an SM, with about 128 KB of W on their way.
 //
 // Two products of ranks, which have few blocks and are over before they have begun, are one launch.
 //
@@ -18,11 +18,11 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/cuda/gemm_m64.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "ops/cuda/gemm_m64.h"
 #include "ops/normed_linear.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/launch.h"
@@ -48,7 +48,7 @@ struct GemmM64Shape {
   static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes);
 };
 
-// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster; behind them those of the block's own
+// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster; after them those of the block's own
 // share that the other slices send, [slices - 1, halves, kTokens, kShare]. Eights of outputs are exchanged by the token's number, so that lanes that write meet
 // few banks (a gap from token to token would be sent, too).
 template <int kTokens, int kSlices, bool kHalves>
@@ -74,7 +74,7 @@ struct GemmM64Maps {
   TensorMap weight, x;
 };
 
-// Four numbers of a row, of which `left` are there.
+// Four row scales, of which `left` are there.
 FW_DEVICE Packet<Bf16, 4> load_four(const Bf16* from, int left, bool whole) {
   Packet<Bf16, 4> packet;
   if (whole && left >= 4) {
@@ -323,7 +323,7 @@ bool takes_gemm_m64(Mat<const Bf16> x, Mat<const Bf16> weight) {
          weight.rows <= kMost && x.cols <= kMost && has_warp_groups();
 }
 
-// As few as leave three of four multiprocessors of a large device a block each, since sums that meet cost time, and four stages or more in a slice.
+// As few as leave three of four SMs of a large device a block each, since sums that meet cost time, and four stages or more in a slice.
 int gemm_m64_slices(int64_t out, int64_t in) {
   constexpr int kEnoughBlocks = 96, kMostSlices = 8, kLeastStages = 4;
   int slices = 1;

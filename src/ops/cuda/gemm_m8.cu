@@ -2,26 +2,26 @@
 // warps share their columns, and a lane asks for 16 bytes of row g = lane / 4 and of row g + 8 and of row g of x. The order of the columns inside
 // a product is free as long as both operands have the same, so the four words of such a packet are the operands of two products as they
 // come: word 0 and 1 of the first, 2 and 3 of the second. The weight is read at the speed of memory only if enough of it is on its
-// way: eight turns a warp ask for 64 KB a block at once, a whole 2048 x 2048 weight over 132 multiprocessors. The warps' sums meet in shared memory
+// way: eight turns a warp ask for 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. The warps' sums meet in shared memory
 // and are added in their order.
-// Behind a norm the columns of x are multiplied by its weight as they are loaded, and the row's 1 / rms, which is of all columns, multiplies the sums at the
-// end: the warps' squares meet where their sums do, so it costs no barrier. The norm's weight is fetched in front of the wait as W is. With SwiGLU a block's 16
+// After a norm the columns of x are multiplied by its weight as they are loaded, and the row's 1 / rms, which is of all columns, multiplies the sums at the
+// end: the warps' squares meet where their sums do, so it costs no barrier. The norm's weight is fetched before the wait as W is. With SwiGLU a block's 16
 // rows are eight of W's upper half and the eight that belong to them of the lower.
-// Behind a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all threads of each block: a kernel of its own
+// After a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all threads of each block: a kernel of its own
 // takes as long as the product, most of it the way from one to the other.
-// What a result is added to is asked for with x, not behind the sums.
+// What a result is added to is asked for with x, not after the sums.
 // Two products of ranks, which are over before they have begun, are one launch.
 // Otherwise each warp has a row of W, and lane l takes the packets l, l + 32, ... of it against all rows of x.
-// The weight does not change while a token is decoded, so a block asks for its first packets before the kernel in front of it is over.
+// The weight does not change while a token is decoded, so a block asks for its first packets before the kernel before it is over.
 #include <algorithm>
 #include <type_traits>
 
-#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/gate_kind.cuh"
+#include "ops/cuda/gemm_m64.h"
+#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
-#include "ops/cuda/gemm_m64.h"
 #include "ops/normed_linear.h"
 #include "scan/cuda/call/launch.h"
 
@@ -46,10 +46,10 @@ struct GemmM8Args {
   GateKind kind = GateKind::kNone;
 };
 
-// What stands in front of the product.
+// What stands before the product.
 enum class Front { kNone, kNorm, kGatedHeads };
 
-// What the sum of row m and column o is added to. Behind a norm nothing accumulates.
+// What the sum of row m and column o is added to. After a norm nothing accumulates.
 template <Front kFront = Front::kNone, class T>
 FW_DEVICE float before_sum(const GemmM8Args<T>& a, int m, int64_t o) {
   const float bias = a.bias != nullptr ? a.bias[o] : 0.0f;
@@ -57,12 +57,12 @@ FW_DEVICE float before_sum(const GemmM8Args<T>& a, int m, int64_t o) {
   return a.accumulate ? bias + number(a.y[m * a.y_stride + o]) : bias;
 }
 
-constexpr int kTileRows = 16;      // rows of W of a block
+constexpr int kTileRows = 16;        // rows of W of a block
 constexpr int64_t kRotaryCols = 32;  // columns of a warp's turn: four lanes of eight
-constexpr int kTurns = 8;          // on their way at once
+constexpr int kTurns = 8;            // on their way at once
 
-// x behind a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since registers are short beside those of the
-// weight. Rows lie so far apart that two meet no bank.
+// x after a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since registers are short alongside those of
+// the weight. Rows lie so far apart that two meet no bank.
 constexpr int kRowGap = 32;                 // numbers
 constexpr int kGatedAhead = 2;              // rows
 constexpr int64_t kMostGated = 100 * 1024;  // bytes of eight rows; wider ones are the operations' by themselves
@@ -79,7 +79,7 @@ struct GatedRows {
     const int rotations = (in + kThreads * N - 1) / (kThreads * N);
     FW_NO_UNROLL
     for (int rotation = 0; rotation < rotations * a.rows; rotation += kGatedAhead) {
-      // Turns of rows, one row behind the other.
+      // Turns of rows, one row after the other.
       const auto row_of = [&](int i) { return (rotation + i) / rotations; };
       const auto column_of = [&](int i) { return ((rotation + i) % rotations * kThreads + static_cast<int>(thread_index())) * N; };
       Packet<T, N> xs[kGatedAhead], gates[kGatedAhead];
@@ -118,7 +118,7 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   const auto row_of = [&](int64_t o) { return o < a.out ? o : a.out - 1; };
   const T* upper = a.weight + row_of(first + group) * a.weight_stride;
   const T* lower = a.weight + (kHalves ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
-  // [warps][16 rows of W][8 rows of x], and behind a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of its weight, or x behind a gated norm.
+  // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of its weight, or x after a gated norm.
   float* const parts = reinterpret_cast<float*>(shared_memory());
   float* const squares = parts + kWarps * kTileRows * 8;
   float* const norm = squares + kWarps * 8 + warp * kTurns * kRotaryCols;
@@ -140,7 +140,7 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
     }
     if constexpr (kNorm) {
       sync_warp();  // the turns before have read theirs
-      // Lane group g brings turn g's.
+      // Lane group g loads turn g's.
       const int64_t c = place(begin + group * kWarps + warp);
       float w[N] = {};
       if (c < a.in) load_floats(a.norm + c, w);
@@ -270,7 +270,7 @@ void launch_tiles(const GemmM8Args<T>& a, void* stream) {
                     static_cast<size_t>(shared_of(kWarps, kFront, a.rows, a.in)), stream, a);
 }
 
-// As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others beside it.
+// As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others alongside it.
 int warps_for(int64_t in) { return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : in <= 8 * kRotaryCols * kTurns ? 8 : 16; }
 template <class T, Front kFront, bool kHalves>
 void launch_tiles_for(const GemmM8Args<T>& a, void* stream) {

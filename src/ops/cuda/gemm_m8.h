@@ -13,7 +13,7 @@ namespace fw::cuda {
 inline constexpr int64_t kGemmM8MaxM = 8;
 
 // y = x W^T + bias (+ y where kAccumulate), sums in float32, rounded once;  x [M, in], W [out, in], y [M, out], M at most kGemmM8MaxM; bias
-// [out] or null. Columns are contiguous, strides free. A row's bits do not depend on the rows beside it. T is float or Bf16.
+// [out] or null. Columns are contiguous, strides free. A row's bits do not depend on the rows alongside it. T is float or Bf16.
 template <class T>
 void gemm_m8_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat<T> y, Write write, void* stream);
 

@@ -5,7 +5,7 @@
 
 namespace fw::cuda {
 
-// Sums over the kLanes lanes whose numbers differ in the bits from kStride on: lane i is left with those of the numbers v[j kCount / kLanes] and behind,
+// Sums over the kLanes lanes whose numbers differ in the bits from kStride on: lane i is left with those of the numbers v[j kCount / kLanes] and after,
 // j = i / kStride % kLanes, in v[0], .... kCount, kLanes, kStride: powers of two, kLanes <= kCount.
 template <int kLanes, int kStride, int kCount>
 FW_DEVICE void halve(float (&v)[kCount]) {

@@ -26,14 +26,14 @@ struct HeadCut {
   }
 };
 
-// Whether heads of `lanes` lanes can be summed as products with ones: packets of eight bf16 numbers, and the four lanes of a row of the left operand have the
+// Whether heads of `lanes` lanes can be summed as products with ones: packets of eight bf16 values, and the four lanes of a row of the left operand have the
 // same head.
 template <class T, int N>
 inline constexpr bool kHasProductSums = sizeof(T) == 2 && N == 8;
 inline constexpr int kProductLanes = 4;
 
 // d[0] += the numbers of four neighbouring lanes, in each of them, and d[2] those of their second packets: two instructions in place of 32 a lane. What a
-// tensor core leaves of a sum's lowest bits is below the rounding of its bf16 numbers.
+// tensor core leaves of a sum's lowest bits is below the rounding of its bf16 values.
 FW_DEVICE void add_products(float (&d)[4], const Packet<Bf16, 8>& first, const Packet<Bf16, 8>& second) {
   constexpr uint32_t kOnes = 0x3f803f80u;
   FW_UNROLL for (int i = 0; i < 4; i += 2) {

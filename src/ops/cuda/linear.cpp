@@ -4,10 +4,10 @@
 
 #include "base/error.h"
 #include "ops/cuda/bias.h"
+#include "ops/cuda/gemm_m64.h"
 #include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/products.h"
-#include "ops/cuda/gemm_m64.h"
 
 namespace fw::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 namespace fw::cuda {
 
-// The weight as an operand beside activations of type T. Throws Error(kInternal) where it lacks that copy.
+// The weight as an operand alongside activations of type T. Throws Error(kInternal) where it lacks that copy.
 template <class T>
 Mat<const T> operand(const Weight<float>& weight);
 

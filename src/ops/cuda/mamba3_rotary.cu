@@ -1,8 +1,8 @@
-// The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are sums over tokens of its dt times tanh(angle):
-// chunks of kRotaryChunk tokens are summed first, in double, a scan over a sequence's chunks leaves the turns before each (the marks), and whoever wants a
-// token's begins at its chunk's mark. Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over the
-// tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is summed in registers; the sum over the
-// tokens behind a token is that of its chunk and those behind, a second scan, less what the chunk has in front of the token, so that its two halves need not
+// The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are sums over tokens of its dt times
+// tanh(angle): chunks of kRotaryChunk tokens are summed first, in double, a scan over a sequence's chunks leaves the turns before each (the marks), and whoever
+// wants a token's begins at its chunk's mark. Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over
+// the tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is summed in registers; the sum over the
+// tokens after a token is that of its chunk and those after, a second scan, less what the chunk has before the token, so that its two halves need not
 // meet:
 //   dTheta_t = I_chunk - E_t        E_t = sum of dtheta over the chunk's tokens before t
 // A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that are not turned.
@@ -71,7 +71,7 @@ struct ScanForward {  // turns before every chunk
   const double* totals;
   float *start, *marks;  // [sequences, 2, cols] or null; [marks, 2, cols]
 };
-struct ScanBackward {     // what a chunk and those behind it sum to
+struct ScanBackward {     // what a chunk and those after it sum to
   const float* totals;    // [parts, marks, cols]
   float *behind, *start;  // [marks, cols]; [sequences, cols] or null
   int parts;
@@ -95,7 +95,7 @@ FW_DEVICE void store_two(float* to, int64_t cols, double rotations) {
   to[0] = high;
   to[cols] = static_cast<float>(rest - static_cast<double>(high));
 }
-// before, after: what the chunks in front (of a backward scan: behind) sum to without the chunk, and with it.
+// before, after: what the chunks in front (of a backward scan: after) sum to without the chunk, and with it.
 FW_DEVICE void store(const ScanForward& a, int64_t mark, int64_t cols, int64_t c, double before, double /*after*/) {
   store_two(a.marks + 2 * mark * cols + c, cols, before);
 }
@@ -251,7 +251,7 @@ struct ForwardArgs {
   Mat<float> met;  // with kOneRow
 };
 
-// kOneRow: R = 1, and a head in one tile of threads: the product of its rows is made here. Threads without channels of their own, and tokens behind the chunk,
+// kOneRow: R = 1, and a head in one tile of threads: the product of its rows is made here. Threads without channels of their own, and tokens after the chunk,
 // read what others have, so that no branch stands between the loads.
 template <class T, bool kAdjacent, bool kOneRow>
 __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<T> a, const ForwardArgs<T> to) {
@@ -493,7 +493,7 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
   }
 }
 
-// What all chunks behind and a token's own give it: d_dt, a warp a head, and dangle, a thread a column.
+// What all chunks after and a token's own give it: d_dt, a warp a head, and dangle, a thread a column.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     angle_gradients_kernel(const RowArgs<T> a, const BackwardArgs<T> g, const float* behind, Mat<T> dangle, Mat<T> d_dt) {
@@ -543,8 +543,8 @@ namespace ops {
 
 template <class T>
 void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const Wide<T>* q_bias, const Wide<T>* k_bias,
-                         Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, Wide<T>* start, Wide<T>* marks, Mat<T> q_rows, Mat<T> k_rows,
-                         Mat<Wide<T>> met) {
+                           Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, Wide<T>* start, Wide<T>* marks, Mat<T> q_rows, Mat<T> k_rows,
+                           Mat<Wide<T>> met) {
   if (dt.rows == 0) return;
   void* const stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
@@ -573,8 +573,8 @@ void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<co
 
 template <class T>
 void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows, Mat<const Wide<T>> dmet, Mat<const T> q,
-                          Mat<const T> k, const Wide<T>* q_bias, const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* marks,
-                          const PassLayout& layout, Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, Wide<T>* dq_bias, Wide<T>* dk_bias, Wide<T>* dstart) {
+                            Mat<const T> k, const Wide<T>* q_bias, const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* marks,
+                            const PassLayout& layout, Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, Wide<T>* dq_bias, Wide<T>* dk_bias, Wide<T>* dstart) {
   const int64_t sequences = layout.host.count(), count = rotary_checkpoints(dt.rows, sequences), all = shape.heads * shape.angles;
   void* const stream = exec.device.stream();
   if (dt.rows == 0) {
@@ -607,12 +607,12 @@ void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
   launch(angle_gradients_kernel<T>, Dim3{static_cast<unsigned>(count)}, kThreads, 0, stream, args, back, scratch.behind, dangle, d_dt);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                      \
-  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, const float*, Mat<const T>, Mat<const T>, \
-                                       const PassLayout&, float*, float*, Mat<T>, Mat<T>, Mat<float>);                                                         \
-  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const T>,          \
-                                        const float*, const float*, Mat<const T>, Mat<const T>, const float*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>,       \
-                                        Mat<T>, float*, float*, float*);
+#define FW_INSTANTIATE(T)                                                                                                                                  \
+  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, const float*, Mat<const T>,         \
+                                         Mat<const T>, const PassLayout&, float*, float*, Mat<T>, Mat<T>, Mat<float>);                                     \
+  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const T>,    \
+                                          const float*, const float*, Mat<const T>, Mat<const T>, const float*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, \
+                                          Mat<T>, float*, float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

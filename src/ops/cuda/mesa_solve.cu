@@ -81,7 +81,7 @@ FW_DEVICE void by_cholesky(const SolveMemory& m, int K) {
     const double root = sqrt(m.a[triangle(c) + c]);
     for (int i = c + 1 + thread; i <= K; i += kThreads) m.a[triangle(i) + c] /= root;
     sync_threads();
-    if (thread == 0) m.a[triangle(c) + c] = root;  // read again only behind the next barrier
+    if (thread == 0) m.a[triangle(c) + c] = root;  // read again only after the next barrier
     for (int i = c + 1 + warp; i <= K; i += kWarps) {
       const double of_row = m.a[triangle(i) + c];
       for (int j = c + 1 + lane; j <= i && j < K; j += 32) m.a[triangle(i) + j] -= of_row * m.a[triangle(j) + c];

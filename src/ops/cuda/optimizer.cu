@@ -25,7 +25,7 @@ FW_DEVICE double block_sum(double x, double* shared) {
   return shared[0];
 }
 
-// body(i), a template of N: kN numbers at a multiple of kN, or one; the piece's numbers before and behind those are taken alone.
+// body(i), a template of N: kN numbers at a multiple of kN, or one; the piece's numbers before and after those are taken alone.
 template <int kN, class Body>
 FW_DEVICE void for_piece(const ParamPiece& piece, const Body& body) {
   const int64_t begin = piece.begin, end = begin + piece.count, thread = thread_index();

@@ -1,5 +1,5 @@
-// Kernels over the rows of a pass that are short when the pass is a decoded token's: they begin before the one in front of them is over (launch.h), since most
-// of such a pass is the way from one kernel to the next. Over many rows they begin behind it, as its last blocks want the multiprocessors for themselves. A
+// Kernels over the rows of a pass that are short when the pass is a decoded token's: they begin before the one before them is over (launch.h), since most
+// of such a pass is the way from one kernel to the next. Over many rows they begin after it, as its last blocks want the SMs for themselves. A
 // kernel that is launched so calls follow() before it touches anything that kernels of the pass have made.
 #pragma once
 

@@ -1,4 +1,4 @@
-// How elementwise kernels move rows: packets of 16 bytes, 4 floats or 8 bf16 numbers, or of one number where rows do not begin at multiples of
+// How elementwise kernels move rows: packets of 16 bytes, 4 floats or 8 bf16 values, or of one number where rows do not begin at multiples of
 // 16 bytes. A packet stays as it is stored until it is used, so that many of them fit into the registers while they are on their way.
 #pragma once
 

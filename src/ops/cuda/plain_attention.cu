@@ -231,7 +231,7 @@ AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat
   return args;
 }
 
-// The keys and values that earlier passes left, and this pass's behind them, one sequence after the other.
+// The keys and values that earlier passes left, and this pass's after them, one sequence after the other.
 void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16> k, Mat<const Bf16> v, const AttentionShape& shape, const PassLayout& layout,
                        const KeysBefore& before, Pages<Bf16> past_k, Pages<Bf16> past_v, Mat<Bf16> o, Mat<float> lse) {
   void* stream = exec.device.stream();

@@ -29,7 +29,7 @@ struct Product {
 inline constexpr size_t kProductsWorkspace = size_t{64} << 20;  // of the device's memory, taken by the first product
 
 // Queued on the stream. The same product has the same bits: which of the library's algorithms runs is chosen once for a shape, and none of them adds up
-// in the order of its arrival or in bf16. Throws DeviceError where the library is missing, saying what brings it.
+// in the order of its arrival or in bf16. Throws DeviceError where the library is missing, saying what loads it.
 void multiply(const Product& product, void* stream);
 
 // Called with each product of an operation, before it is queued: for who listens (ops/product_record.h).

@@ -34,7 +34,7 @@ struct NormArgs {
   float* partial = nullptr;  // backward: [blocks, cols]
 };
 
-// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again behind the block's next barrier.
+// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again after the block's next barrier.
 template <int kRowWarps>
 FW_DEVICE float row_sum(float x, float* scratch) {
   x = warp_sum(x);
@@ -64,7 +64,7 @@ template <class T, int N, int kVectors, int kRowWarps, bool kAdd>
 __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArgs<T> a) {
   constexpr int kStep = kRowWarps * 32;
   // The few rows of decoded tokens have a block each: their weight, a parameter, is here before the kernel in front is over, and so ahead of the weights that
-  // the product behind this kernel asks for.
+  // the product after this kernel asks for.
   constexpr bool kWeightFirst = kRowWarps > 1 && kVectors > 0 && kVectors <= 2;
   const int place = static_cast<int>(thread_index()) % kStep;
   const int64_t row = int64_t{block_index_x()} * (kWarps / kRowWarps) + thread_index() / kStep;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
 }
 
 // A warp (block) has the rows slot, slot + slots, ... and sums its share of dweight over them; a block's warps add theirs in order. Rows of few packets a
-// thread are asked for kAhead rows before they are used, their rstd too: a block has few warps to hide it behind.
+// thread are asked for kAhead rows before they are used, their rstd too: a block has few warps to hide it after.
 template <class T, int N, int kVectors, int kRowWarps, bool kAccumulate, int kAhead>
 __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormArgs<T> a) {
   follow();  // for the kernel that adds the sums
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
     Packet<T, N> x[kKept], dy[kKept];
     float rstd = 0;
   };
-  Row rows[kAhead + 1];  // this one, and those behind it
+  Row rows[kAhead + 1];  // this one, and those after it
   const int64_t first = int64_t{block_index_x()} * kSlots + slot, step = int64_t{grid_size_x()} * kSlots;
   const auto load_row = [&](int64_t row, Row& to) {
     if (row >= a.rows) return;

@@ -2,8 +2,8 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
-#include "ops/cuda/sequences.cuh"
 #include "ops/cuda/rotary.cuh"
+#include "ops/cuda/sequences.cuh"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {

@@ -1,4 +1,4 @@
-// Before and behind the recurrence of RWKV-7 (Peng et al. 2025) on the device: formulas and gradients as ops/cpu/rwkv7.cpp has them, head by head, and the mix
+// Before and after the recurrence of RWKV-7 (Peng et al. 2025) on the device: formulas and gradients as ops/cpu/rwkv7.cpp has them, head by head, and the mix
 // with the first layer's value, number by number.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_rows.cuh"

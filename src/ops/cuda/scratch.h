@@ -30,7 +30,7 @@ inline int64_t elementwise_sum_rows(int64_t rows) { return parts_of(rows, kSumRo
 inline constexpr int64_t kHeadConstantRows = 64;
 inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) { return partial_sums(arena, parts_of(rows, kHeadConstantRows), heads); }
 
-// RMS norm, backward. Four blocks for each multiprocessor of a large device: part of the result's bits, so never the device's own number.
+// RMS norm, backward. Four blocks for each SM of a large device: part of the result's bits, so never the device's own number.
 inline constexpr int64_t kNormBlocks = 528;
 inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
 
@@ -74,7 +74,7 @@ struct LogitsSlice {
   int64_t rows;
   Mat<T> logits;  // [rows, vocab]
   float* nll;
-  // 128 Mi logits at most where the vocabulary allows it, so that the products are large and the logits small beside the activations.
+  // 128 Mi logits at most where the vocabulary allows it, so that the products are large and the logits small alongside the activations.
   LogitsSlice(Arena& arena, int64_t all_rows, int64_t vocab, float* losses)
       : rows(std::min(all_rows, std::max<int64_t>(256, (int64_t{1} << 27) / vocab / 128 * 128))) {
     constexpr int64_t kAlign = 128 / static_cast<int64_t>(sizeof(T));
@@ -85,7 +85,7 @@ struct LogitsSlice {
 };
 
 // Selective scan: rows of the state, channels of a block, and groups of sequences whose gradients of parameters are summed apart. Few blocks are made smaller,
-// so that more multiprocessors have one; what that decides is part of the bits, so it is not the device's own number.
+// so that more SMs have one; what that decides is part of the bits, so it is not the device's own number.
 inline constexpr int64_t kScanGroups = 32, kScanFewStates = 16, kScanMostStates = 64, kScanBlocks = 264;
 inline int64_t scan_channels(int64_t channels, int64_t states, int64_t sequences, bool packets) {
   if (states > kScanFewStates) return 8;
@@ -141,7 +141,7 @@ struct RotaryScratch {
 // Gradients of the skip, [T, H], and of a factor [H, R, P].
 inline float* near_sums(Arena& arena, int64_t tokens, int64_t heads) { return arena.alloc<float>(tokens * heads); }
 inline float* factor_sums(Arena& arena, const Mamba3Shape& shape) { return arena.alloc<float>(shape.rank * shape.heads * shape.head_dim); }
-// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks behind (mamba3_rotary.cu).
+// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks after (mamba3_rotary.cu).
 struct RotaryBackwardScratch {
   float *tanhs, *of_q_bias, *of_k_bias, *totals, *behind, *of_dt, *of_angle;
   // Chunks of a block: as many as 256 threads have room for, of a thread for two channels.
@@ -166,7 +166,7 @@ bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats..
 }
 // Kernels of attention that turn heads themselves: whole ones of 64 or 128 channels.
 inline bool rotates_whole_heads(const AttentionShape& shape) { return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128); }
-// Keys and values of earlier passes are copied in front of those of this one for them, where the host knows how many there are.
+// Keys and values of earlier passes are copied before those of this one for them, where the host knows how many there are.
 struct KeysBefore {
   int64_t sequences = 0, rows = 0;  // of all keys: those before, that may be seen, and those of the pass
   bool any = false;                 // before

@@ -2,7 +2,7 @@
 // column of the state in registers, kLanes neighbouring threads have the channel: many short chains, each with its elements side by side. What a chunk of
 // tokens reads lies in shared memory while the next chunk's is on its way. Forward leaves a mark of the state before every chunk; backward goes through the
 // chunks from the last, makes a chunk's states and decays again from its mark and keeps them in registers. What is summed over lanes (y, dz, the gradient of
-// the step over a channel's; dq and dk over channels) is halved from token to token (halving.cuh). Behind the last token of a chunk steps and values are zero:
+// the step over a channel's; dq and dk over channels) is halved from token to token (halving.cuh). After the last token of a chunk steps and values are zero:
 // they change nothing. Sums have an order of the shape alone.
 #include <algorithm>
 
@@ -26,7 +26,7 @@ struct ScanArgs {
   const float *a_log, *skip;
   const int64_t* offsets;
   int parts;            // that every sequence is cut into
-  const float* starts;  // [sequences, parts, N, D]: states before (backward: gradients behind) each part; null: not cut
+  const float* starts;  // [sequences, parts, N, D]: states before (backward: gradients after) each part; null: not cut
 
   // The place of the mark of a chunk's element [n, c].
   FW_DEVICE int64_t mark(int64_t sequence, int64_t chunk, int n, int64_t c) const {
@@ -67,7 +67,7 @@ struct Form {
   static_assert(kChannels % kWide == 0 && kStates % kWide == 0);
 };
 
-// A stage's rows of kColumns columns on their way into shared memory, as floats, zeros behind its tokens and behind the last column.
+// A stage's rows of kColumns columns on their way into shared memory, as floats, zeros after its tokens and after the last column.
 template <class T, class F, int kTokens, int kColumns>
 struct RowsAhead {
   static constexpr int kOfRow = kColumns / F::kWide, kCount = (kTokens * kOfRow + F::kThreads - 1) / F::kThreads;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
           if (has(i)) marks[a.mark(sequence, (part.begin + from + span) / kSpan, first_row + i, c)] = s[i];
         }
       }
-      float reads[kSpan / F::kLanes];  // stored behind all loads of the span: a store between would hold back those of the next tokens
+      float reads[kSpan / F::kLanes];  // stored after all loads of the span: a store between would hold back those of the next tokens
       FW_UNROLL for (int group = 0; group < kSpan; group += F::kLanes) {
         float read[F::kLanes];
         FW_UNROLL for (int j = 0; j < F::kLanes; ++j) {
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArg
 
 constexpr int kJoinThreads = 256;
 
-// The states before each part (kBack: gradients behind it), in the place of what the parts make of zero. from: [sequences, N D] or null.
+// The states before each part (kBack: gradients after it), in the place of what the parts make of zero. from: [sequences, N D] or null.
 template <bool kBack>
 __global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* from, const float* decays, int parts, int64_t elements, float* states) {
   const int64_t i = int64_t{block_index_x()} * kJoinThreads + thread_index(), sequence = block_index_y();
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* f
   }
 }
 
-// Shared memory of backward behind the chunk's: dy, du, dstep [kSpan, channels]; sums of dq and dk [warps, kSpan, 2 states]; with Longhorn those of |k|^2.
+// Shared memory of backward after the chunk's: dy, du, dstep [kSpan, channels]; sums of dq and dk [warps, kSpan, 2 states]; with Longhorn those of |k|^2.
 template <class F>
 constexpr int kBackwardFloats = Chunk<F, kSpan>::kFloats + 4 * kSpan* F::kChannels + F::kWarps* kSpan * 2 * F::kStates;
 

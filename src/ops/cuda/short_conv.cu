@@ -20,7 +20,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;
-// Of a thread, where rows are aligned; eight bf16 numbers to a load keep so much in registers that too few warps hide the memory (measured).
+// Of a thread, where rows are aligned; eight bf16 values to a load keep so much in registers that too few warps hide the memory (measured).
 constexpr int kColumns = 4;
 constexpr int64_t kForwardRun = 64, kBackwardRun = kConvRun;  // tokens
 constexpr int kMostWidth = 8;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
       one_dy.load(dy);
       step(one_x, one_dy, true);
     }
-    // What the tokens behind the run (of the same sequence) owe to its last ones.
+    // What the tokens after the run (of the same sequence) owe to its last ones.
     FW_UNROLL for (int j = 0; j < W - 1; ++j, ++t, x += a.x_stride, dy += a.dy_stride) {
       if (t < next) {
         Packet<T, N> one_x, one_dy;

@@ -1,4 +1,4 @@
-// A token beside the one before it, over packed sequences, on the device: y_j[t] = x[t] + (x[t-1] - x[t]) m_j, and
+// A token alongside the one before it, over packed sequences, on the device: y_j[t] = x[t] + (x[t-1] - x[t]) m_j, and
 //   dx[t] = sum_j dy_j[t] (1 - m_j) + dy_j[t+1] m_j     dm_j = sum_t dy_j[t] (x[t-1] - x[t])
 // The row before a sequence is its tail's, or zeros. A thread has neighbouring columns of a run of tokens; runs have a fixed length, so that the order of the
 // sums is that of the shape alone.

@@ -222,7 +222,7 @@ void missed_phase(const float*, float* to) {
   if (thread_index() == 0) to[0] = 1;
 }
 
-// One kernel behind the other: the first writes 1 (over the 3 of the inputs), the second doubles what it reads before or after it waits.
+// One kernel after the other: the first writes 1 (over the 3 of the inputs), the second doubles what it reads before or after it waits.
 void writes_one(const float*, float* to) {
   if (thread_index() == 0) to[0] = 1;
 }

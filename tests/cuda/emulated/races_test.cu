@@ -65,7 +65,7 @@ void arrival(float* out) {
   if (kAllArrive) named_barrier_sync(2, 128);
   out[me()] = tile()[me() & 31];
 }
-// A tile brought and read again and again, the loader waiting until it has been read, or only the one before.
+// A tile loaded and read again and again, the loader waiting until it has been read, or only the one before.
 template <bool kFree>
 void ring(float* memory) {
   if (me() == 0) mbarrier_init(barrier(0), 1), mbarrier_init(barrier(1), 1), mbarrier_init(barrier(2), 96), mbarrier_init(barrier(3), 96);
@@ -101,7 +101,7 @@ void product(float* out) {
   wgmma_wait<0>();
   out[me()] = d[0];
 }
-// A row of a matrix is read by the lane that brings its address.
+// A row of a matrix is read by the lane that loads its address.
 template <bool kSynced>
 void matrix(float* out) {
   tile()[me()] = 1;
@@ -153,7 +153,7 @@ void leaves(float* memory) {
   bulk_commit();
   bulk_wait<0>();
 }
-// A tile that threads fill at first, and the copy engine when it has been read (the reverse scan's, whose last chunk is short).
+// A tile that threads fill at first, and TMA when it has been read (the reverse scan's, whose last chunk is short).
 template <Fence kFence>
 void refilled(float* memory) {
   if (me() == 0) mbarrier_init(barrier(0), 128), mbarrier_init(barrier(1), 128), mbarrier_init(barrier(2), 1);
@@ -173,7 +173,7 @@ void refilled(float* memory) {
   mbarrier_wait(barrier(2), 0);
   memory[me()] = tile()[127 - me()];
 }
-// What the copy engine has brought the product may take as it is.
+// What TMA has loaded the product may take as it is.
 void brought(float* memory) {
   if (me() == 0) {
     mbarrier_init(barrier(), 1);

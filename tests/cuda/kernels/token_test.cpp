@@ -16,8 +16,8 @@
 namespace fw::cuda::test {
 namespace {
 
-std::mt19937_64 engine;
-int64_t draw(int64_t low, int64_t high) { return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1)); }
+std::mt19937_64 tma;
+int64_t draw(int64_t low, int64_t high) { return low + static_cast<int64_t>(tma() % static_cast<uint64_t>(high - low + 1)); }
 bool one_in(int64_t n) { return draw(1, n) == 1; }
 template <class T>
 T pick(std::initializer_list<T> list) {
@@ -88,7 +88,7 @@ ReferenceProblem draw_problem(const TokenRun& run, int64_t size) {
   options.gates_per_value_head = one_in(2);
   options.initial_state = !one_in(3);
   options.scale = one_in(2) ? 0.3 : 0;
-  options.seed = engine();
+  options.seed = tma();
   ReferenceProblem p = random_problem(rule, options);
   if (one_in(2)) {
     const double edges[] = {0, -20, -1000, -std::numeric_limits<double>::infinity(), -0.5};
@@ -272,7 +272,7 @@ void one_case(int64_t size) {
 
 void upload_case(int64_t count) {
   std::vector<int32_t> values(static_cast<size_t>(count));
-  for (int32_t& x : values) x = static_cast<int32_t>(engine());
+  for (int32_t& x : values) x = static_cast<int32_t>(tma());
   DeviceBuffer<int32_t> buffer(std::vector<int32_t>(values.size() + 1, 5));
   upload(values.data(), count, buffer.data(), nullptr);
   values.push_back(5);
@@ -291,10 +291,10 @@ int main(int argc, char** argv) {
   if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 60;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  engine.seed(seed);
+  tma.seed(seed);
   for (const int64_t count : {0, 1, 1000, 1001, 8000, 8001, 100001}) upload_case(count);
   for (int64_t i = 0; i < cases; ++i) {
-    engine.seed(seed * 1000003 + static_cast<uint64_t>(i));
+    tma.seed(seed * 1000003 + static_cast<uint64_t>(i));
     const int before = failures;
     one_case(i % 8 == 7 ? 2 : i % 4 == 3 ? 1 : i % 8 == 2 ? 3 : i % 16 == 6 ? 4 : 0);
     if (failures != before) std::printf("  case %lld of seed %llu\n", static_cast<long long>(i), static_cast<unsigned long long>(seed));

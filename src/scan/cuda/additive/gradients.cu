@@ -5,20 +5,20 @@
 //   dG_i = q_i . dq_i - k_i . dk_i, and the sum of the later ones and of S_C (.) D is the gradient of a log-decay
 // Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the rest.
 //
-// Roles, 256 threads, two blocks a multiprocessor, which stay and take every grid-th chunk:
+// Roles, 256 threads, two blocks an SM, which stay and take every grid-th chunk:
 //   warp     does                                              waits for                    says so to                shared memory
-//   all      bring q, k (K first), v and d_o of a chunk        sync_threads                 keys_full, values_full    kQ, kK, kV, kDO
-//   0        thread 0 brings S and D; factors of rows          keys_full (norms)            values_full, sync_threads kS, kD, FactorRows
-//   1        finds the places of the next turn                                              sync_threads              all_places
+//   all      load q, k (K first), v and d_o of a chunk        sync_threads                 keys_full, values_full    kQ, kK, kV, kDO
+//   0        thread 0 loads S and D; factors of rows          keys_full (norms)            values_full, sync_threads kS, kD, FactorRows
+//   1        finds the places of the next work tile                                              sync_threads              all_places
 //   0 to 3   P, dq; half of dz and dv                          keys_full, values_full       sync_threads              reads all
 //   4 to 7   dB, dk; the other half                            keys_full, values_full       sync_threads              reads all
 #include <algorithm>
 
+#include "scan/cuda/additive/rows.cuh"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/front/token_scalars.cuh"
-#include "scan/cuda/additive/rows.cuh"
 
 namespace fw::cuda {
 
@@ -38,7 +38,7 @@ struct GradientOffsets {
   Rows v, d_o, q, k, g, beta, dq, dk, dv, dg, dbeta;  // of the chunk's first row
   int64_t first_tile;                                 // of the states
   int32_t count, hv;                                  // rows from there to the sequence's end
-  int32_t item, work_tile;                                 // of the block's items
+  int32_t item, work_tile;                            // of the block's items
 };
 
 // Shared memory: bytes. Values in blocks of 64.
@@ -53,7 +53,7 @@ struct GradientShape {
 };
 
 // d = (or +=) left right over 16 kSteps summed numbers. left: tile [row][summed] or its transpose; right: tile [column][summed] or its
-// transpose, of panels.
+// transpose, of SW128 tiles.
 template <int kColumns, int kSteps, bool kLeftTransposed, bool kRightTransposed>
 FW_DEVICE void multiply(float (&d)[kColumns / 2], uint32_t left, uint32_t right, bool accumulate) {
   const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
@@ -76,7 +76,7 @@ FW_DEVICE void gather_quad(uint32_t (&w)[4], int thread) {
 
 FW_DEVICE bool k256_rows(const Rows& x, int dim) { return x.bf16 != 0 && x.stride % 8 == 0 && dim % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0; }
 
-// 8 numbers of a row of a wide tensor: of columns first + 8 j + 2 (lane % 4) and the next. All lanes together.
+// 8 row scales of a wide tensor: of columns first + 8 j + 2 (lane % 4) and the next. All lanes together.
 FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, int limit, const float (&x)[8], int thread) {
   uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
   gather_quad(w, thread);
@@ -85,10 +85,10 @@ FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, in
 }
 
 FW_DEVICE TileRows chunk_tile(const Rows& rows, int count, int column, int dim) {
-  const bool wide = rows.data != nullptr && k256_rows(rows, dim);
-  return {rows, count, column, dim, wide};
+  const bool k256 = rows.data != nullptr && k256_rows(rows, dim);
+  return {rows, count, column, dim, k256};
 }
-// By each thread that brought rows.
+// By each thread that loaded rows.
 FW_DEVICE void arrive_loaded(bool copied, uint64_t* full) {
   if (copied) {
     cp_async_arrive(full);
@@ -99,14 +99,14 @@ FW_DEVICE void arrive_loaded(bool copied, uint64_t* full) {
   }
 }
 
-// Of panels, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h, columns 8 g + 2 (lane % 4) and
+// Of SW128 tiles, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h, columns 8 g + 2 (lane % 4) and
 // the next.
 FW_DEVICE void load_fragment(uint32_t (&w)[4], uint32_t tile, int k, int thread) {
   const int lane = thread & 31, row = 16 * (thread >> 5 & 3) + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
   ldmatrix_x4(w, tile + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16));
 }
 
-// Into such a panel.
+// Into such a SW128 tile.
 FW_DEVICE void store_fragment(uint32_t tile, int k, const uint32_t (&w)[4], int thread) {
   const int lane = thread & 31, row = 16 * (thread >> 5 & 3) + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
   stmatrix_x4(tile + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16), w);
@@ -117,7 +117,7 @@ FW_DEVICE float quad_sum(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// By a warp: where the rows of the item of a turn lie, a tensor a lane; only the item's number, at least `items`, if there is none.
+// By a warp: where the rows of the item of a work tile lie, a tensor a lane; only the item's number, at least `items`, if there is none.
 FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int items, int value_blocks, GradientOffsets& to) {
   int item = static_cast<int>(block_index_x()) + work_tile * static_cast<int>(grid_size_x());
   if (item / args.problem.HV >= chunks_there(args.problem.sequences, INT32_MAX)) item = items;
@@ -145,7 +145,7 @@ FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int 
   }
 }
 
-// Starts bringing an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have there is too much, and
+// Starts loading an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have there is too much, and
 // comes twice (measured with the states as well: half as many bytes again).
 FW_DEVICE void prefetch_places(const AdditiveGradientArgs& args, const GradientOffsets& places, int thread) {
   const Problem& x = args.problem;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
   sync_threads();
   FW_NO_UNROLL
   for (int slot = 0; all_places[slot].item < items; slot = next_slot(slot)) {
-    // Made again in each turn, and not kept in registers.
+    // Made again in each work tile, and not kept in registers.
     const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0), group = warp / 4;
     const uint32_t base = shuffle(shared_address(shared), 0);
     const GradientOffsets& places = all_places[slot];
@@ -462,7 +462,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
         if (lane + delta < 32) sum += after;
       }
       float d[2] = {sum + all_tail, sum - one + all_tail};
-      if (x.formed.g.given != Given::kValue) {
+      if (x.fused.g.given != Given::kValue) {
         float values[2] = {0, 0};
         FW_UNROLL
         for (int e = 0; e < 2; ++e) {
@@ -472,14 +472,14 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
             d[e] = 0;
           }
         }
-        decay_logit_gradients(x.formed, places.hv, values, d, args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
+        decay_logit_gradients(x.fused, places.hv, values, d, args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
       }
       if (dg.data != nullptr && 2 * lane < count) store_element(dg, 2 * lane, 0, d[0]);
       if (dg.data != nullptr && 2 * lane + 1 < count) store_element(dg, 2 * lane + 1, 0, d[1]);
     }
     if (dbeta.data != nullptr && thread >= 128 && thread - 128 < kChunk && thread - 128 < count) {
       float d = rows.dz[0][thread - 128] + rows.dz[1][thread - 128];
-      if (x.formed.beta.given != Given::kValue) d *= scalar_slope(x.formed.beta, load_element(places.beta, thread - 128, 0));
+      if (x.fused.beta.given != Given::kValue) d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
       store_element(dbeta, thread - 128, 0, d);
     }
     if (!all_k256) sync_threads();

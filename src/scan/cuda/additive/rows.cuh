@@ -1,5 +1,5 @@
-// What the kernels of rules without an erase (e = 0) take straight from the raw tensors, where the streams are q, k and v times a number a row
-// and all channels of a token decay alike: no images are prepared (kernels.h).
+// What the kernels of rules without an erase (e = 0) take straight from the raw tensors, where the streams are q, k and v times a scale per row
+// and all channels of a token decay alike: no chunk tiles are prepared (kernels.h).
 //
 // With F_i = exp(G_i), G the sum of a chunk's log-decays up to and including row i, and the front's coefficients r, w, z of a row:
 //   P_ij = (q_i . k_j) r_i w_j z_j exp(G_i - G_j), i >= j      read_i = F_i r_i      write_j = exp(G_C - G_j) w_j z_j
@@ -96,7 +96,7 @@ struct FactorRows {
     const float anchor = lane < 8 ? 0.0f : lane < 16 ? anchors[0] : lane < 24 ? anchors[1] : anchors[2];
     store(after, of_left.x * exp2_fast(d.pair.x - anchor), of_left.y * exp2_fast(d.pair.y - anchor));
     FW_UNROLL
-    for (int b = 0; b < 3; ++b) {  // what is behind the anchor is not read
+    for (int b = 0; b < 3; ++b) {  // what is after the anchor is not read
       store(before[b], of_right.x * exp2_fast(min(anchors[b] - d.pair.x, 0.0f)), of_right.y * exp2_fast(min(anchors[b] - d.pair.y, 0.0f)));
     }
   }
@@ -140,7 +140,7 @@ FW_DEVICE float dot_bf16x2(uint32_t x, uint32_t y, float sum) { return sum + bf1
 FW_DEVICE float square_of_16_bytes(const uint4& x, float sum) {
   return dot_bf16x2(x.w, x.w, dot_bf16x2(x.z, x.z, dot_bf16x2(x.y, x.y, dot_bf16x2(x.x, x.x, sum))));
 }
-// Of a row of panels [64, kTileK], by two neighbouring lanes; both get it.
+// Of a row of SW128 tiles [64, kTileK], by two neighbouring lanes; both get it.
 template <int kTileK>
 FW_DEVICE float row_square(const char* tile, int row) {
   const int half = static_cast<int>(lane_index()) & 1;
@@ -160,18 +160,18 @@ FW_DEVICE TileRows tile_of_rows(const TokenArg& a, const SequenceArg& sequences,
   return t;
 }
 
-// By kThreads threads, i of them this one: kColumns columns of rows `first` to first + 63 into panels. Returns whether the copies are on
+// By kThreads threads, i of them this one: kColumns columns of rows `first` to first + 63 into SW128 tiles. Returns whether the copies are on
 // their way: else they are done.
 template <int kColumns, int kThreads>
-FW_DEVICE bool issue_rows(const TileRows& t, int first, char* panels, int i) {
+FW_DEVICE bool issue_rows(const TileRows& t, int first, char* sw128_tiles, int i) {
   constexpr int kStep = kThreads / 8;  // rows at a time
   const int piece = i % 8, row = i / 8;
-  if (t.wide && t.rows.bf16 != 0) {
+  if (t.k256 && t.rows.bf16 != 0) {
     FW_UNROLL
-    for (int panel = 0; panel < kColumns / 64; ++panel) {
-      const int column = t.column + panel * 64 + piece * 8, token = first + row;
+    for (int sw128 = 0; sw128 < kColumns / 64; ++sw128) {
+      const int column = t.column + sw128 * 64 + piece * 8, token = first + row;
       const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
-      const uint32_t to = shared_address(panels) + static_cast<uint32_t>(panel * kSw128Bytes + row * 128);
+      const uint32_t to = shared_address(sw128_tiles) + static_cast<uint32_t>(sw128 * kSw128Bytes + row * 128);
       const bool inside = column < t.V;
       FW_UNROLL
       for (int j = 0; j < 64 / kStep; ++j) {
@@ -184,10 +184,10 @@ FW_DEVICE bool issue_rows(const TileRows& t, int first, char* panels, int i) {
   }
   FW_NO_UNROLL
   for (int j = 0; j < 64 / kStep * (kColumns / 64); ++j) {
-    const int panel = j % (kColumns / 64), at = row + j / (kColumns / 64) * kStep;
+    const int sw128 = j % (kColumns / 64), at = row + j / (kColumns / 64) * kStep;
     float x[8] = {};
-    if (t.rows.data != nullptr && first + at < t.length) load_channels(t.rows, first + at, t.column + panel * 64 + piece * 8, t.V, x);
-    *reinterpret_cast<uint4*>(panels + panel * kSw128Bytes + at * 128 + ((piece ^ (at & 7)) << 4)) =
+    if (t.rows.data != nullptr && first + at < t.length) load_channels(t.rows, first + at, t.column + sw128 * 64 + piece * 8, t.V, x);
+    *reinterpret_cast<uint4*>(sw128_tiles + sw128 * kSw128Bytes + at * 128 + ((piece ^ (at & 7)) << 4)) =
         make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
   return false;

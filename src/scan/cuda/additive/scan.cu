@@ -1,8 +1,8 @@
 // The scans of rules without an erase, from the raw tensors (additive/rows.cuh has the formulas). A block has 64 value columns of one value
 // head of one sequence or segment; its warps have parts:
 //   warp       does                                            waits for                    says so to                shared memory
-//   0 to 3     bring q, k and v (d_o) of a chunk: thread 0     stages.empty                 stages.full               stages: kX, kQ, kY
-//              asks the copy engine; what that cannot take, all
+//   0 to 3     load q, k and v (d_o) of a chunk: thread 0     stages.empty                 stages.full               stages: kX, kQ, kY
+//              asks TMA; what that cannot take, all
 //   4, 5       factors of rows, of every second chunk each     factors.empty                factors.full              kFactor
 //   6          takes O away                                    o.full                       o.empty                   kO
 //   7          takes the states away                           states.full                  states.empty              kState
@@ -17,9 +17,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "scan/cuda/additive/rows.cuh"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
-#include "scan/cuda/additive/rows.cuh"
 
 namespace fw::cuda {
 
@@ -68,20 +68,20 @@ FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) 
   }
 }
 
-// By one warp: rows `from` to from + 31 of a panel of bf16 to bf16 rows.
-FW_DEVICE void store_sw128(const TileRows& t, int c, const char* panel, int from) {
+// By one warp: rows `from` to from + 31 of a SW128 tile of bf16 to bf16 rows.
+FW_DEVICE void store_sw128(const TileRows& t, int c, const char* sw128, int from) {
   const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = from + lane / 8, column = t.column + piece * 8;
   const int left = t.length - c * kChunk;
   char* to = t.rows.data + 2 * (static_cast<int64_t>(c * kChunk + first) * t.rows.stride + column);
   const int64_t step = 8 * t.rows.stride;  // four rows
-  panel += first * 128;
+  sw128 += first * 128;
   const int even = (piece ^ (first & 7)) << 4, odd = even ^ 64;
-  if (t.wide && t.column + 64 <= t.V && from + 32 <= left) {
+  if (t.k256 && t.column + 64 <= t.V && from + 32 <= left) {
     FW_UNROLL
     for (int j0 = 0; j0 < 8; j0 += 4) {
       uint4 x[4];
       FW_UNROLL
-      for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const uint4*>(panel + 512 * (j0 + j) + (j % 2 == 0 ? even : odd));
+      for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const uint4*>(sw128 + 512 * (j0 + j) + (j % 2 == 0 ? even : odd));
       FW_UNROLL
       for (int j = 0; j < 4; ++j, to += step) *reinterpret_cast<uint4*>(to) = x[j];
     }
@@ -90,8 +90,8 @@ FW_DEVICE void store_sw128(const TileRows& t, int c, const char* panel, int from
   FW_NO_UNROLL
   for (int j = 0; j < 8; ++j, to += step) {
     if (first + 4 * j >= left) break;
-    const uint4 x = *reinterpret_cast<const uint4*>(panel + 512 * j + (j % 2 == 0 ? even : odd));
-    if (t.wide) {
+    const uint4 x = *reinterpret_cast<const uint4*>(sw128 + 512 * j + (j % 2 == 0 ? even : odd));
+    if (t.k256) {
       if (column < t.V) *reinterpret_cast<uint4*>(to) = x;
     } else {
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};
@@ -157,7 +157,8 @@ FW_DEVICE float make_factors(const AdditiveScanArgs& args, const AdditiveScales&
   Rule rule = args.problem.rule;
   rule.q_norm = rule.k_norm = Norm::kRaw;
   const DecayRows d = decay_rows(numbers.g);
-  const FrontCoefs<float> f[2] = {additive_coefs(rule, args.problem.scale, numbers.beta.x, 0, 0), additive_coefs(rule, args.problem.scale, numbers.beta.y, 0, 0)};
+  const FrontCoefs<float> f[2] = {additive_coefs(rule, args.problem.scale, numbers.beta.x, 0, 0),
+                                  additive_coefs(rule, args.problem.scale, numbers.beta.y, 0, 0)};
   const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
   to.store_write(args.reverse ? left : right, args.reverse ? d.from_start : d.to_end, d.sum);
   if (args.o.data != nullptr) to.store_pairs(d, left, right);
@@ -179,7 +180,7 @@ FW_DEVICE void scale_by_norms(const Rule& rule, bool reverse, const char* keys, 
   }
 }
 
-// d [64, 64] = panels a [64, kTileK] times the transpose of panels b [64, kTileK].
+// d [64, 64] = SW128 tiles a [64, kTileK] times the transpose of SW128 tiles b [64, kTileK].
 template <int kTileK>
 FW_DEVICE void multiply_tiles(float (&d)[32], uint32_t a, uint32_t b) {
   const uint64_t left = wgmma_descriptor(a, 16, 1024), right = wgmma_descriptor(b, 16, 1024);
@@ -189,7 +190,7 @@ FW_DEVICE void multiply_tiles(float (&d)[32], uint32_t a, uint32_t b) {
     wgmma_ss<64, false, false>(d, descriptor_after(left, at), descriptor_after(right, at), k > 0);
   }
 }
-// d [64, 64] += a [64, 64 tokens] times the panel b [64 tokens, 64].
+// d [64, 64] += a [64, 64 tokens] times the SW128 tile b [64 tokens, 64].
 FW_DEVICE void multiply_columns(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
   const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
   FW_UNROLL
@@ -211,7 +212,7 @@ FW_DEVICE void scale_all_pairs(float (&p)[32], const FactorRows& rows) {
   }
 }
 
-// What the copy engine can bring: x, q and the rows of values of a stage, or nothing.
+// What TMA can load: x, q and the rows of values of a stage, or nothing.
 struct StageMaps {
   TensorMap x, q, y;
   int32_t used = 0;
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
   const ScanCoord place = scan_coord(args.sequences, x.HV, value_blocks, 0);
   if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
   const int column = place.value_block * kValueBlock;
-  // Chunk of turn i.
+  // Chunk of work tile i.
   const int first = args.reverse ? place.chunks - 1 : 0, step = args.reverse ? -1 : 1;
 
   const int warp = shuffle(static_cast<int>(warp_index()), 0);
@@ -249,10 +250,10 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     register_count_decrease<56>();
     constexpr int kSw128Tiles = kTileK / 64, kAll = (kOut ? 2 : 1) * kSw128Tiles + 1, kMost = (kAll + 3) / 4;
     const int lane = static_cast<int>(lane_index());
-    const auto tile = [&](int panel) {
-      const bool y = panel == kAll - 1, q = args.reverse ? !y : panel >= kSw128Tiles && !y;
+    const auto tile = [&](int sw128) {
+      const bool y = sw128 == kAll - 1, q = args.reverse ? !y : sw128 >= kSw128Tiles && !y;
       const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
-      return tile_of_rows(tensor, args.sequences, place, y ? column : panel % kSw128Tiles * 64, y ? x.V : x.K);
+      return tile_of_rows(tensor, args.sequences, place, y ? column : sw128 % kSw128Tiles * 64, y ? x.V : x.K);
     };
     const SequenceStart start = sequence_start(args.sequences, place.n);
     const auto head_of = [&](const TokenArg& a) { return a.divisor == 1 ? place.hv : place.hv / a.divisor; };
@@ -269,9 +270,9 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
           const int t = static_cast<int>(start.t) + c * kChunk, b = static_cast<int>(start.b);
           mbarrier_expect(full, kAll * kTensorBytes);
           FW_UNROLL
-          for (int panel = 0; panel < kSw128Tiles; ++panel) {
-            tensor_load(stage + Shape::kX + panel * kSw128Bytes, maps.x, 64 * panel, head_of(args.reverse ? x.in.q : x.in.k), t, b, full);
-            if constexpr (kOut) tensor_load(stage + Shape::kQ + panel * kSw128Bytes, maps.q, 64 * panel, head_of(x.in.q), t, b, full);
+          for (int sw128 = 0; sw128 < kSw128Tiles; ++sw128) {
+            tensor_load(stage + Shape::kX + sw128 * kSw128Bytes, maps.x, 64 * sw128, head_of(args.reverse ? x.in.q : x.in.k), t, b, full);
+            if constexpr (kOut) tensor_load(stage + Shape::kQ + sw128 * kSw128Bytes, maps.q, 64 * sw128, head_of(x.in.q), t, b, full);
           }
           tensor_load(stage + Shape::kY, maps.y, column, head_of(args.reverse ? args.d_o : x.in.v), t, b, full);
         } else {
@@ -281,8 +282,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       }
       FW_NO_UNROLL
       for (int u = 0; u < kMost; ++u) {
-        const int panel = warp + 4 * u;
-        if (panel < kAll) copied = issue_rows<64, 32>(tile(panel), c * kChunk, shared + ring.slot * Shape::kStage + panel * kSw128Bytes, lane) && copied;
+        const int sw128 = warp + 4 * u;
+        if (sw128 < kAll) copied = issue_rows<64, 32>(tile(sw128), c * kChunk, shared + ring.slot * Shape::kStage + sw128 * kSw128Bytes, lane) && copied;
       }
       if (copied) {
         cp_async_arrive(barriers.stages.full + ring.slot);

@@ -67,10 +67,10 @@ struct CheckpointArg {
   const int32_t* sequence_of = nullptr;  // of segments: [segments]; null: they are the sequences themselves
 };
 
-// The last offset of sequences whose lengths the host does not know, for kernels in front of the tables and behind them. null: it knows.
+// The last offset of sequences whose lengths the host does not know, for kernels before the tables and after them. null: it knows.
 struct TokenEnd {
   const void* last = nullptr;
-  int32_t wide = 0;  // int64_t
+  int32_t k256 = 0;  // int64_t
 };
 
 // The inputs of a call, or (same names) the gradients that are asked for.
@@ -86,9 +86,9 @@ struct HeadArg {
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of gates/ would. In the chunk form prepare()
 // and gradients() (select.h: prepare_fuses_gates(), gradients_fuse_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
-// Besides, of one number a token, in float32 (front/token_scalars.cuh): all that the rule has, or none; forward the first kernel that reads them makes the values,
-// and backward, where these are given, gradients() those of the logits. In the token form token_forward() where few_tokens() (token/cut.h). a_log and dt_bias
-// are the log-decay's.
+// Besides, of one scalar per token, in float32 (front/token_scalars.cuh): all that the rule has, or none; forward the first kernel that reads them makes the
+// values, and backward, where these are given, gradients() those of the logits. In the token form token_forward() where few_tokens() (token/cut.h). a_log and
+// dt_bias are the log-decay's.
 struct FusedGates {
   GateLaw<float> g, erase_gate, write_gate, beta, lambda;
   HeadArg a_log, dt_bias;
@@ -109,7 +109,7 @@ struct Problem {
   int64_t tokens = 0;                                            // of all sequences
   SequenceArg sequences;
   TokenArgs in;
-  FusedGates formed;
+  FusedGates fused;
   const float* precond_center = nullptr;  // [H]
   int64_t center_stride = 1;
   StateArg initial_state, initial_precond;

@@ -1,14 +1,14 @@
 // The scan on CUDA devices as a backend. Built everywhere: sizes and texts need no device, and calls without one say so (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
-#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/device.h"
+#include "scan/cuda/call/dplr_as_two_tokens.h"
 #include "scan/cuda/call/float16.h"
 #include "scan/cuda/call/gates.h"
+#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
 #include "scan/cuda/call/token_arg.h"
-#include "scan/cuda/call/dplr_as_two_tokens.h"
 
 namespace fw {
 namespace {
@@ -17,15 +17,15 @@ constexpr int64_t kMostKey = 256;                                   // registers
 constexpr int64_t kMostHeads = 65535;                               // of a grid's second and third dimension
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;  // rows are 32-bit numbers, a chunk beyond the end too
 
-// What the kernels behind the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the front of the workspace.
+// What the kernels after the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the front of the workspace.
 Plan with_rows(Plan plan) {
   plan.rule.key_source = KeySource::kGiven;
   if (plan.f16_io) plan.bf16_io = cuda::takes_chunks(plan);
   return plan;
 }
 
-// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or keys of the decay, then what the kernels of the
-// scan have. No rule has both (dplr_as_two_tokens_lacks).
+// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or keys of the decay, then what the
+// kernels of the scan have. No rule has both (dplr_as_two_tokens_lacks).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
@@ -53,7 +53,7 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace);
     const Outputs<float> outputs = halves_.open(results, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
-    cuda::CallForms forms{formed(given, nullptr, false)};
+    cuda::CallForms forms{fused(given, nullptr, false)};
     forms.made_last = gates_.makes_values(given, forms.gates) && keys_ == 0 && rows_.forward_bytes() == 0;
     Inputs<float> inputs = gates_.values(given, forms.gates, values, saved_gates(saved));
     forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(saved));
@@ -74,7 +74,7 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace), wanted = halves_.open(results, workspace);
     const Outputs<float> cotangents = halves_.cotangents(tensors_of_d, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
-    cuda::CallForms forms{formed(given, &wanted, saved_gates(const_cast<void*>(saved)) != nullptr)};
+    cuda::CallForms forms{fused(given, &wanted, saved_gates(const_cast<void*>(saved)) != nullptr)};
     forms.parts = gates_.fused_parts(forms.gates, wanted, values);
     Inputs<float> inputs = gates_.values_in_backward(given, forms.gates, values, saved_gates(const_cast<void*>(saved)));
     forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(const_cast<void*>(saved)));
@@ -100,9 +100,9 @@ class CudaCall final : public Call {
   }
 
   // Of the gates that are logits, those whose values the kernels of the scan make themselves: of fused_activations(). Rows and keys are made of values.
-  cuda::FusedGates formed(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
+  cuda::FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
     if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
-    const cuda::FusedGates gates = gates_.formed(in);
+    const cuda::FusedGates gates = gates_.fused(in);
     return cuda::fuses_gates(tokens_, device_, in, gates, grads, made);
   }
 
@@ -111,7 +111,7 @@ class CudaCall final : public Call {
     return cuda::make_device_plan(rows_.plan(), cuda::sm_count());
   }
 
-  // Bytes of the workspace in front of what the kernels of the scan have.
+  // Bytes of the workspace before what the kernels of the scan have.
   size_t forward_front() const { return halves_.forward_bytes() + gates_.forward_bytes() + rows_.forward_bytes() + keys_; }
   size_t backward_front() const { return halves_.backward_bytes() + gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_; }
 
@@ -121,7 +121,7 @@ class CudaCall final : public Call {
     cuda::make_key_from_decay(tokens_, inputs.g, inputs.k);
   }
 
-  Plan tokens_;         // with keys
+  Plan tokens_;                 // with keys
   cuda::DplrAsTwoTokens rows_;  // and what the kernels of the scan are given
   cuda::DevicePlan device_;
   cuda::CallFloat16 halves_;

@@ -31,7 +31,7 @@ class DeviceScope {
 // Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
 inline constexpr int kUsualSmCount = 132;
 int sm_count();
-// For kernels whose blocks stay and take turns: multiprocessors(), but in the emulation two, so that small problems have several turns.
+// For kernels whose blocks stay and take turns: SMs(), but in the emulation two, so that small problems have several work tiles.
 int64_t persistent_ctas();
 
 }  // namespace fw::cuda

@@ -21,8 +21,8 @@ const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV);
 
 class DplrAsTwoTokens {
  public:
-  // plan: of the call, without what dplr_as_two_tokens_lacks(); it outlives this. Throws Error(kUsage) for what rows cannot have: slots of tokens, offsets on the device,
-  // more tokens than half of what CUDA takes.
+  // plan: of the call, without what dplr_as_two_tokens_lacks(); it outlives this. Throws Error(kUsage) for what rows cannot have: slots of tokens, offsets on
+  // the device, more tokens than half of what CUDA takes.
   explicit DplrAsTwoTokens(const Plan& plan);
   bool used() const { return used_; }
   // Of the rows; the call's own where it has one row a token.

@@ -46,47 +46,47 @@ FusedMembers members_of(const GateSpec& spec) {
       return {};
   }
 }
-template <class Formed>
-auto* law_in(Formed& formed, const GateSpec& spec) {
+template <class Fused>
+auto* law_in(Fused& fused, const GateSpec& spec) {
   const FusedMembers members = members_of(spec);
-  return members.law != nullptr ? &(formed.*members.law) : nullptr;
+  return members.law != nullptr ? &(fused.*members.law) : nullptr;
 }
 
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
 FusedGates token_activations(const Plan& plan) {
-  FusedGates formed;
-  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips)) return formed;
+  FusedGates fused;
+  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips)) return fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
-    GateLaw<float>* const law = law_in(formed, spec);
-    if (law == nullptr || law == &formed.lambda || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
+    GateLaw<float>* const law = law_in(fused, spec);
+    if (law == nullptr || law == &fused.lambda || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
     *law = gate_law<float>(spec);
   }
-  return formed;
+  return fused;
 }
 
 // Of the chunk form: of channels, in bf16 ...
 FusedGates channel_activations(const Plan& plan) {
-  FusedGates formed;
+  FusedGates fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    GateLaw<float>* const law = law_in(formed, spec);
+    GateLaw<float>* const law = law_in(fused, spec);
     if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
     if (!spec.logits() || !bf16_values(plan, true, spec)) return {};
     *law = gate_law<float>(spec);
   }
-  return formed;
+  return fused;
 }
 // ... and of one number, of which the slope follows from the value alone.
 FusedGates scalar_activations(const Plan& plan) {
-  FusedGates formed;
+  FusedGates fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     const TokenSpec token = token_specs(plan.rule)[spec.token];
     if (!spec.logits() || !token.used || !token.one()) continue;
-    GateLaw<float>* const law = law_in(formed, spec);
+    GateLaw<float>* const law = law_in(fused, spec);
     if (law == nullptr || spec.given == Given::kLowerBound) return {};
     *law = gate_law<float>(spec);
   }
-  return formed;
+  return fused;
 }
 // The laws of the gates that are of numbers, or not.
 FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
@@ -100,47 +100,47 @@ FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
 
 }  // namespace
 
-bool is_fused(const FusedGates& formed, const GateSpec& gate) {
-  const GateLaw<float>* law = law_in(formed, gate);
+bool is_fused(const FusedGates& fused, const GateSpec& gate) {
+  const GateLaw<float>* law = law_in(fused, gate);
   return law != nullptr && law->given != Given::kValue;
 }
 
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {
-  FusedGates formed;
-  if (plan.f16_io) return formed;  // their logits are float32 rows
+  FusedGates fused;
+  if (plan.f16_io) return fused;  // their logits are float32 rows
   if (!chunk_form) return token_activations(plan);
-  formed = channel_activations(plan);
+  fused = channel_activations(plan);
   const FusedGates numbers = scalar_activations(plan);
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (is_fused(numbers, spec)) *law_in(formed, spec) = *law_in(numbers, spec);
+    if (is_fused(numbers, spec)) *law_in(fused, spec) = *law_in(numbers, spec);
   }
-  return formed;
+  return fused;
 }
 
 FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
-                              bool made) {
+                            bool made) {
   if (!laws.any()) return {};
   if (!device.chunk_form) return gradients == nullptr ? laws : FusedGates{};
-  if (device.wide || device.halves != nullptr) return {};
+  if (device.k256 || device.halves != nullptr) return {};
   PrepareArgs prepare = args;
-  FusedGates& formed = prepare.problem.formed = only(plan, laws, false);
-  if (formed.any() && (device.direct || !prepare_fuses_gates(prepare, device.key) ||
-                       (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
-    formed = {};
+  FusedGates& fused = prepare.problem.fused = only(plan, laws, false);
+  if (fused.any() && (device.direct || !prepare_fuses_gates(prepare, device.key) ||
+                      (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+    fused = {};
   }
-  // Numbers, if no other gate wants the kernels in front and behind anyhow.
+  // Numbers, if no other gate wants the kernels in front and after anyhow.
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     const TokenSpec token = token_specs(plan.rule)[spec.token];
-    if (spec.logits() && token.used && !is_fused(token.one() ? laws : formed, spec)) return formed;
+    if (spec.logits() && token.used && !is_fused(token.one() ? laws : fused, spec)) return fused;
   }
   if (!made) {
     // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and where value heads share a block of
     // prepare, which has no registers for it.
     const bool forms = !device.direct && prepare_fuses_scalars(prepare, device.key) &&
                        grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.sm_count) == 1;
-    if (!forms) return formed;
+    if (!forms) return fused;
   }
-  if (gradients != nullptr && !device.direct && !gradients_fuse_scalars(prepare.problem)) return formed;
+  if (gradients != nullptr && !device.direct && !gradients_fuse_scalars(prepare.problem)) return fused;
   return laws;
 }
 
@@ -176,8 +176,8 @@ CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(
     const TokenSpec& token = tokens[gate.spec.token];
     if (!gate.spec.decay) continue;
     const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
-    const int64_t formed = is_fused(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
-    gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), formed));
+    const int64_t fused = is_fused(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
+    gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), fused));
   }
 }
 
@@ -194,54 +194,54 @@ GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
   return arg;
 }
 
-FusedGates CallGates::formed(const Inputs<float>& in) const {
-  FusedGates formed = laws_;
-  formed.a_log = head_arg(in.decay.a_log);
-  formed.dt_bias = head_arg(in.decay.dt_bias);
-  return formed;
+FusedGates CallGates::fused(const Inputs<float>& in) const {
+  FusedGates fused = laws_;
+  fused.a_log = head_arg(in.decay.a_log);
+  fused.dt_bias = head_arg(in.decay.dt_bias);
+  return fused;
 }
 
-float* CallGates::fused_parts(const FusedGates& formed, const Inputs<float>& grads, void* workspace) const {
+float* CallGates::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
   for (const Gate& gate : gates_) {
-    if (gate.spec.decay && is_fused(formed, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
+    if (gate.spec.decay && is_fused(fused, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   return nullptr;
 }
 
-bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& formed) {
-  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(formed, gate.spec);
+bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& fused) {
+  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
 }
 
-FusedGates CallGates::with_places(const FusedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const {
-  FusedGates placed = formed;
+FusedGates CallGates::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace, void* saved) const {
+  FusedGates placed = fused;
   for (const Gate& gate : gates_) {
-    if (!is_fused(formed, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
+    if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
     placed.numbers.*members_of(gate.spec).values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
   return placed;
 }
 
-Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& formed, const Inputs<float>& in) {
+Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, const Inputs<float>& in) {
   Inputs<float> given = in;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     const FusedMembers members = members_of(spec);
-    float* const values = members.values != nullptr ? formed.numbers.*members.values : nullptr;
+    float* const values = members.values != nullptr ? fused.numbers.*members.values : nullptr;
     TokenTensor<float>& tensor = given.*kInputTokens<float>[spec.token];
     if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
   }
   return given;
 }
 
-bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& formed) const {
-  return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, formed); });
+bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& fused) const {
+  return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, fused); });
 }
 
 // made: those of saved_bytes() have been made.
-Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& formed, void* workspace, void* saved, bool made) const {
+Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, void* saved, bool made) const {
   Inputs<float> given = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
-    if (!takes_values(gate, in, formed)) continue;
+    if (!takes_values(gate, in, fused)) continue;
     const bool kept = saved != nullptr && gate.saved.bytes > 0;
     const TokenTensor<float> values = contiguous_rows(tensor_of(in, gate.spec), plan_.T, kept ? at(saved, gate.saved) : at(workspace, gate.values), gate.bf16);
     given.*kInputTokens<float>[gate.spec.token] = values;
@@ -253,20 +253,20 @@ Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& forme
   return given;
 }
 
-Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& grads, void* workspace) const {
+Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
-    if (!gate.spec.logits() || !gate.apart || is_fused(formed, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
+    if (!gate.spec.logits() || !gate.apart || is_fused(fused, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
     opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
   }
   return opened;
 }
 
-void CallGates::close(const Inputs<float>& in, const FusedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
+void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
   GateGradientsArgs args;
   for (const Gate& gate : gates_) {
     const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
-    const bool by_kernels = is_fused(formed, gate.spec);
+    const bool by_kernels = is_fused(fused, gate.spec);
     if (!gate.spec.logits() || (by_kernels ? !parameters : !tensor_of(opened, gate.spec))) continue;
     GateGradient& gradient = args.gates[args.count++];
     gradient.gate = gate_arg(gate, in);

@@ -67,7 +67,7 @@ void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* strea
 // One token after the other: M of every token, and A after it to the token's slot. The same bits. boundaries and scratch are not used.
 void precond_tokens(const PrecondForwardArgs& args, void* stream);
 
-// What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last A from behind, and
+// What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last A from after, and
 // with what numbers one that does, D, adds to them. It adds linearly.
 struct PrecondShare {
   // Of a token and key head, with g the log-decay and k the key:
@@ -109,8 +109,8 @@ void sum_groups(const Problem& problem, const TokenArg& in, int32_t dim, const T
 
 // Of rules with uses_hi_lo() (select.h).
 struct HiLoTiles {
-  void* images = nullptr;     // LoTiles<key> [chunks, HV]; null: other rules
-  uint16_t* lo_parts = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
+  void* chunk_tiles = nullptr;   // LoTiles<key> [chunks, HV]; null: other rules
+  uint16_t* lo_parts = nullptr;  // [chunks, HV, 64 key] as SW128 tiles: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
 };
 
 struct PrepareArgs {
@@ -118,19 +118,19 @@ struct PrepareArgs {
   // FwdTiles<key> [chunks, HV]; where scan_reads_rows() RowTiles<key>, where scan_reads_intra_chunk() RowScales, and then `pairs` is there; where
   // stores_k_hat() (select.h) QETiles<key>
   void* forward = nullptr;
-  bool keeps_intra_chunk = false;               // scan_reads_intra_chunk()
-  bool after_gate_kernel = false;               // gate_values() is the kernel in front: q and k were there before it began
-  void* solved = nullptr;                  // XMTiles<key> [chunks, HV], where stores_k_hat()
-  void* backward = nullptr;                // BwdTiles<key> [chunks, HV], or null
-  uint16_t* keys = nullptr;                // [chunks, HV, 64 key], in its place where stores_k_hat(): Khat as panels; with pairs; or null
-  RowScalesBwd* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
-  HiLoTiles forward_lo, backward_lo;  // both have rests or none
-  IntraChunk* pairs = nullptr;              // [chunks, HV], or null
-  uint16_t* z = nullptr;                   // [chunks, HV, value blocks, panel], or null: the scan scales v itself
-  float* spare_m = nullptr;                // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
+  bool keeps_intra_chunk = false;     // scan_reads_intra_chunk()
+  bool after_gate_kernel = false;     // gate_values() is the kernel in front: q and k were there before it began
+  void* solved = nullptr;             // XMTiles<key> [chunks, HV], where stores_k_hat()
+  void* backward = nullptr;           // BwdTiles<key> [chunks, HV], or null
+  uint16_t* keys = nullptr;           // [chunks, HV, 64 key], in its place where stores_k_hat(): Khat as SW128 tiles; with pairs; or null
+  RowScalesBwd* numbers = nullptr;    // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
+  HiLoTiles forward_lo, backward_lo;  // both have lo parts or none
+  IntraChunk* pairs = nullptr;        // [chunks, HV], or null
+  uint16_t* z = nullptr;              // [chunks, HV, value blocks, SW128 tile], or null: the scan scales v itself
+  float* spare_m = nullptr;           // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
 };
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
-// How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for the copy engine; 0: it is not asked.
+// How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for TMA; 0: it is not asked.
 struct TokenShape {
   int64_t B = 0, T = 0;
 };
@@ -144,18 +144,18 @@ struct ScanRows {
 struct DecayCutoffArg {
   TokenArg g;            // log-decays, not absent
   int32_t channels = 0;  // 1 or K; 0: not told
-  FusedGates formed;    // of channels: g are logits of this law
+  FusedGates fused;      // of channels: g are logits of this law
 };
 
 struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool is_delta = true;
-  const void* images = nullptr;      // FwdTiles<key>; with `rows` RowTiles<key>, and with `pairs` RowScales; with `solved` QETiles<key>
-  const void* solved = nullptr;      // XMTiles<key>, where stores_k_hat()
+  const void* chunk_tiles = nullptr;  // FwdTiles<key>; with `rows` RowTiles<key>, and with `pairs` RowScales; with `solved` QETiles<key>
+  const void* solved = nullptr;       // XMTiles<key>, where stores_k_hat()
   const IntraChunk* pairs = nullptr;  // [chunks, HV], where scan_reads_intra_chunk()
-  bool mixed = false;                // with pairs: of mixed_streams()
-  HiLoTiles fine;
+  bool mixed = false;                 // with pairs: of mixed_streams()
+  HiLoTiles hi_lo;
   ScanRows rows;
   TokenShape shape;  // of q, k and v
   TokenArg v;        // raw values, used where z is null
@@ -169,7 +169,7 @@ struct ScanForwardArgs {
   StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
                                          // of a state that is the unit matrix and Z = 0
   const int32_t* parts = nullptr;        // [N]: bit 0: the value blocks run, bit 1: those of the map run; null: all
-  DecayCutoffArg uses_decay_cutoff;                         // with parts
+  DecayCutoffArg uses_decay_cutoff;      // with parts
   const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
 void scan_forward(const ScanForwardArgs& args, int key, void* stream);
@@ -177,7 +177,7 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream);
 // For gradients() that begin while the reverse scan still runs, with the last chunks.
 struct TilesReady {
   uint32_t* made = nullptr;  // [chunks, HV]: how many of the tile's D and V, two a value block, are in memory; zero before. null: the scan is over before
-  int32_t scan_blocks = 0;   // of the scan, each of which has a multiprocessor for itself
+  int32_t scan_blocks = 0;   // of the scan, each of which has an SM for itself
   double scan_time = 0;      // microseconds that it takes, about: what is made of it is how the tiles are spread, not what comes out
 };
 
@@ -185,20 +185,20 @@ struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool is_delta = true;
-  const void* images = nullptr;    // BwdTiles<key>; with `keys` QETiles<key>, and pairs; or null, and in its place numbers, pairs and rows
-  const uint16_t* keys = nullptr;  // [chunks, HV, 64 key], where stores_k_hat()
+  const void* chunk_tiles = nullptr;  // BwdTiles<key>; with `keys` QETiles<key>, and pairs; or null, and in its place numbers, pairs and rows
+  const uint16_t* keys = nullptr;     // [chunks, HV, 64 key], where stores_k_hat()
   const RowScalesBwd* numbers = nullptr;
   bool mixed = false;  // the numbers are those of mixed_streams()
   const IntraChunk* pairs = nullptr;
   ScanRows rows;
-  HiLoTiles fine;
+  HiLoTiles hi_lo;
   TokenArg d_o;                             // may be absent: zero
   TokenShape shape;                         // of d_o, q and k
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
   uint16_t* v = nullptr;                    // V (with numbers or keys: dZ) of every chunk, or null (both or none)
   const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
-  DecayCutoffArg uses_decay_cutoff;                            // with parts
+  DecayCutoffArg uses_decay_cutoff;         // with parts
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
@@ -227,7 +227,7 @@ void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, in
 // the first.
 struct K256Half {
   const RowScales* numbers = nullptr;  // null: channels decay, or not of such keys
-  const RowNorms* norms = nullptr;        // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
+  const RowNorms* norms = nullptr;     // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };
@@ -241,37 +241,37 @@ struct GradientArgs {
   const uint16_t* d_states = nullptr;
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
-  bool v_is_dz = false;                      // reverse_takes_rows() or stores_k_hat(): P is not read
+  bool v_is_dz = false;                   // reverse_takes_rows() or stores_k_hat(): P is not read
   const RowScalesBwd* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
   HeadGradients grads;
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
-  // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's share of dt_bias's and of a_log's.
+  // Where problem.fused has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's share of dt_bias's and of a_log's.
   float* form_parts = nullptr;
   float* head_sums = nullptr;  // where gradients_sum_heads() (select.h): head_sums_bytes(), not cleared; grads.d.q and k have then a head for each key head
   PrecondShare precond;        // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
   K256Half half;               // of k256_gradients()
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
-// 64 rows of dq and of dk for each block, of which there are at most two a multiprocessor.
+// 64 rows of dq and of dk for each block, of which there are at most two an SM.
 constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t sm_count) {
   const int64_t blocks = key_tiles < 2 * sm_count ? key_tiles : 2 * sm_count;
   return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
 }
 
 // ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (select.h); any rows. In memory there are numbers, A and P (where each
-// channel has its own decay: images and Khat of 256 channels, A and P), and what the scans save as above with key 256.
+// channel has its own decay: chunk tiles and Khat of 256 channels, A and P), and what the scans save as above with key 256.
 
 // Streams are rows of q alone (nothing is erased), rows of q and k, sums of both (k256_sums()), or what prepare makes of them (k256_channels()).
 enum class K256Form { kAdditive, kRows, kSums, kKeys };
 
 struct K256PrepareArgs {
   Problem problem;
-  RowScales* numbers = nullptr;          // [chunks, HV]
-  IntraChunk* pairs = nullptr;               // [chunks, HV]; offline: without A
-  RowNorms* norms = nullptr;                // [chunks, HV], where streams are sums or kKeys; or null
-  QETiles<kMaxTileK>* images = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
-  uint16_t* keys = nullptr;                 // [chunks, HV, 64 key]: Khat as panels
-  uint16_t* z = nullptr;                    // kKeys: as PrepareArgs
+  RowScales* numbers = nullptr;               // [chunks, HV]
+  IntraChunk* pairs = nullptr;                // [chunks, HV]; additive: without A
+  RowNorms* norms = nullptr;                  // [chunks, HV], where streams are sums or kKeys; or null
+  QETiles<kMaxTileK>* chunk_tiles = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
+  uint16_t* keys = nullptr;                   // [chunks, HV, 64 key]: Khat as SW128 tiles
+  uint16_t* z = nullptr;                      // kKeys: as PrepareArgs
 };
 void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream);
 // Of kKeys: part of it.
@@ -280,13 +280,13 @@ void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream
 struct K256Tiles {
   const RowScales* numbers = nullptr;
   const IntraChunk* pairs = nullptr;
-  const QETiles<kMaxTileK>* images = nullptr;
+  const QETiles<kMaxTileK>* chunk_tiles = nullptr;
   const uint16_t* keys = nullptr;
 };
-// Of the arguments without images, solved, pairs, maps, parts and what belongs to these; z: of kKeys.
-void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& images, void* stream);
-// The same; v: dZ, offline V as scan_reverse() leaves it.
-void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& images, void* stream);
+// Of the arguments without chunk tiles, solved, pairs, maps, parts and what belongs to these; z: of kKeys.
+void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream);
+// The same; v: dZ, additive V as scan_reverse() leaves it.
+void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream);
 
 // problem, grads: of a half (K256Half); pairs as k256_prepare() left them, states, d_states: of the half's first tile.
 void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream);
@@ -294,7 +294,7 @@ void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream);
 void k256_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream);
 void k256_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
 void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream);
-// Adds up what both halves have left of gradients of one number a token, and adds to dq and dk of the first half what the second's slopes make of its rows.
+// Adds up what both halves have left of gradients of one scalar per token, and adds to dq and dk of the first half what the second's slopes make of its rows.
 struct K256JoinArgs {
   Problem problem;
   struct Number {
@@ -308,8 +308,8 @@ struct K256JoinArgs {
 };
 void k256_join(const K256JoinArgs& args, void* stream);
 
-// ---- offline/: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
-// (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
+// ---- additive/: the chunk form of rules without an erase whose streams are q, k, v times a scale per row, with one decay a token or none
+// (plan.h: DevicePlan::direct): from the raw tensors, without chunk tiles. What they leave: S^T and D^T as above.
 
 struct AdditiveScanArgs {
   Problem problem;                       // initial_state unused

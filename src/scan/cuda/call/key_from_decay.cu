@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "scan/cuda/call/args.h"
-#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/device.h"
+#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/scan.h"
 #include "scan/cuda/call/token_arg.h"

@@ -3,7 +3,7 @@
 // a fault while it runs shows at the next synchronization. In the emulation (FW_CUDA_EMULATION) the kernel has run when it returns.
 // A grid with a zero is no launch.
 //
-// Kernels one behind the other (launch_overlapped, on Hopper). One that calls grid_dependency_launch() lets the next one on the stream begin once all its
+// Kernels one after the other (launch_overlapped, on Hopper). One that calls grid_dependency_launch() lets the next one on the stream begin once all its
 // blocks have called it or are over; that one calls grid_dependency_wait() before it touches what this one makes or reads, and this returns when this one is
 // over and its writes are seen. What the next one reads before its wait must have been there before this one began. The rule: wait, then launch. Then whatever
 // was on the stream before this kernel is over when the next one begins, and the next one may read it at once: inputs, and what kernels further in front have
@@ -56,7 +56,7 @@ inline void check(cudaError_t status, const char* what) {
 
 namespace launch_detail {
 
-// Whether the current GPU can start a kernel before the one in front of it is over: from Hopper on.
+// Whether the current GPU can start a kernel before the one before it is over: from Hopper on.
 inline bool may_overlap() {
   int device = 0, major = 0;
   check(cudaGetDevice(&device), "device");
@@ -102,7 +102,7 @@ template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
   launch_detail::launch<P...>(kernel, grid, 1, threads, shared_bytes, stream, false, static_cast<A&&>(arguments)...);
 }
-// The kernel may start before the one in front of it on the stream is over; it calls grid_dependency_wait() before it reads or
+// The kernel may start before the one before it on the stream is over; it calls grid_dependency_wait() before it reads or
 // overwrites anything of that one. Before Hopper: launch().
 template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {

@@ -6,8 +6,8 @@
 #include "rule/step_bound.h"
 #include "rule/tokens.h"
 #include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/tiles.h"
 
 namespace fw::cuda {
@@ -30,9 +30,9 @@ class Regions {
   size_t used_ = 0;
 };
 
-template <template <int> class Image>
+template <template <int> class ChunkTile>
 int64_t tiles_bytes(int key) {
-  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : key == 128 ? sizeof(Image<128>) : sizeof(Image<kMaxTileK>));
+  return static_cast<int64_t>(key == 64 ? sizeof(ChunkTile<64>) : key == 128 ? sizeof(ChunkTile<128>) : sizeof(ChunkTile<kMaxTileK>));
 }
 
 constexpr int64_t kFloat = sizeof(float);
@@ -49,7 +49,7 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
 }
 
 // What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
-// all multiprocessors run one, what memory gives.
+// all SMs run one, what memory gives.
 struct PassCost {
   double chain, memory;
   double of(int64_t blocks, int64_t chunks, int64_t sm_count) const {
@@ -61,19 +61,19 @@ struct PassCost {
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
   double join_step, two_kernels;  // a step of the join; what a cut costs besides
-  double gradient_work_tile;           // what a multiprocessor takes for a chunk and value head in gradients(); 0: these never begin beside the scan
+  double gradient_work_tile;      // what an SM takes for a chunk and value head in gradients(); 0: these never begin alongside the scan
 };
 constexpr Costs kTileCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
 constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10, 0};
 
-// The reverse scan, and the gradients behind or beside it.
+// The reverse scan, and the gradients after or alongside it.
 struct ReversePass {
-  bool follow = false;  // the gradients: beside it
+  bool follow = false;  // the gradients: alongside it
   double scan = 0, all = 0;
 };
 
-// Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan. Of sequences of different lengths there count
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan. Of sequences of different lengths there count
 // as many as would be, with as many chunks in all, were they all as long as the longest: blocks of short ones are soon over and leave their places to others.
 struct SegmentShape {
   Costs costs;
@@ -98,8 +98,8 @@ struct SegmentShape {
     return costs.reverse_part.of((count - 1) * blocks, length(count), sm_count) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
            reverse_pass(count * blocks, length(count)).all;
   }
-  // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
-  // some turns ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: beside.
+  // The scan of sequences or segments of so many chunks. Alongside each other both take longer, for they wait for the same memory; and the gradients' blocks
+  // look some work tiles ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: alongside.
   ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
     constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTilesAhead = 4, kLittle = 10;
     constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
@@ -109,9 +109,9 @@ struct SegmentShape {
     const int64_t free = sm_count - scan_blocks;
     const double work_tile = kGradientsSlower * costs.gradient_work_tile, alone = work_tile * work_tiles(free), both = std::min(alone, kScanSlower * scan);
     const double slower = both + scan - both / kScanSlower;
-    const double rest = std::max(work_tile * std::min(kTilesAhead, work_tiles(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(sm_count));
-    if (slower + rest > all + kLittle) return {false, scan, all};
-    return {true, slower, slower + rest};
+    const double lo = std::max(work_tile * std::min(kTilesAhead, work_tiles(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(sm_count));
+    if (slower + lo > all + kLittle) return {false, scan, all};
+    return {true, slower, slower + lo};
   }
 };
 constexpr double kWorthIt = 0.95;
@@ -122,7 +122,7 @@ int64_t best_segment(const Plan& plan, const DevicePlan& device) {
   const SegmentShape shape(plan, device);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
-    // Of images one cut or another costs the same besides.
+    // Of chunk tiles one cut or another costs the same besides.
     if (shape.forward(count) < (best == 1 || device.direct ? kWorthIt : 1.0) * shape.forward(best)) best = count;
   }
   return best == 1 ? 0 : shape.length(best);
@@ -170,7 +170,7 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
   return r;
 }
 
-// Whether and how the gradients begin beside the reverse scan.
+// Whether and how the gradients begin alongside the reverse scan.
 void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device);
   const bool is_cut = device.segments.backward;
@@ -181,13 +181,13 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   device.reverse_time = pass.scan;
 }
 
-// Rests of e and k are nothing where those are the raw keys and these bf16 numbers. (Where a call with bf16 tensors has float32 keys after all, they are
+// Rests of e and k are nothing where those are the raw keys and these bf16 values. (Where a call with bf16 tensors has float32 keys after all, they are
 // rounded before anything is made of them.)
 HiLoRegions hi_lo_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   HiLoRegions r;
   if (!device.chunk_form || !uses_hi_lo(plan.rule)) return r;
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * tiles_bytes<LoTiles>(device.key));
+  r.chunk_tiles = regions.take(tiles * tiles_bytes<LoTiles>(device.key));
   r.lo_parts = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && keeps_raw_keys(plan.rule)));
   return r;
 }
@@ -197,18 +197,18 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   ForwardRegions r;
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = device.chunk_form && !device.direct && !device.wide;
+  const bool chunk_tiles = device.chunk_form && !device.direct && !device.k256;
   const bool keys = stores_k_hat(plan.rule);
-  r.images = regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), images);
-  r.fine = hi_lo_regions(plan, device, regions);
+  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), chunk_tiles);
+  r.hi_lo = hi_lo_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.z_tile);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.saving_bytes = regions.used();
-  r.streams = regions.take(tiles * tiles_bytes<QETiles>(device.key), (images || device.wide) && keys);
-  r.keys = regions.take(tiles * kChunk * device.key * 2, device.wide && keys);
-  r.numbers = regions.take(tiles * int64_t{sizeof(RowScales)}, device.wide && !keys);
-  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, device.wide);
+  r.streams = regions.take(tiles * tiles_bytes<QETiles>(device.key), (chunk_tiles || device.k256) && keys);
+  r.keys = regions.take(tiles * kChunk * device.key * 2, device.k256 && keys);
+  r.numbers = regions.take(tiles * int64_t{sizeof(RowScales)}, device.k256 && !keys);
+  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, device.k256);
   r.bytes = regions.used();
   return r;
 }
@@ -218,17 +218,17 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = !device.direct, keys = images && stores_k_hat(plan.rule);
-  const bool rows = (device.wide && !keys) || reverse_takes_rows(plan.rule);
-  r.images = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)), images && !rows);
+  const bool chunk_tiles = !device.direct, keys = chunk_tiles && stores_k_hat(plan.rule);
+  const bool rows = (device.k256 && !keys) || reverse_takes_rows(plan.rule);
+  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)), chunk_tiles && !rows);
   r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
-  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(RowScales) : sizeof(RowScalesBwd)), images && rows);
-  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && (keys || k256_sums(plan.rule)));
-  r.fine = hi_lo_regions(plan, device, regions);
-  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, images);
+  r.numbers = regions.take(tiles * static_cast<int64_t>(device.k256 ? sizeof(RowScales) : sizeof(RowScalesBwd)), chunk_tiles && rows);
+  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.k256 && (keys || k256_sums(plan.rule)));
+  r.hi_lo = hi_lo_regions(plan, device, regions);
+  r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, chunk_tiles);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
-  r.w = regions.take(tiles * device.value_blocks * kSw128Elements * 2, images);
-  if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.w = regions.take(tiles * device.value_blocks * kSw128Elements * 2, chunk_tiles);
+  if (device.segments.backward && chunk_tiles) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
   r.precond_rows = regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
   r.bytes = regions.used();
@@ -255,18 +255,18 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
   r.head_sums = regions.take(head_sums_bytes(device.key, device.chunks * plan.H, device.sm_count),
-                             grouped && device.chunk_form && !device.direct && !device.wide && !precond);
+                             grouped && device.chunk_form && !device.direct && !device.k256 && !precond);
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.chunk_form && !device.direct);
   const auto specs = token_specs(rule);
   const int64_t numbers = std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
-  r.halves = regions.take(2 * (numbers + 2) * scalar, device.wide);
+  r.halves = regions.take(2 * (numbers + 2) * scalar, device.k256);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.overlap_grad_with_scan);
-  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest,
-                                              device.sm_count),
-                         !device.chunk_form);
+  r.token = regions.take(
+      token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest, device.sm_count),
+      !device.chunk_form);
   if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
   return r;
@@ -339,17 +339,17 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count) {
     return device;
   }
   if (device.chunk_form) {
-    device.wide = plan.K > kMostChunkKey;
-    device.key = plan.K <= 64 ? 64 : device.wide ? kMaxTileK : 128;
+    device.k256 = plan.K > kMostChunkKey;
+    device.key = plan.K <= 64 ? 64 : device.k256 ? kMaxTileK : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_tile = plan.rule.write == Gate::kChannel;
-    device.direct = direct_rule(plan.rule) && !device.wide;
-    if (plan.device_offsets == nullptr && !device.wide)
+    device.direct = direct_rule(plan.rule) && !device.k256;
+    if (plan.device_offsets == nullptr && !device.k256)
       device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);
-    if (!device.wide) plan_gradients(plan, device);
+    if (!device.k256) plan_gradients(plan, device);
   }
   check_grids(plan, device);
   device.forward = forward_regions(plan, device);

@@ -1,5 +1,5 @@
 // What a call does on the device: which kernels in which form, and where everything lies in workspace and saved buffer. A plain
-// function of the checked descriptor (scan/plan.h) and the device's number of multiprocessors, without CUDA types: it is printed and tested where there is no
+// function of the checked descriptor (scan/plan.h) and the device's number of SMs, without CUDA types: it is printed and tested where there is no
 // GPU.
 #pragma once
 
@@ -54,16 +54,16 @@ struct SegmentRegions {
 
 // HiLoTiles of rules that have them (kernels.h).
 struct HiLoRegions {
-  Region images, lo_parts;
+  Region chunk_tiles, lo_parts;
 };
 
 struct ForwardRegions {
   CommonRegions common;
   // FwdTiles [chunks, HV], or what is smaller (what the tensors are is not known here): RowTiles, or RowScales and, if not saved, IntraChunk. Of
   // stores_k_hat() XMTiles, and in `streams` QETiles, if not saved. Not if direct
-  Region images;
-  HiLoRegions fine;
-  Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
+  Region chunk_tiles;
+  HiLoRegions hi_lo;
+  Region z;  // SW128 tiles [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   Region streams;
@@ -74,14 +74,14 @@ struct ForwardRegions {
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;   // BwdTiles [chunks, HV]; of stores_k_hat() QETiles, and
-  Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
-  Region numbers;  // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::wide but stores_k_hat()
-  Region norms;    // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (select.h)
-  HiLoRegions fine;
+  Region chunk_tiles;  // BwdTiles [chunks, HV]; of stores_k_hat() QETiles, and
+  Region keys;         // Khat, bf16 [chunks, HV, 64 key]; or
+  Region numbers;      // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::wide but stores_k_hat()
+  Region norms;        // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (select.h)
+  HiLoRegions hi_lo;
   Region pairs;         // IntraChunk [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
-  Region w;             // panels [chunks, HV, value blocks]
+  Region w;             // SW128 tiles [chunks, HV, value blocks]
   Region maps;          // as ForwardRegions, where backward is cut too
   Region boundaries;    // as CommonRegions
   Region precond_rows;  // bf16 [tokens, H, K]: Problem::precond_rows
@@ -96,7 +96,7 @@ struct BackwardRegions {
   Region head_sums;          // GradientArgs::head_sums
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
-  Region halves;  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one number a token and the slopes of q and k
+  Region halves;  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one scalar per token and the slopes of q and k
   Region ready;   // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::overlap_grad_with_scan
   Region token;   // of token_backward
   SegmentRegions segments;
@@ -111,21 +111,22 @@ struct DevicePlan {
   int key = 0;           // 64 or 128, if wide 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_tile = false;
-  // No erase, streams that are q, k, v times a number a row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
+  // No erase, streams that are q, k, v times a scale per row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
   bool direct = false;
   // K above 128 (kernels.h, wide_*).
-  bool wide = false;
+  bool k256 = false;
   // K above 128 of split_rule() (select.h): two calls, whose plans these are; of what follows here only the bytes.
   std::shared_ptr<const SplitK> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   bool cut = false;  // there are segments, or would be of longer sequences: the descriptor says how many tokens one has, and a sequence's bits are those alone
-  // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/decay_cutoff.cuh).
+  // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of
+  // (scan/decay_cutoff.cuh).
   bool uses_decay_cutoff = false;
-  // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
-  // that have no registers for it: they come behind).
+  // The reverse scan leaves many SMs free for a while: the gradients begin there, with the tiles that it has left (but for kernels
+  // that have no registers for it: they come after).
   bool overlap_grad_with_scan = false;
-  int64_t reverse_blocks = 0;  // of the scan; those of short sequences beside long ones, which are soon over, by their chunks
+  int64_t reverse_blocks = 0;  // of the scan; those of short sequences alongside long ones, which are soon over, by their chunks
   double reverse_time = 0;     // that it takes, in microseconds, about
   ForwardRegions forward;
   SavedRegions saved;
@@ -137,10 +138,10 @@ struct DevicePlan {
 
 // Whether the call takes the chunk form.
 bool takes_chunks(const Plan& plan);
-// For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
+// For a device of so many SMs (device.h). Throws Error(kUsage) for a chunk form that the device has not.
 DevicePlan make_device_plan(const Plan& plan, int sm_count);
 
-// Lines "name: value" for people (text.cpp). call: as the caller has it, plan: as the kernels do. Rows: bytes of each direction's workspace in front of what
+// Lines "name: value" for people (text.cpp). call: as the caller has it, plan: as the kernels do. Rows: bytes of each direction's workspace before what
 // the plan has.
 std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows);
 

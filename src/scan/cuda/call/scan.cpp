@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "scan/cuda/call/gates.h"
-#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/token_arg.h"
 #include "scan/cuda/call/upload.h"
 
@@ -46,9 +46,9 @@ StateArg at_slots(const Plan& plan, StateArg a, bool end) {
 
 DecayCutoffArg decay_cutoff_arg(const Plan& plan, const DevicePlan& device, const Problem& problem) {
   if (!device.uses_decay_cutoff) return {};
-  if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.formed};
+  if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.fused};
   // Of logits forward's kernels have left the values.
-  return {problem.formed.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.formed.numbers.g, 1, false), 1, {}};
+  return {problem.fused.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.fused.numbers.g, 1, false), 1, {}};
 }
 
 CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const SequenceArg& whole) {
@@ -64,10 +64,10 @@ CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const Seq
 }
 
 // The inputs of the call, without M.
-Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& formed, const CommonRegions& regions,
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& fused, const CommonRegions& regions,
                    const Space& space) {
   Problem x;
-  x.formed = formed;
+  x.fused = fused;
   x.rule = plan.rule;
   x.scale = static_cast<float>(plan.scale);
   x.B = static_cast<int32_t>(plan.B);
@@ -106,7 +106,7 @@ void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& 
   upload_sequences(plan.offsets.data(), plan.N, space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
 }
 
-// The segments of a cut, as sequences, and the tables that the passes need beside them.
+// The segments of a cut, as sequences, and the tables that the passes need alongside them.
 struct SegmentTables {
   SequenceArg sequences;
   const int32_t *first, *ends_of, *parts, *sequence_of;
@@ -230,7 +230,7 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   problem.m = args.m;
 }
 
-// What the scans of images and those of wide keys are given alike, of whole sequences. saved: may be null forward.
+// What the scans of chunk tiles and those of K above 128 are given alike, of whole sequences. saved: may be null forward.
 ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
   ScanForwardArgs scan;
   scan.sequences = problem.sequences;
@@ -269,7 +269,7 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
   return scan;
 }
 
-HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.lo_parts)}; }
+HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) { return {space.at(regions.chunk_tiles), space.at<uint16_t>(regions.lo_parts)}; }
 
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, bool gates_made_last, const Outputs<float>& out, void* saved,
                    const Space& space) {
@@ -277,22 +277,22 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   const bool save = saved != nullptr;
   PrepareArgs prepared;
   prepared.problem = problem;
-  // Tables and M take kernels of their own, and a gate of channels is brought with q and k.
+  // Tables and M take kernels of their own, and a gate of channels is loaded with q and k.
   prepared.after_gate_kernel = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
   const bool keys = stores_k_hat(plan.rule);
-  prepared.forward = space.at(device.forward.images);
+  prepared.forward = space.at(device.forward.chunk_tiles);
   if (keys) {
     prepared.solved = prepared.forward;
-    prepared.forward = save ? kept.at(device.saved.images) : space.at(device.forward.streams);
+    prepared.forward = save ? kept.at(device.saved.chunk_tiles) : space.at(device.forward.streams);
     if (save) prepared.keys = kept.at<uint16_t>(device.saved.keys);
   }
-  prepared.backward = save && !keys ? kept.at(device.saved.images) : nullptr;
+  prepared.backward = save && !keys ? kept.at(device.saved.chunk_tiles) : nullptr;
   prepared.numbers = save ? kept.at<RowScalesBwd>(device.saved.numbers) : nullptr;
-  prepared.forward_lo = lo_tiles(device.forward.fine, space);
-  if (save) prepared.backward_lo = lo_tiles(device.saved.fine, kept);
+  prepared.forward_lo = lo_tiles(device.forward.hi_lo, space);
+  if (save) prepared.backward_lo = lo_tiles(device.saved.hi_lo, kept);
   prepared.pairs = save ? kept.at<IntraChunk>(device.saved.pairs) : nullptr;
   prepared.keeps_intra_chunk = scan_reads_intra_chunk(problem, device.key, device.cut);
-  if (!save && prepared.keeps_intra_chunk) {  // A and P in the place of images, behind the numbers
+  if (!save && prepared.keeps_intra_chunk) {  // A and P in the place of chunk tiles, after the numbers
     prepared.pairs = reinterpret_cast<IntraChunk*>(static_cast<RowScales*>(prepared.forward) + device.chunks * plan.HV);
     static_assert(sizeof(RowScales) + sizeof(IntraChunk) <= sizeof(FwdTiles<64>));
   }
@@ -301,8 +301,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepare(prepared, device.key, device.chunks, plan.stream);
 
   ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
-  scan.images = prepared.forward;
-  scan.fine = prepared.forward_lo;
+  scan.chunk_tiles = prepared.forward;
+  scan.hi_lo = prepared.forward_lo;
   scan.z = prepared.z;
   if (prepared.keeps_intra_chunk) scan.pairs = prepared.pairs;
   scan.solved = prepared.solved;
@@ -325,7 +325,7 @@ K256PrepareArgs k256_coords(const DevicePlan& device, const void* saved, const S
   if (saved == nullptr) {
     at.numbers = space.at<RowScales>(device.forward.numbers);
     at.pairs = space.at<IntraChunk>(device.forward.pairs);
-    at.images = space.at<QETiles<kMaxTileK>>(device.forward.streams);
+    at.chunk_tiles = space.at<QETiles<kMaxTileK>>(device.forward.streams);
     at.keys = space.at<uint16_t>(device.forward.keys);
     return at;
   }
@@ -333,11 +333,11 @@ K256PrepareArgs k256_coords(const DevicePlan& device, const void* saved, const S
   at.numbers = kept.at<RowScales>(device.saved.numbers);
   at.pairs = kept.at<IntraChunk>(device.saved.pairs);
   at.norms = kept.at<RowNorms>(device.saved.norms);
-  at.images = kept.at<QETiles<kMaxTileK>>(device.saved.images);
+  at.chunk_tiles = kept.at<QETiles<kMaxTileK>>(device.saved.chunk_tiles);
   at.keys = kept.at<uint16_t>(device.saved.keys);
   return at;
 }
-K256Tiles k256_tiles(const K256PrepareArgs& at) { return {at.numbers, at.pairs, at.images, at.keys}; }
+K256Tiles k256_tiles(const K256PrepareArgs& at) { return {at.numbers, at.pairs, at.chunk_tiles, at.keys}; }
 
 void forward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
   K256PrepareArgs prepared = k256_coords(device, saved, space);
@@ -368,7 +368,7 @@ void take_half(const Rule& rule, GradientArgs& args, bool second) {
   if (rule.write == Gate::kChannel) args.grads.d.write_gate = {};
 }
 
-// The tensors of one number a token and value head that k256_rule() may take (g and the gates where they are that).
+// The tensors of one scalar per token and value head that k256_rule() may take (g and the gates where they are that).
 constexpr TokenArg TokenArgs::*kK256Scales[] = {
 #define FW_TOKEN_SCALAR(name, neutral, used) &TokenArgs::name,
 #include "rule/tokens.def"
@@ -428,7 +428,7 @@ void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem&
   k256_join(join, plan.stream);
 }
 
-// ---- Rules that need no images
+// ---- Rules that need no chunk tiles
 
 AdditiveScanArgs additive_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
   AdditiveScanArgs scan;
@@ -481,10 +481,10 @@ void additive_scans(const Plan& plan, const DevicePlan& device, AdditiveScanArgs
 }
 
 void additive_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                      const void* saved, const HeadGradients& heads, float* form_parts, const Space& space) {
+                       const void* saved, const HeadGradients& heads, float* form_parts, const Space& space) {
   AdditiveScanArgs scan;
   scan.problem = problem;
-  scan.problem.formed = {};  // they are values now
+  scan.problem.fused = {};  // they are values now
   scan.sequences = problem.sequences;
   scan.reverse = true;
   scan.d_o = token_arg(plan, d.o);
@@ -509,7 +509,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, forms.gates, device.forward.common, space);
-  if (saved == nullptr && !device.uses_decay_cutoff) problem.formed.numbers = {};  // nobody reads them
+  if (saved == nullptr && !device.uses_decay_cutoff) problem.fused.numbers = {};  // nobody reads them
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
@@ -524,7 +524,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
     additive_scans(plan, device, additive_forward_args(plan, device, problem, out, saved), space);
     return;
   }
-  if (device.wide) {
+  if (device.k256) {
     forward_of_k256(plan, device, problem, out, saved, space);
     return;
   }
@@ -611,11 +611,11 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
                     const HeadGradients& heads, const PrecondShare& share, float* form_parts, float* head_sums, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
-  scan.images = kept.at(device.saved.images);
+  scan.chunk_tiles = kept.at(device.saved.chunk_tiles);
   scan.keys = kept.at<uint16_t>(device.saved.keys);
   scan.numbers = kept.at<RowScalesBwd>(device.saved.numbers);
   scan.mixed = mixed_streams(plan.rule);
-  scan.fine = lo_tiles(device.saved.fine, kept);
+  scan.hi_lo = lo_tiles(device.saved.hi_lo, kept);
   TilesReady ready;
   if (device.backward.ready.bytes > 0) {
     ready.made = space.at<uint32_t>(device.backward.ready);
@@ -676,7 +676,7 @@ void forward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<flo
 }
 
 void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads,
-                        const void* saved, void* workspace) {
+                         const void* saved, void* workspace) {
   char* const space = static_cast<char*>(workspace);
   void *const d_v = space + halves.d_v.offset, *const d_beta = space + halves.d_beta.offset;
   for (int i = 0; i < 2; ++i) {
@@ -699,7 +699,7 @@ FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<
   args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
   uint16_t place = 0;
   if (device.z_tile) args.z = &place;
-  if (device.forward.fine.lo_parts.bytes > 0) args.forward_lo.lo_parts = &place;
+  if (device.forward.hi_lo.lo_parts.bytes > 0) args.forward_lo.lo_parts = &place;
   TokenArgs gradients;
   if (grads != nullptr) gradients = token_args(plan, *grads);
   return fused_in_kernels(plan, device, gates, args, grads != nullptr ? &gradients : nullptr, made);
@@ -745,7 +745,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
   if (device.direct) {
     additive_backward(plan, device, problem, d, grads, kept, heads, forms.parts, space);
-  } else if (device.wide) {
+  } else if (device.k256) {
     backward_of_k256(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
     chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, sums_heads ? space.at<float>(r.head_sums) : nullptr, space);

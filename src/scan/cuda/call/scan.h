@@ -1,4 +1,4 @@
-// The scan on the device behind the C header, on checked arguments: queues the kernels of a call. Linked is scan.cpp, or
+// The scan on the device after the C header, on checked arguments: queues the kernels of a call. Linked is scan.cpp, or
 // no_cuda/scan.cpp where there is no CUDA.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace fw::cuda {
 struct CallForms {
   FusedGates gates;
   float* parts = nullptr;  // GradientArgs::form_parts
-  bool made_last = false;  // gate_values() is the kernel in front of the call's
+  bool made_last = false;  // gate_values() is the kernel before the call's
 };
 // Those of `gates` that they can form, forward, or with `grads` backward. made: fused_in_kernels() (gates.h).
 FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates, const Inputs<float>* grads, bool made);

@@ -12,7 +12,7 @@ uint64_t stride_bits(const TokenArg& a) { return static_cast<uint64_t>(a.stride_
 
 // ---- prepare
 
-// Raw rows of the key side that are bf16, aligned and whole pieces of 8 channels are fetched ahead into shared memory, with zeros behind their K channels.
+// Raw rows of the key side that are bf16, aligned and vectors of 8 channels are fetched ahead into shared memory, with zeros after their K channels.
 // Other rows (float32, K in between; with a preconditioner, whose rows are as wide as the tile, any K but 64 and 128) are read from memory whenever they are
 // wanted: slower, and nothing else. So are those with an erase key of its own, but where a decay a channel makes streams of all rows: there it is fetched to
 // the place of an erase gate.
@@ -24,9 +24,9 @@ bool can_fetch(const Problem& x, int key) {
          (!channel_erase(rule) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (address(x.m) & 15) == 0;
 }
 Rule without_precond(const Rule& rule) {
-  Rule rest = rule;
-  rest.precond = Precond::kNone;
-  return rest;
+  Rule lo = rule;
+  lo.precond = Precond::kNone;
+  return lo;
 }
 
 // One decay a token, or none.
@@ -47,7 +47,7 @@ bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int6
 bool takes_plain_rows(const Problem& x, int key) {
   return x.rule.is_delta() && !wants_hi_lo(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
 }
-// Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
+// Erase gates of channels: their rows have a place only alongside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
 // Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
 bool takes_plain_gates(const PrepareArgs& args) {
   const Problem& x = args.problem;
@@ -69,7 +69,7 @@ bool takes_channel_plain(const PrepareArgs& args, int key) {
 
 // ---- gradients
 
-// Of gradients/scalar: plain_streams() with a preconditioner or without; without one, also linear_streams(), online.
+// Of gradients/scalar: plain_streams() with a preconditioner or without; without one, also linear_streams(), delta.
 bool scalar_rows(const Problem& x) {
   const bool streams = plain_streams(x.rule) || (linear_streams(x.rule) && x.rule.is_delta());
   return streams && is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K);
@@ -78,8 +78,8 @@ bool channel_gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
   if (x.precond_rows == nullptr || x.rule.preconditions_read() == x.rule.is_delta() || !ungated_streams(x.rule)) return false;
-  return is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K) && is_vec16(x.in.v, x.V) && is_vec2(x.in.g, x.K) && is_vec16(args.d_o, x.V) &&
-         is_vec16(d.q, x.K) && is_vec16(d.k, x.K) && is_vec16(d.v, x.V) && is_vec2(d.g, x.K);
+  return is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K) && is_vec16(x.in.v, x.V) && is_vec2(x.in.g, x.K) && is_vec16(args.d_o, x.V) && is_vec16(d.q, x.K) &&
+         is_vec16(d.k, x.K) && is_vec16(d.v, x.V) && is_vec2(d.g, x.K);
 }
 GradientChoice select_channel_gradients(const GradientArgs& args) {
   const Problem& x = args.problem;
@@ -96,7 +96,7 @@ GradientChoice select_channel_gradients(const GradientArgs& args) {
   choice.own_key = copied && rule.is_delta() && own_key_streams(rule) && is_vec16(x.in.erase_key, x.K);
   choice.streams = choice.gates || choice.own_key || (copied && ungated_streams(rule));
   if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
-  choice.formed = x.formed.g.given != Given::kValue;
+  choice.fused = x.fused.g.given != Given::kValue;
   return choice;
 }
 GradientChoice select_scalar_gradients(const GradientArgs& args) {
@@ -150,9 +150,7 @@ PrepareChoice select_prepare(const PrepareArgs& args, int key) {
   PrepareChoice choice;
   choice.fetched = can_fetch(x, key);
   if (x.rule.decay == Decay::kChannel) {
-    choice.kernel = uses_hi_lo(x.rule)          ? PrepareKernel::kChannelHiLo
-                    : takes_channel_plain(args, key) ? PrepareKernel::kChannelPlain
-                                                     : PrepareKernel::kChannel;
+    choice.kernel = uses_hi_lo(x.rule) ? PrepareKernel::kChannelHiLo : takes_channel_plain(args, key) ? PrepareKernel::kChannelPlain : PrepareKernel::kChannel;
     choice.multiples = choice.fetched && row_multiples(x.rule);
   } else if (takes_sums(x, key)) {
     choice.kernel = PrepareKernel::kSums;
@@ -171,10 +169,10 @@ bool scan_reads_intra_chunk(const Problem& x, int key, bool cut) {
 
 ScanForm select_scan(const ScanForwardArgs& args) {
   if (!args.is_delta) return ScanForm::kAdditive;
-  if (args.fine.images != nullptr) return ScanForm::kHiLo;
+  if (args.hi_lo.chunk_tiles != nullptr) return ScanForm::kHiLo;
   if (args.solved != nullptr) return ScanForm::kApart;
   if (args.pairs != nullptr) return args.mixed ? ScanForm::kSums : ScanForm::kPairs;
-  return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kImages;
+  return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kChunkTiles;
 }
 
 GradientChoice select_gradients(const GradientArgs& args) {
@@ -231,7 +229,7 @@ TokenChoice select_token(const TokenForwardArgs& args, int sm_count) {
   choice.channels = x.K <= 64 ? 2 : x.K <= 128 ? 4 : 8;
   choice.rows = x.V > 8 && heads * ((x.V + 31) / 32) >= enough ? 8 : 2;
   if (few_tokens(packed, x.sequences.T, args.slots.tokens != nullptr, starts)) choice.kernel = TokenKernel::kStep;
-  // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
+  // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in an SM.
   constexpr int64_t kMostBytes = 64 * 1024, kManyBlocks = 2048;
   if (starts || choice.channels == 8 || packed || x.sequences.T != 1 || heads < enough || row % 16 != 0 || row * x.V > kMostBytes) return choice;
   // Two blocks a head begin and end sooner; where many come after another one is better, as it is where it steps the preconditioner.

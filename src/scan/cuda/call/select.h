@@ -10,7 +10,7 @@ namespace fw::cuda {
 
 // ---- Of a rule alone
 
-// No streams that are sums, and no numbers of tokens but beta: what kernels that load beta alone can have. A number that is new goes to the general kernels.
+// No streams that are sums, and no token scalars but beta: what kernels that load beta alone can have. A number that is new goes to the general kernels.
 constexpr bool beta_alone(const Rule& r) { return r.feedback == Feedback::kNone && !takes_other_scalars(r); }
 
 constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
@@ -19,7 +19,7 @@ constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() &
 constexpr bool plain_front(const Rule& r) {
   return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && beta_alone(r) && !r.uses_key_form();
 }
-// Of those, without gates of e and z: streams that are q and k times a number a row, and M.
+// Of those, without gates of e and z: streams that are q and k times a scale per row, and M.
 constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
 
 // r, e and w are multiples of the raw q, k (e also times a gate of channels) and k, by factors that need nothing but norms and gates of one number: any gain.
@@ -35,7 +35,7 @@ constexpr bool sums_of_rows(const Rule& rule) {
   plain.feedback = Feedback::kNone, plain.read = Read::kPlain;
   return mixed_streams(rule) && row_multiples(plain);
 }
-// Streams that are q and k, or sums of the two, times numbers a row: any gain, gates of one value a head.
+// Streams that are q and k, or sums of the two, times scales per row: any gain, gates of one value a head.
 constexpr bool linear_streams(const Rule& r) {
   return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
          r.precond == Precond::kNone && !r.uses_key_form();
@@ -57,29 +57,29 @@ constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase 
 // Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. Two bf16 terms (tiles.h).
 constexpr bool wants_hi_lo(const Rule& rule) { return rule.gain_bound > 1; }
 constexpr bool uses_hi_lo(const Rule& rule) { return wants_hi_lo(rule) && rule.is_delta(); }
-// Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
+// Of rules that have fine chunk tiles: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
 constexpr bool keeps_raw_keys(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
 // Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: QETiles).
 constexpr bool stores_k_hat(const Rule& rule) { return rule.is_delta() && rule.decay == Decay::kChannel && !wants_hi_lo(rule); }
 
-// Where the reverse scan takes raw rows of q and k, numbers a row, A and P, and leaves dZ (tiles.h: RowScalesBwd).
+// Where the reverse scan takes raw rows of q and k, scales per row, A and P, and leaves dZ (tiles.h: RowScalesBwd).
 constexpr bool reverse_takes_rows(const Rule& rule) {
   return rule.is_delta() && rule.decay != Decay::kChannel && !wants_hi_lo(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
 }
 
-// Online rules whose gain is a gate, with nothing but that.
+// delta rules whose gain is a gate, with nothing but that.
 constexpr bool gain_is_gate(const Rule& rule) { return rule.is_delta() && rule.gain == Gain::kGate && plain_streams(rule); }
-// Rules whose images are of bare keys (front/unscaled_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the
-// gradients agree on it.
+// Rules whose chunk tiles are of unscaled keys (front/unscaled_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys.
+// prepare and the gradients agree on it.
 constexpr bool unscaled_keys(const Rule& rule) { return uses_hi_lo(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
-// Where R.dZ makes the gradient of the gain (front/unscaled_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where outputs
-// are above their bounds already (docs/gpu.md).
+// Where R.dZ makes the gradient of the gain (front/unscaled_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where
+// outputs are above their bounds already (docs/gpu.md).
 constexpr bool gain_by_residual(const Rule& rule) {
   return rule.is_delta() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && beta_alone(rule);
 }
 
-// No erase, streams that are q, k and v times a number a row, one decay a token or none: from the raw tensors, without images (offline/).
+// No erase, streams that are q, k and v times a scale per row, one decay a token or none: from the raw tensors, without chunk tiles (additive/).
 constexpr bool direct_rule(const Rule& rule) {
   return !rule.is_delta() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
          !takes_other_scalars(rule) && !rule.uses_precond() && !rule.uses_key_form();
@@ -115,11 +115,11 @@ constexpr bool split_rule(const Rule& rule) {
 
 // Rows at multiples of 16 bytes.
 bool aligned_rows(const TokenArg& a);
-// bf16 rows of `dim` channels in whole pieces of 16 bytes, wherever a sequence or head begins.
+// bf16 rows of `dim` channels in 16-byte vectors, wherever a sequence or head begins.
 bool is_vec16(const TokenArg& a, int dim);
 // Rows of pairs of neighbouring channels that are one aligned access.
 bool is_vec2(const TokenArg& a, int dim);
-// What the copy engine brings (tensor_map.h): bf16 in whole pieces of 16 bytes, strides that it can express.
+// What TMA loads (tensor_map.h): bf16 in 16-byte vectors, strides that it can express.
 bool tma_compatible(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim);
 
 // How the states of a call come and go (token/state_load.cuh): by rows of channels, through shared memory where values are neighbours, or one by one.
@@ -139,13 +139,13 @@ PrepareChoice select_prepare(const PrepareArgs& args, int key);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m and boundaries).
 bool prepare_makes_m(const Problem& problem, int key);
 // Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowTiles), or A and P besides (RowScales). A function of the inputs
-// (boundaries too), and of whether sequences are cut: where streams are sums, a first pass over segments has fewer products with images.
+// (boundaries too), and of whether sequences are cut: where streams are sums, a first pass over segments has fewer products with chunk tiles.
 bool scan_reads_rows(const Problem& problem, int key);
 bool scan_reads_intra_chunk(const Problem& problem, int key, bool cut);
 
-// What the forward scan has for E and Q: images (kApart: X and M apart from E and Q), images of two terms, the raw rows times numbers a row (kPairs: for X and
-// M too, with A and P; kSums: and E and Q are sums of both), or (offline) Q alone.
-enum class ScanForm { kAdditive, kImages, kApart, kHiLo, kRows, kPairs, kSums };
+// What the forward scan has for E and Q: chunk tiles (kApart: X and M apart from E and Q), chunk tiles of hi and lo parts, the raw rows times scales per row
+// (kPairs: for X and M too, with A and P; kSums: and E and Q are sums of both), or (additive) Q alone.
+enum class ScanForm { kAdditive, kChunkTiles, kApart, kHiLo, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 
 enum class GradientKernel { kScalar, kGeneral, kChannel };
@@ -161,19 +161,19 @@ struct GradientChoice {
   bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
   bool gates = false;    // kChannel: of those, gates of channels
   bool own_key = false;  // kChannel: of those, an erase key of its own
-  bool formed = false;   // kChannel: tensors that are logits (problem.formed)
+  bool fused = false;    // kChannel: tensors that are logits (problem.fused)
 };
 GradientChoice select_gradients(const GradientArgs& args);
-// Whether prepare() can make values of log-decays and gates of channels that are logits (problem.formed) itself, and whether gradients() can make them and the
+// Whether prepare() can make values of log-decays and gates of channels that are logits (problem.fused) itself, and whether gradients() can make them and the
 // gradients of logits: functions of the inputs, of whether z is wanted, and of where the gradients of log-decays and erase gates go, in whose places values
 // stand meanwhile.
 bool prepare_fuses_gates(const PrepareArgs& args, int key);
 bool gradients_fuse_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
-// The same of gates and log-decays of one number a token (front/token_scalars.cuh), of rules without a preconditioner that are not direct_rule(): functions of the
-// inputs, forward of forward_lo.rests, too.
+// The same of gates and log-decays of one scalar per token (front/token_scalars.cuh), of rules without a preconditioner that are not direct_rule(): functions
+// of the inputs, forward of forward_lo.lo parts, too.
 bool prepare_fuses_scalars(const PrepareArgs& args, int key);
 bool gradients_fuse_scalars(const Problem& problem);
-// Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not of wide keys.
+// Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not of K above 128.
 bool gradients_sum_heads(const Problem& problem);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
 // d_o and grads.d are.
@@ -184,7 +184,7 @@ enum class TokenKernel { kHeads, kStep, kTokens };
 struct TokenChoice {
   TokenKernel kernel = TokenKernel::kTokens;
   int channels = 4;  // of a lane: 2, 4 or 8
-  int rows = 2;      // of a warp: 2 or 8, so that every multiprocessor has two blocks
+  int rows = 2;      // of a warp: 2 or 8, so that every SM has two blocks
   int parts = 1;     // kHeads: blocks of a head
 };
 TokenChoice select_token(const TokenForwardArgs& args, int sm_count);

@@ -1,5 +1,5 @@
 // What a call does in words: the plan, and the kernels that select.h chooses for tensors such as the descriptor lets one expect: contiguous, of its io_dtype,
-// but float32 where there is one number a head. (Other memory may take other kernels: they are slower and compute the same.)
+// but float32 where there is one scalar per head. (Other memory may take other kernels: they are slower and compute the same.)
 #include <string>
 #include <vector>
 
@@ -7,9 +7,9 @@
 #include "rule/tokens.h"
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/grouped_heads.h"
-#include "scan/cuda/call/split_k.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/call/split_k.h"
 
 namespace fw::cuda {
 namespace {
@@ -112,7 +112,7 @@ const char* name_of(ScanForm form) {
   switch (form) {
     case ScanForm::kAdditive:
       return "scan/forward (additive)";
-    case ScanForm::kImages:
+    case ScanForm::kChunkTiles:
       return "scan/forward (tiles)";
     case ScanForm::kApart:
       return "scan/forward (split tiles)";
@@ -209,24 +209,24 @@ PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
 FusedGates forms(const Plan& plan, const DevicePlan& device, bool backward) {
   const Problem x = expected_problem(plan, device);
   PrepareArgs prepare = expected_prepare(device, x);
-  if (device.forward.fine.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
+  if (device.forward.hi_lo.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
   return fused_in_kernels(plan, device, fused_activations(plan, device.chunk_form), prepare, backward ? &x.in : nullptr, backward && device.saved.bytes > 0);
 }
 // Whether logits of numbers (or of channels) are among them.
-bool fuses_any(const Plan& plan, const FusedGates& formed, bool numbers) {
+bool fuses_any(const Plan& plan, const FusedGates& fused, bool numbers) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && is_fused(formed, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
+    if (spec.logits() && is_fused(fused, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
   }
   return false;
 }
 // Whether gates are left that are logits and that they do not.
-bool stores_gates(const Plan& plan, const FusedGates& formed) {
+bool stores_gates(const Plan& plan, const FusedGates& fused) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && !is_fused(formed, spec)) return true;
+    if (spec.logits() && !is_fused(fused, spec)) return true;
   }
   return false;
 }
-// Whether there are log-decays that are logits, whose a_log and dt_bias may want sums behind backward.
+// Whether there are log-decays that are logits, whose a_log and dt_bias may want sums after backward.
 bool has_decay_logits(const Plan& plan) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (spec.logits() && spec.decay) return true;
@@ -243,7 +243,7 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "additive/scan", "additive/join", cut);
     return joined(names);
   }
-  if (device.wide) {
+  if (device.k256) {
     const char* const of = of_k256(plan.rule);
     return fmt::format("k256/prepare{} -> k256/forward{}", select_k256(plan.rule) == K256Form::kKeys ? "_keys" : of, of);
   }
@@ -253,15 +253,15 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
   }
   PrepareArgs prepare = expected_prepare(device, x);
-  if (device.forward.fine.images.bytes > 0) prepare.forward_lo.images = somewhere();
-  if (device.forward.fine.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
+  if (device.forward.hi_lo.chunk_tiles.bytes > 0) prepare.forward_lo.chunk_tiles = somewhere();
+  if (device.forward.hi_lo.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
   const PrepareChoice choice = select_prepare(prepare, device.key);
   const int heads = grouped_heads(prepare, choice, device.chunks, device.sm_count);
   names.push_back(heads > 1 ? fmt::format("prepare/grouped ({} value heads)", heads) : text_of(choice));
   ScanForwardArgs scan;
   scan.is_delta = plan.rule.is_delta();
   if (stores_k_hat(plan.rule)) scan.solved = somewhere();
-  scan.fine = prepare.forward_lo;
+  scan.hi_lo = prepare.forward_lo;
   if (scan_reads_intra_chunk(x, device.key, device.cut)) scan.pairs = somewhere<IntraChunk>();
   scan.mixed = mixed_streams(plan.rule);
   if (scan.pairs != nullptr || scan_reads_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
@@ -281,7 +281,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
   if (device.direct) {
     add_scan(names, "additive/scan", "additive/join", device.segments.backward);
     names.emplace_back("additive/gradients");
-  } else if (device.wide) {
+  } else if (device.k256) {
     names.push_back(fmt::format("k256/reverse{}", of_k256(plan.rule)));
     names.push_back(fmt::format("{} (two halves)", k256_gradients_of(plan.rule)));
     names.emplace_back("k256/join");
@@ -296,7 +296,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
     }
     add_scan(names,
              reverse_takes_rows(plan.rule) ? "scan/reverse_rows"
-             : stores_k_hat(plan.rule)      ? "scan/reverse_rows (keys)"
+             : stores_k_hat(plan.rule)     ? "scan/reverse_rows (keys)"
                                            : "scan/reverse",
              "scan/join", device.segments.backward);
     sums_heads = device.backward.head_sums.bytes > 0 && gradients_sum_heads(args.problem);
@@ -327,13 +327,13 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
       text += fmt::format("scan: from the raw tensors, K tile {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
                           device.value_blocks, kValueBlock);
     } else {
-      text +=
-          fmt::format("prepare: K tile {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.is_delta() ? "delta" : "additive", device.chunks, plan.HV);
+      text += fmt::format("prepare: K tile {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.is_delta() ? "delta" : "additive", device.chunks,
+                          plan.HV);
       text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                           device.z_tile ? "Z prepared" : "values scaled in the scan");
     }
-    if (device.saved.fine.images.bytes > 0) {
-      text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n", device.saved.fine.lo_parts.bytes > 0 ? "too" : "as they are");
+    if (device.saved.hi_lo.chunk_tiles.bytes > 0) {
+      text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n", device.saved.hi_lo.lo_parts.bytes > 0 ? "too" : "as they are");
     }
     if (device.overlap_grad_with_scan) {
       text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
@@ -347,15 +347,15 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
-  const FusedGates formed = may_form ? forms(plan, device, false) : FusedGates{}, fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
-  if (formed.any() && !device.chunk_form) text += "logits: values made with the token\n";
-  if (device.chunk_form && fuses_any(plan, formed, false))
+  const FusedGates fused = may_form ? forms(plan, device, false) : FusedGates{}, fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
+  if (fused.any() && !device.chunk_form) text += "logits: values made with the token\n";
+  if (device.chunk_form && fuses_any(plan, fused, false))
     text += fmt::format("logits of channels: values made in prepare{}\n", fuses_any(plan, fused_backward, false) ? ", values and gradients in gradients" : "");
   if (device.chunk_form && fuses_any(plan, fused_backward, true))
-    text += fmt::format("logits of token scalars: {}gradients made in gradients\n", fuses_any(plan, formed, true) ? "values made in prepare, " : "");
+    text += fmt::format("logits of token scalars: {}gradients made in gradients\n", fuses_any(plan, fused, true) ? "values made in prepare, " : "");
   const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : ""); };
   const bool behind = stores_gates(plan, fused_backward);
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, formed)), forward_kernels(plan, device),
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)), forward_kernels(plan, device),
                       rows ? " -> dplr" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> dplr" : "",
                       behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(

@@ -79,7 +79,7 @@ inline StateArg precond_arg(const StateTensor<float>& t) {
 inline TokenEnd token_end(const Plan& plan) {
   TokenEnd end;
   if (plan.device_offsets == nullptr) return end;
-  end.wide = plan.k256_offsets ? 1 : 0;
+  end.k256 = plan.k256_offsets ? 1 : 0;
   end.last = static_cast<const char*>(plan.device_offsets) + plan.N * (plan.k256_offsets ? 8 : 4);
   return end;
 }

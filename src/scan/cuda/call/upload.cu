@@ -31,7 +31,7 @@ void upload_some(const int32_t* values, int count, int32_t* device, void* stream
 }
 
 // Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a quarter of their bytes. A thread has one of
-// them (to read parameters, each lane its own, takes a multiprocessor a turn a lane), and of each block the host says what comes before its first.
+// them (to read parameters, each lane its own, takes an SM a work tile a lane), and of each block the host says what comes before its first.
 constexpr int kSumThreads = 1024;
 template <class Length, int kCount>
 struct Lengths {
@@ -75,7 +75,7 @@ void upload_lengths(const int64_t* from, int first, int count, int tokens, int c
   launch(sequences_kernel<Length, kCount>, grid, kSumThreads, 2 * sizeof(int32_t) * kSumThreads / 32, stream, lengths, first, count, offsets, chunk_base);
 }
 
-// What the threads before this one bring, in order, joined by `join`, to which 0 adds nothing; total: of all. By all kSumThreads threads, `sums` is theirs.
+// What the threads before this one load, in order, joined by `join`, to which 0 adds nothing; total: of all. By all kSumThreads threads, `sums` is theirs.
 template <class Join>
 FW_DEVICE unsigned joined_before(unsigned own, unsigned* sums, const Join& join, unsigned& total) {
   const unsigned lane = lane_index(), warp = warp_index();
@@ -150,11 +150,11 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
   }
 }
 
-void make_sequences(const void* offsets, bool wide, int64_t count, int64_t longest, int64_t T, int32_t* made, int32_t* chunk_base, void* stream) {
+void make_sequences(const void* offsets, bool k256, int64_t count, int64_t longest, int64_t T, int32_t* made, int32_t* chunk_base, void* stream) {
   constexpr size_t kShared = sizeof(unsigned) * kSumThreads / 32;
   const int sequences = static_cast<int>(count);
   const unsigned most = static_cast<unsigned>(longest), all = static_cast<unsigned>(T);
-  if (wide) {
+  if (k256) {
     launch(make_sequences_kernel<int64_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int64_t*>(offsets), sequences, most, all, made, chunk_base);
   } else {
     launch(make_sequences_kernel<int32_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int32_t*>(offsets), sequences, most, all, made, chunk_base);

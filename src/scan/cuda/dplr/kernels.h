@@ -14,7 +14,7 @@ enum class RowsOf : int32_t { kBoth, kFirst, kSecond, kPair, kDecay, kErase };
 
 struct ExpandTask {
   RowsOf kind = RowsOf::kBoth;
-  TokenArg from, other, to;  // other: of kErase a number a head where other_dim is 1; to: [B, 2 T, heads, dim]
+  TokenArg from, other, to;  // other: of kErase a scalar per head where other_dim is 1; to: [B, 2 T, heads, dim]
   int32_t heads = 0, dim = 0, other_dim = 0;
 };
 

@@ -7,8 +7,8 @@
 
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/launch.h"
-#include "scan/cuda/machine/tokens.cuh"
 #include "scan/cuda/dplr/kernels.h"
+#include "scan/cuda/machine/tokens.cuh"
 
 namespace fw::cuda {
 namespace {

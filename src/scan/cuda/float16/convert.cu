@@ -1,7 +1,7 @@
-// Float16 tensors as rows of bf16 or float32 in front of a call's kernels, and back behind them. See float16/kernels.h.
+// Float16 tensors as rows of bf16 or float32 before a call's kernels, and back after them. See float16/kernels.h.
 //
 // Roles, 256 threads: a block of the grid's second dimension has one tensor; a thread has eight neighbouring channels of a row at a time, or, of rows that are
-// not whole pieces of 16 bytes (numbers of a token: the heads), one number. Nothing is shared.
+// not 16-byte vectors (token scalars: the heads), one number. Nothing is shared.
 #include <algorithm>
 
 #include "scan/cuda/call/device.h"
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) float16_kernel(const __grid_constant
   }
 }
 
-// Rows of whole pieces of 16 bytes wherever a head begins (contiguous ones of the workspace are, if dim is a multiple of 8).
+// Rows of 16-byte vectors wherever a head begins (contiguous ones of the workspace are, if dim is a multiple of 8).
 bool whole(const Float16Task& x) {
   const uint64_t strides = static_cast<uint64_t>(x.halves.stride_b | x.halves.stride_t | x.halves.stride_h);
   return x.dim % 8 == 0 && strides % 8 == 0 && (reinterpret_cast<uintptr_t>(x.halves.data) & 15) == 0;

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "scan/cuda/call/launch.h"
-#include "scan/cuda/front/unscaled_keys.cuh"
-#include "scan/cuda/front/token_scalars.cuh"
 #include "scan/cuda/front/rows.cuh"
+#include "scan/cuda/front/token_scalars.cuh"
+#include "scan/cuda/front/unscaled_keys.cuh"
 #include "scan/cuda/machine/atoms.cuh"
 #include "scan/cuda/precond/rows.cuh"
 
@@ -25,7 +25,7 @@ struct ChunkSpan {
   int first, rows;
 };
 
-// kN neighbouring bf16 numbers as they lie in memory.
+// kN neighbouring bf16 values as they lie in memory.
 template <int kN>
 struct PackedChannels {
   uint32_t words[kN / 2];
@@ -97,7 +97,7 @@ inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
 }
 // The block's chunk, of all.
 FW_DEVICE unsigned block_chunk() { return grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y()); }
-// From the last chunk on: the scan begins at the first, whose images are then still in the L2 cache, as is what a pass over k before this has left there.
+// From the last chunk on: the scan begins at the first, whose chunk tiles are then still in the L2 cache, as is what a pass over k before this has left there.
 FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(block_index_x())) {
   ChunkCoord p;
   const unsigned chunk = block_chunk();
@@ -336,11 +336,11 @@ FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& place, bool
 // The coefficients of a row as they lie in shared memory; 0 past the chunk's rows.
 struct RowCoefs {
   float4 read_erase;  // r_q, r_k, e_k, e_q
-  float4 rest;        // e_p, w_k, z_v, 0
+  float4 lo;          // e_p, w_k, z_v, 0
 };
 FW_DEVICE void put_coefs(RowCoefs& to, const FrontCoefs<float>& c, bool valid) {
   to.read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
-  to.rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+  to.lo = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
 }
 
 // M is read from memory, or there is none.
@@ -403,7 +403,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetche
       if (valid) g = gate_of_row(x.in.precond_g, place, row), beta = gate_of_row(x.in.precond_beta, place, row);
       const RunGates gates = run_gates(x.rule, g, beta, s.k2);
       put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
-      if (lane % 4 == 0) coefs[row].rest.x = gates.alpha, coefs[row].rest.w = gates.gain;
+      if (lane % 4 == 0) coefs[row].lo.x = gates.alpha, coefs[row].lo.w = gates.gain;
     }
   }
   sync_warp();
@@ -436,7 +436,7 @@ FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkCoord& place, int 
   if (x.rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
   return s;
 }
-// A number of a row that was formed of a logit, to where later kernels find it.
+// A number of a row that was computed from a logit, to where later kernels find it.
 FW_DEVICE void store_scalar(const Problem& x, const ChunkCoord& place, int row, float* all, float value) {
   const unsigned token = static_cast<unsigned>(place.batch * x.T + place.token + row);
   if (all != nullptr) all[uint64_t{token} * static_cast<unsigned>(x.HV) + static_cast<unsigned>(place.hv)] = value;
@@ -449,9 +449,9 @@ FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& place, int row, bo
     y = fused_scalar(law, y);
     if (leaves) store_scalar(x, place, row, all, y);
   };
-  form(x.formed.beta, x.formed.numbers.beta, s.beta);
-  if (x.rule.erase == Gate::kScalar) form(x.formed.erase_gate, x.formed.numbers.erase_gate, s.erase);
-  if (x.rule.write == Gate::kScalar) form(x.formed.write_gate, x.formed.numbers.write_gate, s.write);
+  form(x.fused.beta, x.fused.numbers.beta, s.beta);
+  if (x.rule.erase == Gate::kScalar) form(x.fused.erase_gate, x.fused.numbers.erase_gate, s.erase);
+  if (x.rule.write == Gate::kScalar) form(x.fused.write_gate, x.fused.numbers.write_gate, s.write);
 }
 FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gates, float q2, float k2) {
   Rule rule = x.rule;
@@ -500,8 +500,8 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place,
       rule, [&](const TokenArg& a, uint32_t bits, float& to) { to = value(a, bits); }, x.in, gates, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
   if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
-  form(x.formed.beta, x.formed.numbers.beta, s.beta), form(x.formed.lambda, x.formed.numbers.lambda, s.lambda);
-  form(x.formed.erase_gate, x.formed.numbers.erase_gate, s.erase), form(x.formed.write_gate, x.formed.numbers.write_gate, s.write);
+  form(x.fused.beta, x.fused.numbers.beta, s.beta), form(x.fused.lambda, x.fused.numbers.lambda, s.lambda);
+  form(x.fused.erase_gate, x.fused.numbers.erase_gate, s.erase), form(x.fused.write_gate, x.fused.numbers.write_gate, s.write);
   return front_coefs(rule, x.scale, s);
 }
 
@@ -514,7 +514,7 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const Row
   for (int r = 0; r < kWarpRows; ++r) {
     FrontCoefs<float> c;
     c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
-    c.e_p = coefs[r].rest.x, c.w_k = coefs[r].rest.y;
+    c.e_p = coefs[r].lo.x, c.w_k = coefs[r].lo.y;
     body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
   }
 }
@@ -536,8 +536,8 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const float4 c = coefs[r].read_erase;
-    const float4 rest = coefs[r].rest;
-    const float w_k = rest.y;
+    const float4 lo = coefs[r].lo;
+    const float w_k = lo.y;
     float q[kN], k[kN];
     fetched_row(raw.q, r, q);
     fetched_row(raw.k, r, k);
@@ -558,12 +558,12 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
       float p[kN];
       fetched_row(raw.b, r, p);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) s.e[j] += rest.x * p[j];
+      for (int j = 0; j < kN; ++j) s.e[j] += lo.x * p[j];
     }
     if (!kPlain && (makes || m_all.first != nullptr)) {
       float m[kN];
       if constexpr (kMakes) {
-        if (makes) precond.next(rest.x, rest.w, k, m);
+        if (makes) precond.next(lo.x, lo.w, k, m);
       }
       if (!makes) load_m(m_all, r, m);
       FW_UNROLL

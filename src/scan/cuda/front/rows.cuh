@@ -113,7 +113,7 @@ struct KeyStreams {
   float r[kN], e[kN], w[kN];
 };
 
-// r, e (0 offline) and w of the row.
+// r, e (0 additive) and w of the row.
 template <int kN>
 FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& c, const RawKeyRow<kN>& row) {
   KeyStreams<kN> s;

@@ -1,4 +1,4 @@
-// Gates and log-decays of one number a token and value head that are logits (FusedGates): prepare() makes the values, as the kernels of gates/ would, and
+// Gates and log-decays of one scalar per token and value head that are logits (FusedGates): prepare() makes the values, as the kernels of gates/ would, and
 // leaves them for whoever reads them later; gradients() and additive_gradients() make the gradients of the logits from these values alone, whoever has made
 // them. (recurrence.md 2.1; rule/gate_law.h.)
 #pragma once
@@ -13,14 +13,14 @@ namespace fw::cuda {
 // Of a gate, whose law is a sigmoid.
 FW_DEVICE float fused_scalar(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : law.factor * sigmoid_of<GateMath>(x); }
 
-// The law of a head's log-decays, a softplus or a log-sigmoid: value -size softplus(turn (x + bias)).
+// The law of a head's log-decays, a softplus or a log-sigmoid: value -size softplus(work tile (x + bias)).
 struct DecayScalar {
   float size = 1, work_tile = 1, bias = 0;
 };
-FW_DEVICE DecayScalar decay_scalar(const FusedGates& formed, int head) {
-  const GateScalars<1> own = gate_scalars<1>(formed.a_log, formed.dt_bias, head, 0);
-  const bool log_sigmoid = formed.g.given == Given::kLogSigmoid;
-  return {log_sigmoid ? formed.g.factor : own.rate[0], log_sigmoid ? -1.0f : 1.0f, own.bias[0]};
+FW_DEVICE DecayScalar decay_scalar(const FusedGates& fused, int head) {
+  const GateScalars<1> own = gate_scalars<1>(fused.a_log, fused.dt_bias, head, 0);
+  const bool log_sigmoid = fused.g.given == Given::kLogSigmoid;
+  return {log_sigmoid ? fused.g.factor : own.rate[0], log_sigmoid ? -1.0f : 1.0f, own.bias[0]};
 }
 FW_DEVICE float fused_decay(const DecayScalar& law, float x) { return -law.size * softplus_of<GateMath>(law.work_tile * (x + law.bias)); }
 
@@ -37,8 +37,8 @@ FW_DEVICE float decay_slope(const DecayScalar& law, float value) {
 }
 // By a warp, two rows of a chunk a lane (without one: gradient and value 0): d, the gradients of log-decays, become those of logits. parts: what dt_bias and
 // a_log take of them; or null.
-FW_DEVICE void decay_logit_gradients(const FusedGates& formed, int head, const float (&values)[2], float (&d)[2], float* parts) {
-  const DecayScalar law = decay_scalar(formed, head);
+FW_DEVICE void decay_logit_gradients(const FusedGates& fused, int head, const float (&values)[2], float (&d)[2], float* parts) {
+  const DecayScalar law = decay_scalar(fused, head);
   float of_bias = 0, of_rate = 0;
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {

@@ -40,7 +40,7 @@ FW_DEVICE bool gain_by_residual(float z_v) { return fabsf(z_v) > 0x1p-40f; }
 FW_DEVICE float value_coefficient_gradient(float r_dz, float e_de, float z_v) { return (r_dz - e_de) * rcp_fast(z_v); }
 // e.de of a row; e is k or an own erase key there.
 FW_DEVICE float erase_sum(const FrontCoefs<float>& c, const FrontCoefs<float>& d) { return c.e_k * d.e_k + c.e_p * d.e_p; }
-// gain_is_gate(): the gain's own. r_dz: R.dZ; of bare keys R'.dZ', with a and b.
+// gain_is_gate(): the gain's own. r_dz: R.dZ; of unscaled keys R'.dZ', with a and b.
 FW_DEVICE float gain_gradient(float r_dz, float gain) { return r_dz * rcp_fast(gain); }
 FW_DEVICE float unscaled_gain_gradient(float r_dz, float a, float b, float gain) { return gain_gradient(r_dz * rcp_fast(a * b), gain); }
 

@@ -1,11 +1,11 @@
-// Gates given as logits: values in front of the kernels that take them, gradients back behind them, and the sums over tokens that a_log and dt_bias
+// Gates given as logits: values before the kernels that take them, gradients back after them, and the sums over tokens that a_log and dt_bias
 // take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
 //
-// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
+// Roles, 256 threads: a gate a z, kN neighbouring token scalars (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
 // neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
 //
-// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's turn, where the law was an indirect branch a number.
-// Where all tensors of a gate are bf16 in whole pieces with tokens at one distance (walks()), rows are found by an addition and two tokens are on their way
+// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's work tile, where the law was an indirect branch a number.
+// Where all tensors of a gate are bf16 in vectors with tokens at one distance (walks()), rows are found by an addition and two tokens are on their way
 // at once; what else there is takes a form that asks of every row what it is.
 #include <algorithm>
 #include <type_traits>
@@ -19,25 +19,25 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kK256Values = 8, kK256Gradients = 4;  // numbers of a thread where heads have whole pieces of so many
+constexpr int kK256Values = 8, kK256Gradients = 4;  // numbers of a thread where heads have vectors of so many
 
 // Which numbers and tokens a thread has.
 struct GateCut {
-  int wide = 0;                          // many numbers a thread, or one
+  int k256 = 0;                          // many numbers a thread, or one
   int walk = 0;                          // walks()
   int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
   int blocks = 0, columns = 0;           // over tokens, over numbers
 };
 // bf16, pieces of `wide` numbers where they can be loaded whole, and every token as far from the one before, in whatever sequence.
-bool walks(const TokenArg& a, int wide, const GateTokens& tokens) {
+bool walks(const TokenArg& a, int k256, const GateTokens& tokens) {
   const bool even = tokens.all == tokens.batch || a.stride_b == tokens.batch * a.stride_t;
-  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(wide)) == 0 && a.stride_t % wide == 0 && a.stride_h % wide == 0 && even;
+  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(k256)) == 0 && a.stride_t % k256 == 0 && a.stride_h % k256 == 0 && even;
 }
 
-GateCut cut_of(const GateArg& gate, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
+GateCut cut_of(const GateArg& gate, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
   GateCut cut;
-  cut.wide = gate.channels % wide == 0 ? 1 : 0;
-  const int units = gate.heads * gate.channels / (cut.wide != 0 ? wide : 1);
+  cut.k256 = gate.channels % k256 == 0 ? 1 : 0;
+  const int units = gate.heads * gate.channels / (cut.k256 != 0 ? k256 : 1);
   while (cut.units < units && cut.units < kThreads) cut.units *= 2;
   cut.lanes = kThreads / cut.units;
   cut.columns = (units + cut.units - 1) / cut.units;
@@ -52,10 +52,10 @@ struct GateCuts {
   GateCut of[kGates];
 };
 template <class Args, class GateOf>
-Dim3 cut_gates(const Args& args, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
+Dim3 cut_gates(const Args& args, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
   Dim3 grid{0, 0, static_cast<unsigned>(args.count)};
   for (int i = 0; i < args.count; ++i) {
-    cuts.of[i] = cut_of(gate_of(args.gates[i]), wide, tokens, most_tokens, most_blocks);
+    cuts.of[i] = cut_of(gate_of(args.gates[i]), k256, tokens, most_tokens, most_blocks);
     grid.x = std::max(grid.x, static_cast<unsigned>(cuts.of[i].blocks));
     grid.y = std::max(grid.y, static_cast<unsigned>(cuts.of[i].columns));
   }
@@ -112,7 +112,7 @@ FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
   }
 }
 
-// kN neighbouring bf16 numbers.
+// kN neighbouring bf16 values.
 template <int kN>
 struct Piece {
   uint32_t words[kN / 2];
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
   if (cut.walk != 0) return walk_values<kK256Values>(args.gates[i], args.values[i], tokens, cut);
-  cut.wide != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+  cut.k256 != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
 }
 
 // The logits' gradients of this thread's numbers, and their sums over its tokens.
@@ -289,7 +289,7 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   }
 }
 
-// Three blocks a multiprocessor: with registers for four walk_gradients() spills.
+// Three blocks an SM: with registers for four walk_gradients() spills.
 __global__ void __launch_bounds__(kThreads, 3)
     gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
   grid_dependency_wait();
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.wide != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
+  cut.k256 != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
 // The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns, channels side by side, and lanes, every
@@ -310,10 +310,10 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
   const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
   if (to.data == nullptr || head >= heads) return;
-  const bool formed = a.fused_parts > 0;
+  const bool fused = a.fused_parts > 0;
   const int64_t step = 2 * int64_t{row};  // of a block of tokens
-  const int blocks = formed ? static_cast<int>(a.fused_parts) : cuts.of[block_index_z()].blocks;
-  const float* const parts = a.parts + (formed ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (formed ? channels : row);
+  const int blocks = fused ? static_cast<int>(a.fused_parts) : cuts.of[block_index_z()].blocks;
+  const float* const parts = a.parts + (fused ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (fused ? channels : row);
   int columns = 1;
   while (columns < channels && columns < kMostSumColumns) columns *= 2;
   const int thread = static_cast<int>(thread_index()), lanes = kSumThreads / columns, column = thread % columns, lane = thread / columns;
@@ -362,7 +362,7 @@ void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* str
       args, kK256Values, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
   for (int i = 0; i < args.count; ++i) {
     const bool both = walks(args.gates[i].x, kK256Values, tokens) && walks(args.values[i], kK256Values, tokens);
-    cuts.of[i].walk = cuts.of[i].wide != 0 && both ? 1 : 0;
+    cuts.of[i].walk = cuts.of[i].k256 != 0 && both ? 1 : 0;
   }
   launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
 }
@@ -384,7 +384,7 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
     any = true;
     const bool all =
         walks(a.gate.x, kK256Gradients, tokens) && walks(a.d_values, kK256Gradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kK256Gradients, tokens));
-    cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
+    cuts.of[i].walk = cuts.of[i].k256 != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
   if (any) launch_overlapped(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kK256Gradients : 0, stream, args, tokens, cuts);

@@ -32,7 +32,7 @@ struct GateGradient {
   TokenArg d_values, d_x;      // d_x may be absent, and may be d_values
   HeadArg d_a_log, d_dt_bias;  // may be absent
   float* parts = nullptr;      // gate_parts_bytes(); null: neither is asked for
-  int64_t fused_parts = 0;    // if not 0: gradients() has made the logits' gradient, and `parts` [fused_parts, heads, 2, channels], of dt_bias and of a_log
+  int64_t fused_parts = 0;     // if not 0: gradients() has made the logits' gradient, and `parts` [fused_parts, heads, 2, channels], of dt_bias and of a_log
 };
 struct GateGradientsArgs {
   GateGradient gates[kGates];

@@ -9,7 +9,7 @@ namespace fw::cuda {
 void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 // One decay for each channel: gradients/channel.
 void gradients_channel(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
-// Of those, with logits (GradientChoice::formed).
+// Of those, with logits (GradientChoice::fused).
 void gradients_fused(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

@@ -1,16 +1,16 @@
-// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: RowScales), without images. Per
+// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: RowScales), without chunk tiles. Per
 // sequence and value head, chunk by chunk:
-//   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (offline rules: W = diag(z) v, U = W)
+//   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (additive rules: W = diag(z) v, U = W)
 // Where streams are sums of q and k W has diag(erase_q) q S besides, and O diag(read_k) k S: both products come first, and are in registers together.
-// A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would bring.
+// A for itself is a product more than the chunk tiles of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would load.
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
-// Where channels decay each by its own W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S + Khat^T U of images (tiles.h: QETiles), which come one by
+// Where channels decay each by its own W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S + Khat^T U of chunk tiles (tiles.h: QETiles), which come one by
 // one. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so
 // that W and O need not be under way, and in registers, together (but for sums).
 //
-// Roles, 384 threads, one block a multiprocessor (k256/parts.cuh), i the group; with images k has the places kE and kKhat and the barriers e and khat:
+// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and the barriers e and khat:
 //   warp     does                                              waits for                    says so to                  shared memory
-//   0, 1     bring k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
+//   0, 1     load k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes S^T away; with 3 bf16 rows of O   state[i].full, o[i].full     state[i].empty, o[i].empty  kState, kO
 //   3        thread 96 takes W away; with 2 bf16 rows of O     left[i].full, o[i].full      stages.empty, o[i].empty    kTile, kO
 //   4 to 7,  the state of a group's value block in registers:  {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kO, kState
@@ -19,21 +19,21 @@
 #include <type_traits>
 
 #include "scan/cuda/call/launch.h"
-#include "scan/cuda/scan/outputs.cuh"
 #include "scan/cuda/k256/parts.cuh"
+#include "scan/cuda/scan/outputs.cuh"
 
 namespace fw::cuda {
 namespace {
 
 struct K256ForwardArgs {
   ScanForwardArgs scan;
-  K256Tiles images;
+  K256Tiles chunk_tiles;
   int groups;
 };
 
 template <K256Form kForm, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __grid_constant__ K256ForwardArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kImages = kForm == K256Form::kKeys;
+  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
   using Shape = K256Shape<kOut, kForm>;
   using Registers = K256Registers<56, 224>;
   const ScanForwardArgs& args = all.scan;
@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
     register_count_decrease<Registers::kOfMovers>();
     const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
-      const K256StageArgs stage_args{args.sequences, args.rows, args.v, all.images, args.z, args.HV, args.K, args.V};
+      const K256StageArgs stage_args{args.sequences, args.rows, args.v, all.chunk_tiles, args.z, args.HV, args.K, args.V};
       const auto in_order = [](int i) { return i; };
-      if constexpr (kImages) {
+      if constexpr (kChunkTiles) {
         load_k256_tiles<Shape, false, kOut>(stage_args, maps, place, shared, barriers, in_order);
       } else {
         load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, place, shared, barriers, in_order);
@@ -89,26 +89,26 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
     for (int c = 0; c < chunks; ++c) {
       const auto ring = Shape::stage_of(c);
       const auto single = Shape::single_of(c);
-      using Numbers = std::conditional_t<kImages, K256Decays, RowScales>;
+      using Numbers = std::conditional_t<kChunkTiles, K256Decays, RowScales>;
       const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
-      // Of images, which have one place: made anew each time, or descriptors of all of them are kept in registers.
-      const auto anew = [&](uint32_t address) { return kImages ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
-      const uint32_t keys = kImages ? anew(base + Shape::kE) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      const auto anew = [&](uint32_t address) { return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
+      const uint32_t keys = kChunkTiles ? anew(base + Shape::kE) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_k256_state<kImages>(state, numbers_of_state, numbers()->gamma, group);
+      put_k256_state<kChunkTiles>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t b[4][4];
-      [[maybe_unused]] uint32_t scaled[4][4];  // not kImages
+      [[maybe_unused]] uint32_t scaled[4][4];  // not kChunkTiles
       float o[32];
       [[maybe_unused]] float w[32];  // kDelta
       if constexpr (kDelta) {
-        if constexpr (kImages) barriers.e.wait_full(single);
+        if constexpr (kChunkTiles) barriers.e.wait_full(single);
         wgmma_fence();
         multiply_state(w, numbers_of_state, keys);
         wgmma_commit();
-        if constexpr (kImages) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
+        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
         if constexpr (kSums) {
           barriers.q.wait_full(single);
           wgmma_fence();
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
           for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
           wgmma_wait<0>();
           keep(w);
-          if constexpr (kImages) {
+          if constexpr (kChunkTiles) {
             barriers.e.put_empty(single);
           } else {
             scale_columns(w, numbers()->e);
@@ -175,14 +175,14 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
           wgmma_wait<0>();
           keep(o);
           barriers.q.put_empty(single);
-          if constexpr (!kImages) scale_columns(o, numbers()->q);
+          if constexpr (!kChunkTiles) scale_columns(o, numbers()->q);
         }
         barriers.p.wait_full(single);
         wgmma_fence();
         multiply_rows(o, b, anew(base + Shape::kP), true);
         wgmma_commit();
       }
-      if constexpr (kImages) {
+      if constexpr (kChunkTiles) {
         barriers.khat.wait_full(single);
         wgmma_fence();
         add_outer<kMaxTileK>(state, b, anew(base + Shape::kKhat));
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
       wgmma_commit();
       wgmma_wait<0>();
       keep(state);
-      if constexpr (kImages) barriers.khat.put_empty(single);
+      if constexpr (kChunkTiles) barriers.khat.put_empty(single);
       if constexpr (kOut) {
         keep(o);
         barriers.p.put_empty(single);
@@ -243,12 +243,12 @@ void launch_forward(const K256ForwardArgs& all, void* stream) {
 
 }  // namespace
 
-void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& images, void* stream) {
+void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("k256_forward: states and w are saved together or not at all");
   if (args.K > kMaxTileK || args.parts != nullptr || args.maps.data != nullptr || (args.z != nullptr && form != K256Form::kKeys)) {
     fail_internal("k256_forward: expected K at most {} and whole sequences, with raw values but of images, got K {}", kMaxTileK, args.K);
   }
-  const K256ForwardArgs all{args, images, k256_groups(args.sequences, args.HV, args.V)};
+  const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   switch (form) {
     case K256Form::kAdditive:
       return launch_forward<K256Form::kAdditive>(all, stream);

@@ -7,10 +7,10 @@ namespace fw::cuda {
 void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   if (chunks == 0) return;
   const Rule& rule = args.problem.rule;
-  const bool wide = k256_rule(rule);
-  if (!wide || (args.half.numbers == nullptr && args.half.norms == nullptr)) {
-    fail_internal("k256_gradients: expected a rule with wide keys and its numbers or norms, got {}, {}", wide ? "such a rule" : "another rule",
-                  wide ? "neither" : "some");
+  const bool k256 = k256_rule(rule);
+  if (!k256 || (args.half.numbers == nullptr && args.half.norms == nullptr)) {
+    fail_internal("k256_gradients: expected a rule with wide keys and its numbers or norms, got {}, {}", k256 ? "such a rule" : "another rule",
+                  k256 ? "neither" : "some");
   }
   switch (select_k256(rule)) {
     case K256Form::kAdditive:

@@ -1,9 +1,9 @@
-// What the two scans of keys of 129 to 256 channels share: a block's places in shared memory, who brings what, the state as an operand. See scan/parts.cuh,
+// What the two scans of keys of 129 to 256 channels share: a block's places in shared memory, who loads what, the state as an operand. See scan/parts.cuh,
 // whose fragments these are.
 //
-// A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's: what a chunk brings, of which the raw rows
-// of q and k are most, is read from the L2 cache for both. The state [64 values, 256] takes 128 registers of a thread, so that its bf16 numbers have no place
-// there beside the products: they lie in shared memory, where the products read them and from where they leave for the gradients.
+// A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's: what a chunk loads, of which the raw rows
+// of q and k are most, is read from the L2 cache for both. The state [64 values, 256] takes 128 registers of a thread, so that its bf16 values have no place
+// there alongside the products: they lie in shared memory, where the products read them and from where they leave for the gradients.
 #pragma once
 
 #include "scan/cuda/call/device.h"
@@ -13,7 +13,7 @@ namespace fw::cuda {
 
 inline constexpr unsigned kK256Threads = 384;
 inline constexpr int kK256Groups = 2;
-// Registers of a thread: of the four warps that bring and store, and of the state's. All that the latter want the former must have given back of what the
+// Registers of a thread: of the four warps that load and store, and of the state's. All that the latter want the former must have given back of what the
 // kernel begins with, or they wait for ever.
 template <int kMovers, int kState>
 struct K256Registers {
@@ -21,7 +21,7 @@ struct K256Registers {
   static_assert(128 * kMovers + kK256Groups * 128 * kState <= static_cast<int>(kK256Threads) * kAtFirst);
 };
 
-// What stages bring of a QETiles besides E and Q.
+// What stages load of a QETiles besides E and Q.
 struct K256Decays {
   float gamma[kMaxTileK], z_scale[kChunk];
 };
@@ -32,12 +32,12 @@ static_assert(offsetof(QETiles<kMaxTileK>, z_scale) - offsetof(QETiles<kMaxTileK
 // gamma and z_scale.
 template <bool kOut, K256Form kForm>
 struct K256Shape {
-  static constexpr bool kSums = kForm == K256Form::kSums, kImages = kForm == K256Form::kKeys;
+  static constexpr bool kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
   static constexpr int kMatrix = 64 * kMaxTileK * 2, kStages = 2;
   static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kK256Groups * kMatrix, kP = kA + kSw128Bytes;
   static constexpr int kE = 0, kKhat = kMatrix;
   static constexpr int kTile = kP + kSw128Bytes, kO = kTile + kStages * kK256Groups * kSw128Bytes, kNumbers = kO + (kOut ? kK256Groups * kSw128Bytes : 0);
-  static constexpr int kLoadedScales = kImages ? static_cast<int>(sizeof(K256Decays)) : static_cast<int>(kScanScaleBytes);
+  static constexpr int kLoadedScales = kChunkTiles ? static_cast<int>(sizeof(K256Decays)) : static_cast<int>(kScanScaleBytes);
   static constexpr int kNumberBytes = (kLoadedScales + 127) / 128 * 128;
   static constexpr int kMixed = kNumbers + kStages * kNumberBytes, kMixedBytes = kSums ? static_cast<int>(kSumScaleBytes) : 0;
   static constexpr int kBarriers = kMixed + kMixedBytes, kShared = kBarriers + kScanBarrierBytes;
@@ -59,7 +59,7 @@ struct K256Shape {
   static constexpr int tile(int slot, int group) { return kTile + (slot * kK256Groups + group) * kSw128Bytes; }
 };
 
-// Value blocks of a block: one each where that leaves none without a multiprocessor; two take nearly twice as long a chunk.
+// Value blocks of a block: one each where that leaves none without an SM; two take nearly twice as long a chunk.
 inline int k256_groups(const SequenceArg& sequences, int HV, int V) {
   return static_cast<int64_t>(sequences.N) * HV * ((V + kValueBlock - 1) / kValueBlock) <= sm_count() ? 1 : kK256Groups;
 }
@@ -103,15 +103,15 @@ FW_DEVICE void init_k256_barriers(typename Shape::Barriers& b, int groups, bool 
   mbarrier_init_fence();
 }
 
-// ---- What a chunk brings: by the 64 threads of warps 0 and 1, of whom thread 0 asks the copy engine -----------------------------
+// ---- What a chunk loads: by the 64 threads of warps 0 and 1, of whom thread 0 asks TMA -----------------------------
 
 // The tensors of a stage; tile: v or d_o.
 struct K256StageArgs {
   const SequenceArg& sequences;
   const ScanRows& rows;
   const TokenArg& tile;
-  const K256Tiles& images;
-  const uint16_t* z;  // panels in the place of the tensor's, or null
+  const K256Tiles& chunk_tiles;
+  const uint16_t* z;  // SW128 tiles in the place of the tensor's, or null
   int HV, K, V;
 };
 
@@ -122,26 +122,26 @@ inline StageMaps k256_maps(const ScanRows& rows, const TokenArg& tile, const Tok
   return maps;
 }
 
-// Rows that the engine cannot take, or of a chunk that it cannot: 64 columns from t.column on, a piece at a time (few registers).
-FW_DEVICE void fill_k256_sw128(const TileRows& t, int c, char* panel) {
+// Rows that TMA cannot take, or of a chunk that it cannot: 64 columns from t.column on, a piece at a time (few registers).
+FW_DEVICE void fill_k256_sw128(const TileRows& t, int c, char* sw128) {
   FW_NO_UNROLL
   for (int i = static_cast<int>(thread_index()); i < 64 * 8; i += static_cast<int>(kStoreThread)) {
     const int row = i / 8, piece = i % 8;
     float x[8] = {};
     if (t.rows.data != nullptr && c * kChunk + row < t.length) load_channels(t.rows, c * kChunk + row, t.column + 8 * piece, t.V, x);
-    *reinterpret_cast<uint4*>(panel + row * 128 + ((piece ^ (row & 7)) * 16)) =
+    *reinterpret_cast<uint4*>(sw128 + row * 128 + ((piece ^ (row & 7)) * 16)) =
         make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
 }
-FW_DEVICE void fill_k256_rows(const TokenArg& tensor, const K256StageArgs& a, const ScanCoord& place, int c, char* panels) {
+FW_DEVICE void fill_k256_rows(const TokenArg& tensor, const K256StageArgs& a, const ScanCoord& place, int c, char* sw128_tiles) {
   TileRows rows = tile_rows(tensor, a.sequences, place, a.K);
   FW_NO_UNROLL
-  for (rows.column = 0; rows.column < kMaxTileK; rows.column += 64) fill_k256_sw128(rows, c, panels + rows.column / 64 * kSw128Bytes);
+  for (rows.column = 0; rows.column < kMaxTileK; rows.column += 64) fill_k256_sw128(rows, c, sw128_tiles + rows.column / 64 * kSw128Bytes);
 }
-FW_DEVICE void load_k256_rows(const TensorMap& map, const TokenArg& tensor, const TmaCoord& engine, const ScanCoord& place, int c, char* panels,
-                               uint64_t* full) {
+FW_DEVICE void load_k256_rows(const TensorMap& map, const TokenArg& tensor, const TmaCoord& tma, const ScanCoord& place, int c, char* sw128_tiles,
+                              uint64_t* full) {
   FW_UNROLL
-  for (int panel = 0; panel < kMaxTileK / 64; ++panel) engine.bring(map, 64 * panel, place.hv / tensor.divisor, c, panels + panel * kSw128Bytes, full);
+  for (int sw128 = 0; sw128 < kMaxTileK / 64; ++sw128) tma.bring(map, 64 * sw128, place.hv / tensor.divisor, c, sw128_tiles + sw128 * kSw128Bytes, full);
 }
 
 // What is all of a buffer, once that is empty.
@@ -154,12 +154,12 @@ FW_DEVICE void load_k256_part(RingBarriers<1>& barriers, const Ring<1>& single, 
   mbarrier_arrive(barriers.full);
 }
 
-// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q, kReadsLast: behind A and P; kUpdate: with A;
+// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q, kReadsLast: after A and P; kUpdate: with A;
 // kPairs: with P.
 template <class Shape, bool kReads, bool kReadsLast, bool kUpdate, bool kPairs, class ChunkOf>
 FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, const K256Coord& place, char* shared, typename Shape::Barriers& barriers,
-                                 ChunkOf&& chunk_of) {
-  const TmaCoord engine(a.sequences, place.scan);
+                                ChunkOf&& chunk_of) {
+  const TmaCoord tma(a.sequences, place.scan);
   const bool asks = thread_index() == 0;
   Ring<Shape::kStages> ring;
   Ring<1> single;
@@ -167,24 +167,24 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
   for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
     const int c = chunk_of(i);
     const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
-    const bool whole = engine.takes(c), loads_tile = whole && maps.values != 0, loads_rows = whole && maps.rows != 0;
+    const bool whole = tma.takes(c), loads_tile = whole && maps.values != 0, loads_rows = whole && maps.rows != 0;
     uint64_t* full = barriers.stages.full + ring.slot;
     char* const keys = shared + Shape::kK + ring.slot * Shape::kMatrix;
     barriers.stages.wait_empty(ring);
     if (asks) {
       mbarrier_expect(full, static_cast<uint32_t>(kScanScaleBytes) + (loads_rows ? Shape::kMatrix : 0) +
                                 (loads_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
-      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.images.numbers + item, kScanScaleBytes, full);
-      if (loads_rows) load_k256_rows(maps.k, a.rows.k, engine, place.scan, c, keys, full);
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.chunk_tiles.numbers + item, kScanScaleBytes, full);
+      if (loads_rows) load_k256_rows(maps.k, a.rows.k, tma, place.scan, c, keys, full);
       for (int group = 0; loads_tile && group < place.groups; ++group) {
-        engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, shared + Shape::tile(ring.slot, group), full);
+        tma.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, shared + Shape::tile(ring.slot, group), full);
       }
     }
     if (!loads_rows) fill_k256_rows(a.rows.k, a, place.scan, c, keys);
     for (int group = 0; !loads_tile && group < place.groups; ++group) {
       fill_k256_sw128(tile_rows(a.tile, a.sequences, place.of_group(group), a.V), c, shared + Shape::tile(ring.slot, group));
     }
-    if (!loads_rows || !loads_tile) fence_async_shared();  // for the products, and for the engine, which has the place next
+    if (!loads_rows || !loads_tile) fence_async_shared();  // for the products, and for TMA, which has the place next
     mbarrier_arrive(full);
 
     const auto issue_reads = [&] {
@@ -192,8 +192,8 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
       barriers.q.wait_empty(single);
       if (asks) {
         mbarrier_expect(full, (loads_rows ? Shape::kMatrix : 0) + Shape::kMixedBytes);
-        if (loads_rows) load_k256_rows(maps.q, a.rows.q, engine, place.scan, c, shared + Shape::kQ, full);
-        if constexpr (Shape::kMixedBytes > 0) bulk_load(shared + Shape::kMixed, a.images.numbers[item].erase_q, Shape::kMixedBytes, full);
+        if (loads_rows) load_k256_rows(maps.q, a.rows.q, tma, place.scan, c, shared + Shape::kQ, full);
+        if constexpr (Shape::kMixedBytes > 0) bulk_load(shared + Shape::kMixed, a.chunk_tiles.numbers[item].erase_q, Shape::kMixedBytes, full);
       }
       if (!loads_rows) {
         fill_k256_rows(a.rows.q, a, place.scan, c, shared + Shape::kQ);
@@ -202,8 +202,8 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
       mbarrier_arrive(full);
     };
     if constexpr (kReads && !kReadsLast) issue_reads();
-    if constexpr (kUpdate) load_k256_part(barriers.a, single, a.images.pairs[item].a, shared + Shape::kA, kSw128Bytes);
-    if constexpr (kPairs) load_k256_part(barriers.p, single, a.images.pairs[item].p, shared + Shape::kP, kSw128Bytes);
+    if constexpr (kUpdate) load_k256_part(barriers.a, single, a.chunk_tiles.pairs[item].a, shared + Shape::kA, kSw128Bytes);
+    if constexpr (kPairs) load_k256_part(barriers.p, single, a.chunk_tiles.pairs[item].p, shared + Shape::kP, kSw128Bytes);
     if constexpr (kReads && kReadsLast) issue_reads();
   }
 }
@@ -211,8 +211,8 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
 // The same of kKeys. kReverse: Khat first and E last, else E first and Khat last; kReads: with Q and P.
 template <class Shape, bool kReverse, bool kReads, class ChunkOf>
 FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, const K256Coord& place, char* shared, typename Shape::Barriers& barriers,
-                                 ChunkOf&& chunk_of) {
-  const TmaCoord engine(a.sequences, place.scan);
+                               ChunkOf&& chunk_of) {
+  const TmaCoord tma(a.sequences, place.scan);
   const bool asks = thread_index() == 0;
   Ring<Shape::kStages> ring;
   Ring<1> single;
@@ -220,13 +220,13 @@ FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, co
   for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
     const int c = chunk_of(i);
     const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
-    const QETiles<kMaxTileK>& image = a.images.images[item];
-    const bool loads_tile = a.z != nullptr || (engine.takes(c) && maps.values != 0);
+    const QETiles<kMaxTileK>& chunk_tile = a.chunk_tiles.chunk_tiles[item];
+    const bool loads_tile = a.z != nullptr || (tma.takes(c) && maps.values != 0);
     uint64_t* const full = barriers.stages.full + ring.slot;
     barriers.stages.wait_empty(ring);
     if (asks) {
       mbarrier_expect(full, Shape::kLoadedScales + (loads_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
-      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, image.gamma, Shape::kLoadedScales, full);
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, chunk_tile.gamma, Shape::kLoadedScales, full);
     }
     for (int group = 0; group < place.groups; ++group) {
       char* const to = shared + Shape::tile(ring.slot, group);
@@ -235,15 +235,15 @@ FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, co
       } else if (asks && a.z != nullptr) {
         bulk_load(to, a.z + place.tile(c, group, a.HV) * kSw128Elements, kSw128Bytes, full);
       } else if (asks) {
-        engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, to, full);
+        tma.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, to, full);
       }
     }
     if (!loads_tile) fence_async_shared();
     mbarrier_arrive(full);
 
-    const auto issue_e = [&] { load_k256_part(barriers.e, single, image.e, shared + Shape::kE, Shape::kMatrix); };
-    const auto issue_khat = [&] { load_k256_part(barriers.khat, single, a.images.keys + item * (64 * kMaxTileK), shared + Shape::kKhat, Shape::kMatrix); };
-    const auto issue_a = [&] { load_k256_part(barriers.a, single, a.images.pairs[item].a, shared + Shape::kA, kSw128Bytes); };
+    const auto issue_e = [&] { load_k256_part(barriers.e, single, chunk_tile.e, shared + Shape::kE, Shape::kMatrix); };
+    const auto issue_khat = [&] { load_k256_part(barriers.khat, single, a.chunk_tiles.keys + item * (64 * kMaxTileK), shared + Shape::kKhat, Shape::kMatrix); };
+    const auto issue_a = [&] { load_k256_part(barriers.a, single, a.chunk_tiles.pairs[item].a, shared + Shape::kA, kSw128Bytes); };
     if constexpr (kReverse) {
       issue_khat();
     } else {
@@ -251,8 +251,8 @@ FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, co
       issue_a();
     }
     if constexpr (kReads) {
-      load_k256_part(barriers.q, single, image.q, shared + Shape::kQ, Shape::kMatrix);
-      load_k256_part(barriers.p, single, a.images.pairs[item].p, shared + Shape::kP, kSw128Bytes);
+      load_k256_part(barriers.q, single, chunk_tile.q, shared + Shape::kQ, Shape::kMatrix);
+      load_k256_part(barriers.p, single, a.chunk_tiles.pairs[item].p, shared + Shape::kP, kSw128Bytes);
     }
     if constexpr (kReverse) {
       issue_a();
@@ -265,7 +265,7 @@ FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, co
 
 // ---- The state -------------------------------------------------------------------------------------------------------------------
 
-// d [64 values, 64 tokens] = the state's numbers times the transpose of the panels of rows.
+// d [64 values, 64 tokens] = the state's numbers times the transpose of the SW128 tiles of rows.
 FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
   const uint64_t a = wgmma_descriptor(state, 16, 1024), b = wgmma_descriptor(rows, 16, 1024);
   FW_UNROLL
@@ -303,7 +303,7 @@ struct SumFactors {
   const float *of_k, *of_q;
 };
 
-// From k S and q S: in the place of the tile's values W, rounded, and in that of q S what O has of both. W goes to shared memory because beside k S and q S
+// From k S and q S: in the place of the tile's values W, rounded, and in that of q S what O has of both. W goes to shared memory because alongside k S and q S
 // there are no registers for it.
 FW_DEVICE void mix_products(const float (&k_s)[32], float (&q_s)[32], const SumFactors& erase, const SumFactors& read, const float* z, uint32_t tile) {
   const int first = 2 * static_cast<int>(lane_index() % 4);
@@ -324,7 +324,7 @@ FW_DEVICE void mix_products(const float (&k_s)[32], float (&q_s)[32], const SumF
   }
 }
 
-// d [64 values, 64 tokens] = the tile [64 tokens, 64 values] transposed times the transpose of the panel of rows.
+// d [64 values, 64 tokens] = the tile [64 tokens, 64 values] transposed times the transpose of the SW128 tile of rows.
 FW_DEVICE void multiply_tile(float (&d)[32], uint32_t tile, uint32_t rows) {
   const uint64_t a = wgmma_descriptor(tile, kSw128Bytes, 1024), b = wgmma_descriptor(rows, 16, 1024);
   FW_UNROLL
@@ -349,7 +349,7 @@ FW_DEVICE void mix_fragments(const float (&z)[32], const uint32_t (&d_o)[4][4], 
   }
 }
 
-// By thread 64 (states) and thread 96 (tiles) of warps 2 and 3, if something is saved: what a group leaves of a chunk goes to memory. Behind the tile's copy
+// By thread 64 (states) and thread 96 (tiles) of warps 2 and 3, if something is saved: what a group leaves of a chunk goes to memory. After the tile's copy
 // its stage may be filled anew.
 template <class Shape>
 FW_DEVICE void drain_k256(const K256Coord& place, int group, int HV, int c, const Ring<Shape::kStages>& ring, const Ring<1>& single, char* shared,

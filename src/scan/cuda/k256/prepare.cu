@@ -7,7 +7,7 @@
 //   all       a warp's 8 rows of q and k; their norms
 //   0, 7      coefficients of rows (coefficient_row())
 //   1         sums of the log-decay, factors of rows
-//   0 to 3    K K^T, T, then A;   4 to 7   Q K^T, P (offline: all of them P); of sums besides read_made, from 4 to 7 to 0 to 3
+//   0 to 3    K K^T, T, then A;   4 to 7   Q K^T, P (additive: all of them P); of sums besides read_made, from 4 to 7 to 0 to 3
 #include <type_traits>
 
 #include "scan/cuda/call/launch.h"
@@ -35,7 +35,7 @@ struct K256Layout {
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The warp's rows of a half with `channels` of its own, of any kind: asynchronously where they are whole pieces.
+// The warp's rows of a half with `channels` of its own, of any kind: asynchronously where they are vectors.
 FW_DEVICE void issue_k_half(const TokenArg& tensor, const ChunkCoord& place, int channels, bool pieces, char* matrix) {
   constexpr int kN = kHalfTileK / 32;
   if (pieces) return fetch_rows<kN>(tensor, place, channels, matrix);
@@ -61,8 +61,7 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   out.e[row] = kDelta ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
   out.q2[row] = q2, out.k2[row] = k2;
 }
-FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, K256SumRows& rows, RowScales& out,
-                               RowNorms* norms) {
+FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, K256SumRows& rows, RowScales& out, RowNorms* norms) {
   const bool uses = uses_norms(x.rule);
   const float q2 = uses ? rows.squares[0][row] : 0.0f, k2 = uses ? rows.squares[1][row] : 0.0f;
   FrontCoefs<float> c = sum_coefs(x, place, row, gates, q2, k2);

@@ -21,13 +21,13 @@ static_assert(2 * (QuarterLayout::kBytes + 1024) <= 228 * 1024 && kSw128Elements
 
 struct K256KeysArgs {
   Problem quarters[kQuarters];  // the call's, of whose keys each has 64 channels or what there is of them
-  QETiles<kMaxTileK>* images = nullptr;
+  QETiles<kMaxTileK>* chunk_tiles = nullptr;
   IntraChunk* pairs = nullptr;
   RowNorms* norms = nullptr;
   uint16_t *keys = nullptr, *z = nullptr;
 };
 
-// What channel_row() and finish_block_decays() have of an image: a quarter of its columns, which is a panel.
+// What channel_row() and finish_block_decays() have of an chunk tile: a quarter of its columns, which is a SW128 tile.
 struct QuarterTile {
   uint16_t *e, *q;
   float* gamma;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
   auto& decays = *reinterpret_cast<BlockDecays<kQuarter>*>(shared + Layout::kDecays);
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  QETiles<kMaxTileK>& image = args.images[place.item];
+  QETiles<kMaxTileK>& chunk_tile = args.chunk_tiles[place.item];
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
     const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
     if (lane % 4 == 0) {
       put_coefs(coefs[row], c, valid);
-      image.z_scale[row] = !valid ? 0.0f : args.z != nullptr ? 1.0f : c.z_v;
+      chunk_tile.z_scale[row] = !valid ? 0.0f : args.z != nullptr ? 1.0f : c.z_v;
       if (args.norms != nullptr) args.norms[place.item].q2[row] = s.q2, args.norms[place.item].k2[row] = s.k2;
     }
     sync_warp();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
   FW_NO_UNROLL
   for (int quarter = 0; quarter < kQuarters; ++quarter) {
     const Problem& own = args.quarters[quarter];
-    QuarterTile columns{image.e + quarter * kSw128Elements, image.q + quarter * kSw128Elements, image.gamma + quarter * kQuarter};
+    QuarterTile columns{chunk_tile.e + quarter * kSw128Elements, chunk_tile.q + quarter * kSw128Elements, chunk_tile.gamma + quarter * kQuarter};
     ChunkTiles<kQuarter, QuarterTile> out{};
     out.forward = &columns;
     const Rows decay_tensor = chunk_rows(own.in.g, place);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
         if (args.z == nullptr) return;
         const int64_t value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
         write_values(
-            x, place, [&](int row) { return coefs[row].rest.z; }, args.z + place.item * value_blocks * kSw128Elements, number * 32 + lane, kMeanwhileWarps * 32);
+            x, place, [&](int row) { return coefs[row].lo.z; }, args.z + place.item * value_blocks * kSw128Elements, number * 32 + lane, kMeanwhileWarps * 32);
       });
 }
 
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
 
 void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream) {
   K256KeysArgs all;
-  all.images = args.images, all.pairs = args.pairs, all.norms = args.norms, all.keys = args.keys, all.z = args.z;
+  all.chunk_tiles = args.chunk_tiles, all.pairs = args.pairs, all.norms = args.norms, all.keys = args.keys, all.z = args.z;
   bool fetched = true;
   for (int quarter = 0; quarter < kQuarters; ++quarter) {
     Problem& own = all.quarters[quarter] = args.problem;

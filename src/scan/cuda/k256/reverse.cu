@@ -1,14 +1,14 @@
 // The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: RowScales). Per sequence and value
 // head, from the last chunk on, with D the gradient of the state:
-//   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (offline rules: V = diag(k) k D, and D without dZ)
+//   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (additive rules: V = diag(k) k D, and D without dZ)
 // Where streams are sums of q and k: D = gamma D + q^T (diag(q) dO + diag(erase_q) dZ) + k^T (diag(read_k) dO + diag(e) dZ); then q is the last that is wanted.
-// Where channels decay each by its own dR = P^T dO + Khat D, D = Diag(gamma) D + Q^T dO + E^T dZ of images (tiles.h: QETiles), which come one by one.
+// Where channels decay each by its own dR = P^T dO + Khat D, D = Diag(gamma) D + Q^T dO + E^T dZ of chunk tiles (tiles.h: QETiles), which come one by one.
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
-// Roles, 384 threads, one block a multiprocessor (k256/parts.cuh), i the group; with images k has the places kE and kKhat and the barriers e and khat:
+// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and the barriers e and khat:
 //   warp     does                                               waits for                    says so to                  shared memory
-//   0, 1     bring k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
+//   0, 1     load k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes D^T away                           state[i].full                state[i].empty              kState
 //   3        thread 96 takes dZ (V) away                        left[i].full                 stages.empty                kTile
 //   4 to 7,  the gradient of the state of a group's value       {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kState
@@ -23,13 +23,13 @@ namespace {
 
 struct K256ReverseArgs {
   ScanReverseArgs scan;
-  K256Tiles images;
+  K256Tiles chunk_tiles;
   int groups;
 };
 
 template <K256Form kForm, bool kSave>
 __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __grid_constant__ K256ReverseArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kImages = kForm == K256Form::kKeys;
+  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
   using Shape = K256Shape<false, kForm>;
   using Registers = K256Registers<56, 224>;
   const ScanReverseArgs& args = all.scan;
@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
     const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
-      const K256StageArgs stage_args{args.sequences, args.rows, args.d_o, all.images, nullptr, args.HV, args.K, args.V};
+      const K256StageArgs stage_args{args.sequences, args.rows, args.d_o, all.chunk_tiles, nullptr, args.HV, args.K, args.V};
       const auto from_the_last = [last](int i) { return last - i; };
-      if constexpr (kImages) {
+      if constexpr (kChunkTiles) {
         load_k256_tiles<Shape, true, true>(stage_args, maps, place, shared, barriers, from_the_last);
       } else {
         load_k256_chunks<Shape, true, kSums, kDelta, kDelta>(stage_args, maps, place, shared, barriers, from_the_last);
@@ -80,39 +80,39 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
     for (int i = 0; i < chunks; ++i) {
       const auto ring = Shape::stage_of(i);
       const auto single = Shape::single_of(i);
-      using Numbers = std::conditional_t<kImages, K256Decays, RowScales>;
+      using Numbers = std::conditional_t<kChunkTiles, K256Decays, RowScales>;
       const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
-      // Of images, which have one place: made anew each time, or descriptors of all of them are kept in registers.
-      const auto anew = [&](uint32_t address) { return kImages ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
-      const uint32_t keys = kImages ? anew(base + Shape::kKhat) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      const auto anew = [&](uint32_t address) { return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
+      const uint32_t keys = kChunkTiles ? anew(base + Shape::kKhat) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       constexpr bool kReads = kDelta || kSave;  // D
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_k256_state<kImages>(state, numbers_of_state, numbers()->gamma, group);
+      put_k256_state<kChunkTiles>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t d_o[4][4], a[4][4];
       float v[32];
       FW_UNROLL
       for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
-      if constexpr (kImages) barriers.khat.wait_full(single);
+      if constexpr (kChunkTiles) barriers.khat.wait_full(single);
       wgmma_fence();
       if constexpr (kReads) {
         multiply_state(v, numbers_of_state, keys);
         wgmma_commit();
-        if constexpr (kImages) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
+        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
       }
       if constexpr (!kSums) {
-        if constexpr (!kImages) scale_fragments(d_o, numbers()->q, a);
+        if constexpr (!kChunkTiles) scale_fragments(d_o, numbers()->q, a);
         barriers.q.wait_full(single);
         wgmma_fence();
-        add_outer<kMaxTileK>(state, kImages ? d_o : a, anew(base + Shape::kQ));
+        add_outer<kMaxTileK>(state, kChunkTiles ? d_o : a, anew(base + Shape::kQ));
         wgmma_commit();
       }
       if constexpr (kReads) {
         wgmma_wait<kSums ? 0 : 1>();
         keep(v);
-        if constexpr (kImages) {
+        if constexpr (kChunkTiles) {
           barriers.khat.put_empty(single);
         } else {
           scale_columns(v, numbers()->k);
@@ -154,20 +154,20 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
         add_outer<kMaxTileK>(state, a, base + Shape::kQ);
         wgmma_commit();
       } else if constexpr (kDelta) {
-        if constexpr (kImages) {
+        if constexpr (kChunkTiles) {
           barriers.e.wait_full(single);
         } else {
           scale_columns(v, numbers()->e);
         }
-        if constexpr (!kImages || !kSave) pack_fragments(v, a);
+        if constexpr (!kChunkTiles || !kSave) pack_fragments(v, a);
         wgmma_fence();
-        add_outer<kMaxTileK>(state, a, kImages ? anew(base + Shape::kE) : keys);
+        add_outer<kMaxTileK>(state, a, kChunkTiles ? anew(base + Shape::kE) : keys);
         wgmma_commit();
       }
       wgmma_wait<0>();
       keep(state);
       if constexpr (!kDelta || kSums) barriers.q.put_empty(single);
-      if constexpr (kImages) barriers.e.put_empty(single);
+      if constexpr (kChunkTiles) barriers.e.put_empty(single);
       barriers.stages.put_empty(ring);
     }
     const ScanCoord place = own();
@@ -189,12 +189,12 @@ void launch_reverse(const K256ReverseArgs& all, void* stream) {
 
 }  // namespace
 
-void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& images, void* stream) {
+void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
   if ((args.d_states == nullptr) != (args.v == nullptr)) fail_internal("k256_reverse: d_states and v are saved together or not at all");
   if (args.K > kMaxTileK || args.parts != nullptr || args.made != nullptr) {
     fail_internal("k256_reverse: expected K at most {} and whole sequences, got K {}", kMaxTileK, args.K);
   }
-  const K256ReverseArgs all{args, images, k256_groups(args.sequences, args.HV, args.V)};
+  const K256ReverseArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   switch (form) {
     case K256Form::kAdditive:
       return launch_reverse<K256Form::kAdditive>(all, stream);

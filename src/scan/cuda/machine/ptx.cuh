@@ -133,7 +133,7 @@ FW_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) {
 }
 
 // ---- Matrix products of a warp: d += a b -----------------------------------------------------------------------------------
-// Not volatile: volatile would pin each product behind the loads before it.
+// Not volatile: volatile would pin each product after the loads before it.
 FW_DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -181,10 +181,10 @@ FW_DEVICE T* global_memory(T* pointer) {
   asm("cvta.to.global.u64 %0, %1;" : "=l"(address) : "l"(pointer));
   return static_cast<T*>(__cvta_global_to_generic(address));
 }
-// Starts bringing the 128-byte line that has this byte into the L2 cache.
+// Starts loading the 128-byte line that has this byte into the L2 cache.
 FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
-// Four numbers from the L2 cache, or wherever they are behind it.
+// Four numbers from the L2 cache, or wherever they are after it.
 FW_DEVICE float4 load_past_l1(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
@@ -198,7 +198,7 @@ FW_DEVICE void add_there(float4* to, const float4& x) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
 
-// ---- Hopper: pairs of bf16 numbers, a b and a b + c, rounded once -------------------------------------------------------------
+// ---- Hopper: pairs of bf16 values, a b and a b + c, rounded once -------------------------------------------------------------
 FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -254,8 +254,8 @@ FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t byte
                "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head, as a panel of 128 bytes a row, with
-// zeros outside of the tensor.
+// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head, as a SW128 tile of 128 bytes a row,
+// with zeros outside of the tensor.
 FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared_to)),
@@ -289,11 +289,11 @@ FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" :
 // ---- Hopper: blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
 // Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have written before.
 FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-// The same in two halves and showing nothing: what cluster_copy() brings is seen by its barrier. A thread that arrives waits before it arrives again.
+// The same in two halves and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives waits before it arrives again.
 FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 // Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`, whose barrier at the place of `barrier`
-// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one behind the wait for it. Of clusters of
+// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one after the wait for it. Of clusters of
 // more than one block: in a kernel without clusters it is an illegal instruction.
 FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
@@ -306,8 +306,8 @@ FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes
       "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
-// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a cluster_sync() is in front of the first
-// access and one behind the last.
+// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a cluster_sync() is before the first
+// access and one after the last.
 template <class T>
 FW_DEVICE T* cluster_memory(T* shared, int rank) {
   uint64_t address;

@@ -1,6 +1,6 @@
-// Operands of matrix products in tiles of 64 rows (tiles.h: panels of 64 columns, granules of 16 bytes exchanged by XOR with the
+// Operands of matrix products in tiles of 64 rows (tiles.h: SW128 tiles of 64 columns, atoms of 16 bytes exchanged by XOR with the
 // row), by ldmatrix. A tile is given by its shared address, at a multiple of 1024 bytes; rows and columns of a corner are
-// multiples of 8; columns of 16 where 16 columns are taken: then the lane's granule differs from lane to lane by XOR alone.
+// multiples of 8; columns of 16 where 16 columns are taken: then the lane's atom differs from lane to lane by XOR alone.
 #pragma once
 
 #include "scan/cuda/call/tiles.h"
@@ -17,7 +17,7 @@ FW_DEVICE uint32_t down_then_right(uint32_t tile, int row, int column, int lane)
   const int atom = (((lane >> 4) ^ lane) & 1) | (lane & 6);
   return tile + ((column >> 6) * kSw128Bytes + row * 128) + ((lane & 15) * 128 + ((atom << 4) ^ ((column & 48) << 1)));
 }
-// ... or beside each other first.
+// ... or alongside each other first.
 FW_DEVICE uint32_t right_then_down(uint32_t tile, int row, int column, int lane) {
   const int atom = (((lane >> 3) ^ lane) & 1) | (lane & 6);
   return tile + ((column >> 6) * kSw128Bytes + row * 128) + ((((lane & 16) >> 1) + (lane & 7)) * 128 + ((atom << 4) ^ ((column & 48) << 1)));

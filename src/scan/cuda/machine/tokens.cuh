@@ -17,7 +17,7 @@ FW_DEVICE int64_t chunks_there(const SequenceArg& s, int64_t chunks) { return s.
 FW_DEVICE int64_t tokens_there(const SequenceArg& s, int64_t tokens) { return s.bounded != 0 && s.offsets[s.N] < tokens ? s.offsets[s.N] : tokens; }
 FW_DEVICE int64_t tokens_before(const TokenEnd& end, int64_t tokens) {
   if (end.last == nullptr) return tokens;
-  const int64_t last = end.wide != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
+  const int64_t last = end.k256 != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
   return last < 0 ? 0 : last < tokens ? last : tokens;
 }
 
@@ -99,7 +99,7 @@ FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
 // The same by key head, for a tensor that has those.
 FW_DEVICE Rows key_rows(const TokenArg& a, const SequenceArg& s, int n, int h) { return rows_of_head(a, s, n, h); }
 
-// An element as it lies in memory, and its value: for loads a turn ahead, since a number that may have been either of two is waited for at once.
+// An element as it lies in memory, and its value: for loads a work tile ahead, since a number that may have been either of two is waited for at once.
 FW_DEVICE uint32_t load_bits(bool bf16, const char* at) {
   return bf16 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
 }

@@ -4,10 +4,10 @@
 // Warp w of the group holds rows 16 w to 16 w + 15. Thread t of it: d[4 j + 2 h + e] is element (16 w + t / 4 + 8 h, 8 j + 2 (t % 4) + e);
 // a[h + 2 g] of the register operand is elements (16 w + t / 4 + 8 h, 8 g + 2 (t % 4)) and the next.
 //
-// Matrices in shared memory lie in panels of 64 columns (128 bytes a row, rows in order), base aligned to 1024 bytes, where the 16-byte
+// Matrices in shared memory lie in SW128 tiles of 64 columns (128 bytes a row, rows in order), base aligned to 1024 bytes, where the 16-byte
 // piece p of row r is at place p ^ (r % 8). With rows = M or N and columns = K ("K-major", no transpose) step k of 16 of the inner
-// dimension is wgmma_descriptor(panel + 32 k, 16, 1024), k < 4; the next four are in the next panel. With rows = K and columns = M
-// or N (transpose) it is wgmma_descriptor(panel + 2048 k, distance of panels in bytes, 1024).
+// dimension is wgmma_descriptor(SW128 tile + 32 k, 16, 1024), k < 4; the next four are in the next SW128 tile. With rows = K and columns = M
+// or N (transpose) it is wgmma_descriptor(SW128 tile + 2048 k, distance of SW128 tiles in bytes, 1024).
 #pragma once
 
 namespace fw::cuda {
@@ -127,7 +127,7 @@ FW_DEVICE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumula
 #undef FW_WGMMA_RS
 #undef FW_WGMMA_SS
 
-// Registers of each thread of the warpgroup from here on. All of a kernel's must fit the 64 K of a multiprocessor; ignored by ptxas unless
+// Registers of each thread of the warpgroup from here on. All of a kernel's must fit the 64 K of an SM; ignored by ptxas unless
 // the kernel has __launch_bounds__(threads, blocks).
 template <int N>
 FW_DEVICE void register_count_decrease() {

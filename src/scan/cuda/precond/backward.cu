@@ -1,9 +1,9 @@
 // The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient of A,
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
-// A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. Where gradients() has made the chunks'
+// A first kernel has what each chunk makes of D = 0, a second D after every chunk, a third the gradients. Where gradients() has made the chunks'
 // share, only what D adds is left (precond/carry.cuh). See kernels.h.
 //
-// Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A behind, down through shared memory, a sync_threads() each.
+// Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A after, down through shared memory, a sync_threads() each.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/carry.cuh"
@@ -82,9 +82,9 @@ struct BackwardShared {
   float center[kRuns];
 };
 
-// What a launch is about, beside the arguments.
+// What a launch is about, alongside the arguments.
 struct BackwardTensors {
-  FlatTensor k, g, beta, dm, rest, dk, dg, dbeta;
+  FlatTensor k, g, beta, dm, lo, dk, dg, dbeta;
   PrecondMap<float> map;
   float *products = nullptr, *behind = nullptr;  // of each chunk: [chunks, H], [chunks, H, K]
   int32_t chunks = 0;
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   keys.load(0, k);
   dm.load(0, da);
   const bool has_dk = !kSums && a.dk.data != nullptr, has_lo = has_dk && a.grads.d.k.data != nullptr;
-  const RunTensor<kN> rest(x, f.rest, c, [&] { return rows_of(has_lo ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
-  if (has_lo) rest.prefetch(x.K, c.lane);
+  const RunTensor<kN> lo(x, f.lo, c, [&] { return rows_of(has_lo ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
+  if (has_lo) lo.prefetch(x.K, c.lane);
   const RawGates raw = load_gates(x, f.g, f.beta, c);
   float state[kN], d[kN];
   load_lane(a.boundaries, place, c.channel, x.K, state);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     const float part = warp_sum(dcenter);
     if (c.lane == 0) shared.center[c.warp] = part;
   }
-  // D before the warp's tokens (its gradients through M: da) from 0 behind them.
+  // D before the warp's tokens (its gradients through M: da) from 0 after them.
   {
     float sum[kN] = {};
 #pragma unroll
@@ -219,8 +219,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {
       if (has_lo && r % kAtOnce == 0) {
-        rest.load(r, other);
-        rest.unpack(other);
+        lo.load(r, other);
+        lo.unpack(other);
         FW_NO_UNROLL
         for (int i = 1; i < x.group; ++i) {
           const Rows rows = rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i);
@@ -262,9 +262,9 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   BackwardTensors f;
   f.k = flat_tensor(x, x.in.k, x.K, kN), f.dm = flat_tensor(x, workspace_rows(x, args.grads.dm, x.HV), x.K, kN);
   f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
-  TokenArg rest = args.grads.d.k;
-  rest.stride_h *= x.group;
-  f.rest = flat_tensor(x, rest, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
+  TokenArg lo = args.grads.d.k;
+  lo.stride_h *= x.group;
+  f.lo = flat_tensor(x, lo, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
   f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
   f.map = precond_map_of(x.rule);
   f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;

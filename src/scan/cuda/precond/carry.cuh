@@ -1,8 +1,8 @@
-// The gradients of the preconditioner where gradients() has made each chunk's share of them as if no gradient D of A reached it from behind
-// (PrecondShare): D behind every chunk, and what it adds, which is linear in it. With c = of_key of a row and x = D.k^2,
+// The gradients of the preconditioner where gradients() has made each chunk's share of them as if no gradient D of A reached it from after
+// (PrecondShare): D after every chunk, and what it adds, which is linear in it. With c = of_key of a row and x = D.k^2,
 //     dk += 2 c (D - of_norm x) k      dbeta += of_beta x      dg += p D.A + sum over the rows before of c x
-// where A is that before the chunk and p the product of all its decays: D reaches a row through the decays of those behind it, and A through
-// those of the rows before, which together are the decays behind the row where A got it. Sums only: a decay may be 0.
+// where A is that before the chunk and p the product of all its decays: D reaches a row through the decays of those after it, and A through
+// those of the rows before, which together are the decays after the row where A got it. Sums only: a decay may be 0.
 #pragma once
 
 #include <type_traits>
@@ -43,7 +43,7 @@ template <int kN, bool kFlat>
 __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
     precond_carry_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ CarryTensors f) {
   const Problem& x = a.problem;
-  float* const sums = reinterpret_cast<float*>(shared_memory());  // [warp]: what its rows add to dg of those behind
+  float* const sums = reinterpret_cast<float*>(shared_memory());  // [warp]: what its rows add to dg of those after
   // From the last chunk on: what the gradients have left in the cache.
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();

@@ -19,13 +19,13 @@ struct RunCoord {
   int count;     // tokens that exist (0 or less: none)
   int channels;  // from the lane's first on (0 or less: none)
   int32_t bf16;
-  bool wide;  // a lane's channels can be read and written together
+  bool k256;  // a lane's channels can be read and written together
 };
 template <int kN>
 FW_DEVICE RunCoord run_coord(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4, vector = kN * size < 16 ? kN * size : 16;
   RunCoord p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.wide = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & static_cast<uintptr_t>(vector - 1)) == 0;
+  p.k256 = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & static_cast<uintptr_t>(vector - 1)) == 0;
   return p;
 }
 // What does not exist is 0. Nothing is waited for where rows are wide.
@@ -37,12 +37,12 @@ FW_DEVICE void load_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
     for (int j = 0; j < kN; ++j) x[r][j] = 0;
   }
   if (p.channels <= 0) return;
-  if (p.wide && p.bf16 != 0) {
+  if (p.k256 && p.bf16 != 0) {
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
       if (r < p.count) load_words<kN / 2>(p.data + r * p.step, x[r]);
     }
-  } else if (p.wide) {
+  } else if (p.k256) {
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
       if (r < p.count) load_words<kN>(p.data + r * p.step, x[r]);
@@ -61,7 +61,7 @@ FW_DEVICE void load_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
     }
   }
 }
-// Brings them into the L2 cache: rows of at most four lines.
+// Loads them into the L2 cache: rows of at most four lines.
 template <int kN>
 FW_DEVICE void prefetch_tokens(const RunCoord& p, int K, int lane) {
   const int size = p.bf16 != 0 ? 2 : 4, r = lane / 4, at = lane % 4 * 128;
@@ -69,7 +69,7 @@ FW_DEVICE void prefetch_tokens(const RunCoord& p, int K, int lane) {
 }
 template <int kN, int kCount>
 FW_DEVICE void unpack_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
-  if (p.wide && p.bf16 != 0) unpack_rows<kN, kCount>(x);
+  if (p.k256 && p.bf16 != 0) unpack_rows<kN, kCount>(x);
 }
 template <int kN, int kCount>
 FW_DEVICE void add_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
@@ -86,7 +86,7 @@ template <int kN>
 FW_DEVICE void store_token(const RunCoord& p, int r, const float (&x)[kN]) {
   if (r >= p.count || p.channels <= 0) return;
   char* const to = p.data + r * p.step;
-  if (p.wide) return store_wide<kN>(to, p.bf16, x);
+  if (p.k256) return store_wide<kN>(to, p.bf16, x);
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     if (j < p.channels) store_element({to, 0, p.bf16}, 0, j, x[j]);
@@ -211,7 +211,7 @@ struct RunTensor {
   }
   template <int kCount>
   FW_DEVICE void unpack(float (&x)[kCount][kN]) const {
-    if (fast ? flat.bf16 != 0 : place.wide && place.bf16 != 0) unpack_rows<kN, kCount>(x);
+    if (fast ? flat.bf16 != 0 : place.k256 && place.bf16 != 0) unpack_rows<kN, kCount>(x);
   }
   FW_DEVICE void store(int r, const float (&x)[kN]) const {
     if (fast) {
@@ -335,7 +335,7 @@ FW_DEVICE void store_precond(const StateArg& a, int64_t n, int h, int channel, f
 }
 
 // Walks over the chunks of a sequence, from the first or from the last: x = a[c] x + b[c], and leaves the x before every step. A block has
-// 32 channels of one key head; the steps themselves are one warp's, while the others bring the next chunks and take away what the last have left.
+// 32 channels of one key head; the steps themselves are one warp's, while the others load the next chunks and take away what the last have left.
 struct ChunkWalk {
   const float* a;  // [chunks, H]
   const float* b;  // [chunks, H, K]
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int n = static_cast<int>(item / H), h = static_cast<int>(item % H);
   const int channel = static_cast<int>(block_index_x() % static_cast<unsigned>(groups)) * 32 + lane;
   const int slot = start_slot(walk.slots, n);
-  grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass in front of this one do, and the boundaries behind its wait
+  grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass before this one do, and the boundaries after its wait
   grid_dependency_wait();
   if (skips(walk.slots, slot)) return;
   const int64_t first = first_chunk(sequences, n);
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     const int to = done > 0 ? checkpoint_after(walk.checkpoints, n, done * kChunk) : -1;
     if (to >= 0) store_precond(walk.checkpoints.states, to, h, channel, state);
   };
-  // A warp takes away the rows that it brings: nothing waits for that.
+  // A warp takes away the rows that it loads: nothing waits for that.
   const auto leave = [&](int done, const WalkRound& round) {
 #pragma unroll
     for (int i = 0; i < kWalkEach; ++i) {

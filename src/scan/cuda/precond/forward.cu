@@ -2,7 +2,7 @@
 // before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See kernels.h.
 //
 // Roles, 256 threads (precond/rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's tokens do to A meets in shared memory (one
-// sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0 walks, all eight bring what the next round of 64 chunks takes and leaves.
+// sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0 walks, all eight load what the next round of 64 chunks takes and leaves.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/chunk.cuh"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int min_blocks(int channels, bool flat) { return channels == 8 ? 2 : flat ? 5 : 4; }
 
-// What a launch is about, beside the arguments.
+// What a launch is about, alongside the arguments.
 struct ForwardTensors {
   FlatTensor k, g, beta, m;
   PrecondMap<float> map;

@@ -92,7 +92,7 @@ FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, Shared& shared
   if (lane == 0) shared.product[warp] = product;
 }
 
-// From A before the chunk (going back: its gradient behind it) to A before (behind) the warp's tokens. The product of what lies between is
+// From A before the chunk (going back: its gradient after it) to A before (after) the warp's tokens. The product of what lies between is
 // returned.
 template <bool kReverse, int kN, class Shared>
 FW_DEVICE float run_start(int warp, int lane, const Shared& shared, float (&a)[kN]) {

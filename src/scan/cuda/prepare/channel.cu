@@ -69,11 +69,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
       const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
       const bool valid = coefficients_of < place.span.rows;
       coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
-      coefs[coefficients_of].rest = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+      coefs[coefficients_of].lo = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
     }
     sync_threads();
   }
-  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
+  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
     for_each_fetched_row<kN, kPlain>(x, place, raw, coefs,
                                      [&](int r, const KeyStreams<kN>& s) { channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out); });
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     });
     bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
   }
-  if constexpr (kDelta) fence_async_shared();  // the engine takes the keys away, before they become x
+  if constexpr (kDelta) fence_async_shared();  // TMA takes the keys away, before they become x
   sync_threads();
   const bool takes_keys = kDelta && thread == 0 && args.keys != nullptr;
   if (takes_keys) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   }
   channel_pairs<kTileK, kDelta>(shared, warp, decays);
 
-  const auto z_of = [&](int row) { return coefs[row].rest.z; };
+  const auto z_of = [&](int row) { return coefs[row].lo.z; };
   if constexpr (kDelta) {
     FinishBuffers buffers{};
     buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP;

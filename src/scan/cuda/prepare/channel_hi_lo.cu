@@ -4,8 +4,8 @@
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
-//   all       decays, streams and operands, in two terms, of a warp's 8 rows; a share of the blocks of T and P (hi_lo_pairs)
-//   0 to 3    A = (I + T)^-1 in two terms;   4 to 7, and 0 and 2 before   meanwhile Z and what is read back (cp.async)
+//   all       decays, streams and operands, in hi and lo parts, of a warp's 8 rows; a share of the blocks of T and P (hi_lo_pairs)
+//   0 to 3    A = (I + T)^-1 in hi and lo parts;   4 to 7, and 0 and 2 before   meanwhile Z and what is read back (cp.async)
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"
@@ -38,15 +38,15 @@ FW_DEVICE void store_terms(void* to, void* lo_parts, const float (&x)[kN]) {
   store_packed(lo_parts, pack_lo_parts(x, packed));
 }
 
-// Khat of a row, where images will be.
+// Khat of a row, where chunk tiles will be.
 template <int kTileK>
 FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], const ChunkTiles<kTileK>& out) {
   const uint32_t at = lane_offset<kTileK / 32>(r);
-  store_terms(reinterpret_cast<char*>(out.forward->x) + at, reinterpret_cast<char*>(out.forward_lo->rest) + at, k);
+  store_terms(reinterpret_cast<char*>(out.forward->x) + at, reinterpret_cast<char*>(out.forward_lo->lo) + at, k);
   if (out.backward != nullptr) store_terms(reinterpret_cast<char*>(out.backward->k) + at, out.k_lo + at, k);
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: as DecayedRow.
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles. kExact: as DecayedRow.
 template <int kTileK, bool kExact>
 FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32], ChannelDecays<kTileK / 32>& d, char* shared,
                         const ChunkTiles<kTileK>& out) {
@@ -69,7 +69,7 @@ FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
-// A fragment of two terms. Registers m and m + 2 have channels that are 8 apart (in a right operand's: m and m + 1).
+// A fragment of hi and lo parts. Registers m and m + 2 have channels that are 8 apart (in a right operand's: m and m + 1).
 struct Terms {
   uint32_t high[4], lo_parts[4];
 };
@@ -84,7 +84,7 @@ FW_DEVICE void mma_terms(float (&c)[4], const Terms& a, const Terms& b, int m) {
   mma_bf16(c, a.high, b.high[m], b.high[m + 1]);
 }
 
-// left: one matrix, or two where rests is not 0.
+// left: one matrix, or two where lo parts is not 0.
 template <int kTileK>
 FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, const BlockDecays<kTileK>& decays, int block, PairTiles& c) {
   using Layout = HiLoLayout<kTileK>;
@@ -150,19 +150,19 @@ FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& de
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
     store_pair_tiles<true>(block, true, true, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
   } else {
-    const uint32_t panel = sw128_rows(block);
+    const uint32_t sw128 = sw128_rows(block);
     store_pair_tiles<false>(block, true, true, c, [&](int n, const float(&tile)[4]) {
-      store_tile(shared + Layout::kP, panel, n, tile);
-      store_lo(shared + Layout::kPLow, panel, n, tile);
+      store_tile(shared + Layout::kP, sw128, n, tile);
+      store_lo(shared + Layout::kPLow, sw128, n, tile);
     });
   }
 }
 
 // What this block wrote, into shared memory.
 template <int kTileK>
-FW_DEVICE void bring(const void* image, char* matrix, int thread, int threads) {
+FW_DEVICE void bring(const void* chunk_tile, char* matrix, int thread, int threads) {
   for (uint32_t i = static_cast<uint32_t>(thread) * 16; i < HiLoLayout<kTileK>::kOperand; i += static_cast<uint32_t>(threads) * 16)
-    cp_async_16(shared_address(matrix + i), static_cast<const char*>(image) + i, true);
+    cp_async_16(shared_address(matrix + i), static_cast<const char*>(chunk_tile) + i, true);
 }
 
 template <int kTileK>
@@ -193,12 +193,13 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   finish_block_decays(decays, warp, d, out);
   if (thread < kChunk) {
     ones[thread] = 1;
-    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
+    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
     out.forward_lo->scale[thread] = 1;
     if (training) out.backward_lo->scale[thread] = 1;
   }
   if (fetched && exact) {
-    for_each_fetched_row<kN, false>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) { fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out); });
+    for_each_fetched_row<kN, false>(x, place, raw, coefs,
+                                    [&](int r, const KeyStreams<kN>& s) { fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out); });
   } else {
     for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
@@ -207,14 +208,14 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
     });
     bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });
   }
-  fence_async_global();  // Khat, which x takes the place of by copies of the engine
+  fence_async_global();  // Khat, which x takes the place of by copies of TMA
   sync_threads();
   hi_lo_pairs<kTileK>(shared, warp, decays);
 
   char *const erase = shared + Layout::kErase, *const erase_lo = shared + Layout::kEraseLo, *const reads = shared + Layout::kReads;
   const auto issue_keys = [&](int i, int threads) {
     bring<kTileK>(out.forward->x, erase, i, threads);
-    bring<kTileK>(out.forward_lo->rest, erase_lo, i, threads);
+    bring<kTileK>(out.forward_lo->lo, erase_lo, i, threads);
   };
   if (warp < 4) {
     invert<true>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {shared + Layout::kALow, ones, ones}, warp, [] {});
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
     cp_async_commit();
     if (out.z != nullptr)
       write_values(
-          x, place, [&](int row) { return coefs[row].rest.z; }, out.z, i, threads);
+          x, place, [&](int row) { return coefs[row].lo.z; }, out.z, i, threads);
     cp_async_wait<0>();
   }
   sync_threads();
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
     sync_threads();
     if (thread == 0) {
       bulk_store(out.backward->y, erase, sizeof out.backward->y);
-      bulk_store(out.backward_lo->rest, erase_lo, sizeof out.backward_lo->rest);
+      bulk_store(out.backward_lo->lo, erase_lo, sizeof out.backward_lo->lo);
       bulk_store(out.backward->q, reads, sizeof out.backward->q);
       bulk_commit();
       bulk_wait_read<0>();
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   sync_threads();
   if (thread == 0) {
     bulk_store(out.forward->x, erase, sizeof out.forward->x);
-    bulk_store(out.forward_lo->rest, erase_lo, sizeof out.forward_lo->rest);
+    bulk_store(out.forward_lo->lo, erase_lo, sizeof out.forward_lo->lo);
     bulk_store(out.forward->m, shared + Layout::kM, kSw128Bytes);
     if (out.pairs != nullptr) {
       bulk_store(out.pairs->a, shared + Layout::kA, kSw128Bytes);

@@ -1,6 +1,6 @@
 // What the kernels share that prepare chunks where every key channel has a decay of its own, of any rows. T_ij = sum over channels of e_i w_j exp(G_i - G_j),
 // so decays belong to the operands, in blocks of 8 rows (one a warp). With L the product of a block's decays up to and including a row's own, D that of the
-// rows behind a row in its block, R_b that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
+// rows after a row in its block, R_b that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
 //   within a block                              (e_i L_i) (w_j / L_j)
 //   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
 //   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end
@@ -68,9 +68,9 @@ FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkCoord& 
 // What a lane carries from row to row of its warp: products of decays, true and bounded.
 template <int kN>
 struct ChannelDecays {
-  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and behind
+  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and after
   float bounded[kN], prefix[kN];            // of the warp's rows up to and including the present one
-  float far[kN];                            // bounded, of the blocks behind in the first half of the chunk
+  float far[kN];                            // bounded, of the blocks after in the first half of the chunk
 };
 
 // Products over blocks of this lane's channels, and over all.
@@ -103,9 +103,9 @@ FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, Chann
   }
 }
 
-// By all threads, after the block's barrier: those, and gamma of the images.
-template <int kTileK, class Image>
-FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, const ChunkTiles<kTileK, Image>& out) {
+// By all threads, after the block's barrier: those, and gamma of the chunk tiles.
+template <int kTileK, class ChunkTile>
+FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   float all[kN];
@@ -161,8 +161,8 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
   return exact;
 }
 
-// The streams of a row with decays, and what the images have of them: r L, e L, w / L and w D; q, -e and Khat. kExact: no decay of the warp's rows was bounded,
-// and so L is the product of the true ones, and D times the product of the blocks behind that of all rows behind; else Khat is that of bounded_keys().
+// The streams of a row with decays, and what the chunk tiles have of them: r L, e L, w / L and w D; q, -e and Khat. kExact: no decay of the warp's rows was
+// bounded, and so L is the product of the true ones, and D times the product of the blocks after that of all rows after; else Khat is that of bounded_keys().
 template <int kN>
 struct DecayedRow {
   float reads[kN], erase[kN], up[kN], down[kN], q[kN], e[kN], k[kN];
@@ -199,7 +199,7 @@ FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoo
     const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
     float alpha[kN], k[kN];
     decay_row(x, decays, place, r, alpha);
-    const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].rest.y;
+    const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].lo.y;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       k[j] = suffix[j] * ((x.rule.preconditions_read() ? 1.0f : row.m[j]) * (w_k * row.k[j]));

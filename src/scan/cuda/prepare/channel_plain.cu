@@ -1,6 +1,6 @@
-// prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times numbers a row (w times M of a
+// prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times scales per row (w times M of a
 // preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z).
-// The same products as there, written so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop
+// The same products as there, written so that three blocks and all of the code they run fit an SM and its instruction cache: rows are a rolled loop
 // over what was fetched, decays are exponentials of bounded sums, and the streams lie over what they are made of.
 //
 // With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of log-decays bounded from below:
@@ -31,22 +31,22 @@ inline constexpr float kLowestPlainStep = -14.42695f;
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
 // Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become erase (then T) and, if they are float32,
-// keys (then x); gates of key channels are where keys go. M of the images takes the place of near, and so do, before, the sums of decays of all blocks and,
-// until there are bounded ones, what runs of rows make of A.
+// keys (then x); gates of key channels are where keys go. M of the chunk tiles takes the place of near, and so do, before, the sums of decays of all blocks
+// and, until there are bounded ones, what runs of rows make of A.
 template <int kTileK>
 struct PlainLayout {
-  static constexpr bool kWide = kTileK == 128;
+  static constexpr bool kK256 = kTileK == 128;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK;
   static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand, kNear = 4 * kOperand;
   static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kTileK * sizeof(float);
   static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
-  static constexpr uint32_t kT = kWide ? kErase : kMore, kA = kUp, kP = kWide ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kWide ? kNear : kMore;
+  static constexpr uint32_t kT = kK256 ? kErase : kMore, kA = kUp, kP = kK256 ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kK256 ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
   // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of its preconditioner's decays.
   static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kTileK * sizeof(float);
-  static constexpr uint32_t kBytes = kWide ? kRowsEnd : kP + kSw128Bytes;
+  static constexpr uint32_t kBytes = kK256 ? kRowsEnd : kP + kSw128Bytes;
   static constexpr int kBlocks = 3;
-  static_assert(kTriangleBytes <= (kWide ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
+  static_assert(kTriangleBytes <= (kK256 ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
   static_assert(2 * 8 * kTileK * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -55,10 +55,10 @@ FW_DEVICE float* channel_factors(char* shared, int i) {
   return reinterpret_cast<float*>(shared + PlainLayout<kTileK>::kFactors) + i * kTileK + static_cast<int>(lane_index()) * (kTileK / 32);
 }
 
-// From row to row of a warp, offsets differ by XOR alone: 128 bytes a row and the row in the granule.
+// From row to row of a warp, offsets differ by XOR alone: 128 bytes a row and the row in the atom.
 FW_DEVICE uint32_t row_step(int r) { return static_cast<uint32_t>(r) * 0x90u; }
 
-// The log-decays of the chunk as they lie in memory: rows of 4 or 2 bytes a channel, in panels from kErase on.
+// The log-decays of the chunk as they lie in memory: rows of 4 or 2 bytes a channel, in SW128 tiles from kErase on.
 template <int kTileK, bool kNarrow>
 struct RawDecays {
   static constexpr int kN = kTileK / 32, kSize = kNarrow ? 2 : 4;
@@ -83,7 +83,7 @@ struct RawDecays {
   }
 };
 
-// A warp's rows of a matrix of kAtoms 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row. K: channels that the
+// A warp's rows of a matrix of kAtoms 16-byte atoms a row on their way into SW128 tiles: a lane has a atom of every kRows-th row. K: channels that the
 // tensor has; zeros take the place of the others.
 template <int kAtoms>
 struct RowFetch {
@@ -132,12 +132,12 @@ template <int kTileK, bool kGates>
 FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, char* shared) {
   using Layout = PlainLayout<kTileK>;
   constexpr int kN = kTileK / 32;
-  const FusedGates& formed = x.formed;
+  const FusedGates& fused = x.fused;
   const int channel = static_cast<int>(lane_index()) * kN, rows = place.span.rows - warp * kWarpRows;
-  if (formed.g.given == Given::kValue || channel >= x.K) return;
+  if (fused.g.given == Given::kValue || channel >= x.K) return;
   const uint32_t start = lane_offset<kN>(0);
-  const GateScalars<kN> numbers = gate_scalars<kN>(formed.a_log, formed.dt_bias, place.hv, channel);
-  with_decay_law(formed.g, [&](auto sigmoid) {
+  const GateScalars<kN> numbers = gate_scalars<kN>(fused.a_log, fused.dt_bias, place.hv, channel);
+  with_decay_law(fused.g, [&](auto sigmoid) {
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows && r < rows; r += 2) {  // the second may be a row of zeros, which are put back
       FW_UNROLL
@@ -146,7 +146,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
         PackedChannels<kN> g = load_packed<kN>(at);
         FW_UNROLL
         for (int j = 0; j < kN / 2; ++j) {
-          const DecayLaw low(formed.g, numbers.bias[2 * j], numbers.rate[2 * j]), high(formed.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
+          const DecayLaw low(fused.g, numbers.bias[2 * j], numbers.rate[2 * j]), high(fused.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
           const uint32_t word = fused_decays<sigmoid.value>(low, high, g.words[j]);
           g.words[j] = r + i < rows ? word : 0;
         }
@@ -155,7 +155,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
           char* const gate_at = at + (Layout::kKeys - Layout::kErase);
           PackedChannels<kN> gates = load_packed<kN>(gate_at);
           FW_UNROLL
-          for (int j = 0; j < kN / 2; ++j) gates.words[j] = fused_pair(formed.erase_gate.factor, gates.words[j]).values;
+          for (int j = 0; j < kN / 2; ++j) gates.words[j] = fused_pair(fused.erase_gate.factor, gates.words[j]).values;
           store_packed(gate_at, gates);
         }
       }
@@ -214,7 +214,7 @@ FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
 template <int kTileK>
 using PlainTilesOut = ChunkTiles<kTileK, QETiles<kTileK>>;
 
-// The numbers of row lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
+// The row scales lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
 struct PlainCoefs {
   float read = 0, erase = 0, write = 0;
 };
@@ -268,8 +268,8 @@ struct RowsOfM<kTileK, true, kLeaves> {
   }
 };
 
-// The streams of the warp's rows, in place of what they are made of, and the images q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is bounded;
-// the others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
+// The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is
+// bounded; the others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
 template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
 FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f, RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x,
                           const MRows& spare, char* shared, const PlainTilesOut<kTileK>& out) {
@@ -277,7 +277,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
   using Decays = RawDecays<kTileK, kNarrow>;
   constexpr int kN = kTileK / 32;
   const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
-  // Panels of 32 rows: those of the first pairs of blocks.
+  // SW128 tiles of 32 rows: those of the first pairs of blocks.
   const uint32_t to_near = Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
   const int near_distance = opaque(static_cast<int>(to_near));
   const bool near = (warp & 2) == 0;
@@ -357,7 +357,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
   }
 }
 
-// A warp's log-decays, which may have been formed, to the place of the image x, before what is made of them comes over them.
+// A warp's log-decays, which may have been fused, to the place of the chunk tile x, before what is made of them comes over them.
 template <int kTileK>
 FW_DEVICE void keep_decays(const char* shared, const PlainTilesOut<kTileK>& out) {
   constexpr int kN = kTileK / 32;
@@ -430,7 +430,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, co
       store_packed(reinterpret_cast<char*>(out.keys) + at, pack_channels(k));
     }
   }
-  if constexpr (kForms) fence_async_global();  // the engine writes x there
+  if constexpr (kForms) fence_async_global();  // TMA writes x there
 }
 
 // Tiles of 8 columns of the 16 rows of a pair of blocks: the columns of the pair, those of the pair before of an odd pair, and the first half of the
@@ -458,9 +458,9 @@ FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTi
   const char *odd_factors = factors + pair * kTileK * 4, *middle = factors + kMiddleFactor * kTileK * 4;
   FW_NO_UNROLL
   for (int half = 0; half < kTileK / 32; ++half) {
-    const uint32_t column = static_cast<uint32_t>(half & 1) << 6, panel = static_cast<uint32_t>(half >> 1);
-    const uint32_t left_at = (left ^ column) + panel * kSw128Bytes, up_at = (up ^ column) + panel * kSw128Bytes;
-    const uint32_t near_at = (near ^ column) + panel * 4096u, far_at = (far ^ column) + panel * kSw128Bytes;
+    const uint32_t column = static_cast<uint32_t>(half & 1) << 6, sw128 = static_cast<uint32_t>(half >> 1);
+    const uint32_t left_at = (left ^ column) + sw128 * kSw128Bytes, up_at = (up ^ column) + sw128 * kSw128Bytes;
+    const uint32_t near_at = (near ^ column) + sw128 * 4096u, far_at = (far ^ column) + sw128 * kSw128Bytes;
     FW_UNROLL
     for (uint32_t step = 0; step < 2; ++step) {
       const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step), *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
@@ -639,8 +639,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     store_tiles<true>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
     invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {}, warp, [] {});
   } else {
-    const uint32_t panel = sw128_rows(pair);
-    store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
+    const uint32_t sw128 = sw128_rows(pair);
+    store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, sw128, n, tile); });
     overlap_invert();
   }
 
@@ -648,7 +648,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     if (warp >= 4 && out.z != nullptr) {
       const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
       write_gated_values<4>(
-          values, gates_of_values, x.formed.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
+          values, gates_of_values, x.fused.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
     }
   }
   sync_threads();

@@ -1,5 +1,5 @@
-// What prepare/channel.cu and the prepare of wide keys (k256/prepare_keys.cu) share: the rows of a chunk with their decays, as operands of T and P and in the
-// images, and the products of these.
+// What prepare/channel.cu and the prepare of K above 128 (k256/prepare_keys.cu) share: the rows of a chunk with their decays, as operands of T and P and in the
+// chunk tiles, and the products of these.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace fw::cuda {
 
-// Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
-// r L. Offline: the raw keys, w / L, w up to the ends, r L; P takes the place
+// Shared memory. delta: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
+// r L. Additive: the raw keys, w / L, w up to the ends, r L; P takes the place
 // of w / L.
 // Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32 to 47 up to the end
 // of their pair of blocks.
@@ -26,7 +26,8 @@ struct ChannelLayout {
 
 // w up to the ends, from w D of a row of the warp.
 template <int kTileK, bool kDelta>
-FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, char* shared) {
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays,
+                          char* shared) {
   constexpr int kN = kTileK / 32;
   char* const to = shared + ChannelLayout<kTileK, kDelta>::kEnds + lane_offset<kN>(r);
   float x[kN];
@@ -49,8 +50,8 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], con
 }
 
 // exp(G_C - G) (.) w of a row.
-template <int kTileK, bool kDelta, class Image>
-FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, const ChunkTiles<kTileK, Image>& out) {
+template <int kTileK, bool kDelta, class ChunkTile>
+FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const PackedChannels<kN> packed = pack_channels(k);
@@ -62,10 +63,10 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, con
   }
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: as DecayedRow.
-template <int kTileK, bool kDelta, bool kExact, class Image>
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles. kExact: as DecayedRow.
+template <int kTileK, bool kDelta, bool kExact, class ChunkTile>
 FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32], ChannelDecays<kTileK / 32>& d,
-                           const BlockDecays<kTileK>& decays, char* shared, const ChunkTiles<kTileK, Image>& out) {
+                           const BlockDecays<kTileK>& decays, char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
   using Layout = ChannelLayout<kTileK, kDelta>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
@@ -88,7 +89,7 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, co
 // The block of 16 rows of T or P that a warp has: the two warps of one scheduler share its work evenly.
 FW_DEVICE int pair_block(int warp) { return warp < 4 ? warp : 7 - warp; }
 
-// Adds the products of these channels to the tiles. Offline, warps of the first half have own and near tiles, those of the second far ones.
+// Adds the products of these channels to the tiles. Additive, warps of the first half have own and near tiles, those of the second far ones.
 template <int kTileK, bool kDelta>
 FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kTileK>& decays, int block, int half, PairTiles& c) {
   const int lane = static_cast<int>(lane_index());
@@ -133,7 +134,7 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
     }
   }
 }
-// Adds to the warp's tiles of T and P what the operands in shared memory give. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
+// Adds to the warp's tiles of T and P what the operands in shared memory give. delta, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
 template <int kTileK, bool kDelta>
 FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays, PairTiles& c) {
   using Layout = ChannelLayout<kTileK, kDelta>;
@@ -148,12 +149,12 @@ FW_DEVICE void store_channel_pairs(char* shared, int warp, PairTiles& c) {
   const int half = warp >> 2, block = pair_block(warp);
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
-  const uint32_t panel = sw128_rows(block);
+  const uint32_t sw128 = sw128_rows(block);
   if (kDelta && half == 0) {
     store_pair_tiles<true>(block, true, true, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
   } else {
     store_pair_tiles<false>(block, kDelta || half == 0, kDelta || half == 1, c,
-                            [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
+                            [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, sw128, n, tile); });
   }
 }
 

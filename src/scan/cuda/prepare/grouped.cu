@@ -1,5 +1,5 @@
 // prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has one chunk of one key head, and of its
-// value heads up to kMostGroupedHeads one behind the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to
+// value heads up to kMostGroupedHeads one after the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to
 // them is factors of rows and columns. A, P and the numbers are those of scalar.cu to the bit.
 //
 // Roles, 256 threads; between the parts sync_threads():
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
     char* const t = shared + Layout::kT;
     const PairScales<true, ScalarRows> scales(work, rows, {left[work.row()], left[work.row() + 8]}, rows.right);
     const TriangleRows triangle = triangle_rows(t, work.block);
-    const uint32_t panel = sw128_rows(work.block);
+    const uint32_t sw128 = sw128_rows(work.block);
     FW_UNROLL for (int n = 0; n < 8; ++n) {
       if (!work.has(n / 2)) continue;
       const float4 raw_product = products[n * kPrepareThreads];
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
       if (work.strict) {
         store_tile(triangle, n, c);
       } else {
-        store_tile(shared + Layout::kP, panel, n, c);
+        store_tile(shared + Layout::kP, sw128, n, c);
       }
     }
 

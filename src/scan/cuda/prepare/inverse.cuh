@@ -35,7 +35,7 @@ FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b
   }
 }
 
-// kHiLo: what is stored is diag(rows) A diag(columns) (unscaled_keys.cuh), and what bf16 leaves out of it in the panel `low`.
+// kHiLo: what is stored is diag(rows) A diag(columns) (unscaled_keys.cuh), and what bf16 leaves out of it in the SW128 tile `low`.
 struct HiLoInverse {
   char* low = nullptr;
   const float *rows = nullptr, *columns = nullptr;
@@ -65,22 +65,22 @@ FW_DEVICE void invert_diagonal(float* t, int block) {
   for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
   sync_warp();
 }
-// To the panel a, with zeros in the blocks beside it.
+// To the SW128 tile a, with zeros in the blocks alongside it.
 template <bool kHiLo>
-FW_DEVICE void store_diagonal(const float* t, char* a, const HiLoInverse& fine, int block) {
+FW_DEVICE void store_diagonal(const float* t, char* a, const HiLoInverse& hi_lo, int block) {
   const int lane = static_cast<int>(lane_index()), row = lane >> 1, atom = lane & 1;
   const float* from = t + triangle_index(16 * block + row, 16 * block + atom * 8);
   float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
   if constexpr (kHiLo) {
-    const float f = fine.rows[16 * block + row], *columns = fine.columns + 16 * block + atom * 8;
+    const float f = hi_lo.rows[16 * block + row], *columns = hi_lo.columns + 16 * block + atom * 8;
     low.x *= f * columns[0], low.y *= f * columns[1], low.z *= f * columns[2], low.w *= f * columns[3];
     high.x *= f * columns[4], high.y *= f * columns[5], high.z *= f * columns[6], high.w *= f * columns[7];
   }
   const uint4 packed = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
   *reinterpret_cast<uint4*>(a + atom_offset(16 * block + row, 2 * block + atom)) = packed;
   if constexpr (kHiLo) {
-    *reinterpret_cast<uint4*>(fine.low + atom_offset(16 * block + row, 2 * block + atom)) = make_uint4(
-        pack_lo(packed.x, low.x, low.y), pack_lo(packed.y, low.z, low.w), pack_lo(packed.z, high.x, high.y), pack_lo(packed.w, high.z, high.w));
+    *reinterpret_cast<uint4*>(hi_lo.low + atom_offset(16 * block + row, 2 * block + atom)) =
+        make_uint4(pack_lo(packed.x, low.x, low.y), pack_lo(packed.y, low.z, low.w), pack_lo(packed.z, high.x, high.y), pack_lo(packed.w, high.z, high.w));
   }
   FW_UNROLL
   for (int right = 1; right < 4; ++right) {
@@ -130,16 +130,16 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
   }
 }
 
-// Minus that into the panel.
+// Minus that into the SW128 tile.
 template <int kSize, bool kHiLo>
-FW_DEVICE void store_below_diagonal(uint32_t panel, const HiLoInverse& fine, int first, int column, float (&out)[kSize / 8][4]) {
-  const uint32_t sw128_low = kHiLo ? shared_address(fine.low) : 0;
+FW_DEVICE void store_below_diagonal(uint32_t sw128, const HiLoInverse& hi_lo, int first, int column, float (&out)[kSize / 8][4]) {
+  const uint32_t sw128_low = kHiLo ? shared_address(hi_lo.low) : 0;
   if constexpr (kHiLo) {
     const int lane = static_cast<int>(lane_index()), at = first + column + (lane >> 2);
-    const float of_column[2] = {fine.columns[at], fine.columns[at + 8]};
+    const float of_column[2] = {hi_lo.columns[at], hi_lo.columns[at + 8]};
     FW_UNROLL
     for (int n = 0; n < kSize / 8; ++n) {
-      const float2 of_row = *reinterpret_cast<const float2*>(fine.rows + first + kSize + 8 * n + 2 * (lane & 3));
+      const float2 of_row = *reinterpret_cast<const float2*>(hi_lo.rows + first + kSize + 8 * n + 2 * (lane & 3));
       FW_UNROLL
       for (int i = 0; i < 4; ++i) out[n][i] *= of_column[i / 2] * (i % 2 == 0 ? of_row.x : of_row.y);
     }
@@ -148,11 +148,11 @@ FW_DEVICE void store_below_diagonal(uint32_t panel, const HiLoInverse& fine, int
   for (int j = 0; j < kSize / 16; ++j) {
     const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
     const uint32_t packed[4] = {pack_bf16(-x[0], -x[1]), pack_bf16(-x[2], -x[3]), pack_bf16(-y[0], -y[1]), pack_bf16(-y[2], -y[3])};
-    stmatrix_x4_trans(a_fragment_trans(panel, first + kSize + 16 * j, (first + column) / 8), packed);
+    stmatrix_x4_trans(a_fragment_trans(sw128, first + kSize + 16 * j, (first + column) / 8), packed);
     if constexpr (kHiLo) {
-      const uint32_t rest[4] = {pack_lo(packed[0], -x[0], -x[1]), pack_lo(packed[1], -x[2], -x[3]), pack_lo(packed[2], -y[0], -y[1]),
-                                pack_lo(packed[3], -y[2], -y[3])};
-      stmatrix_x4_trans(a_fragment_trans(sw128_low, first + kSize + 16 * j, (first + column) / 8), rest);
+      const uint32_t lo[4] = {pack_lo(packed[0], -x[0], -x[1]), pack_lo(packed[1], -x[2], -x[3]), pack_lo(packed[2], -y[0], -y[1]),
+                              pack_lo(packed[3], -y[2], -y[3])};
+      stmatrix_x4_trans(a_fragment_trans(sw128_low, first + kSize + 16 * j, (first + column) / 8), lo);
     }
   }
 }
@@ -164,17 +164,17 @@ FW_DEVICE void overlap_invert() {
   named_barrier_sync(kInverseBarrier + 3, 128);
 }
 
-// T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
-// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kHiLo: products of operands in full; the panel of
+// T becomes A in the SW128 tile a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kHiLo: products of operands in full; the SW128 tile of
 // what bf16 leaves out has nothing in the blocks above the diagonal.
 template <bool kHiLo, class Wait>
-FW_DEVICE void invert(float* t, char* a, const HiLoInverse& fine, int warp, Wait&& wait_for_a) {
+FW_DEVICE void invert(float* t, char* a, const HiLoInverse& hi_lo, int warp, Wait&& wait_for_a) {
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
-  const uint32_t panel = shared_address(a);
+  const uint32_t sw128 = shared_address(a);
   sync_warp();
   invert_diagonal(t, warp);
   wait_for_a();
-  store_diagonal<kHiLo>(t, a, fine, warp);
+  store_diagonal<kHiLo>(t, a, hi_lo, warp);
   named_barrier_sync(kInverseBarrier, 128);
   if (warp % 2 == 0) return named_barrier_sync(kInverseBarrier + 1, 64);
   float small[2][4];
@@ -185,11 +185,11 @@ FW_DEVICE void invert(float* t, char* a, const HiLoInverse& fine, int warp, Wait
     FW_UNROLL
     for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
   }
-  store_below_diagonal<16, kHiLo>(panel, fine, first, 0, small);
+  store_below_diagonal<16, kHiLo>(sw128, hi_lo, first, 0, small);
   named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
   below_diagonal<32, kHiLo>(t, 0, 16 * pair, large);
-  store_below_diagonal<32, kHiLo>(panel, fine, 0, 16 * pair, large);
+  store_below_diagonal<32, kHiLo>(sw128, hi_lo, 0, 16 * pair, large);
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,4 @@
-// How the kernels of prepare that take gates of one number a head from memory are launched.
+// How the kernels of prepare that take gates of one scalar per head from memory are launched.
 #pragma once
 
 #include "scan/cuda/call/kernels.h"
@@ -7,7 +7,7 @@
 
 namespace fw::cuda {
 
-// Behind gate_values() it begins beside that, with the rows of q and k, and waits (grid_dependency_wait) before it reads gates or writes to memory.
+// After gate_values() it begins alongside that, with the rows of q and k, and waits (grid_dependency_wait) before it reads gates or writes to memory.
 template <class... P, class... A>
 void launch_prepare(void (*kernel)(PrepareArgs, P...), Dim3 grid, std::size_t shared_bytes, void* stream, const PrepareArgs& args, A&&... more) {
   if (args.after_gate_kernel) {

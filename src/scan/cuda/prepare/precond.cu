@@ -1,13 +1,13 @@
 // prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner (made here, from A before the
-// chunk) times a number a row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
-// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and online the forward scan takes them (RowTiles); k (.) M is a
-// tile of its own beside k online, and takes the place of k (q (.) M: of q) where there is no erase.
+// chunk) times a scale per row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
+// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and delta the forward scan takes them (RowTiles); k (.) M is a
+// tile of its own alongside k delta, and takes the place of k (q (.) M: of q) where there is no erase.
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
 //   warp      does
 //   all       a warp's 8 rows of q and k, their norms, M of its tokens from what the warps before left (precond/rows.cuh)
 //   1         sums of the log-decay, factors of rows
-//   0 to 3    products of k, T, A = (I + T)^-1;   4 to 7   products of q, P, meanwhile images and Z (finish.cuh; barrier: claimed)
+//   0 to 3    products of k, T, A = (I + T)^-1;   4 to 7   products of q, P, meanwhile chunk tiles and Z (finish.cuh; barrier: claimed)
 #include <algorithm>
 #include <type_traits>
 
@@ -19,14 +19,14 @@ namespace fw::cuda {
 namespace {
 
 // Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the coefficients; z: of
-// the values; gamma, keys: in the end of the operands in the images q and Khat, as split_keys; split_erase: of -E.
+// the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as split_keys; split_erase: of -E.
 struct PrecondFactors {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
 
-// Shared memory: the raw keys, the raw reads (become q of the backward image), online k (.) M (becomes x), P, T. For the forward image alone A takes the
-// place of the raw reads, and M of the images that of T; else y that of T. What runs of rows make of A is in T's place before T (offline: last).
+// Shared memory: the raw keys, the raw reads (become q of the backward chunk tile), delta k (.) M (becomes x), P, T. For the forward chunk tile alone A takes
+// the place of the raw reads, and M of the chunk tiles that of T; else y that of T. What runs of rows make of A is in T's place before T (additive: last).
 template <int kTileK, bool kDelta, bool kTraining>
 struct PrecondLayout {
   static constexpr int kBlocks = !kDelta ? 4 : kTraining ? 2 : 3;
@@ -34,18 +34,19 @@ struct PrecondLayout {
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kDelta ? 3 : 2) * kOperand;
   static constexpr uint32_t kA = kTraining ? kP + kSw128Bytes : kReads, kT = kP + (kDelta && kTraining ? 3 : 1) * kSw128Bytes;
   static constexpr uint32_t kM = kTraining ? kP + 2 * kSw128Bytes : kT;
-  static constexpr uint32_t kWork = !kDelta    ? (kRuns + 15) / 16 * 16
+  static constexpr uint32_t kWork = !kDelta     ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kSw128Bytes);
   static constexpr uint32_t kRows = kT + kWork;
   static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
-  using Image = std::conditional_t<kDelta, RowTiles<kTileK>, FwdTiles<kTileK>>;
+  using ChunkTile = std::conditional_t<kDelta, RowTiles<kTileK>, FwdTiles<kTileK>>;
   static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <bool kDelta, class Image>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, PrecondFactors& rows, Image* image, bool z_tile) {
+template <bool kDelta, class ChunkTile>
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, PrecondFactors& rows, ChunkTile* chunk_tile,
+                           bool z_tile) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c;
   if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
@@ -55,9 +56,9 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   if constexpr (kDelta) {
     split_into(rows.split_keys, row, suffix * c.w_k);
     split_into(rows.split_erase, row, -gamma * c.e_k);
-    image->e[row] = -gamma * c.e_k, image->q[row] = gamma * c.r_q;
+    chunk_tile->e[row] = -gamma * c.e_k, chunk_tile->q[row] = gamma * c.r_q;
   }
-  image->z_scale[row] = !z_tile ? c.z_v : valid ? 1.0f : 0.0f;
+  chunk_tile->z_scale[row] = !z_tile ? c.z_v : valid ? 1.0f : 0.0f;
 }
 
 // The warp's rows of `raw` times M, into the same places of `to`.
@@ -75,7 +76,7 @@ FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const Run
   }
 }
 
-// kTraining: online with backward images; offline they may be asked for.
+// kTraining: delta with backward chunk tiles; additive they may be asked for.
 template <int kTileK, bool kDelta, bool kTraining>
 __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta, kTraining>::kBlocks)
     prepare_precond_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
   char* shared = shared_memory();
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return grid_dependency_wait();
-  auto out = chunk_tiles_of<kTileK, typename Layout::Image>(args, place.item);
+  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, place.item);
   if constexpr (kDelta && !kTraining) out.backward = nullptr;
   PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());

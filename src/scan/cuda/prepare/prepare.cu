@@ -1,4 +1,4 @@
-// prepare: from the raw inputs of a rule to the images that the scans read (tiles.h). See kernels.h.
+// prepare: from the raw inputs of a rule to the chunk tiles that the scans read (tiles.h). See kernels.h.
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
 
@@ -8,14 +8,15 @@ namespace {
 // Of a rule that has them. Rests of e and k may be missing where those are the raw keys.
 void check_hi_lo_tiles(const PrepareArgs& args) {
   const HiLoTiles &forward = args.forward_lo, &backward = args.backward_lo;
-  const bool both = args.backward != nullptr, images = forward.images != nullptr && (!both || backward.images != nullptr);
-  const bool lo_parts = forward.lo_parts != nullptr || args.problem.rule.decay != Decay::kChannel, same = (forward.lo_parts == nullptr) == (backward.lo_parts == nullptr);
-  if (images && lo_parts && (!both || same)) return;
+  const bool both = args.backward != nullptr, chunk_tiles = forward.chunk_tiles != nullptr && (!both || backward.chunk_tiles != nullptr);
+  const bool lo_parts = forward.lo_parts != nullptr || args.problem.rule.decay != Decay::kChannel,
+             same = (forward.lo_parts == nullptr) == (backward.lo_parts == nullptr);
+  if (chunk_tiles && lo_parts && (!both || same)) return;
   const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
   fail_internal(
       "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or (without channel decay) of none, got forward "
       "images {}, rests {}, backward images {}, rests {}{}",
-      text(forward.images), text(forward.lo_parts), text(backward.images), text(backward.lo_parts), both ? "" : " (forward alone)");
+      text(forward.chunk_tiles), text(forward.lo_parts), text(backward.chunk_tiles), text(backward.lo_parts), both ? "" : " (forward alone)");
 }
 
 }  // namespace

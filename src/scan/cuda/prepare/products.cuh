@@ -1,5 +1,5 @@
-// What scalar and channel decay share once the products of T and P are there: both to shared memory, the products of the images,
-// the Z image.
+// What scalar and channel decay share once the products of T and P are there: both to shared memory, the products of the chunk tiles,
+// the Z chunk tile.
 #pragma once
 
 #include "scan/cuda/call/kernels.h"
@@ -11,7 +11,7 @@
 namespace fw::cuda {
 
 // Tiles of 8 columns (tile n: columns 8 n .. 8 n + 7) of the 16 rows of a block, as accumulators: of T into the triangle, of P and M into
-// a panel. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not multiplied, since above it may be anything.
+// a SW128 tile. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not multiplied, since above it may be anything.
 struct TriangleRows {
   float* first;
   int step;  // to the row 8 below
@@ -28,14 +28,14 @@ FW_DEVICE uint32_t sw128_rows(int block) {
   const uint32_t lane = lane_index();
   return static_cast<uint32_t>(16 * block * 128) + (lane >> 2) * 128 + (lane >> 2) * 16 + 4 * (lane & 3);
 }
-FW_DEVICE void store_tile(char* panel, uint32_t rows, int n, const float (&c)[4]) {
-  char* to = panel + (rows ^ static_cast<uint32_t>(n << 4));
+FW_DEVICE void store_tile(char* sw128, uint32_t rows, int n, const float (&c)[4]) {
+  char* to = sw128 + (rows ^ static_cast<uint32_t>(n << 4));
   *reinterpret_cast<uint32_t*>(to) = pack_bf16(c[0], c[1]);
   *reinterpret_cast<uint32_t*>(to + 1024) = pack_bf16(c[2], c[3]);
 }
-// What that rounds off, into another panel.
-FW_DEVICE void store_lo(char* panel, uint32_t rows, int n, const float (&c)[4]) {
-  char* to = panel + (rows ^ static_cast<uint32_t>(n << 4));
+// What that rounds off, into another SW128 tile.
+FW_DEVICE void store_lo(char* sw128, uint32_t rows, int n, const float (&c)[4]) {
+  char* to = sw128 + (rows ^ static_cast<uint32_t>(n << 4));
   *reinterpret_cast<uint32_t*>(to) = pack_lo(pack_bf16(c[0], c[1]), c[0], c[1]);
   *reinterpret_cast<uint32_t*>(to + 1024) = pack_lo(pack_bf16(c[2], c[3]), c[2], c[3]);
 }
@@ -47,24 +47,24 @@ FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
   c[2] = j <= i + 8 ? c[2] : 0.0f, c[3] = j + 1 <= i + 8 ? c[3] : 0.0f;
 }
 
-// Zeros in the 16x16 blocks above the diagonal of a panel, by all threads.
-FW_DEVICE void clear_above(char* panel) {
+// Zeros in the 16x16 blocks above the diagonal of a SW128 tile, by all threads.
+FW_DEVICE void clear_above(char* sw128) {
   const int row = static_cast<int>(thread_index()) >> 2, block = static_cast<int>(thread_index()) & 3;
   if (block > row >> 4) {
-    *reinterpret_cast<uint4*>(panel + atom_offset(row, 2 * block)) = make_uint4(0, 0, 0, 0);
-    *reinterpret_cast<uint4*>(panel + atom_offset(row, 2 * block + 1)) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(sw128 + atom_offset(row, 2 * block)) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(sw128 + atom_offset(row, 2 * block + 1)) = make_uint4(0, 0, 0, 0);
   }
 }
 
-// A float32 factor as the sum of two bf16 numbers, 16 bits of it: a product of a bf16 number with it is rounded once, but for 2^-9 of
+// A float32 factor as the sum of two bf16 values, 16 bits of it: a product of a bf16 number with it is rounded once, but for 2^-9 of
 // a rounding.
 struct SplitFactor {
   uint32_t high, low;  // each twice
 };
 FW_DEVICE SplitFactor split_factor(float x) {
   const uint32_t high = pack_bf16(x, x);
-  const float rest = x - bf16_low(high);
-  return {high, pack_bf16(rest, rest)};
+  const float lo = x - bf16_low(high);
+  return {high, pack_bf16(lo, lo)};
 }
 FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
 inline constexpr uint32_t kSigns = 0x80008000u, kOnes = 0x3f803f80u;
@@ -83,13 +83,13 @@ FW_DEVICE void split_into(SplitFactors& factors, int row, float x) {
   factors.low[row] = bf16_bits(x - bf16_value(factors.high[row]));
 }
 // A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or (rest) what that rounds off.
-FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, bool rest) {
+FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, bool lo) {
   const int first = row + 2 * (static_cast<int>(lane_index()) & 3);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const SplitFactor f = {*reinterpret_cast<const uint32_t*>(factors.high + first + 8 * half),
                            *reinterpret_cast<const uint32_t*>(factors.low + first + 8 * half)};
-    if (rest) {
+    if (lo) {
       x[2 * half] = lo_of_times(x[2 * half], f), x[2 * half + 1] = lo_of_times(x[2 * half + 1], f);
     } else {
       x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
@@ -97,8 +97,8 @@ FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
   }
 }
 
-// What times_rows() and the rounding of the numbers themselves leave out; rests: those numbers' own, channels slice of tokens row .. row + 15 in the matrix
-// `rests`, or 0: none.
+// What times_rows() and the rounding of the numbers themselves leave out; lo parts: those numbers' own, channels slice of tokens row .. row + 15 in the matrix
+// `lo parts`, or 0: none.
 FW_DEVICE void lo_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, uint32_t lo_parts, int slice) {
   times_rows(x, factors, row, true);
   if (lo_parts == 0) return;
@@ -109,7 +109,7 @@ FW_DEVICE void lo_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
   for (int i = 0; i < 4; ++i) x[i] = fma_bf16x2(own[i], kOnes, x[i]);
 }
 
-// 16 channels of 64 tokens as the products below leave them, into a matrix of bf16 numbers.
+// 16 channels of 64 tokens as the products below leave them, into a matrix of bf16 values.
 FW_DEVICE void store_slice(uint32_t matrix, int slice, const uint32_t (&x)[4][4]) {
   FW_UNROLL
   for (int j = 0; j < 4; ++j) stmatrix_x4_trans(a_fragment_trans(matrix, 16 * j, 2 * slice), x[j]);
@@ -123,8 +123,8 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
   }
 }
 
-// A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
-// matrices is that of the panels and both of one's panel with the other's rest: three rounds; key_rounds: with keys, two if those leave
+// A matrix as a SW128 tile of bf16 values and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
+// matrices is that of the SW128 tiles and both of one's SW128 tile with the other's rest: three rounds; key_rounds: with keys, two if those leave
 // out nothing. If not fine: more than one with what keys times their factors leave out.
 struct SplitSw128 {
   uint32_t high, low;
@@ -132,7 +132,7 @@ struct SplitSw128 {
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: rests: of K, or (kScaled) 0; out_lo: what the result leaves
+// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: lo parts: of K, or (kScaled) 0; out_lo: what the result leaves
 // out.
 template <bool kScaled, bool kHiLo, class Middle>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice, Middle&& middle, uint32_t lo_parts = 0,
@@ -142,7 +142,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
   const int rounds = kHiLo ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
   FW_NO_UNROLL
   for (int round = 0; round < rounds; ++round) {
-    const uint32_t panel = kHiLo && round == 1 ? a.low : a.high;
+    const uint32_t sw128 = kHiLo && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       uint32_t left[4];
@@ -157,7 +157,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
       FW_UNROLL
       for (int j = 0; j <= i; ++j) {
         uint32_t right[4];
-        ldmatrix_x4_trans(right, b_fragment_trans(panel, 16 * i, 2 * j));
+        ldmatrix_x4_trans(right, b_fragment_trans(sw128, 16 * i, 2 * j));
         mma_bf16(x[2 * j], left, right[0], right[1]);
         mma_bf16(x[2 * j + 1], left, right[2], right[3]);
       }
@@ -201,7 +201,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
   clear_tiles(y);
   FW_NO_UNROLL
   for (int round = 0; round < (kHiLo ? a.key_rounds : 1); ++round) {
-    const uint32_t panel = kHiLo && round == 1 ? a.low : a.high;
+    const uint32_t sw128 = kHiLo && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       uint32_t rows[4];
@@ -216,7 +216,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
       FW_UNROLL
       for (int i = j; i < 4; ++i) {
         uint32_t right[4];
-        ldmatrix_x4(right, b_fragment(panel, 16 * i, 2 * j));
+        ldmatrix_x4(right, b_fragment(sw128, 16 * i, 2 * j));
         mma_bf16(y[2 * i], rows, right[0], right[1]);
         mma_bf16(y[2 * i + 1], rows, right[2], right[3]);
       }
@@ -231,10 +231,10 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
     stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
     if constexpr (kHiLo) {
-      uint32_t rest[4];
+      uint32_t lo[4];
       FW_UNROLL
-      for (int n = 0; n < 4; ++n) rest[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
-      stmatrix_x4_trans(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), rest);
+      for (int n = 0; n < 4; ++n) lo[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
+      stmatrix_x4_trans(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), lo);
     }
     uint32_t reads[4];
     ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
@@ -267,7 +267,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
   }
 }
 
-// M = P A into the panel m: a warp has the 16 rows of a block and every second tile of 8 columns.
+// M = P A into the SW128 tile m: a warp has the 16 rows of a block and every second tile of 8 columns.
 template <bool kHiLo>
 FW_DEVICE void read_products(const SplitSw128& p, const SplitSw128& a, char* m, int warp) {
   const int lane = static_cast<int>(lane_index()), block = warp & 3, odd = warp >> 2;
@@ -344,7 +344,7 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
   }
 }
 
-// Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
+// Z = z_v c (.) v of all value columns as SW128 tiles, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
 // z_v(row): 0 past the chunk's rows. kAhead: as above.
 template <int kAhead = 3, class RowFactor>
 FW_DEVICE void write_values(const Problem& x, const ChunkCoord& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {

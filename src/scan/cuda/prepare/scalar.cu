@@ -2,15 +2,15 @@
 // exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
-// coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well,
+// coefficients are factors of results: they are worked out while the products run. delta the forward scan takes those rows as well,
 // and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
-//   all       a warp's 8 rows of q and k; their norms; images and Z at the end (kRows: Z alone)
+//   all       a warp's 8 rows of q and k; their norms; chunk tiles and Z at the end (kRows: Z alone)
 //   0         coefficients of rows, with warps as coefficient_row() says
 //   1         sums of the log-decay, factors of rows (put_decays)
-//   0 to 3    K K^T, T, then A = (I + T)^-1;   4 to 7   Q K^T, P, meanwhile images and Z (products.cuh, finish.cuh)
+//   0 to 3    K K^T, T, then A = (I + T)^-1;   4 to 7   Q K^T, P, meanwhile chunk tiles and Z (products.cuh, finish.cuh)
 #include <algorithm>
 #include <type_traits>
 
@@ -23,14 +23,14 @@
 namespace fw::cuda {
 namespace {
 
-// Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward image), T. Else: w, r, e, and for the forward image alone T
-// takes the place of e. M takes the place of T, which y takes where there is one. Where the scans take rows, A and P (kRows) A takes the place of the raw
-// reads, and four blocks fit an SM.
+// Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward chunk tile), T. Else: w, r, e, and for the forward chunk tile
+// alone T takes the place of e. M takes the place of T, which y takes where there is one. Where the scans take rows, A and P (kRows) A takes the place of the
+// raw reads, and four blocks fit an SM.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
 struct ScalarLayout {
   static constexpr bool kRows = kPlain && kDelta && !kHiLo;
   static_assert(!kRows || !kTraining);
-  using Image = std::conditional_t<kRows, RowScales, FwdTiles<kTileK>>;
+  using ChunkTile = std::conditional_t<kRows, RowScales, FwdTiles<kTileK>>;
   static constexpr int kBlocks = kHiLo ? (kPlain ? 2 : 1) : kDelta && kTraining ? 2 : kPlain ? 4 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWork = !kDelta ? 0 : kRows ? kTriangle : std::max(kTriangle, kOperand);
@@ -47,8 +47,8 @@ struct ScalarLayout {
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kSw128Bytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images; kHiLo: e and w with their rests instead, if those are
-// wanted.
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles; kHiLo: e and w with their lo parts instead, if
+// those are wanted.
 template <int kTileK, bool kDelta, bool kHiLo>
 FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows, const ChunkTiles<kTileK>& out) {
   using Layout = ScalarLayout<kTileK, kDelta, false, kHiLo, kHiLo>;
@@ -87,7 +87,7 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared,
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// kTraining: with backward images; offline and kHiLo: if they are asked for. kHiLo: with what A, P and the keys lose in bf16.
+// kTraining: with backward chunk tiles; additive and kHiLo: if they are asked for. kHiLo: with what A, P and the keys lose in bf16.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo>
 __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks)
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
   char* shared = shared_memory();
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  auto out = chunk_tiles_of<kTileK, typename Layout::Image>(args, place.item);
+  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, place.item);
   if constexpr (kDelta && !kTraining) out.backward = nullptr;
   ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
-  HiLoRows& fine = *reinterpret_cast<HiLoRows*>(shared + Layout::kHiLoRows);  // kHiLo, kPlain
+  HiLoRows& hi_lo = *reinterpret_cast<HiLoRows*>(shared + Layout::kHiLoRows);  // kHiLo, kPlain
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const PairWork<kDelta> work(warp);
 
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
     sync_threads();
-    if (row >= 0) plain_factors<kDelta, kHiLo>(x, place, row, gates, rows, &fine, out);
+    if (row >= 0) plain_factors<kDelta, kHiLo>(x, place, row, gates, rows, &hi_lo, out);
   } else {
     RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if (thread < kChunk) {
         RowCoefs& at = coefs[thread];
         FrontCoefs<float> c;
-        c.e_k = at.read_erase.z, c.w_k = at.rest.y, c.z_v = at.rest.z;
+        c.e_k = at.read_erase.z, c.w_k = at.lo.y, c.z_v = at.lo.z;
         const UnscaledCoefs y = hi_lo_coefs(x.rule, c);
-        at.read_erase.z = y.primed.e_k, at.rest.y = y.primed.w_k, at.rest.z = y.primed.z_v;
+        at.read_erase.z = y.primed.e_k, at.lo.y = y.primed.w_k, at.lo.z = y.primed.z_v;
         rows.left[1][thread] = y.a, rows.right[thread] = y.b;
       }
       sync_threads();
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       for_each_row<kN>(x, place, coefs, body);
     }
     if (thread < kChunk) {
-      const float z = coefs[thread].rest.z;
+      const float z = coefs[thread].lo.z;
       if constexpr (kHiLo) {
         rows.left[0][thread] = 1.0f;
       } else {
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if constexpr (kDelta && !kHiLo) {
         const float gamma = rows.gamma[thread];
         const float4 c = coefs[thread].read_erase;
-        put_row_scales<true>(out, thread, rows.keys[thread] * coefs[thread].rest.y, make_float2(-gamma * c.z, -gamma * c.w),
-                          make_float2(gamma * c.y, gamma * c.x));
+        put_row_scales<true>(out, thread, rows.keys[thread] * coefs[thread].lo.y, make_float2(-gamma * c.z, -gamma * c.w),
+                             make_float2(gamma * c.y, gamma * c.x));
       }
       if constexpr (kHiLo) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
   }
   sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
   const float(&left)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kHiLo || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kHiLo || work.strict ? rows.right : kPlain ? hi_lo.right_of_p : rows.left[0], c);
   char* const t = shared + Layout::kT;
   store_pairs<kDelta, kHiLo>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
                           &rows.split_keys,
                           &rows.split_erase,
                           rows.gamma,
-                          {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
+                          {shared + Layout::kALow, kPlain ? hi_lo.b : rows.right, kPlain ? hi_lo.a : rows.left[1]},
                           shared + Layout::kPLow,
                           kPlain && unscaled_keys(x.rule) && x.rule.decay == Decay::kNone,
                           lo_parts ? shared + Layout::kKeysLo : nullptr,

@@ -1,4 +1,4 @@
-// What the kernels share that prepare chunks whose channels decay alike: the decays, the products of T and P and their factors, images that are
+// What the kernels share that prepare chunks whose channels decay alike: the decays, the products of T and P and their factors, chunk tiles that are
 // multiples of raw rows. Factors: a struct of numbers by row, in shared memory, with pair: G_i in log2 with the decay of a token bounded from
 // below, so that differences of it keep their digits; what the bound cuts off is 1e-12 of a product; gamma and keys: exp(G_i) and exp(G_C - G_i);
 // right: factors of the columns of T and P.
@@ -37,7 +37,7 @@ FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& p
     }
   }
   if constexpr (kForms) {
-    if (x.formed.g.given != Given::kValue) steps.law = decay_scalar(x.formed, place.hv);
+    if (x.fused.g.given != Given::kValue) steps.law = decay_scalar(x.fused, place.hv);
   }
   return steps;
 }
@@ -52,9 +52,9 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const Sc
     for (int i = 0; i < 2; ++i) {
       g[i] = bits_float(steps.bits[i] << shift);
       if constexpr (kForms) {
-        if (x.formed.g.given != Given::kValue && 2 * lane + i < place.span.rows) {
+        if (x.fused.g.given != Given::kValue && 2 * lane + i < place.span.rows) {
           g[i] = fused_decay(steps.law, g[i]);
-          store_scalar(x, place, 2 * lane + i, x.formed.numbers.g, g[i]);
+          store_scalar(x, place, 2 * lane + i, x.fused.numbers.g, g[i]);
         }
       }
       g[i] *= kLog2E;
@@ -83,9 +83,10 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const Sc
   *reinterpret_cast<float2*>(d.pair + 2 * lane) = make_float2(pair_before + bounded[0], pair);
 }
 
-// By one warp: those, and gamma of the images.
-template <int kTileK, bool kForms, class Image, class Factors>
-FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& rows, const ChunkTiles<kTileK, Image>& out) {
+// By one warp: those, and gamma of the chunk tiles.
+template <int kTileK, bool kForms, class ChunkTile, class Factors>
+FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& rows,
+                          const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kForward = sizeof(out.forward->gamma) / sizeof(float);  // one for each channel, or few
   float gamma_end;
   scalar_decays(x, place, steps, rows, gamma_end);
@@ -96,10 +97,10 @@ FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const Scala
     if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
   }
   if (out.numbers != nullptr && lane_index() < 4) out.numbers->gamma[lane_index()] = gamma_end;
-  if (out.numbers != nullptr && lane_index() == 4) out.numbers->solved = std::is_same_v<Image, RowScales> ? 1.0f : 0.0f;
+  if (out.numbers != nullptr && lane_index() == 4) out.numbers->solved = std::is_same_v<ChunkTile, RowScales> ? 1.0f : 0.0f;
 }
 
-// Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
+// Chunk tiles that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
 // and to b, if not null, with b_rows. Factors that are null: 1.
 template <int kTileK>
 FW_DEVICE void plain_tiles_of(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
@@ -110,18 +111,18 @@ FW_DEVICE void plain_tiles_of(const char* raw, int first, int count, const float
     const uint32_t at = static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
     uint4 x[kTileK / 64];
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kSw128Bytes);
+    for (uint32_t sw128 = 0; sw128 < kTileK / 64; ++sw128) x[sw128] = *reinterpret_cast<const uint4*>(raw + at + sw128 * kSw128Bytes);
     const SplitFactor f = split_factor(a_rows != nullptr ? a_rows[row] : 1.0f);
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kSw128Bytes) = times(x[panel], f);
+    for (uint32_t sw128 = 0; sw128 < kTileK / 64; ++sw128) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + sw128 * kSw128Bytes) = times(x[sw128], f);
     if (b == nullptr) continue;
     const SplitFactor g = split_factor(b_rows != nullptr ? b_rows[row] : 1.0f);
     FW_UNROLL
-    for (uint32_t panel = 0; panel < kTileK / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kSw128Bytes) = times(x[panel], g);
+    for (uint32_t sw128 = 0; sw128 < kTileK / 64; ++sw128) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + sw128 * kSw128Bytes) = times(x[sw128], g);
   }
 }
 
-// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
+// Which products a warp has. delta, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; additive the halves have every
 // second block of columns of P. The two warps of one scheduler share its work evenly.
 template <bool kDelta>
 struct PairWork {
@@ -129,7 +130,7 @@ struct PairWork {
   bool strict;
   FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kDelta && warp < 4) {}
   FW_DEVICE bool has(int column) const { return column <= block && (kDelta || (column & 1) == half); }  // block of 16 columns
-  FW_DEVICE int row() const { return 16 * block + (static_cast<int>(lane_index()) >> 2); }               // of this lane; another is 8 below
+  FW_DEVICE int row() const { return 16 * block + (static_cast<int>(lane_index()) >> 2); }              // of this lane; another is 8 below
 };
 
 template <int kTileK, bool kDelta>
@@ -209,15 +210,15 @@ FW_DEVICE void scale_pairs(const PairWork<kDelta>& work, const Factors& rows, co
 template <bool kDelta, bool kHiLo>
 FW_DEVICE void store_pairs(const PairWork<kDelta>& work, char* t, char* p, char* p_low, const float (&c)[8][4]) {
   const TriangleRows triangle = triangle_rows(t, work.block);
-  const uint32_t panel = sw128_rows(work.block);
+  const uint32_t sw128 = sw128_rows(work.block);
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
     if (!work.has(n / 2)) continue;
     if (work.strict) {
       store_tile(triangle, n, c[n]);
     } else {
-      store_tile(p, panel, n, c[n]);
-      if constexpr (kHiLo) store_lo(p_low, panel, n, c[n]);
+      store_tile(p, sw128, n, c[n]);
+      if constexpr (kHiLo) store_lo(p_low, sw128, n, c[n]);
     }
   }
 }

@@ -1,4 +1,4 @@
-// T and P of rules whose r or e is a sum of the raw q and k times numbers a row (query feedback, corrected read), from K K^T and Q K^T:
+// T and P of rules whose r or e is a sum of the raw q and k times scales per row (query feedback, corrected read), from K K^T and Q K^T:
 //   T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
 // Warps 0 to 3 have K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place.
 #pragma once
@@ -51,7 +51,7 @@ struct SumPairs {
     }
   }
 
-  // Behind it, which also tells of the factors by row: c becomes the warp's blocks of T or P, and T's place is free for them.
+  // After it, which also tells of the factors by row: c becomes the warp's blocks of T or P, and T's place is free for them.
   template <class Rows>
   FW_DEVICE void mix(const Rows& rows, float (&c)[8][4]) const {
     if (mixes_read && !work.strict) {

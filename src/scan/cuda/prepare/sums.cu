@@ -1,13 +1,13 @@
-// prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times numbers a row (query feedback,
+// prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times scales per row (query feedback,
 // corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory; T and P: sum_parts.cuh. The scans take rows, A and P
-// (RowScales); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
+// (RowScales); or, where kChunkTiles, what a first pass over segments has fewer products with: E, Q, X and M.
 //
 // Roles, 256 threads:
 //   warp      does                                             waits for                    says so to
 //   all       a warp's 8 rows of q and k; their norms          sync_threads
 //   1         sums of the log-decay, factors of rows                                        sync_threads
-//   0 to 3    K K^T, T, A = (I + T)^-1                         read_made (kImages: claimed)
-//   4 to 7    Q K^T, P; meanwhile Z (kImages: images)                                       read_made (kImages: claimed)
+//   0 to 3    K K^T, T, A = (I + T)^-1                         read_made (kChunkTiles: claimed)
+//   4 to 7    Q K^T, P; meanwhile Z (kChunkTiles: chunk tiles)                                       read_made (kChunkTiles: claimed)
 #include <type_traits>
 
 #include "scan/cuda/prepare/kernels.h"
@@ -18,7 +18,7 @@ namespace fw::cuda {
 namespace {
 
 // Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values. read_q and read_k are also where |q|^2
-// and |k|^2 wait for the coefficients. split_keys: kImages: of the operands in Khat, and in the end keys too.
+// and |k|^2 wait for the coefficients. split_keys: kChunkTiles: of the operands in Khat, and in the end keys too.
 struct SumRows {
   float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
   float pair[kChunk], right[kChunk], keys[kChunk], z[kChunk];
@@ -33,8 +33,8 @@ struct SumPair {
   }
 };
 
-// Shared memory: the raw keys (kImages: become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As many
-// blocks fit an SM as of plain rules.
+// Shared memory: the raw keys (kChunkTiles: become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As
+// many blocks fit an SM as of plain rules.
 template <int kTileK>
 struct SumLayout {
   static constexpr int kBlocks = 4;
@@ -45,8 +45,8 @@ struct SumLayout {
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <int kTileK, class Image>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows, const ChunkTiles<kTileK, Image>& out) {
+template <int kTileK, class ChunkTile>
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows, const ChunkTiles<kTileK, ChunkTile>& out) {
   const bool valid = row < place.span.rows;
   const FrontCoefs<float> c = sum_coefs(x, place, row, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
@@ -55,7 +55,7 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   put(rows.right, c.w_k), put(rows.z, c.z_v);
   const float key = valid ? rows.keys[row] * c.w_k : 0.0f, gamma = valid ? rows.gamma[row] : 0.0f;
   const float2 erase = make_float2(-gamma * c.e_k, -gamma * c.e_q), read = make_float2(gamma * c.r_k, gamma * c.r_q);
-  if constexpr (std::is_same_v<Image, RowScales>) {
+  if constexpr (std::is_same_v<ChunkTile, RowScales>) {
     RowScales& numbers = *out.forward;
     numbers.e[row] = erase.x, numbers.erase_q[row] = erase.y, numbers.q[row] = read.y, numbers.read_k[row] = read.x, numbers.k[row] = key;
   } else {
@@ -66,9 +66,9 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   put_row_scales<true>(out, row, key, erase, read);
 }
 
-// Q and E of the forward image, 64 channels of `count` groups of four rows from group `first` on, by one warp.
+// Q and E of the forward chunk tile, 64 channels of `count` groups of four rows from group `first` on, by one warp.
 template <int kTileK>
-FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& rows, int panel, int first, int count, const FwdTiles<kTileK>* image) {
+FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& rows, int sw128, int first, int count, const FwdTiles<kTileK>* chunk_tile) {
   const int lane = static_cast<int>(lane_index());
   const auto store = [](const void* matrix, uint32_t at, const SumPair& sum, const uint32_t(&q)[4], const uint32_t(&k)[4]) {
     uint32_t words[4];
@@ -82,16 +82,16 @@ FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& 
   FW_NO_UNROLL
   for (int group = first; group < first + count; ++group) {
     const int row = 4 * group + (lane >> 3);
-    const uint32_t at = static_cast<uint32_t>(panel) * kSw128Bytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
+    const uint32_t at = static_cast<uint32_t>(sw128) * kSw128Bytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
     const uint4 q = *reinterpret_cast<const uint4*>(reads + at), k = *reinterpret_cast<const uint4*>(keys + at);
     const uint32_t of_q[4] = {q.x, q.y, q.z, q.w}, of_k[4] = {k.x, k.y, k.z, k.w};
     const float gamma = rows.gamma[row];
-    store(image->q, at, SumPair{gamma * rows.read_q[row], gamma * rows.read_k[row]}, of_q, of_k);
-    store(image->e, at, SumPair{-gamma * rows.erase_q[row], -gamma * rows.erase_k[row]}, of_q, of_k);
+    store(chunk_tile->q, at, SumPair{gamma * rows.read_q[row], gamma * rows.read_k[row]}, of_q, of_k);
+    store(chunk_tile->e, at, SumPair{-gamma * rows.erase_q[row], -gamma * rows.erase_k[row]}, of_q, of_k);
   }
 }
 
-template <int kTileK, bool kImages>
+template <int kTileK, bool kChunkTiles>
 __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kTileK>;
   constexpr int kN = kTileK / 32;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
   char* shared = shared_memory();
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  auto out = chunk_tiles_of<kTileK, std::conditional_t<kImages, FwdTiles<kTileK>, RowScales>>(args, place.item);
+  auto out = chunk_tiles_of<kTileK, std::conditional_t<kChunkTiles, FwdTiles<kTileK>, RowScales>>(args, place.item);
   out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
     const auto z_of = [&](int i) { return rows.z[i]; };
     if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
   };
-  if constexpr (!kImages) {
+  if constexpr (!kChunkTiles) {
     finish_pairs(
         t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item, [](int) {}, put_z);
   } else {
@@ -154,9 +154,9 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
   }
 }
 
-template <int kTileK, bool kImages>
+template <int kTileK, bool kChunkTiles>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_prepare(prepare_sums_kernel<kTileK, kImages>, prepare_grid(args.problem, chunks), SumLayout<kTileK>::kBytes, stream, args);
+  launch_prepare(prepare_sums_kernel<kTileK, kChunkTiles>, prepare_grid(args.problem, chunks), SumLayout<kTileK>::kBytes, stream, args);
 }
 template <int kTileK>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {

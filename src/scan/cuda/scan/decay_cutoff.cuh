@@ -1,7 +1,7 @@
 // Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut sequence (call/plan.h) need not see the
 // rest of it. Of a rule whose step is a symmetric contraction (rule/step_bound.h) what a segment does to a state, M, is at most the product of its tokens'
-// largest decays: exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment leaves of a zero state is what its
-// last chunks do from the one on behind which that holds. So the error of a state is at most 2^-40 of the state at the segment's start; a state has 24 bits.
+// largest decays: exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment leaves of a zero state is what
+// its last chunks do from the one on after which that holds. So the error of a state is at most 2^-40 of the state at the segment's start; a state has 24 bits.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"
@@ -10,7 +10,7 @@
 namespace fw::cuda {
 
 inline constexpr float kDecayCutoff = -27.7258872f;  // log 2^-40
-inline constexpr int kMostFading = 16;         // chunks that are looked at: beyond, too little is spared
+inline constexpr int kMostFading = 16;               // chunks that are looked at: beyond, too little is spared
 
 // No number is the largest.
 FW_DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }
@@ -20,14 +20,15 @@ struct CutoffActivations {
   GateScalars<4> own;
   FW_DEVICE CutoffActivations(const DecayCutoffArg& uses_decay_cutoff, int head) {
     const int channel = 4 * static_cast<int>(lane_index());
-    if (uses_decay_cutoff.formed.g.given != Given::kValue && channel < uses_decay_cutoff.channels) own = gate_scalars<4>(uses_decay_cutoff.formed.a_log, uses_decay_cutoff.formed.dt_bias, head, channel);
+    if (uses_decay_cutoff.fused.g.given != Given::kValue && channel < uses_decay_cutoff.channels)
+      own = gate_scalars<4>(uses_decay_cutoff.fused.a_log, uses_decay_cutoff.fused.dt_bias, head, channel);
   }
   // Logits to values, rounded as prepare() rounds them.
   FW_DEVICE void form(const DecayCutoffArg& uses_decay_cutoff, float (&x)[4]) const {
-    with_decay_law(uses_decay_cutoff.formed.g, [&](auto sigmoid) {
+    with_decay_law(uses_decay_cutoff.fused.g, [&](auto sigmoid) {
       FW_UNROLL
       for (int j = 0; j < 4; j += 2) {
-        const DecayLaw low(uses_decay_cutoff.formed.g, own.bias[j], own.rate[j]), high(uses_decay_cutoff.formed.g, own.bias[j + 1], own.rate[j + 1]);
+        const DecayLaw low(uses_decay_cutoff.fused.g, own.bias[j], own.rate[j]), high(uses_decay_cutoff.fused.g, own.bias[j + 1], own.rate[j + 1]);
         const uint32_t pair = fused_decays<sigmoid.value>(low, high, pack_bf16(x[j], x[j + 1]));
         x[j] = bf16_low(pair), x[j + 1] = bf16_high(pair);
       }
@@ -50,7 +51,7 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
     float x[4];
     const bool there = first + r < length && 4 * lane < K;
     if (there) load_channels(g, first + r, 4 * lane, K, x);
-    if (there && uses_decay_cutoff.formed.g.given != Given::kValue) laws.form(uses_decay_cutoff, x);
+    if (there && uses_decay_cutoff.fused.g.given != Given::kValue) laws.form(uses_decay_cutoff, x);
     most[r] = there ? x[0] : bits_float(0xff800000u);
     FW_UNROLL
     for (int j = 1; j < 4; ++j) {
@@ -90,7 +91,7 @@ template <bool kReverse>
 FW_DEVICE int fading_chunks(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences, const ScanCoord& place, char* shared) {
   if (uses_decay_cutoff.channels == 0) return 0;
   const int chunks = count_fading<kReverse>(uses_decay_cutoff, sequences, place, reinterpret_cast<float*>(shared));
-  fence_async_shared();  // the copy engine writes there next
+  fence_async_shared();  // TMA writes there next
   sync_threads();
   return chunks;
 }

@@ -1,25 +1,26 @@
 // The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
-// FwdTiles made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
-//   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (offline rules: W = Z)
+// FwdTiles made by prepare() and raw values v [tokens, HV, V] or prepared Z SW128 tiles:
+//   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (additive rules: W = Z)
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W (kPairs: U) of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kHiLo: of rules with uses_hi_lo() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kHiLo: of rules with uses_hi_lo() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 values there and in X^T W.
 // Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 // Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
 // are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
 // Form::kApart: with QETiles and XMTiles in the place of FwdTiles.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
-// machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
+// machine code then has a wait after each product). While products are in flight, their own accumulators and register operands stay
 // untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
 // were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
 // for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
 //
-// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+// Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
-//   0, 1     bring images, v (or Z) and raw rows of a chunk;   stages.empty                 stages.full               stages: kE, kQ, kX, kM, kNumbers, kTile
-//            thread 0 asks for images, 32 for raw rows
+//   0, 1     load chunk tiles, v (or Z) and raw rows of a chunk;   stages.empty                 stages.full               stages: kE, kQ, kX, kM, kNumbers,
+//   kTile
+//            thread 0 asks for chunk tiles, 32 for raw rows
 //   2        thread 64 takes S^T away; with 3 bf16 rows of O   s.full, o.full               s.empty, o.empty          kS, kO
 //   3        thread 96 takes W away; with 2 bf16 rows of O     w.full, o.full               w.empty, o.empty          kW, kO
 //   4 to 7   the state in registers: W, O, S of a chunk        stages.full, {o, s, w}.empty stages.empty, {..}.full   read stages, write kO, kS, kW
@@ -38,75 +39,80 @@ namespace {
 
 using Form = ScanForm;
 
-// The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
+// The parts of an chunk tile that this kernel reads, then the Z tile, in shared memory: bytes.
 template <int kTileK, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
   static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo, kDelta = kForm != Form::kAdditive;
   static constexpr bool kApart = kForm == Form::kApart;
-  using Image =
+  using ChunkTile =
       std::conditional_t<kApart, QETiles<kTileK>, std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kPairs: A in the place of x, P in that of m.
   static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kSw128Bytes : kMatrix);
   static constexpr int kNumbers = kM + (kOut ? kSw128Bytes : 0);
-  // Images: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
-  static constexpr int kKeyScale = kNumbers + 128 * 4, kScale = kNumbers + (kPairs ? 192 : kRows ? 128 : kTileK) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
+  static constexpr int kKeyScale = kNumbers + 128 * 4,
+                       kScale = kNumbers + (kPairs  ? 192
+                                            : kRows ? 128
+                                                    : kTileK) *
+                                               4,
+                       kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
-  static constexpr int kImage = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_sw128(kImage);
+  static constexpr int kChunkTile = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_sw128(kChunkTile);
   static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
   static constexpr int kBuffers = kOut && kSave && kDelta && kTileK == 128 ? 1 : 2;  // of each thing that leaves
   static constexpr int kOutputs = kBuffers * ((kOut ? kSw128Bytes : 0) + (kSave ? kMatrix + kSw128Bytes : 0));
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kSw128Bytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
-  // In the padding behind the first stage's image, or, where a fine image has its scales there, behind everything.
-  static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kImage, kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
+  // In the padding after the first stage's chunk tile, or, where a fine chunk tile has its scales there, after everything.
+  static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kChunkTile, kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> o, s, w;
   };
-  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kImage));
-  static_assert(kPairs || kApart || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kChunkTile));
+  static_assert(kPairs || kApart || sizeof(ChunkTile) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
 };
 
-// One thread: starts the copies of image number `tile` into a stage, of tiles_bytes.
+// One thread: starts the copies of chunk tile number `tile` into a stage, of tiles_bytes.
 template <class Shape>
 constexpr uint32_t tiles_bytes() {
-  return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
+  return Shape::kChunkTile - (Shape::kRows ? Shape::kX : 0);
 }
 template <class Shape, int kTileK, bool kOut>
 FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
-  const auto* const image = static_cast<const typename Shape::Image*>(args.images) + tile;
+  const auto* const chunk_tile = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + tile;
   if constexpr (Shape::kApart) {
-    bulk_load(stage + Shape::kE, image->e, Shape::kX - Shape::kE, full);
+    bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kX - Shape::kE, full);
     bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX, full);
-    bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
+    bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kChunkTile - Shape::kNumbers, full);
   } else if constexpr (Shape::kPairs) {
     bulk_load(stage + Shape::kX, args.pairs[tile].a, Shape::kNumbers - Shape::kX, full);
-    bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
+    bulk_load(stage + Shape::kNumbers, chunk_tile->e, Shape::kChunkTile - Shape::kNumbers, full);
   } else if constexpr (Shape::kRows) {
     if constexpr (kOut) {
-      bulk_load(stage + Shape::kX, image->x, tiles_bytes<Shape>(), full);
+      bulk_load(stage + Shape::kX, chunk_tile->x, tiles_bytes<Shape>(), full);
     } else {
-      bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
-      bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
+      bulk_load(stage + Shape::kX, chunk_tile->x, Shape::kMatrix, full);
+      bulk_load(stage + Shape::kNumbers, chunk_tile->e, Shape::kChunkTile - Shape::kNumbers, full);
     }
   } else if constexpr (kOut) {
-    bulk_load(stage, Shape::kDelta ? image->e : image->q, Shape::kImage, full);
+    bulk_load(stage, Shape::kDelta ? chunk_tile->e : chunk_tile->q, Shape::kChunkTile, full);
   } else {
-    if constexpr (Shape::kDelta) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
-    bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
-    bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
+    if constexpr (Shape::kDelta) bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kX, chunk_tile->x, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kChunkTile - Shape::kNumbers, full);
   }
 }
 
 // Z^T = z_scale (.) tile^T as accumulators.
-FW_DEVICE void load_z(float (&w)[32], uint32_t panel, const float* z_scale) {
+FW_DEVICE void load_z(float (&w)[32], uint32_t sw128, const float* z_scale) {
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {
     uint32_t r[4];
-    load_token_fragment(r, panel, k);
+    load_token_fragment(r, sw128, k);
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       w[8 * k + 2 * i] = bf16_low(r[i]);
@@ -170,7 +176,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
     const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
-    const TmaCoord engine(args.sequences, place);
+    const TmaCoord tma(args.sequences, place);
     constexpr int kRowSw128Tiles = kRows ? kTileK / 64 : 0, kRowBytes = (kReads ? 2 : 1) * kRowSw128Tiles * static_cast<int>(kTensorBytes);
     const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
@@ -178,23 +184,23 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool whole = engine.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map, loads_rows = !kRows || (whole && maps.rows != 0);
+      const bool whole = tma.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map, loads_rows = !kRows || (whole && maps.rows != 0);
       if (thread_index() == 0) {
-        const uint32_t fine = kHiLo ? lo_bytes<kTileK>(args.fine) : 0;
-        mbarrier_expect(full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + fine);
+        const uint32_t hi_lo = kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0;
+        mbarrier_expect(full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + hi_lo);
         const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
         issue_tiles<Shape, kTileK, kOut>(stage, args, tile, full);
-        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.fine, tile, stage, full);
+        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, tile, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kSw128Bytes, full);
         if (z_ready) z += block_step * kSw128Elements;
       } else if (thread_index() == 32) {
         FW_UNROLL
-        for (int panel = 0; panel < kRowSw128Tiles; ++panel) {
+        for (int sw128 = 0; sw128 < kRowSw128Tiles; ++sw128) {
           if (!loads_rows) break;
-          engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kSw128Bytes, full);
-          if constexpr (kReads) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kSw128Bytes, full);
+          tma.bring(maps.k, 64 * sw128, place.hv / args.rows.k.divisor, c, stage + Shape::kE + sw128 * kSw128Bytes, full);
+          if constexpr (kReads) tma.bring(maps.q, 64 * sw128, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + sw128 * kSw128Bytes, full);
         }
-        if (loads_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
+        if (loads_v) tma.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
       const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
       const bool fills_tile = !z_ready && !loads_v && !zeros;
@@ -244,9 +250,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
       barriers.o.wait_empty(to);
-      const uint32_t panel = base + Shape::kO + to.slot * kSw128Bytes;
+      const uint32_t sw128 = base + Shape::kO + to.slot * kSw128Bytes;
       FW_UNROLL
-      for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
+      for (int k = 0; k < 4; ++k) store_token_fragment(sw128, k, packed[k]);
       barriers.o.put_full(to);
     };
     Ring<Shape::kStages> ring;
@@ -282,7 +288,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       wgmma_fence();
       if constexpr (kDelta) {
         if constexpr (kHiLo) {
-          multiply_hi_lo_rows(w, a, a_lo, stage + Shape::kE, stage + Shape::kKeysLo, args.fine.lo_parts != nullptr);
+          multiply_hi_lo_rows(w, a, a_lo, stage + Shape::kE, stage + Shape::kKeysLo, args.hi_lo.lo_parts != nullptr);
         } else {
           multiply_rows(w, a, stage + Shape::kE, false);
         }
@@ -312,7 +318,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         keep(w);
         float z[32];
         load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
-        add_scaled(z, stage_floats(Shape::kImage), w);
+        add_scaled(z, stage_floats(Shape::kChunkTile), w);
         pack_fragments(z, b);
         pack_lo_parts(z, b, b_lo);
         wgmma_fence();
@@ -430,8 +436,8 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
   switch (select_scan(args)) {
     case Form::kAdditive:
       return launch_forward<kTileK, Form::kAdditive>(args, stream);
-    case Form::kImages:
-      return launch_forward<kTileK, Form::kImages>(args, stream);
+    case Form::kChunkTiles:
+      return launch_forward<kTileK, Form::kChunkTiles>(args, stream);
     case Form::kApart:
       return launch_forward<kTileK, Form::kApart>(args, stream);
     case Form::kHiLo:
@@ -452,15 +458,15 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
   }
-  if (args.rows.k.data != nullptr && (!args.is_delta || args.fine.images != nullptr || args.K % 8 != 0)) {
+  if (args.rows.k.data != nullptr && (!args.is_delta || args.hi_lo.chunk_tiles != nullptr || args.K % 8 != 0)) {
     fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got online {}, fine images {}, K {}",
-                  args.is_delta, args.fine.images != nullptr ? "there" : "null", args.K);
+                  args.is_delta, args.hi_lo.chunk_tiles != nullptr ? "there" : "null", args.K);
   }
-  if (args.solved != nullptr && (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.fine.images != nullptr)) {
+  if (args.solved != nullptr && (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.hi_lo.chunk_tiles != nullptr)) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal(
         "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online {}, A and P {}, k {}, fine images {}",
-        args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.fine.images));
+        args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.hi_lo.chunk_tiles));
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

@@ -16,18 +16,18 @@ FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) 
   }
 }
 
-// By the 64 threads of warps 2 and 3: a panel of bf16 to bf16 rows.
-FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* panel) {
+// By the 64 threads of warps 2 and 3: a SW128 tile of bf16 to bf16 rows.
+FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* sw128) {
   const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8;
-  const char* from = panel + row * 128 + ((piece ^ row) * 16);
+  const char* from = sw128 + row * 128 + ((piece ^ row) * 16);
   uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     if (c * kChunk + row + j * 8 >= t.length) break;
     const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
     uint16_t* at = to + j * 8 * t.rows.stride;
-    if (t.wide) {
+    if (t.k256) {
       if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
     } else {
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};

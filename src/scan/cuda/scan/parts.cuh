@@ -1,8 +1,8 @@
 // What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one sequence and
 // keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
-// never meet. Warps 0 and 1 bring the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
+// never meet. Warps 0 and 1 load the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
 //
-// All 16-bit tiles in shared memory are panels (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
+// All 16-bit tiles in shared memory are SW128 tiles (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
 // and 16 columns, as wgmma.cuh describes them.
 #pragma once
 
@@ -51,7 +51,7 @@ struct RingBarriers {
   FW_DEVICE void put_empty(const Ring<kDepth>& ring) { mbarrier_arrive(empty + ring.slot); }
 };
 
-// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
+// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the chunk tiles in L2.
 struct ScanCoord {
   int n, hv, value_block;
   bool map;  // the block is one of `maps` that follow the value blocks, number value_block of those
@@ -74,21 +74,21 @@ FW_DEVICE ScanCoord scan_coord(const SequenceArg& sequences, int HV, int values,
 struct TileRows {
   Rows rows;
   int32_t length, column, V;
-  bool wide;  // rows lie at multiples of 16 bytes, V is a multiple of 8
+  bool k256;  // rows lie at multiples of 16 bytes, V is a multiple of 8
 };
 
 FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& p, int V) {
   const Rows rows = rows_of(a, sequences, p.n, p.hv);
-  const bool wide = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
-  return {rows, p.length, p.value_block * kValueBlock, V, wide};
+  const bool k256 = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+  return {rows, p.length, p.value_block * kValueBlock, V, k256};
 }
 
 // Thread i fills 8 columns of rows i / 8, i / 8 + 8, ... of chunk c; what lies outside the tensor is 0.
 // Of wide rows of bf16, asynchronously:
-FW_DEVICE void copy_tile(const TileRows& t, int c, char* panel) {
+FW_DEVICE void copy_tile(const TileRows& t, int c, char* sw128) {
   const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8, token = c * kChunk + row;
-  char* to = panel + row * 128 + ((piece ^ row) * 16);
+  char* to = sw128 + row * 128 + ((piece ^ row) * 16);
   const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
@@ -97,15 +97,15 @@ FW_DEVICE void copy_tile(const TileRows& t, int c, char* panel) {
   }
 }
 // Of any; returns whether that is asynchronous.
-FW_DEVICE bool fill_tile(const TileRows& t, int c, char* panel) {
-  if (t.wide && t.rows.bf16 != 0) {
-    copy_tile(t, c, panel);
+FW_DEVICE bool fill_tile(const TileRows& t, int c, char* sw128) {
+  if (t.k256 && t.rows.bf16 != 0) {
+    copy_tile(t, c, sw128);
     return true;
   }
   const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8, token = c * kChunk + row;
-  char* to = panel + row * 128 + ((piece ^ row) * 16);
-  if (t.wide) {
+  char* to = sw128 + row * 128 + ((piece ^ row) * 16);
+  if (t.k256) {
     const float* from = reinterpret_cast<const float*>(t.rows.data) + token * t.rows.stride + column;
     float4 x[16] = {};  // of all rows: so many loads are on their way together
     FW_UNROLL
@@ -129,8 +129,8 @@ FW_DEVICE bool fill_tile(const TileRows& t, int c, char* panel) {
   return false;
 }
 // And arrives once.
-FW_DEVICE void issue_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
-  if (fill_tile(t, c, panel)) {
+FW_DEVICE void issue_tile(const TileRows& t, int c, char* sw128, uint64_t* full) {
+  if (fill_tile(t, c, sw128)) {
     cp_async_arrive(full);
   } else {
     mbarrier_arrive(full);
@@ -141,28 +141,29 @@ FW_DEVICE void issue_tile(const TileRows& t, int c, char* panel, uint64_t* full)
 
 FW_DEVICE int state_warp() { return static_cast<int>(warp_index()) & 3; }
 
-// Byte of a panel [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the fragment of the first 16
+// Byte of a SW128 tile [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the fragment of the first 16
 // tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
 FW_DEVICE int token_fragment_offset() {
   const int matrix = static_cast<int>(lane_index()) / 8, r = static_cast<int>(lane_index()) % 8;
   return ((matrix / 2) * 8 + r) * 128 + (((2 * state_warp() + matrix % 2) ^ r) * 16);
 }
 
-FW_DEVICE void load_token_fragment(uint32_t (&r)[4], uint32_t panel, int k) {
-  ldmatrix_x4_trans(r, panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
+FW_DEVICE void load_token_fragment(uint32_t (&r)[4], uint32_t sw128, int k) {
+  ldmatrix_x4_trans(r, sw128 + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
 }
 
-FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4]) {
-  stmatrix_x4_trans(panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
+FW_DEVICE void store_token_fragment(uint32_t sw128, int k, const uint32_t (&r)[4]) {
+  stmatrix_x4_trans(sw128 + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
 }
 
-// What this lane names to stmatrix of panels of 64 rows (of a state values, of O tokens) for the fragment of its warp's 16 rows and columns 16 k to 16 k + 15.
-FW_DEVICE uint32_t state_fragment(uint32_t panels, int k) {
+// What this lane names to stmatrix of SW128 tiles of 64 rows (of a state values, of O tokens) for the fragment of its warp's 16 rows and columns 16 k to 16 k
+// + 15.
+FW_DEVICE uint32_t state_fragment(uint32_t sw128_tiles, int k) {
   const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
-  return panels + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16);
+  return sw128_tiles + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16);
 }
-FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(panels, k), r); }
+FW_DEVICE void store_state_fragment(uint32_t sw128_tiles, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(sw128_tiles, k), r); }
 
 template <int kN>
 FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
@@ -204,7 +205,7 @@ FW_DEVICE uint64_t descriptor_after(uint64_t descriptor, int bytes) {
   return (descriptor & 0xffffffff00000000u) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
 }
 
-// d [64, 64] = (or +=) a [64, kSteps 16] times the transpose of the panels of b [64, kSteps 16].
+// d [64, 64] = (or +=) a [64, kSteps 16] times the transpose of the SW128 tiles of b [64, kSteps 16].
 template <int kSteps>
 FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b, bool accumulate) {
   const uint64_t first = wgmma_descriptor(b, 16, 1024);
@@ -212,14 +213,14 @@ FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uin
   for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kSw128Bytes + k % 4 * 32), accumulate || k > 0);
 }
 
-// d [64, 64] = (or +=) a [64, 64 tokens] times the panel of b [64 tokens, 64].
+// d [64, 64] = (or +=) a [64, 64 tokens] times the SW128 tile of b [64 tokens, 64].
 FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b, bool accumulate = false) {
   const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), accumulate || k > 0);
 }
 
-// y += fragments of token columns times a number a token.
+// y += fragments of token columns times a scalar per token.
 FW_DEVICE void add_fragments(float (&y)[32], const uint32_t (&x)[4][4], const float* numbers) {
   const float* mine = numbers + 2 * (lane_index() % 4);
   FW_UNROLL
@@ -238,7 +239,7 @@ FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, 
   pack_fragments(sum, y);
 }
 
-// d [64, kTileK] += a [64, 64 tokens] times the panels of b [64 tokens, kTileK].
+// d [64, kTileK] += a [64, 64 tokens] times the SW128 tiles of b [64 tokens, kTileK].
 template <int kTileK>
 FW_DEVICE void add_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], uint32_t b) {
   const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
@@ -246,10 +247,10 @@ FW_DEVICE void add_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], uint
   for (int k = 0; k < 4; ++k) wgmma_rs<kTileK, true>(d, a[k], descriptor_after(first, k * 2048), true);
 }
 
-// The same of operands with rests (LoTiles): a + a_lo times b, and a times what lies at b_lo, if that is there; without the product of two rests.
+// The same of operands with lo parts (LoTiles): a + a_lo times b, and a times what lies at b_lo, if that is there; without the product of two lo parts.
 template <int kSteps>
 FW_DEVICE void multiply_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_lo)[kSteps][4], uint32_t b, uint32_t b_lo,
-                                  bool has_b_lo) {
+                                   bool has_b_lo) {
   multiply_rows(d, a, b, false);
   multiply_rows(d, a_lo, b, true);
   if (has_b_lo) {
@@ -265,19 +266,19 @@ FW_DEVICE void add_hi_lo_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4]
   add_outer<kTileK>(d, a, b_lo);
 }
 
-// ---- Fine images: by the thread that brings stages ------------------------------------------------------------------------------
+// ---- Fine chunk tiles: by the thread that loads stages ------------------------------------------------------------------------------
 
-// Shape: of a stage: kLo and kKeysLo say where it has the rests of x (y) and of e (k), the scales lie behind the image (kImage): bytes.
+// Shape: of a stage: kLo and kKeysLo say where it has the lo parts of x (y) and of e (k), the scales lie after the chunk tile (kChunkTile): bytes.
 template <int kTileK>
-FW_DEVICE uint32_t lo_bytes(const HiLoTiles& fine) {
-  return static_cast<uint32_t>(sizeof(LoTiles<kTileK>) + (fine.lo_parts != nullptr ? 64 * kTileK * 2 : 0));
+FW_DEVICE uint32_t lo_bytes(const HiLoTiles& hi_lo) {
+  return static_cast<uint32_t>(sizeof(LoTiles<kTileK>) + (hi_lo.lo_parts != nullptr ? 64 * kTileK * 2 : 0));
 }
 template <class Shape, int kTileK>
-FW_DEVICE void issue_lo_tiles(const HiLoTiles& fine, int64_t tile, char* stage, uint64_t* full) {
-  const auto& image = static_cast<const LoTiles<kTileK>*>(fine.images)[tile];
-  bulk_load(stage + Shape::kLo, image.rest, sizeof image.rest, full);
-  bulk_load(stage + Shape::kImage, image.scale, sizeof image.scale, full);
-  if (fine.lo_parts != nullptr) bulk_load(stage + Shape::kKeysLo, fine.lo_parts + tile * (64 * kTileK), 64 * kTileK * 2, full);
+FW_DEVICE void issue_lo_tiles(const HiLoTiles& hi_lo, int64_t tile, char* stage, uint64_t* full) {
+  const auto& chunk_tile = static_cast<const LoTiles<kTileK>*>(hi_lo.chunk_tiles)[tile];
+  bulk_load(stage + Shape::kLo, chunk_tile.lo, sizeof chunk_tile.lo, full);
+  bulk_load(stage + Shape::kChunkTile, chunk_tile.scale, sizeof chunk_tile.scale, full);
+  if (hi_lo.lo_parts != nullptr) bulk_load(stage + Shape::kKeysLo, hi_lo.lo_parts + tile * (64 * kTileK), 64 * kTileK * 2, full);
 }
 
 // ---- States ----------------------------------------------------------------------------------------------------------------------
@@ -359,9 +360,9 @@ struct CheckpointWalk {
     if (a.sequence_of != nullptr) first = first_chunk(sequences, p.n) - first_chunk(a.whole, a.sequence_of[p.n]);
     until = a.chunks - first % a.chunks;
   }
-  // Whether the state behind chunk c is one; to be asked once a chunk, in order.
+  // Whether the state after chunk c is one; to be asked once a chunk, in order.
   FW_DEVICE bool reached() { return until != 0 && --until == 0; }
-  // Its place, once it is reached; -1: nowhere. Behind the last chunk of a segment that is not the sequence's last, the next one has it.
+  // Its place, once it is reached; -1: nowhere. After the last chunk of a segment that is not the sequence's last, the next one has it.
   FW_DEVICE int next(const CheckpointArg& a, const ScanCoord& p, int c) {
     until = a.chunks;
     const int n = a.sequence_of != nullptr ? a.sequence_of[p.n] : p.n, done = first + c + 1;

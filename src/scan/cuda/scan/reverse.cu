@@ -1,19 +1,19 @@
 // The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
 // form of tiles.h). Per sequence and value head, with BwdTiles made by prepare() and raw d_o [tokens, HV, V]:
-//   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
+//   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (additive rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
 // Where reverse_takes_rows() or stores_k_hat() scan/reverse_rows.cu takes its place.
-// kHiLo: of rules with uses_hi_lo() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
+// kHiLo: of rules with uses_hi_lo() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values there and in y^T V.
 //
-// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+// Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
-//   0, 1     bring images and d_o of a chunk; thread 0 asks    stages.empty                 stages.full               stages: kK, kY, kQ, kGamma, kTile
-//            for images, 32 for d_o
+//   0, 1     load chunk tiles and d_o of a chunk; thread 0 asks    stages.empty                 stages.full               stages: kK, kY, kQ, kGamma, kTile
+//            for chunk tiles, 32 for d_o
 //   2        thread 64 takes D^T away                          d.full                       d.empty                   kD
 //   3        thread 96 takes V away                            v.full                       v.empty                   kV
 //   4 to 7   the state's gradient in registers: V and D        stages.full, {d, v}.empty    stages.empty, {d, v}.full read stages, write kD, kV
-// Where the gradients run beside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
+// Where the gradients run alongside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
 #include <algorithm>
 
 #include "scan/cuda/call/kernels.h"
@@ -25,19 +25,19 @@ namespace fw::cuda {
 
 namespace {
 
-// The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
+// The parts of an chunk tile that this kernel reads, then the dO tile, in shared memory: bytes.
 template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
 struct ReverseShape {
-  using Image = BwdTiles<kTileK>;
+  using ChunkTile = BwdTiles<kTileK>;
   static constexpr int kMatrix = 64 * kTileK * 2;
-  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kDelta ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kTileK * 4,
-                       kTile = round_to_sw128(kImage);
+  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kDelta ? kMatrix : 0), kGamma = kQ + kMatrix, kChunkTile = kGamma + kTileK * 4,
+                       kTile = round_to_sw128(kChunkTile);
   static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kSw128Bytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
-  static constexpr int kBarriers = kImage + (kHiLo ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
+  static constexpr int kBarriers = kChunkTile + (kHiLo ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
 
   struct Barriers {
     RingBarriers<kStages> stages;
@@ -45,7 +45,7 @@ struct ReverseShape {
   };
   static_assert(kStages >= (kHiLo ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kDelta || !kHiLo) &&
                 sizeof(Barriers) <= kScanBarrierBytes);
-  static_assert(sizeof(Image) == 3 * kMatrix + kTileK * 4);
+  static_assert(sizeof(ChunkTile) == 3 * kMatrix + kTileK * 4);
 };
 
 template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
@@ -68,31 +68,31 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
-    const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
+    const auto* const chunk_tiles = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + place.first_tile;
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const TmaCoord engine(args.sequences, place);
+    const TmaCoord tma(args.sequences, place);
     const int head = place.hv / args.d_o.divisor;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool loads_d_o = maps.values != 0 && engine.takes(c);
+      const bool loads_d_o = maps.values != 0 && tma.takes(c);
       if (thread_index() == 0) {
-        const auto* const image = images + static_cast<int64_t>(c) * args.HV;
-        mbarrier_expect(full, Shape::kImage + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.fine) : 0));
-        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        const auto* const chunk_tile = chunk_tiles + static_cast<int64_t>(c) * args.HV;
+        mbarrier_expect(full, Shape::kChunkTile + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0));
+        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if constexpr (kDelta) {
-          bulk_load(stage, image, Shape::kImage, full);
+          bulk_load(stage, chunk_tile, Shape::kChunkTile, full);
         } else {
-          bulk_load(stage + Shape::kK, image->k, Shape::kMatrix, full);
-          bulk_load(stage + Shape::kQ, image->q, Shape::kImage - Shape::kQ, full);
+          bulk_load(stage + Shape::kK, chunk_tile->k, Shape::kMatrix, full);
+          bulk_load(stage + Shape::kQ, chunk_tile->q, Shape::kChunkTile - Shape::kQ, full);
         }
       }
       if (loads_d_o) {
         if (thread_index() == 32) {
           if constexpr (!kSave) fence_async_shared();  // threads have filled this tile, if the last chunk is short; else who has read it has fenced
-          engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+          tma.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
         }
         mbarrier_arrive(full);
       } else {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];           // a_lo: kHiLo
+    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];          // a_lo: kHiLo
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
     const auto pack_state = [&] {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       float v[32];
       wgmma_fence();
       if constexpr (kHiLo) {
-        multiply_hi_lo_rows(v, a, a_lo, stage + Shape::kK, stage + Shape::kKeysLo, args.fine.lo_parts != nullptr);
+        multiply_hi_lo_rows(v, a, a_lo, stage + Shape::kK, stage + Shape::kKeysLo, args.hi_lo.lo_parts != nullptr);
       } else {
         multiply_rows(v, a, stage + Shape::kK, false);
       }
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
       wgmma_wait<1>();
       keep(v);
-      if constexpr (kHiLo) scale_columns(v, stage_floats(Shape::kImage));
+      if constexpr (kHiLo) scale_columns(v, stage_floats(Shape::kChunkTile));
       FW_UNROLL
       for (int i = 0; i < 32; ++i) v[i] = -v[i];
       pack_fragments(v, b);
@@ -205,7 +205,7 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 template <int kTileK>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   if (!args.is_delta) return launch_reverse<kTileK, false, false>(args, stream);
-  args.fine.images != nullptr ? launch_reverse<kTileK, true, true>(args, stream) : launch_reverse<kTileK, true, false>(args, stream);
+  args.hi_lo.chunk_tiles != nullptr ? launch_reverse<kTileK, true, true>(args, stream) : launch_reverse<kTileK, true, false>(args, stream);
 }
 
 }  // namespace
@@ -213,13 +213,13 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
   if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
-  if (args.numbers != nullptr && (args.images != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr || args.rows.q.data == nullptr)) {
+  if (args.numbers != nullptr && (args.chunk_tiles != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr || args.rows.q.data == nullptr)) {
     fail_internal("scan_reverse: with scales expected A and P, rows of q and k and no tiles, got A and P {}, q {}, k {}, tiles {}",
                   args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
-                  args.images != nullptr ? "there" : "null");
+                  args.chunk_tiles != nullptr ? "there" : "null");
   }
-  if (args.keys != nullptr && (args.images == nullptr || args.pairs == nullptr)) {
-    fail_internal("scan_reverse: with keys expected images, A and P, got images {}, A and P {}", args.images != nullptr ? "there" : "null",
+  if (args.keys != nullptr && (args.chunk_tiles == nullptr || args.pairs == nullptr)) {
+    fail_internal("scan_reverse: with keys expected images, A and P, got images {}, A and P {}", args.chunk_tiles != nullptr ? "there" : "null",
                   args.pairs != nullptr ? "there" : "null");
   }
   if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);

@@ -1,4 +1,4 @@
-// What the reverse scans of images and of raw rows share: where a block begins, and how what it makes leaves.
+// What the reverse scans of chunk tiles and of raw rows share: where a block begins, and how what it makes leaves.
 #pragma once
 
 #include "scan/cuda/scan/decay_cutoff.cuh"
@@ -17,8 +17,8 @@ FW_DEVICE int reverse_chunks(const ScanReverseArgs& args, const ScanCoord& place
   return place.chunks;
 }
 
-// By warps 2 and 3: D^T of each chunk goes from d (kMatrix bytes a buffer), V or dZ from v (a panel a buffer) to memory. Where the gradients run beside, what
-// is there is counted.
+// By warps 2 and 3: D^T of each chunk goes from d (kMatrix bytes a buffer), V or dZ from v (a SW128 tile a buffer) to memory. Where the gradients run
+// alongside, what is there is counted.
 template <bool kSave, int kMatrix, int kBuffers>
 FW_DEVICE void drain_reverse(const ScanReverseArgs& args, const ScanCoord& place, int value_blocks, const char* d, RingBarriers<kBuffers>& d_barriers,
                              const char* v, RingBarriers<kBuffers>& v_barriers) {

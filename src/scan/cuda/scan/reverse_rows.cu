@@ -1,6 +1,6 @@
 // The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
-// Source::kRows, kSums: of rules whose w is raw rows of k times a number a row, e and r such rows of k and q or (kSums) sums of both (reverse_takes_rows(),
-// call/select.h), from those rows, without images, with the numbers of tiles.h (RowScalesBwd):
+// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row, e and r such rows of k and q or (kSums) sums of both (reverse_takes_rows(),
+// call/select.h), from those rows, without chunk tiles, with the numbers of tiles.h (RowScalesBwd):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
 // Source::kKeys: of rules with a decay a channel (stores_k_hat()), from QETiles and Khat:
@@ -8,15 +8,15 @@
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/forward.cu's.
 //
-// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+// Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
-//   0, 1     bring k, q (kKeys: and E), A, P, d_o and numbers  stages.empty                 stages.full               stages: kE, kQ, kK, kA, kP, kTile,
-//            of a chunk; thread 0 asks for images, A, P and                                                           kNumbers
+//   0, 1     load k, q (kKeys: and E), A, P, d_o and numbers  stages.empty                 stages.full               stages: kE, kQ, kK, kA, kP, kTile,
+//            of a chunk; thread 0 asks for chunk tiles, A, P and                                                           kNumbers
 //            numbers, 32 for rows
 //   2        thread 64 takes D^T away                          d.full                       d.empty                   kD
 //   3        thread 96 takes dZ away                           z.full                       z.empty                   kZ
 //   4 to 7   the state's gradient in registers: dR, dZ, D      stages.full, {d, z}.empty    stages.empty, {d, z}.full read stages, write kD, kZ
-// Where the gradients run beside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
+// Where the gradients run alongside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
 #include <algorithm>
 #include <cstddef>
 
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
 
   if (thread_index() < kStoreThread) {
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const TmaCoord engine(args.sequences, place);
+    const TmaCoord tma(args.sequences, place);
     const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor, k_head = place.hv / args.rows.k.divisor;
     constexpr int kRowSw128Tiles = kTileK / 64;
     Ring<Shape::kStages> ring;
@@ -85,29 +85,29 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       uint64_t* const full = barriers.stages.full + ring.slot;
       const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
       barriers.stages.wait_empty(ring);
-      const bool whole = engine.takes(c), loads_d_o = whole && maps.values != 0, loads_rows = kKeys || (whole && maps.rows != 0);
+      const bool whole = tma.takes(c), loads_d_o = whole && maps.values != 0, loads_rows = kKeys || (whole && maps.rows != 0);
       if (thread_index() == 0) {
         mbarrier_expect(full, static_cast<uint32_t>(sizeof(IntraChunk)) + Shape::kNumberBytes + (loads_d_o ? kTensorBytes : 0) +
-                                  (kKeys         ? 3 * Shape::kMatrix
+                                  (kKeys        ? 3 * Shape::kMatrix
                                    : loads_rows ? 2 * kRowSw128Tiles * kTensorBytes
-                                                 : 0));
+                                                : 0));
         bulk_load(stage + Shape::kA, args.pairs + tile, sizeof(IntraChunk), full);
         if constexpr (kKeys) {
-          const auto* const image = static_cast<const QETiles<kTileK>*>(args.images) + tile;
+          const auto* const chunk_tile = static_cast<const QETiles<kTileK>*>(args.chunk_tiles) + tile;
           bulk_load(stage + Shape::kK, args.keys + tile * (64 * kTileK), Shape::kMatrix, full);
-          bulk_load(stage + Shape::kE, image->e, 2 * Shape::kMatrix, full);
-          bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kNumberBytes, full);
+          bulk_load(stage + Shape::kE, chunk_tile->e, 2 * Shape::kMatrix, full);
+          bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kNumberBytes, full);
         } else {
           bulk_load(stage + Shape::kNumbers, args.numbers + tile, Shape::kNumberBytes, full);
         }
       } else if (thread_index() == 32) {
         FW_UNROLL
-        for (int panel = 0; panel < kRowSw128Tiles; ++panel) {
+        for (int sw128 = 0; sw128 < kRowSw128Tiles; ++sw128) {
           if (kKeys || !loads_rows) break;
-          engine.bring(maps.k, 64 * panel, k_head, c, stage + Shape::kK + panel * kSw128Bytes, full);
-          engine.bring(maps.q, 64 * panel, q_head, c, stage + Shape::kQ + panel * kSw128Bytes, full);
+          tma.bring(maps.k, 64 * sw128, k_head, c, stage + Shape::kK + sw128 * kSw128Bytes, full);
+          tma.bring(maps.q, 64 * sw128, q_head, c, stage + Shape::kQ + sw128 * kSw128Bytes, full);
         }
-        if (loads_d_o) engine.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
+        if (loads_d_o) tma.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
       }
       if (!loads_rows || !loads_d_o) {
         if (!loads_rows) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
         if (!loads_d_o) fill_tile(d_o, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
-        fence_async_shared();  // for the products, and for the engine, which has the place next
+        fence_async_shared();  // for the products, and for TMA, which has the place next
       }
       mbarrier_arrive(full);
     }

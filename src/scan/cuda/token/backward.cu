@@ -5,8 +5,8 @@
 //     de = -Sbar du                dSbar = dS - e du^T   dg = sum_v Sbar (.) dSbar          dS_{t-1} = Diag(alpha) dSbar
 // Every thread reads back only what it wrote itself. See kernels.h.
 //
-// Roles: every warp has rows of the state in registers; sums over values meet in shared memory, in two halves by turns, and the warp whose turn it is finishes
-// the token while the others go on; one sync_threads() a token.
+// Roles: every warp has rows of the state in registers; sums over values meet in shared memory, in two halves by turns, and the warp whose work tile it is
+// finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
 #include "scan/cuda/call/device.h"
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   float* const states = starts + cut.stretches * cut.state;
   float* const d_states = states + cut.stretch * cut.state;
   const int64_t tile_floats = static_cast<int64_t>(cut.warps) * kRows * 32 * kN;
-  int work_tile = 0;  // counts tokens: whose turn it is to finish one, and the half of the partial sums in use
+  int work_tile = 0;  // counts tokens: whose work tile it is to finish one, and the half of the partial sums in use
   const int64_t items = static_cast<int64_t>(x.sequences.N) * x.HV;
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         const float z_v = group_sum<32>(sum.z_v);
         if (lane == 0) partial[cut.warps * kParts * 32 * kN + warp] = z_v;
         sync_threads();
-        // The warp whose turn it is was done with the other half before it came here.
+        // The warp whose work tile it is was done with the other half before it came here.
         if (work_tile % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
       }
       if (cut.tiles == 1) store_parts<kN, kRows>(d_states, d);

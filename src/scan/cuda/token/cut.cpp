@@ -18,7 +18,7 @@ TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t 
   c.stretches = (longest + c.stretch - 1) / c.stretch;
   c.state = static_cast<int64_t>(c.tiles) * c.warps * c.rows * 32 * c.channels;
   c.block = c.state * (c.stretches + c.stretch + 1);
-  // Blocks: one a multiprocessor, fewer where their workspace together would be more than half a gibibyte.
+  // Blocks: one an SM, fewer where their workspace together would be more than half a gibibyte.
   constexpr int64_t kFloats = int64_t{1} << 27;
   c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, sm_count));
   return c;

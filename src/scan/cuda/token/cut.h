@@ -12,7 +12,7 @@ constexpr bool few_tokens(bool packed, int64_t tokens, bool token_slots, bool st
   return !packed && tokens > 0 && tokens <= kMost && !token_slots && !starts;
 }
 
-// How a shape is cut. A function of the shape and the number of multiprocessors.
+// How a shape is cut. A function of the shape and the number of SMs.
 struct TokenCut {
   int channels;  // of a lane: 2, 4 or 8
   int rows;      // of a warp

@@ -28,8 +28,8 @@ constexpr int kStateThreads = 32 * kStateWarps;
 
 struct ForwardCut {
   int32_t log_tiles = 0, tile = 0;  // of value rows: tiles is rounded up to a power of two
-  int32_t stage = 0;                // bytes in front of the staged state in shared memory
-  bool early = false;               // the next kernel may start at once: there is room for it beside this one
+  int32_t stage = 0;                // bytes before the staged state in shared memory
+  bool early = false;               // the next kernel may start at once: there is room for it alongside this one
   bool stores_precond = false;      // A is stored here, and not by a kernel of its own after this one
   StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent, checkpoints = StateAccess::kAbsent;
   PrecondMap<float> map;
@@ -123,7 +123,7 @@ struct WarpState {
   static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) { return {shared_memory() + cut.stage, kLogTile, state.bf16}; }
 };
 
-// Bring rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before this one writes too.
+// Load rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before this one writes too.
 // Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
 FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenCoord& place, int thread, int threads) {
   const Problem& x = a.problem;
@@ -409,11 +409,11 @@ void launch_rows(const TokenForwardArgs& args, bool few, int sm_count, void* str
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
   if (few) {
     cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(sm_count);
-    launch_overlapped(x.formed.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
+    launch_overlapped(x.fused.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
                       static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
-  if (x.formed.any()) fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
+  if (x.fused.any()) fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
   cut.gather.makes_m = false;  // there is no token
   launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
 }
@@ -424,7 +424,7 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   cut.stage = after_tokens(cut, 1);
-  launch_overlapped(x.formed.any() ? token_head_kernel<kN, true> : token_head_kernel<kN, false>,
+  launch_overlapped(x.fused.any() ? token_head_kernel<kN, true> : token_head_kernel<kN, false>,
                     Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
                     static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
   launch_step<kN>(args, cut, stream);

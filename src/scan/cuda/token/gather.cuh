@@ -9,7 +9,7 @@
 namespace fw::cuda {
 
 enum GatherRow { kRowQ, kRowK, kRowG, kRowEraseGate, kRowEraseKey, kRowM, kRowA, kRowV, kRowWriteGate, kGatherRows };
-// The numbers of a token as they lie in shared memory, by the names of their tensors.
+// The token scalars as they lie in shared memory, by the names of their tensors.
 struct GatheredScalars : TokenScalars<float> {
   float g, erase_gate, write_gate, precond_g, precond_beta;
 };
@@ -24,7 +24,7 @@ struct GatherTask {
   int32_t room = 0, limit = 0;                       // elements there, of which those at limit and above are 0
   bool values = false;                               // elements from the tile's first on
   bool states = false;                               // stride_b is that of slots
-  bool wide = false;                                 // 16 bytes at a time
+  bool k256 = false;                                 // 16 bytes at a time
 };
 struct TokenGather {
   GatherTask rows[kGatherRows], scalars[kGatherScalars];
@@ -56,7 +56,7 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
     task.room = values ? tile : 32 * channels;
     task.limit = values ? x.V : x.K;
     const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(task.data)) | task.stride_b | task.stride_t | task.stride_h;
-    task.wide = ((address | task.limit * task.size | task.room * task.size) & 15) == 0;
+    task.k256 = ((address | task.limit * task.size | task.room * task.size) & 15) == 0;
     task.to = g.at[which] = g.bytes;
     g.bytes += (4 * task.room + 15) / 16 * 16;
   };
@@ -126,7 +126,7 @@ FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t t
     const GatherTask& task = g.rows[i];
     const int first = task.values ? v_tile : 0, limit = (task.limit - first) * task.size, room = task.room * task.size;
     const char* from = gather_source(task, task.states ? slot : b, token, hv) + first * task.size;
-    if (task.wide) {
+    if (task.k256) {
       FW_NO_UNROLL
       for (int at = 16 * lane; at < room; at += 512) cp_async_16(base + static_cast<uint32_t>(task.to + at), at < limit ? from + at : from, at < limit);
     } else {
@@ -162,7 +162,7 @@ FW_DEVICE void gathered_channels(const char* row, bool bf16, int lane, float (&x
 }
 // What a head's map has that is in memory: loaded while the token is on its way.
 FW_DEVICE float precond_center(const Problem& x, int key_head) { return x.rule.uses_precond_center() ? x.precond_center[key_head * x.center_stride] : 0.0f; }
-// A step of A (a: before the token, then behind it) and M, from the token's key. The same bits as the kernels of the preconditioner
+// A step of A (a: before the token, then after it) and M, from the token's key. The same bits as the kernels of the preconditioner
 // (precond/rows.cuh), hence their order of the sum.
 template <int kN>
 FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float center, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
@@ -179,7 +179,7 @@ FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float cente
     m[j] = lane * kN + j < x.K ? PrecondElements<FastMath>::value(map, map.previous ? before : a[j]) : 1.0f;
   }
 }
-// M of a gathered token to where a gathered M would be; a: A behind the token.
+// M of a gathered token to where a gathered M would be; a: A after the token.
 template <int kN>
 FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, float center, int lane, char* token, float (&a)[kN]) {
   float k[kN], m[kN];
@@ -192,17 +192,17 @@ FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<f
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
-// What a lane's log-decays are made of where they are logits (problem.formed). No kernel in front writes it, so it is loaded ahead of the wait for that.
+// What a lane's log-decays are made of where they are logits (problem.fused). No kernel in front writes it, so it is loaded ahead of the wait for that.
 template <int kN>
 FW_DEVICE GateScalars<kN> token_gate_scalars(const Problem& x, int hv, int lane) {
   GateScalars<kN> own = {};
-  if (x.formed.g.given == Given::kValue) return own;
+  if (x.fused.g.given == Given::kValue) return own;
   const bool channels = x.rule.decay == Decay::kChannel;
   const int first = channels ? lane * kN : 0, head = x.in.g.divisor == 1 ? hv : hv / x.in.g.divisor;
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     if (channels ? first + j >= x.K : j > 0) break;
-    const GateScalars<1> one = gate_scalars<1>(x.formed.a_log, x.formed.dt_bias, head, first + j);
+    const GateScalars<1> one = gate_scalars<1>(x.fused.a_log, x.fused.dt_bias, head, first + j);
     own.bias[j] = one.bias[0], own.rate[j] = one.rate[0];
   }
   return own;
@@ -235,12 +235,12 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   } else {
     in.g[0] = s.g;
   }
-  const FusedGates& formed = x.formed;
-  if (kFused && formed.g.given != Given::kValue) {
-    const bool sigmoid = formed.g.given == Given::kLowerBound;
+  const FusedGates& fused = x.fused;
+  if (kFused && fused.g.given != Given::kValue) {
+    const bool sigmoid = fused.g.given == Given::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = exact_decay(sigmoid, DecayLaw(formed.g, own.bias[j], own.rate[j]), in.g[j]);
+      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = exact_decay(sigmoid, DecayLaw(fused.g, own.bias[j], own.rate[j]), in.g[j]);
     }
   }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
@@ -251,11 +251,11 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   if constexpr (kFused) {
     if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) {
 #pragma unroll
-      for (int j = 0; j < kN; ++j) in.row.b[j] = fused_value(formed.erase_gate, in.row.b[j]);
+      for (int j = 0; j < kN; ++j) in.row.b[j] = fused_value(fused.erase_gate, in.row.b[j]);
     }
-    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = fused_value(formed.erase_gate, in.gates.erase);
-    if (rule.write == Gate::kScalar) in.gates.write = fused_value(formed.write_gate, in.gates.write);
-    if (rule.uses_beta()) in.gates.beta = fused_value(formed.beta, in.gates.beta);
+    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = fused_value(fused.erase_gate, in.gates.erase);
+    if (rule.write == Gate::kScalar) in.gates.write = fused_value(fused.write_gate, in.gates.write);
+    if (rule.uses_beta()) in.gates.beta = fused_value(fused.beta, in.gates.beta);
   }
   return in;
 }
@@ -269,7 +269,7 @@ FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const cha
   };
   if (x.rule.write != Gate::kChannel) return value(kRowV, x.in.v);
   const float gate = value(kRowWriteGate, x.in.write_gate);
-  return value(kRowV, x.in.v) * (kFused ? fused_value(x.formed.write_gate, gate) : gate);
+  return value(kRowV, x.in.v) * (kFused ? fused_value(x.fused.write_gate, gate) : gate);
 }
 
 // The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values

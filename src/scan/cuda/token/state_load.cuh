@@ -119,7 +119,7 @@ FW_DEVICE void load_words(const char* p, float* x) {
     }
   }
 }
-// Rows of channels as they lie in memory: a row's bits in s (0 before), bf16 numbers in the first kN / 2 of them, until unpack_rows().
+// Rows of channels as they lie in memory: a row's bits in s (0 before), bf16 values in the first kN / 2 of them, until unpack_rows().
 // rows: how many exist.
 template <int kN, int kRows>
 FW_DEVICE void load_packed_rows(const StateRef& state, int v0, int rows, int K, int lane, float (&s)[kRows][kN]) {

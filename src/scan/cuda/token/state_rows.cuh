@@ -232,7 +232,7 @@ FW_DEVICE float scattered_sum(const float (&x)[kCount], int lane) {
   }
 }
 
-// Where a lane finds the numbers of a row (its z, its residual): lanes from row_lane(i) on, and 16 further on, have row i.
+// Where a lane finds the row scales (its z, its residual): lanes from row_lane(i) on, and 16 further on, have row i.
 template <int kRows>
 FW_DEVICE constexpr int row_lane(int i) {
   return i * (16 / kRows);

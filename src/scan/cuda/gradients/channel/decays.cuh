@@ -1,6 +1,6 @@
 // Channel decay: a chunk's log-decays on their way into the anchored streams' factors, and their gradient on its way out. Where they are logits (FusedGates)
-// the values are made on the way in, and the logits' gradient on the way out, in loops that are not unrolled: all that a turn runs has to fit the instruction
-// cache.
+// the values are made on the way in, and the logits' gradient on the way out, in loops that are not unrolled: all that a work tile runs has to fit the
+// instruction cache.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"
@@ -29,7 +29,7 @@ FW_DEVICE float* fused_sum(const GradientChunk<Shape>& c, int row, int channel) 
 FW_DEVICE float2 float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
 FW_DEVICE void store_float2(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
 
-// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those behind it.
+// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those after it.
 template <class Shape>
 struct RowGroup {
   int group, channel;
@@ -43,22 +43,22 @@ struct RowGroup {
   FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
 };
 
-// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
+// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is loaded a work tile ahead.
 struct DecayWords {
   uint32_t words[8];
   GateScalars<2> own;  // where they are logits
 };
-// Where log-decays are logits: the laws of two channels of the turn's head.
+// Where log-decays are logits: the laws of two channels of the work tile's head.
 struct DecayLaws {
   DecayLaw low, high;
   FW_DEVICE DecayLaws(const GateLaw<float>& law, const GateScalars<2>& own) : low(law, own.bias[0], own.rate[0]), high(law, own.bias[1], own.rate[1]) {}
 };
 template <class Shape>
 FW_DEVICE GateScalars<2> decay_scalars(const ChannelChunk<Shape>& c, int work_tile, int channel) {
-  const FusedGates& formed = c.args.problem.formed;
-  return gate_scalars<2>(formed.a_log, formed.dt_bias, c.hv(work_tile), channel < c.args.problem.K ? channel : 0);
+  const FusedGates& fused = c.args.problem.fused;
+  return gate_scalars<2>(fused.a_log, fused.dt_bias, c.hv(work_tile), channel < c.args.problem.K ? channel : 0);
 }
-// The turn's logits come into the L2 cache again, since they are wanted a second time at its end and others have come over them.
+// The work tile's logits come into the L2 cache again, since they are wanted a second time at its end and others have come over them.
 template <class Shape>
 FW_DEVICE void prefetch_logits(const ChannelChunk<Shape>& c, int work_tile) {
   const Rows from = c.rows_at(c.args.problem.in.g, work_tile);
@@ -105,7 +105,7 @@ FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int work_tile, const 
   }
 }
 
-// The rows of log-decays. Where they are formed and one of the chunk is bounded keep_fused() has made them: in the place of their gradients, which are not
+// The rows of log-decays. Where they are fused and one of the chunk is bounded keep_fused() has made them: in the place of their gradients, which are not
 // there yet.
 template <class Shape>
 FW_DEVICE Rows decay_rows(const ChannelChunk<Shape>& c, int work_tile) {
@@ -115,10 +115,10 @@ template <class Shape>
 FW_DEVICE void keep_fused(const ChannelChunk<Shape>& c, int work_tile) {
   const RowGroup<Shape> at(c);
   const DecayWords x = load_decay_words(c, work_tile);
-  const DecayLaws laws(c.args.problem.formed.g, x.own);
+  const DecayLaws laws(c.args.problem.fused.g, x.own);
   const Rows to = decay_rows(c, work_tile);
   const int limit = at.channel < c.args.problem.K ? c.rows(work_tile) : 0;
-  with_decay_law(c.args.problem.formed.g, [&](auto sigmoid) {
+  with_decay_law(c.args.problem.fused.g, [&](auto sigmoid) {
     FW_UNROLL
     for (int k = 0; k < 8; ++k) {
       const uint32_t word = fused_decays<sigmoid.value>(laws.low, laws.high, x.words[k]);
@@ -174,9 +174,9 @@ FW_DEVICE void sum_channel_decay(const ChannelChunk<Shape>& c, int work_tile, co
     // Through the factors' places, which are the thread's own here, so that a loop finds them.
     FW_UNROLL
     for (int k = 0; k < 8; ++k) c.word(Shape::kFactors, at.row(k), at.channel) = words.words[k];
-    const DecayLaws laws(c.args.problem.formed.g, words.own);
+    const DecayLaws laws(c.args.problem.fused.g, words.own);
     const int limit = at.channel < c.args.problem.K ? c.rows(work_tile) : 0;
-    with_decay_law(c.args.problem.formed.g, [&](auto sigmoid) {
+    with_decay_law(c.args.problem.fused.g, [&](auto sigmoid) {
 #pragma unroll 2
       for (int k = 0; k < 8; ++k) {
         uint32_t& word = c.word(Shape::kFactors, at.row(k), at.channel);
@@ -213,18 +213,19 @@ FW_DEVICE void join_decays(const GradientChunk<Shape>& c) {
 // The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
 template <class Shape>
 FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
-  float2 dots = make_float2(0, 0), rest = make_float2(1, 1), tail = make_float2(0, 0);
+  float2 dots = make_float2(0, 0), lo = make_float2(1, 1), tail = make_float2(0, 0);
   [[maybe_unused]] constexpr int kUnroll = Shape::kTileK == 128 ? 8 : 1;  // else there are too few registers
 #pragma unroll(kUnroll)
   for (int i = 7; i >= 0; --i) {
-    const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kTileK + channel), dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kTileK + channel);
-    rest.x *= f.x, rest.y *= f.y;
+    const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kTileK + channel),
+                 dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kTileK + channel);
+    lo.x *= f.x, lo.y *= f.y;
     dots.x += dot.x, dots.y += dot.y;
     if (i % 2 == 0) continue;
     const float2 part = float2_at(c.floats(Shape::kTails) + i / 2 * Shape::kTileK + channel);
-    tail.x += part.x * rest.x, tail.y += part.y * rest.y;
+    tail.x += part.x * lo.x, tail.y += part.y * lo.y;
   }
-  return make_float2(tail.x + rest.x * dots.x, tail.y + rest.y * dots.y);
+  return make_float2(tail.x + lo.x * dots.x, tail.y + lo.y * dots.y);
 }
 
 // What log-decays that came after a group take, of the sums that sum_decay_gradient() has left.
@@ -259,7 +260,7 @@ FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8])
   store_float2(c.floats(Shape::kGroupSums) + group * Shape::kTileK + channel, sum.x, sum.y);
 }
 
-// The sums over the turn's rows, in order; between barriers.
+// The sums over the work tile's rows, in order; between barriers.
 template <class Shape>
 FW_DEVICE void sum_fused(const ChannelChunk<Shape>& c, int work_tile) {
   const int K = c.args.problem.K, which = c.thread / Shape::kTileK, channel = c.thread % Shape::kTileK;
@@ -340,12 +341,12 @@ template <class Shape>
 FW_DEVICE void store_fused_gradient(const ChannelChunk<Shape>& c, int work_tile, bool bounded) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
   const float2 later = later_groups(c, group, channel);
-  const DecayLaws laws(c.args.problem.formed.g, decay_scalars(c, work_tile, channel));
+  const DecayLaws laws(c.args.problem.fused.g, decay_scalars(c, work_tile, channel));
   const Rows out = decay_rows(c, work_tile);
   const int limit = channel < c.args.problem.K ? c.rows(work_tile) - 8 * group : 0;
   char* p = out.data + (8 * group * out.stride + channel) * 2;
   float2 of_bias = make_float2(0, 0), of_rate = of_bias;
-  with_decay_law(c.args.problem.formed.g, [&](auto sigmoid) {
+  with_decay_law(c.args.problem.fused.g, [&](auto sigmoid) {
 #pragma unroll 2
     for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
       const uint32_t word = c.word(Shape::kFactors, 8 * group + i, channel);

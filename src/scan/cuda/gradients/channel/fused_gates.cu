@@ -1,4 +1,4 @@
-// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): online rules without a preconditioner.
+// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): delta rules without a preconditioner.
 #include "scan/cuda/gradients/channel/kernel.cuh"
 #include "scan/cuda/gradients/launchers.h"
 

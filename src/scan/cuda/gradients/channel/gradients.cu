@@ -20,7 +20,7 @@ void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64
 }  // namespace
 
 void gradients_channel(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream) {
-  if (choice.formed) return gradients_fused(args, choice, key, chunks, stream);
+  if (choice.fused) return gradients_fused(args, choice, key, chunks, stream);
   if (args.problem.rule.is_delta()) {
     key == 128 ? launch_choice<128, true>(args, choice, chunks, stream) : launch_choice<64, true>(args, choice, chunks, stream);
   } else {

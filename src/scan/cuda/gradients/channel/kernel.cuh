@@ -4,8 +4,8 @@
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block; rows are read from       barrier(stage)               the same                  stages, kErase, kRead, kWrite
 //             memory by whoever needs them
-//   0         thread 0 brings A and P                          pairs_barrier                pairs_barrier             kA, kP
-//   0 to 2    find the places of the first turns                                            sync_threads              kPlaces
+//   0         thread 0 loads A and P                          pairs_barrier                pairs_barrier             kA, kP
+//   0 to 2    find the places of the first work tiles                                            sync_threads              kPlaces
 #pragma once
 
 #include "scan/cuda/gradients/channel/mixed.cuh"
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   if constexpr (Shape::kMakesM) publish_precond_words(c, load_precond_words(c, 0));
 
   int work_tile = 0;
-  // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
+  // What follows from the thread's number, and where registers are few from the work tile's, is made again from here on.
   const auto refresh = [&] {
     c.refresh();
     if (Shape::kTileK == 64) work_tile = c.noted_tile();
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
       load_channel_stage(c, (work_tile * c.value_blocks() + block) % Shape::kStages, ahead.work_tile, ahead.block);
     };
-    // Of the turn's last block; where M is made other tiles lie there until the turn's end.
+    // Of the work tile's last block; where M is made other tiles lie there until the work tile's end.
     const auto last_stage = [&] { return (work_tile * c.value_blocks() + c.value_blocks() - 1) % Shape::kStages * Shape::kStageBytes; };
     StreamSums sums;
     {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       for (int block = 0;; ++block) {
         refresh();
         const int step = work_tile * c.value_blocks() + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
-        // What lives beside the products in flight are few registers.
+        // What lives alongside the products in flight are few registers.
         constexpr bool kRoom = Shape::kTileK == 128 && Shape::kStreams;
         ChannelValueWords<Shape> words;
         if (kRoom) words.load(c, work_tile, block, 0);
@@ -224,13 +224,12 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
   const TokenArgs& d = args.grads.d;
   const auto whole_or_absent = [](const TokenArg& tensor, int dim) { return tensor.data == nullptr || is_vec16(tensor, dim); };
   const bool gated = x.rule.write == Gate::kChannel;
-  const bool values =
-      is_vec16(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (is_vec16(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
-  const unsigned channel_pieces = (is_vec16(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kVec16DThird : 0u) |
-                                  (is_vec2(x.in.g, x.K) ? kVec2G : 0u) | (is_vec2(d.g, x.K) ? kVec2DG : 0u) | (values ? kVec16Values : 0u);
+  const bool values = is_vec16(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (is_vec16(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
+  const unsigned channel_pieces = (is_vec16(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kVec16DThird : 0u) | (is_vec2(x.in.g, x.K) ? kVec2G : 0u) |
+                                  (is_vec2(d.g, x.K) ? kVec2DG : 0u) | (values ? kVec16Values : 0u);
   GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
-  all.engine = Shape::kTma && make_tensor_map(args.d_o, args.shape.B, args.shape.T, x.HV / args.d_o.divisor, x.V, all.d_o);
+  all.tma = Shape::kTma && make_tensor_map(args.d_o, args.shape.B, args.shape.T, x.HV / args.d_o.divisor, x.V, all.d_o);
   launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);
 }
 

@@ -1,4 +1,4 @@
-// Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradients/common/turns.cuh).
+// Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradients/common/work tiles.cuh).
 #pragma once
 
 #include <bit>
@@ -14,9 +14,9 @@ enum kChannelPieces : unsigned { kVec16DThird = 1u << 16, kVec2G = 1u << 17, kVe
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
 // own times the gain, which is a gate or none. kFusedGates: of stream rows, log-decays and gates that are logits (FusedGates). kHalfOfKeys: of
-// k256_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are formed; else the same form does both, for no time.
-template <int kTileKDim, bool kDeltaUpdate, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFusedGates = false,
-          bool kHalfOfKeys = false, bool kAddsHeads = true>
+// k256_gradients() (kernels.h). kAddsHeads: as ScalarShape where gates are fused; else the same form does both, for no time.
+template <int kTileKDim, bool kDeltaUpdate, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false,
+          bool kFusedGates = false, bool kHalfOfKeys = false, bool kAddsHeads = true>
 struct ChannelShape {
   static constexpr int kTileK = kTileKDim;
   static constexpr bool kChannel = true, kDelta = kDeltaUpdate, kStreams = kStreamRows, kUnscaled = false, kNoDecayFix = false;
@@ -29,11 +29,11 @@ struct ChannelShape {
   static constexpr int kBlocksPerSm = kTileK == 128 ? 1 : 2;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kTileK == kHalfTileK && kDelta && !kPrecond && !kOwnKey && !kFused));
-  static constexpr bool kTma = kTileK == 128 || kStreams;                                         // else there are too few registers
+  static constexpr bool kTma = kTileK == 128 || kStreams;                                            // else there are too few registers
   static constexpr bool kFollows = !kHalf && (kTileK == 128 || (kStreams && kRowM != RowM::kRead));  // (the same)
   static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates || kOwnKey ? 17.5 : kPrecond ? 17 : 14.5;
 
-  // A stage: what one block of 64 value columns brings.
+  // A stage: what one block of 64 value columns loads.
   static constexpr int kStages = kTileK == 128 ? 2 : 1;
   static constexpr int kStateBytes = 64 * kTileK * 2;
   static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);  // numbers from one state in memory to the next
@@ -45,10 +45,10 @@ struct ChannelShape {
   static constexpr int kA = kStages * kStageBytes, kP = kA + kSw128Bytes, kErase = kP + kSw128Bytes, kDR = kErase + kStateBytes;
   static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
   static constexpr int kFactors = kWrite + kStateBytes;
-  // What the streams were before they were anchored stays in their places until the turn's end; else in registers.
+  // What the streams were before they were anchored stays in their places until the work tile's end; else in registers.
   static constexpr bool kPartsInPlace = kThirdRow || kPrecond || kTileK == 64;
-  // Once those products are over: dG in float32 [64, kTileK]. Where they are formed, what is summed of it: behind the next turn's A and P, which come meanwhile,
-  // if there is room.
+  // Once those products are over: dG in float32 [64, kTileK]. Where they are fused, what is summed of it: after the next work tile's A and P, which come
+  // meanwhile, if there is room.
   static constexpr int kDecaySums = kA, kFusedSums = kPartsInPlace ? kDecaySums : kRead;
 
   // Arrays of 64 floats, as GeneralShape.
@@ -64,7 +64,7 @@ struct ChannelShape {
   // rows of dG, before that of what bounds took [8, kTileK].
   static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kTileK * 4, kStateDots = kRatios + 5 * kTileK * 4;
   static constexpr int kTails = kStateDots + 8 * kTileK * 4, kGroupSums = kTails + 4 * kTileK * 4;
-  // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kCoordEntries].
+  // What addresses of a work tile are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kCoordEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kTileK * 4;
   // What a_log takes of 8 rows [8, kTileK]; what dt_bias takes lies where D (.) S0 did.
   static constexpr int kRateSums = kOrigins + (kStreams ? kCoordEntries * (4 * 8 + 4) : 0);
@@ -98,7 +98,7 @@ template <class Shape>
 struct ChannelChunk : WorkTile<Shape> {
   FW_DEVICE explicit ChannelChunk(const GradientKernelArgs& a) : WorkTile<Shape>(a) {}
 
-  // Where registers are few (kTileK 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
+  // Where registers are few (kTileK 64): the work tile and the number of value blocks, which all phases ask for, in memory. A warp has its own.
   FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
   FW_DEVICE void note_tile(int work_tile) const {
     if (this->lane == 0) notes()[0] = work_tile;

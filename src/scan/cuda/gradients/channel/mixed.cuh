@@ -7,7 +7,7 @@
 
 namespace fw::cuda {
 
-// Lanes over the rows of the streams: a granule each.
+// Lanes over the rows of the streams: a atom each.
 template <class Shape>
 struct StreamLanes {
   static constexpr int kLanes = Shape::kTileK / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
@@ -23,7 +23,7 @@ struct RareWords {
 struct MixedRows {
   static constexpr uint32_t kOnes = 0x3f803f80;
 
-  // q and k of both passes, a turn ahead.
+  // q and k of both passes, a work tile ahead.
   template <class Shape>
   static FW_DEVICE RowWords load_words(const ChannelChunk<Shape>& c, int work_tile) {
     using Lanes = StreamLanes<Shape>;

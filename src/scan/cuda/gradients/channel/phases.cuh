@@ -11,8 +11,8 @@
 
 namespace fw::cuda {
 
-// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's rows. Not more than a turn ahead: it
-// would be gone again.
+// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's rows. Not more than a work tile ahead:
+// it would be gone again.
 template <class Shape>
 FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int work_tile) {
   if (!c.has(work_tile)) return;

@@ -1,5 +1,5 @@
 // Channel decay: M of the preconditioner made by the gradient kernel, from A before each token (Problem::precond_rows), and the chunk's share of its
-// gradients (PrecondShare). D, the gradient of A, is D = 0 behind the chunk; at a row it is
+// gradients (PrecondShare). D, the gradient of A, is D = 0 after the chunk; at a row it is
 //     D_t = sum over s >= t of exp(G_s - G_t) dM_s M'(A_s)          G: sums of the preconditioner's log-decay
 // one more product of a triangle by a tile, and the products' fragments have all that is made of it.
 #pragma once
@@ -20,7 +20,7 @@ struct RowGateArrays {
 // In log 2: a decay below it is 0 in float, and sums of 64 such steps keep their digits.
 inline constexpr float kLowestRowDecay = -127.0f;
 
-// The two gates of a row by a thread of warps 2 and 3, a turn ahead, and the head's center: as load_beta(), with which they go.
+// The two gates of a row by a thread of warps 2 and 3, a work tile ahead, and the head's center: as load_beta(), with which they go.
 struct PrecondWords {
   uint32_t g = 0, beta = 0;
   float center = 0;
@@ -45,7 +45,7 @@ FW_DEVICE void publish_precond_words(const ChannelChunk<Shape>& c, const Precond
   rows.center[c.thread - 64] = x.center;
 }
 
-// The turn: what is made of it is made again instead of kept, where there are too few registers.
+// The work tile: what is made of it is made again instead of kept, where there are too few registers.
 template <class Shape>
 FW_DEVICE int again(int work_tile) {
   return Shape::kDelta ? opaque(work_tile) : work_tile;
@@ -194,9 +194,9 @@ FW_DEVICE float of_normalised_key(const ChannelChunk<Shape>& c, int row, float w
 template <class Shape>
 FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int work_tile, int row, float with_state, float with_key) {
   const RowGateArrays<Shape> rows(c);
-  const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row], rest = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
+  const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row], lo = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
   char* const out = c.address(work_tile, WorkTile<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
-  *reinterpret_cast<float4*>(out) = make_float4(rest * gain, rest * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
+  *reinterpret_cast<float4*>(out) = make_float4(lo * gain, lo * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
   *reinterpret_cast<float2*>(out + 16) = make_float2(decay == 0 ? 0.0f : decay * with_state, kn2 * with_key);
 }
 // By a warp: the product of the decays, and of the sums that warps have left for the center.

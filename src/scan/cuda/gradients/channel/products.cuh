@@ -39,7 +39,7 @@ FW_DEVICE int half_column(const ChannelChunk<Shape>& c) {
   return c.group() % ChannelPairs<Shape>::kGroups * ChannelPairs<Shape>::kColumns;
 }
 
-// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. Behind it a fence and a barrier are
+// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. After it a fence and a barrier are
 // wanted.
 template <class Shape>
 FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
@@ -88,7 +88,7 @@ FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
 }
 
 // Adds a stage's values to the products; until finish_channel_products() nothing touches them. meanwhile(): work in their midst, since a warp waits where it
-// starts a product behind those of all other warps.
+// starts a product after those of all other warps.
 template <class Shape, class Meanwhile>
 FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, StreamSums& sums, ChannelPairs<Shape>& pairs, const Meanwhile& meanwhile) {
   const uint32_t at = c.base + stage, states = at + key_columns(c);

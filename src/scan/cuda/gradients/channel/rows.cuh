@@ -1,4 +1,4 @@
-// Channel decay: the front of rows whose streams are q and k times a number a row, e also times a gate a channel (kGates) or a row of its own (kOwnKey), and
+// Channel decay: the front of rows whose streams are q and k times a scale per row, e also times a gate a channel (kGates) or a row of its own (kOwnKey), and
 // its gradients, where the products lie. What such streams were before they were anchored stays in registers.
 #pragma once
 
@@ -26,7 +26,7 @@ FW_DEVICE const TokenArg& third_row(const TokenArgs& tensors) {
   return tensors.erase_gate;
 }
 
-// q, k, the third row and M (or what it is made of) of the row and the two granules of it that a thread has, a turn ahead.
+// q, k, the third row and M (or what it is made of) of the row and the two atoms of it that a thread has, a work tile ahead.
 struct RowWords {
   uint4 q[2], k[2], third[2], before[2];
   float m[2][8];
@@ -101,11 +101,11 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
   }
 }
 
-// The erase gates of a granule. Formed ones are kept in the place of their gradients, for load_third().
+// The erase gates of a atom. Fused ones are kept in the place of their gradients, for load_third().
 template <class Shape>
 FW_DEVICE uint4 fused_third(const ChannelChunk<Shape>& c, int work_tile, int row, int column, const uint4& words) {
   if constexpr (Shape::kFused && Shape::kGates) {
-    const uint4 values = fused_gates(c.args.problem.formed.erase_gate.factor, words);
+    const uint4 values = fused_gates(c.args.problem.fused.erase_gate.factor, words);
     const Rows to = c.rows_at(third_row<Shape>(c.args.grads.d), work_tile);
     if (row < c.rows(work_tile) && column < c.args.problem.K) *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
     return values;
@@ -210,7 +210,7 @@ FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int work_tile, int half, i
   const Rows m = c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
   return row < c.rows(work_tile) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
-                                            : make_float2(1, 1);
+                                                 : make_float2(1, 1);
 }
 template <class Shape>
 FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int work_tile, StreamParts& parts) {
@@ -240,7 +240,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
   const bool reads = on_read<Shape>(c.args.problem.rule);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
-  const float gate_inverse = Shape::kFused && Shape::kGates ? rcp_fast(c.args.problem.formed.erase_gate.factor) : 1.0f;
+  const float gate_inverse = Shape::kFused && Shape::kGates ? rcp_fast(c.args.problem.fused.erase_gate.factor) : 1.0f;
   PrecondMap<float> map;
   float of_center = 0;
   if constexpr (Shape::kMakesM) map = precond_of(c);
@@ -256,7 +256,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
     }
     if constexpr (Shape::kPartsInPlace) sync_warp();  // the warp has read what its lanes overwrite
     FW_UNROLL
-    for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
+    for (int half = 0; half < 2; ++half) {  // the row scales are read again for other columns
       const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
       const float r_q = at[0], w_k = at[64], e_k = at[128], diagonal = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
       FW_UNROLL
@@ -340,7 +340,7 @@ FW_DEVICE float first_half_alone(const ChannelChunk<Shape>& c, float x) {
   return x;
 }
 
-// By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
+// By a thread a row: the gradients of the row scales, and what q and k still enter dq and dk with.
 template <class Shape>
 FW_DEVICE void stream_row_scales(const ChannelChunk<Shape>& c, int work_tile, int row) {
   const Problem& x = c.args.problem;
@@ -376,7 +376,7 @@ FW_DEVICE void stream_row_scales(const ChannelChunk<Shape>& c, int work_tile, in
     of_r = of.x * inverse_or_zero(r_q), of_w = of.y * inverse_or_zero(w_k);
   }
   coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
-  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= scalar_slope(x.formed.beta, c.work_tile_floats(Shape::kBeta, work_tile)[row]);
+  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= scalar_slope(x.fused.beta, c.work_tile_floats(Shape::kBeta, work_tile)[row]);
   if (row < c.rows(work_tile)) store_one(c.rows_at(c.args.grads.d.beta, work_tile), row, dbeta);
 }
 

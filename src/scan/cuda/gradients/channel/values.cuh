@@ -29,7 +29,7 @@ FW_DEVICE uint32_t load_row_bits(const ChannelChunk<Shape>& c, const TokenArg& t
   const Rows from = c.rows_at(tensor, work_tile);
   return load_bits(tensor.bf16 != 0, from.data + (tensor.bf16 != 0 ? 2 : 4) * row * from.stride);
 }
-// beta of a row by a thread of warps 2 and 3, a turn ahead.
+// beta of a row by a thread of warps 2 and 3, a work tile ahead.
 template <class Shape>
 FW_DEVICE uint32_t load_beta(const ChannelChunk<Shape>& c, int work_tile) {
   const TokenArg& beta = c.args.problem.in.beta;
@@ -128,8 +128,8 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, i
           uint32_t gate = words.gate.w[j];
           float2 slopes = make_float2(z_v, z_v);
           if constexpr (Shape::kFused) {
-            const FusedPair formed = fused_pair(x.formed.write_gate.factor, gate);
-            slopes = make_float2(z_v * formed.slopes.x, z_v * formed.slopes.y), gate = formed.values;
+            const FusedPair fused = fused_pair(x.fused.write_gate.factor, gate);
+            slopes = make_float2(z_v * fused.slopes.x, z_v * fused.slopes.y), gate = fused.values;
           }
           of_gate.w[j] = pack_bf16(slopes.x * v[0] * d[0], slopes.y * v[1] * d[1]);
           d[0] *= bf16_low(gate), d[1] *= bf16_high(gate);
@@ -147,8 +147,8 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, i
         const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j]) : load_element(from, at.row, at.column + j);
         float gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f, slope = 1;
         if constexpr (Shape::kFused) {
-          const FusedPair formed = fused_pair(x.formed.write_gate.factor, bf16_bits(gate));
-          if (gated) slope = formed.slopes.x, gate = bf16_low(formed.values);
+          const FusedPair fused = fused_pair(x.fused.write_gate.factor, bf16_bits(gate));
+          if (gated) slope = fused.slopes.x, gate = bf16_low(fused.values);
         }
         const float dz = bf16_value(reinterpret_cast<const uint16_t*>(dz_at)[j]);
         sum += v * gate * dz;
@@ -162,7 +162,7 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, i
   if (c.thread % Lanes::kLanes == 0) *to = block > 0 ? *to + sum : sum;
 }
 
-// D (.) S0 over all blocks, in memory: it would be registers beside the products.
+// D (.) S0 over all blocks, in memory: it would be registers alongside the products.
 template <class Shape>
 FW_DEVICE void sum_state_dots(const ChannelChunk<Shape>& c, int block, int stage) {
   float* to = c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kTileK + c.thread % Shape::kPairs * 2;

@@ -1,4 +1,4 @@
-// Value heads that share a key head as turns of one block, one behind the other (WorkTile: heads): what dq and dk take of each is added up in memory of the
+// Value heads that share a key head as work tiles of one block, one after the other (WorkTile: heads): what dq and dk take of each is added up in memory of the
 // block's own, which stays in the L2 cache, and leaves with the last head. The order of the sum is that of the heads, whatever else runs.
 #pragma once
 

@@ -1,4 +1,4 @@
-// How the gradient kernels are launched: how many blocks take turns, and beside a scan in which order.
+// How the gradient kernels are launched: how many blocks take turns, and alongside a scan in which order.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,11 @@ inline unsigned pieces_of(const GradientArgs& args) {
          (is_vec16(x.in.q, x.K) && is_vec16(x.in.k, x.K) ? kVec16Keys : 0u);
 }
 
-// How much longer it takes beside a scan.
+// How much longer it takes alongside a scan.
 inline constexpr double kBesideScan = 1.05;
 // Shape::kTileTime: microseconds that a block takes for a tile with two value blocks (measured on an H200).
 // With TilesReady there are two launches. The first has the processors that the scan leaves free, and so many tiles as they can do in the scan's time, or a
-// turn more; the second has the rest, and begins where there is room.
+// work tile more; the second has the rest, and begins where there is room.
 template <class Shape>
 void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size_t shared_bytes, void* stream, GradientKernelArgs args) {
   if (Shape::kSumsHeads && args.gradients.head_sums != nullptr) args.heads_log2 = std::countr_zero(static_cast<unsigned>(args.gradients.problem.group));
@@ -41,14 +41,14 @@ void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size
   const int64_t work_tiles = 1 + static_cast<int64_t>(ready.scan_time / (kBesideScan * tile_time));
   args.last = static_cast<unsigned>(tiles - 1);
   args.tiles = std::min(tiles, (work_tiles + run - 1) / run * run * free * Shape::kBlocksPerSm);
-  const int64_t rest = tiles - args.tiles;
-  args.more = rest > 0;
+  const int64_t lo = tiles - args.tiles;
+  args.more = lo > 0;
   launch_overlapped(kernel, Dim3{blocks_for(args.tiles, free)}, threads, shared_bytes, stream, args);
-  if (rest == 0) return;
+  if (lo == 0) return;
   args.last -= static_cast<unsigned>(args.tiles);
-  args.tiles = rest;
+  args.tiles = lo;
   args.more = false;
-  launch_overlapped(kernel, Dim3{blocks_for(rest, all)}, threads, shared_bytes, stream, args);
+  launch_overlapped(kernel, Dim3{blocks_for(lo, all)}, threads, shared_bytes, stream, args);
 }
 
 }  // namespace fw::cuda

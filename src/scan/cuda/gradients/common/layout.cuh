@@ -38,7 +38,7 @@ struct GradientChunk {
   FW_DEVICE uint32_t& word(int tile_offset, int row, int column) const {
     return *reinterpret_cast<uint32_t*>(memory + tile_offset + sw128_offset(row, column));
   }
-  // The two numbers of a product's fragment at row() + 8 half, columns 8 (granule + j) + 2 (lane % 4) and the next; granule: a multiple of
+  // The two numbers of a product's fragment at row() + 8 half, columns 8 (atom + j) + 2 (lane % 4) and the next; atom: a multiple of
   // the number of the j.
   FW_DEVICE uint32_t& fragment_at(int tile_offset, int half, int atom, int j) const {
     const int in_row = ((atom & 7) << 4) ^ ((lane & 28) << 2);

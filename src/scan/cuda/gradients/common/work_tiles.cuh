@@ -1,5 +1,5 @@
-// Where a block of a gradient kernel stands. A block stays on its processor and takes every grid-th chunk; its "turns" count them. The tiles and rows of later
-// turns are on the way while it computes.
+// Where a block of a gradient kernel stands. A block stays on its processor and takes every grid-th chunk; its "work tiles" count them. The tiles and rows of
+// later work tiles are on the way while it computes.
 #pragma once
 
 #include "rule/tokens.h"
@@ -10,8 +10,8 @@
 
 namespace fw::cuda {
 
-// What a block knows of a turn (WorkTile): value head, tokens, and where the first row lies of every tensor of a token, a lane each: inputs and, in the same
-// order, gradients, but for those of the preconditioner's gates, which other kernels make of kDAlpha and kDBeta; then the rest. Four turns.
+// What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a token, a lane each: inputs and, in the
+// same order, gradients, but for those of the preconditioner's gates, which other kernels make of kDAlpha and kDBeta; then the rest. Four work tiles.
 inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
 static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients && static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
 inline constexpr int kCoordEntries = 32, kCoordScalars = 4, kPlacesBytes = 4 * (8 * kCoordEntries + 4 * kCoordScalars);
@@ -38,10 +38,10 @@ struct GradientKernelArgs {
   unsigned last = 0;
   bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
   unsigned pieces = 0;          // bits of kVec16
-  int heads_log2 = 0;           // value heads that a block takes one behind the other, a power of 2: those of a key head where it adds them up, else one
+  int heads_log2 = 0;           // value heads that a block takes one after the other, a power of 2: those of a key head where it adds them up, else one
   PrecondMap<float> precond{};  // without the center, where M is made
-  TensorMap d_o{};              // rows of dO, if the copy engine brings them
-  bool engine = false;          // whether it does
+  TensorMap d_o{};              // rows of dO, if TMA loads them
+  bool tma = false;             // whether it does
 };
 
 // The products of gradients/common/products.cuh take its GradientChunk part.
@@ -54,8 +54,8 @@ struct WorkTile : GradientChunk<Shape> {
     blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
   }
 
-  // The turn's tile, a chunk and value head: every grid-th, or of every grid-th run of 2^heads_log2 all. Beside a scan from the last on, as they come out of
-  // it, but heads of a run in their order.
+  // The work tile's tile, a chunk and value head: every grid-th, or of every grid-th run of 2^heads_log2 all. Alongside a scan from the last on, as they come
+  // out of it, but heads of a run in their order.
   FW_DEVICE unsigned tile_index(int work_tile) const {
     const bool from_end = Shape::kFollows && this->args.ready.made != nullptr;
     if constexpr (Shape::kSumsHeads) {
@@ -72,22 +72,22 @@ struct WorkTile : GradientChunk<Shape> {
     const unsigned shift = Shape::kSumsHeads ? static_cast<unsigned>(all.heads_log2) : 0;
     return block_index_x() + (static_cast<unsigned>(work_tile) >> shift) * grid_size_x() < static_cast<unsigned>(all.tiles) >> shift;
   }
-  // Where the host knows only how many chunks there may be, tiles behind the last one are computed as chunks without rows: nothing of them is stored that
+  // Where the host knows only how many chunks there may be, tiles after the last one are computed as chunks without rows: nothing of them is stored that
   // anybody reads. (To ask in has() whether there is a chunk takes registers that kernels do not have.)
   FW_DEVICE bool there(int chunk) const {
     const SequenceArg& s = this->args.problem.sequences;
     return s.bounded == 0 || chunk < s.chunk_base[s.N];
   }
 
-  // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
+  // Of four work tiles, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.
   FW_DEVICE int* place(int work_tile) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + kCoordScalars * (work_tile & 3); }
   FW_DEVICE int hv(int work_tile) const { return place(work_tile)[0]; }
   FW_DEVICE int rows(int work_tile) const { return place(work_tile)[1]; }
-  // The first row in the tensors, for the copy engine.
+  // The first row in the tensors, for TMA.
   FW_DEVICE int token(int work_tile) const { return place(work_tile)[2]; }
   FW_DEVICE int batch(int work_tile) const { return place(work_tile)[3]; }
-  static constexpr int first(int /*turn*/) { return 0; }
+  static constexpr int first(int /*work tile*/) { return 0; }
   FW_DEVICE char** addresses(int work_tile) const {
     return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 16 * kCoordScalars) + kCoordEntries * (work_tile & 3);
   }
@@ -95,7 +95,7 @@ struct WorkTile : GradientChunk<Shape> {
                        kDBeta = kM + 3, kShare = kM + 4, kBefore = kM + 5, kNoDecayState = kM + 6;  // NoDecayState
   static_assert(kNoDecayState < kCoordEntries);
 
-  // By a warp: returns once the scan has left all of the turn's tile.
+  // By a warp: returns once the scan has left all of the work tile's tile.
   FW_DEVICE void wait_for_scan(unsigned tile) const {
     if (!Shape::kFollows || this->args.ready.made == nullptr) return;
     if (this->lane == 0) {
@@ -137,8 +137,8 @@ struct WorkTile : GradientChunk<Shape> {
       at = reinterpret_cast<char*>(every.precond.rows + token * x.H + head);
     } else if (own == kNoDecayState && anchored) {
       const bool end = left > kChunk;
-      const uint16_t* of_neighbour =
-          end ? every.states + (index + int64_t{heads}) * blocks * (64 * Shape::kTileK) : every.d_states + (index - int64_t{heads}) * blocks * (64 * Shape::kTileK);
+      const uint16_t* of_neighbour = end ? every.states + (index + int64_t{heads}) * blocks * (64 * Shape::kTileK)
+                                         : every.d_states + (index - int64_t{heads}) * blocks * (64 * Shape::kTileK);
       at = reinterpret_cast<char*>(const_cast<uint16_t*>(of_neighbour)) + (end ? 0 : 1);
     }
     addresses(work_tile)[own] = at;
@@ -154,7 +154,7 @@ struct WorkTile : GradientChunk<Shape> {
     if constexpr (Shape::kChannel) return global_memory(addresses(work_tile)[entry]);
     return addresses(work_tile)[entry];
   }
-  // Rows of the turn's chunk. tensor: one of args.
+  // Rows of the work tile's chunk. tensor: one of args.
   FW_DEVICE Rows rows_at(const TokenArg& tensor, int work_tile) const {
     if (!Shape::kChannel && tensor.data == nullptr) return {};
     const int64_t in = &tensor - &this->args.problem.in.q, out = &tensor - &this->args.grads.d.q;
@@ -180,13 +180,13 @@ struct WorkTile : GradientChunk<Shape> {
   FW_DEVICE bool wants_values() const { return Shape::kNoDecayFix || !residual_gains(); }
   FW_DEVICE float* work_tile_floats(int offset, int work_tile) const { return this->floats(offset) + 64 * (work_tile & 1); }
 
-  // Barriers: of the stages, of A and P, of q and k of two turns.
+  // Barriers: of the stages, of A and P, of q and k of two work tiles.
   FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }
   FW_DEVICE uint64_t* key_barrier(int work_tile) const { return this->barrier(Shape::kStages + 1 + (work_tile & 1)); }
   static FW_DEVICE int key_offset(int work_tile) { return Shape::kStreams && (work_tile & 1) != 0 ? Shape::kKeyBytes : 0; }
 };
 
-// Of shapes with half of wide keys (kernels.h: K256Half), of a row: by how much dq and dk grow with q and k. Leaves what this half makes of it, and returns
+// Of shapes with half of K above 128 (kernels.h: K256Half), of a row: by how much dq and dk grow with q and k. Leaves what this half makes of it, and returns
 // that with the first half's.
 template <class Shape>
 FW_DEVICE float2 join_half_slopes(const WorkTile<Shape>& c, int work_tile, int row, bool stores, float2 own) {
@@ -194,7 +194,8 @@ FW_DEVICE float2 join_half_slopes(const WorkTile<Shape>& c, int work_tile, int r
   if (row >= c.rows(work_tile)) return own;
   const K256Half& half = c.args.half;
   const int HV = c.args.problem.HV;
-  float *const to_q = reinterpret_cast<float*>(c.address(work_tile, Chunk::kDAlpha)), *const to_k = reinterpret_cast<float*>(c.address(work_tile, Chunk::kDBeta));
+  float *const to_q = reinterpret_cast<float*>(c.address(work_tile, Chunk::kDAlpha)), *const to_k =
+                                                                                          reinterpret_cast<float*>(c.address(work_tile, Chunk::kDBeta));
   if (stores && to_q != nullptr) to_q[row * HV] = own.x, to_k[row * HV] = own.y;
   if (!half.second || half.q == nullptr) return own;
   const int64_t at = to_q - c.args.grads.dalpha_p + row * HV;
@@ -211,7 +212,7 @@ struct ValueStep {
   }
 };
 
-// A kernel that begins beside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too. What it reads
+// A kernel that begins alongside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too. What it reads
 // ahead was there before the scan, which waited before it launched this; and of the scan what the counters say. The next kernel is the same with other tiles.
 template <class Shape>
 FW_DEVICE void begin_work_tiles(const WorkTile<Shape>& c) {

@@ -5,10 +5,10 @@
 // Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block, rows of q and k          barrier(stage), key_barrier  the same                  stages, kRead, kWrite
-//   0         thread 0 brings A and P of the first turn,       pairs_barrier                pairs_barrier             kA, kP
+//   0         thread 0 loads A and P of the first work tile,       pairs_barrier                pairs_barrier             kA, kP
 //             thread 192 those of later ones
-//   3         the gradient of the log-decay of the turn before sync_threads
-//   5         finds the places of the turn after the next two                               sync_threads              kPlaces
+//   3         the gradient of the log-decay of the work tile before sync_threads
+//   5         finds the places of the work tile after the next two                               sync_threads              kPlaces
 #pragma once
 
 #include "scan/cuda/gradients/common/launch.cuh"
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_
   int work_tile = 0;
   FW_NO_UNROLL
   for (; c.has(work_tile); ++work_tile) {
-    sync_threads();  // the rows and coefficients of the turn before have been read
+    sync_threads();  // the rows and coefficients of the work tile before have been read
     load_keys(c, work_tile);
     mbarrier_wait(c.key_barrier(work_tile), work_tile / 2 & 1);
     GeneralRows::make_streams(c, work_tile);

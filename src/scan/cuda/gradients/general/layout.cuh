@@ -5,7 +5,7 @@
 
 namespace fw::cuda {
 
-// kUnscaledKeys: A, P and the images are those of unscaled_keys.cuh.
+// kUnscaledKeys: A, P and the chunk tiles are those of unscaled_keys.cuh.
 template <int kTileKDim, bool kDeltaUpdate, bool kUnscaledKeys = false>
 struct GeneralShape {
   static constexpr int kTileK = kTileKDim;
@@ -16,10 +16,10 @@ struct GeneralShape {
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr bool kFollows = true;   // can begin beside the scan (TilesReady)
+  static constexpr bool kFollows = true;   // can begin alongside the scan (TilesReady)
   static constexpr double kTileTime = 16;  // launch_gradients()
 
-  // A stage: what one block of 64 value columns brings.
+  // A stage: what one block of 64 value columns loads.
   static constexpr int kStages = kTileK == 128 ? 2 : 1;
   static constexpr int kStateBytes = 64 * kTileK * 2;
   static constexpr int64_t kStateStep = 64 * kTileK;  // numbers from one state in memory to the next
@@ -31,7 +31,7 @@ struct GeneralShape {
   static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
   static constexpr int kRaw = kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
 
-  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v ...
+  // Arrays of 64 floats: of even and odd work tiles, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v ...
   static constexpr int kSmall = kErase + kStateBytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256, kZv = kDG + 256;
   // ... the other coefficients and scalars of rows, and what dq and dk are made with.
@@ -41,7 +41,7 @@ struct GeneralShape {
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
   // In the place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
   static constexpr int kSums = 7;
-  static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;  // the latter with bare keys
+  static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;  // the latter with unscaled keys
   static constexpr int kBytes = kSmallEnd;
 
   static_assert(kSums * kGroups * 256 + 512 <= kSw128Bytes);

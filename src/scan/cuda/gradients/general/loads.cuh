@@ -1,4 +1,4 @@
-// Scalar decay: what a chunk's gradients start from, on the way for later turns.
+// Scalar decay: what a chunk's gradients start from, on the way for later work tiles.
 #pragma once
 
 #include "scan/cuda/gradients/common/products.cuh"
@@ -11,14 +11,14 @@ FW_DEVICE bool k256_rows(const Rows& x) { return x.bf16 != 0 && x.stride % 8 == 
 // 64 rows x kColumns columns from `column` on into a tile. What can be copied as it is comes without waiting:
 // returns whether.
 template <int kColumns, class Shape>
-FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool wide, int work_tile, int column, int limit, int to) {
+FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k256, int work_tile, int column, int limit, int to) {
   constexpr int kAtoms = kColumns / 8;
   const int rows = c.rows(work_tile);
   FW_UNROLL
   for (int item = c.thread; item < 64 * kAtoms; item += Shape::kThreads) {
     const int row = item / kAtoms, in_tile = item % kAtoms * 8;
     const bool valid = from.data != nullptr && row < rows && column + in_tile < limit;
-    if (wide) {
+    if (k256) {
       cp_async_16(c.base + to + sw128_offset(row, in_tile), valid ? from.data + 2 * (row * from.stride + column + in_tile) : from.data, valid);
       continue;
     }
@@ -26,35 +26,36 @@ FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool wi
     if (valid) load_channels(from, row, column + in_tile, limit, x);
     *reinterpret_cast<uint4*>(c.memory + to + sw128_offset(row, in_tile)) = pack_8(x);
   }
-  return wide;
+  return k256;
 }
 
-// What a stage's barrier waits for besides bytes: four images and the rows of dO, which one thread or all bring.
+// What a stage's barrier waits for besides bytes: four chunk tiles and the rows of dO, which one thread or all load.
 template <class Shape>
 FW_DEVICE unsigned stage_arrivals(const WorkTile<Shape>& c) {
-  return 4 + (Shape::kTma && c.all.engine ? 1 : Shape::kThreads);
+  return 4 + (Shape::kTma && c.all.tma ? 1 : Shape::kThreads);
 }
 
-// Image number `image` of each kind and the rows of dO, of a value block. The copy engine may bring rows of the next sequence (clear_next_rows()).
+// Image number `chunk tile` of each kind and the rows of dO, of a value block. TMA may load rows of the next sequence (clear_next_rows()).
 template <class Shape>
-FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_tile, int block, int64_t image) {
+FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_tile, int block, int64_t chunk_tile) {
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
   uint64_t* barrier = c.barrier(stage);
-  if (c.warp < 4 && c.lane == 0) {  // an image each
+  if (c.warp < 4 && c.lane == 0) {  // an chunk tile each
     const bool state = c.warp >= 2;
     const uint16_t* from = c.warp == 0 ? x.w : c.warp == 1 ? x.v : c.warp == 2 ? x.states : x.d_states;
     const int elements = state ? 64 * Shape::kTileK : kSw128Elements;
     const int64_t step = state ? Shape::kStateStep : kSw128Elements;
     const int to = c.warp == 0 ? Shape::kW : c.warp == 1 ? Shape::kV : c.warp == 2 ? Shape::kState : Shape::kDState;
     mbarrier_expect(barrier, 2 * elements);
-    bulk_load(c.memory + at_stage + to, from + image * step, 2 * elements, barrier);
+    bulk_load(c.memory + at_stage + to, from + chunk_tile * step, 2 * elements, barrier);
   }
-  if (Shape::kTma && c.all.engine) {
+  if (Shape::kTma && c.all.tma) {
     if (c.thread != 4 * 32) return;
     mbarrier_expect(barrier, kTensorBytes);
     const int head = c.hv(work_tile), divisor = x.d_o.divisor;
-    tensor_load(c.memory + at_stage + Shape::kOut, c.all.d_o, block * kValueBlock, divisor == 1 ? head : head / divisor, c.token(work_tile), c.batch(work_tile), barrier);
+    tensor_load(c.memory + at_stage + Shape::kOut, c.all.d_o, block * kValueBlock, divisor == 1 ? head : head / divisor, c.token(work_tile), c.batch(work_tile),
+                barrier);
     return;
   }
   const bool copied =
@@ -62,12 +63,12 @@ FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_ti
   copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
 }
 
-// Of a stage that the engine brought: rows behind the last one of a packed sequence are the next one's; by all threads.
+// Of a stage that TMA loaded: rows after the last one of a packed sequence are the next one's; by all threads.
 template <class Shape>
 FW_DEVICE void clear_next_rows(const WorkTile<Shape>& c, int stage, int work_tile) {
   if constexpr (Shape::kTma) {
     const int rows = c.rows(work_tile);
-    if (!c.all.engine || rows == kChunk || c.args.problem.sequences.offsets == nullptr) return;
+    if (!c.all.tma || rows == kChunk || c.args.problem.sequences.offsets == nullptr) return;
     for (int item = c.thread; item < kChunk * 8; item += Shape::kThreads) {
       if (item / 8 >= rows) *reinterpret_cast<uint4*>(c.memory + stage + Shape::kOut + 16 * item) = make_uint4(0, 0, 0, 0);
     }
@@ -135,7 +136,7 @@ FW_DEVICE void prefetch_work_tile(const WorkTile<Shape>& c, int work_tile) {
   prefetch_row_lines(c, c.workspace_rows(WorkTile<Shape>::kM, p.H * p.K, work_tile), work_tile, p.K);
 }
 
-// The numbers of rows that a thread brings ahead: warps 2 and 3 beta of a row, warp 4 two log-decays.
+// The row scales that a thread loads ahead: warps 2 and 3 beta of a row, warp 4 two log-decays.
 template <class Shape>
 FW_DEVICE float2 load_row_scales(const WorkTile<Shape>& c, int work_tile) {
   float2 x = make_float2(1, 0);

@@ -12,7 +12,7 @@ struct ValueLanes {
   static constexpr int kLanes = kValueBlock / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
 };
 
-// Sums over a row's values: of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient (gain_by_residual()). v_dz: with bare keys, of v (.) dz.
+// Sums over a row's values: of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient (gain_by_residual()). v_dz: with unscaled keys, of v (.) dz.
 struct ValueSums {
   float gain = 0, v_dz = 0;
 };
@@ -22,18 +22,18 @@ template <class Shape>
 struct ValueWords {
   using Lanes = ValueLanes<Shape>;
   uint4 v[Lanes::kPasses];
-  bool wide;
+  bool k256;
 
   FW_DEVICE void load(const WorkTile<Shape>& c, int work_tile, int block) {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, work_tile);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = c.pieces(kVec16V) && c.wants_values();
+    k256 = c.pieces(kVec16V) && c.wants_values();
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (wide && row < c.rows(work_tile) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
+      if (k256 && row < c.rows(work_tile) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
     }
   }
 };
@@ -62,7 +62,7 @@ FW_DEVICE void value_rows(const WorkTile<Shape>& c, int work_tile, int block, in
     const bool residual = c.residual_gains() && gain_by_residual(z_v);
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + sw128_offset(row, in_block)), dz);
     if (Shape::kNoDecayFix || !residual) {
-      if (words.wide) {
+      if (words.k256) {
         unpack_8(words.v[i], v);
       } else {
         load_channels(c.rows_at(x.in.v, work_tile), t, column, x.V, v);
@@ -115,15 +115,15 @@ FW_DEVICE float dot_states(const WorkTile<Shape>& c, int stage, float sum) {
 }
 
 // dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is <S_C, D_C> and the sum over the rows
-// behind of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 turns the state around at every
-// token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where nothing
-// cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
+// after of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 work tiles the state around at
+// every token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where
+// nothing cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
 inline constexpr float kNoDecay = -20.0f;
 // ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de. Where hardly anything decays states
 // grow, and what one chunk's rows leave out of that is too much: above this it is <S, D> as the scans have left both, where a sequence has a second chunk.
 inline constexpr float kNoDecayScans = -1.0f;
 
-// With bare keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
+// With unscaled keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
 // [blocks, 64, kTileK] as the scans left them. Else by the chunk's own rows.
 template <class Shape>
 struct NoDecayState {
@@ -217,7 +217,7 @@ FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSu
   const int r_tile = Shape::kRead + c.key_offset(work_tile), w_tile = Shape::kWrite + c.key_offset(work_tile);
   const float* g = c.work_tile_floats(Shape::kG, work_tile);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
-  const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
+  const float lo[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
@@ -230,7 +230,7 @@ FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSu
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
         sums.e[j][i] *= -gamma[half];
-        sums.w[j][i] *= rest[half];
+        sums.w[j][i] *= lo[half];
         const auto of = [i](uint32_t words) { return i % 2 == 0 ? bf16_low(words) : bf16_high(words); };
         dot += Shape::kNoDecayFix && by_rows ? of(r) * sums.r[j][i] + of(e) * sums.e[j][i] : of(w) * sums.w[j][i];
       }

@@ -16,9 +16,9 @@ FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid, const float (&x)[8]) {
+FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool k256, int64_t t, bool valid, const float (&x)[8]) {
   const int limit = c.args.problem.K;
-  if (wide) {
+  if (k256) {
     uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
     transpose_quad(w, c.lane);
     const int column = 32 * c.group() + 8 * (c.lane & 3);
@@ -130,7 +130,7 @@ struct GeneralRows {
     }
   }
 
-  // A row of the turn in the products.
+  // A row of the work tile in the products.
   template <class Shape>
   struct Row {
     const WorkTile<Shape>& c;

@@ -15,7 +15,7 @@ void launch_kernel(const GradientArgs& args, int64_t chunks, void* stream) {
   launch_scalar_gradients<ScalarShape<kTileK, kDelta, kM != RowM::kNone, kM == RowM::kMade, kGain>>(args, chunks, stream);
 }
 
-// Gains of offline rules are kAny.
+// Gains of additive rules are kAny.
 template <int kTileK, bool kDelta, RowM kM>
 void launch_gain(const GradientArgs& args, ScalarGain gain, int64_t chunks, void* stream) {
   if constexpr (kDelta) {
@@ -33,7 +33,7 @@ template <int kTileK, bool kDelta>
 void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64_t chunks, void* stream) {
   if (choice.kernel == GradientKernel::kGeneral) {
     kDelta&& choice.gain == ScalarGain::kUnscaled ? launch_general_gradients<GeneralShape<kTileK, kDelta, kDelta>>(args, chunks, stream)
-                                               : launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
+                                                  : launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
     return;
   }
   switch (choice.m) {

@@ -1,13 +1,13 @@
-// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times numbers a row (front/plain.cuh): most of them.
-// A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
+// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times scales per row (front/plain.cuh): most of them.
+// A block stays on its processor. Sixteen warps compute, four load what they need a work tile ahead.
 //
-// Roles, 640 threads, one block a multiprocessor (layout.cuh has the places):
+// Roles, 640 threads, one block an SM (layout.cuh has the places):
 //   warp      does                                             waits for                    says so to                shared memory
 //   0 to 15   all products, the front's gradients, stores      full, pairs_full, rows_full  empty, pairs_empty,       read stages, kA, kP, kRead; write
 //                                                                                           is_last_of_tile                 kDR, kPartial, kWarpSums
-//   16, 17    bring W, V, S, D, d_o a value block, A and P a   empty, pairs_empty,          full, pairs_full,         stages, kA, kP, kRead
-//             turn, q and k two turns ahead                    is_last_of_tile                    keys_full
-//   18, 19    numbers of rows a turn ahead, places four; the   keys_full, is_last_of_tile         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
+//   16, 17    load W, V, S, D, d_o a value block, A and P a   empty, pairs_empty,          full, pairs_full,         stages, kA, kP, kRead
+//             work tile, q and k two work tiles ahead                    is_last_of_tile                    keys_full
+//   18, 19    row scales a work tile ahead, places four; the   keys_full, is_last_of_tile         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
 //             gradient of the log-decay
 #pragma once
 

@@ -1,4 +1,4 @@
-// The four warps that bring what the computing warps of the gradient kernel (gradients/scalar/kernel.cuh) need: two copy, and two make the numbers
+// The four warps that load what the computing warps of the gradient kernel (gradients/scalar/kernel.cuh) need: two copy, and two make the numbers
 // of rows, a thread a row.
 #pragma once
 
@@ -17,7 +17,7 @@ FW_DEVICE FrontCoefs<float> scalar_coefs(const ScalarChunk<Shape>& c, const Fron
   return front_coefs(reduced_rule<true>(x.rule), x.scale, s);
 }
 
-// A thread's numbers from memory, a turn ahead: of its row, and (first warp) two log-decays.
+// A thread's numbers from memory, a work tile ahead: of its row, and (first warp) two log-decays.
 struct RowScaleRegs {
   FrontScalars<float> gates;
   float2 g;
@@ -85,7 +85,7 @@ FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int loader, int stage, in
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
   uint64_t* barrier = c.full(stage);
-  if (loader < 4) {  // an image each
+  if (loader < 4) {  // an chunk tile each
     const bool state = loader >= 2;
     const uint16_t* from = loader == 0 ? x.w : loader == 1 ? x.v : loader == 2 ? x.states : x.d_states;
     const int elements = state ? 64 * Shape::kTileK : kSw128Elements;
@@ -121,7 +121,7 @@ FW_DEVICE void load_tile_pairs(const ScalarChunk<Shape>& c, int work_tile) {
   if (p) bulk_load(c.memory + Shape::kP, from.p, kSw128Bytes, c.pairs_full());
 }
 
-// Rows of q or k of any kind into a tile, with zeros behind their channels.
+// Rows of q or k of any kind into a tile, with zeros after their channels.
 template <class Shape>
 FW_DEVICE void fill_rows(const ScalarChunk<Shape>& c, const Rows& from, int loader, int rows, int to) {
   constexpr int kAtoms = Shape::kTileK / 8;
@@ -185,7 +185,7 @@ FW_DEVICE float square_row(const ScalarChunk<Shape>& c, int tile, int row) {
   return sum;
 }
 
-// The numbers of rows that the computing warps take.
+// The row scales that the computing warps take.
 template <class Shape>
 FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers) {
   if (!c.has(work_tile)) return;
@@ -235,7 +235,7 @@ template <class Shape>
 FW_DEVICE float2 fused_decays_of_tile(const ScalarChunk<Shape>& c, int work_tile) {
   const Problem& x = c.args.problem;
   float2 g = make_float2(0, 0);
-  if (Shape::kPrecond || Shape::kHalf || x.formed.g.given == Given::kValue) return g;
+  if (Shape::kPrecond || Shape::kHalf || x.fused.g.given == Given::kValue) return g;
   const Rows from = c.rows_at(x.in.g, work_tile);
   if (2 * c.lane < c.rows(work_tile)) g.x = load_element(from, 2 * c.lane, 0);
   if (2 * c.lane + 1 < c.rows(work_tile)) g.y = load_element(from, 2 * c.lane + 1, 0);
@@ -249,12 +249,12 @@ FW_DEVICE void store_decay_gradient_of_tile(const ScalarChunk<Shape>& c, int wor
   const float tail = group_sum<16>(c.warp_sums(work_tile)[c.lane & 15]);
   float2 dg = decay_gradient(c, work_tile, *reinterpret_cast<const float2*>(c.work_tile_floats(Shape::kDG, work_tile) + 2 * c.lane), tail);
   if constexpr (!Shape::kPrecond && !Shape::kHalf) {
-    const FusedGates& formed = c.args.problem.formed;
-    if (formed.g.given != Given::kValue) {
+    const FusedGates& fused = c.args.problem.fused;
+    if (fused.g.given != Given::kValue) {
       const int rows = c.rows(work_tile);
       const float of_rows[2] = {values.x, values.y};
       float d[2] = {2 * c.lane < rows ? dg.x : 0.0f, 2 * c.lane + 1 < rows ? dg.y : 0.0f};
-      decay_logit_gradients(formed, c.hv(work_tile), of_rows, d, c.args.form_parts != nullptr ? c.args.form_parts + 2 * c.tile(work_tile) : nullptr);
+      decay_logit_gradients(fused, c.hv(work_tile), of_rows, d, c.args.form_parts != nullptr ? c.args.form_parts + 2 * c.tile(work_tile) : nullptr);
       dg = make_float2(d[0], d[1]);
     }
   }
@@ -272,7 +272,7 @@ FW_DEVICE void load_next_step(const ScalarChunk<Shape>& c, int loader, LoadStep&
   if (++at.stage == Shape::kStages) at.stage = 0;
 }
 
-// By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
+// By two warps: what is copied into shared memory. The first work tiles have a start of their own: -2 and -1.
 template <class Shape>
 FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
   const int loader = c.thread - Shape::kThreads;
@@ -297,12 +297,12 @@ FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
     }
     if (running) mbarrier_wait(c.is_last_of_tile(work_tile), work_tile / 2 & 1);
     load_tile_keys(c, loader, work_tile + 2);
-    // Three stages take these warps to a turn whose place the other two have only just written; with two, an arrival lies between.
+    // Three stages take these warps to a work tile whose place the other two have only just written; with two, an arrival lies between.
     if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(work_tile), work_tile / 4 & 1);
   }
 }
 
-// By two warps: the numbers of rows, and where the rows of later turns are.
+// By two warps: the row scales, and where the rows of later work tiles are.
 template <class Shape>
 FW_DEVICE void make_row_scales(const ScalarChunk<Shape>& c) {
   const int row = c.thread - Shape::kThreads - Shape::kProducers;
@@ -322,7 +322,7 @@ FW_DEVICE void make_row_scales(const ScalarChunk<Shape>& c) {
     }
     sync_loaders();
     if (row < 32) continue;
-    c.find(work_tile + 4);  // in the place of this turn
+    c.find(work_tile + 4);  // in the place of this work tile
     if constexpr (Shape::kStages > 2) mbarrier_arrive(c.place_known(work_tile));
   }
 }

@@ -14,7 +14,7 @@ namespace fw::cuda {
 
 inline constexpr int kPrecondRunRows = 4, kPrecondRuns = kChunk / kPrecondRunRows, kStartRows = 16;
 
-// By the warps that make the numbers of rows, a thread a row; w_k: of the rows, the factor that normalises k.
+// By the warps that make the row scales, a thread a row; w_k: of the rows, the factor that normalises k.
 template <class Shape>
 FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers, float k2) {
   const Problem& x = c.args.problem;
@@ -57,7 +57,7 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
     FW_UNROLL
     for (int j = 0; j < kN; ++j) c.starts(work_tile)[t / kStartRows * Shape::kTileK + channel + j] = a[j];
   }
-  // What the rows take of a gradient behind the chunk, by the first warp, two rows a lane.
+  // What the rows take of a gradient after the chunk, by the first warp, two rows a lane.
   if (row >= 32) return;
   const float4 gates = *reinterpret_cast<const float4*>(all + 2 * row);
   float product = gates.x * gates.z;
@@ -66,19 +66,19 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
     const float after = shuffle_down(product, delta);
     if (row + delta < 32) product *= after;
   }
-  float rest = shuffle_down(product, 1);
-  if (row == 31) rest = 1;
+  float lo = shuffle_down(product, 1);
+  if (row == 31) lo = 1;
   if (row == 0) share.products[place] = product;
   const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(work_tile) + ScalarChunk<Shape>::kWk + 2 * row);
   const bool normalised = x.rule.k_norm == Norm::kL2;
-  const float before = rest * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
+  const float before = lo * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
   PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]);
   if (2 * row < rows)
     *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) = make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
   if (2 * row + 1 < rows)
-    *reinterpret_cast<float4*>(out + int64_t{2 * row + 1} * x.H) = make_float4(rest * gates.w, rest * second_kn2, normalised ? second_kn2 : 0.0f, 0);
+    *reinterpret_cast<float4*>(out + int64_t{2 * row + 1} * x.H) = make_float4(lo * gates.w, lo * second_kn2, normalised ? second_kn2 : 0.0f, 0);
 }
-// After the turn, by a warp.
+// After the work tile, by a warp.
 template <class Shape>
 FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int work_tile) {
   if (c.args.precond.center == nullptr) return;
@@ -209,9 +209,9 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, Scalar
   for (int j = 0; j < Shape::kKeyTiles; ++j) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      float rest = slopes.k[i / 2] * k.at(j, i);
-      if (Shape::kDelta) rest += d.e[j][i];
-      d.w[j][i] = on_read ? d.w[j][i] + rest : rest;
+      float lo = slopes.k[i / 2] * k.at(j, i);
+      if (Shape::kDelta) lo += d.e[j][i];
+      d.w[j][i] = on_read ? d.w[j][i] + lo : lo;
       d.r[j][i] += slopes.q[i / 2] * q.at(j, i);
     }
   }
@@ -226,17 +226,18 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, Scalar
 }
 
 template <class Shape>
-FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, int channel, int work_tile, const float (&x)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, int channel, int work_tile,
+                             const float (&x)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   if (row >= c.rows(work_tile) || channel >= K) return;
-  if (wide) {
+  if (k256) {
     store_row(out.data + 2 * (row * out.stride + channel), x);
   } else if (out.data != nullptr) {
     store_channels(out, row, channel, K, x);
   }
 }
 
-// The runs: dk (and dq where M is in it) and the chunk's share, D = 0 behind the chunk. With two barriers of the computing warps.
+// The runs: dk (and dq where M is in it) and the chunk's share, D = 0 after the chunk. With two barriers of the computing warps.
 template <class Shape>
 FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, const KeySlopes& slopes) {
   constexpr int kN = PrecondRun<Shape>::kN, kRows = kPrecondRunRows;
@@ -285,7 +286,7 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_til
   }
   center = warp_sum(center);
   if (c.lane == 0) c.center_sums(work_tile)[c.warp] = center;
-  // What the run makes of D = 0 behind it, in the place of the thread's own numbers of q: all of them have been read.
+  // What the run makes of D = 0 after it, in the place of the thread's own numbers of q: all of them have been read.
   float d[kN] = {};
   FW_UNROLL
   for (int r = kRows - 1; r >= 0; --r) {

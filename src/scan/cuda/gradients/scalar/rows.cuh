@@ -4,7 +4,7 @@
 //   what q takes of r and e:   gamma (r_q dO - e_q dZ) S0^T + A k
 //   what k takes of r and e:   gamma (r_k dO - e_k dZ) S0^T + B k
 //   what k takes of w:         rest w_k R D^T + A^T q + B^T k
-// and the rows' sums of these times q, k and k are dG. With a preconditioner the k behind A and B, and the q behind A^T, is the row times M where
+// and the rows' sums of these times q, k and k are dG. With a preconditioner the k after A and B, and the q after A^T, is the row times M where
 // w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients of the coefficients.
 #pragma once
 
@@ -45,9 +45,9 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
   stmatrix_x4(at, words);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already and W not R. What a group
-// of warps makes of W and V are its own columns, until the end. Where nothing is made they meet once a turn, in its first block: numbers of the turn before are
-// not read any more.
+// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR), where it is not dZ already and W not R. What a group
+// of warps makes of W and V are its own columns, until the end. Where nothing is made they meet once a work tile, in its first block: numbers of the work tile
+// before are not read any more.
 template <class Shape>
 FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
@@ -497,10 +497,10 @@ FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile
     if (row < c.rows(work_tile)) {
       const TokenArgs& out = c.args.grads.d;
       if constexpr (!Shape::kPrecond && !Shape::kHalf) {
-        const FusedGates& formed = c.args.problem.formed;
-        if (formed.any()) {  // values, and gradients of logits are wanted
-          ds.beta *= scalar_slope(formed.beta, s.beta), ds.lambda *= scalar_slope(formed.lambda, s.lambda);
-          ds.erase *= scalar_slope(formed.erase_gate, s.erase), ds.write *= scalar_slope(formed.write_gate, s.write);
+        const FusedGates& fused = c.args.problem.fused;
+        if (fused.any()) {  // values, and gradients of logits are wanted
+          ds.beta *= scalar_slope(fused.beta, s.beta), ds.lambda *= scalar_slope(fused.lambda, s.lambda);
+          ds.erase *= scalar_slope(fused.erase_gate, s.erase), ds.write *= scalar_slope(fused.write_gate, s.write);
         }
       }
       store_one(c.rows_at(out.beta, work_tile), row, ds.beta);
@@ -524,13 +524,13 @@ FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile
 
 // A row's numbers of a thread, columns key_column() + 8 j + 2 (lane % 4) and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, bool valid, const float (&x)[Shape::kKeyTiles][4], int half) {
+FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, bool valid, const float (&x)[Shape::kKeyTiles][4], int half) {
   const int limit = c.args.problem.K;
   if constexpr (Shape::kKeyTiles == 4) {
     float y[8];
     FW_UNROLL
     for (int j = 0; j < 4; ++j) y[2 * j] = x[j][2 * half], y[2 * j + 1] = x[j][2 * half + 1];
-    store_fragment(c, out, wide, row, valid, y);
+    store_fragment(c, out, k256, row, valid, y);
   } else {
     if (!valid || out.data == nullptr) return;
     FW_UNROLL
