@@ -1,4 +1,4 @@
-// docs/gpu_kernels.md has what call/select.h chooses for every named rule. With FW_WRITE_PAGES set the page is written instead.
+// docs/internals/gpu_kernels.md has what call/select.h chooses for every named rule. With FW_WRITE_PAGES set the page is written instead.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr const char* kPage = FW_SOURCE_DIR "/docs/gpu_kernels.md";
+constexpr const char* kPage = FW_SOURCE_DIR "/docs/internals/gpu_kernels.md";
 const std::string kBegin = "<!-- kernels: begin (tests/scan/kernel_page_test.cpp) -->\n", kEnd = "<!-- kernels: end -->\n";
 
 // What the plan says behind "name: ".
@@ -69,7 +69,7 @@ TEST(KernelPage, IsWhatTheSelectionSays) {
     fw::write_file_atomic(kPage, page.substr(0, from) + table() + page.substr(end));
     return;
   }
-  EXPECT_EQ(page.substr(from, end - from), table()) << "docs/gpu_kernels.md: FW_WRITE_PAGES=1 writes it";
+  EXPECT_EQ(page.substr(from, end - from), table()) << "docs/internals/gpu_kernels.md: FW_WRITE_PAGES=1 writes it";
 }
 
 // Every name of the table is a file of kernels, and every file of kernels that a rule can choose has a name on the page.
