@@ -103,12 +103,36 @@ std::string form_of_keys(fw_desc desc, int least, int most) {
 
 std::string key_table() {
   Rows rows;
-  for (int i = 0; fw_rule_name(i) != nullptr; ++i) {
-    fw_desc desc = desc_of(fw_rule_name(i));
+  const auto add = [&](const std::string& name, fw_desc desc) {
     std::string cells = form_of_keys(desc, 1, 128) + " | " + form_of_keys(desc, 129, 256);
     desc.rule.gain_bound = std::max(desc.rule.gain_bound, 1.3);  // what a preconditioner allows
     cells += " | " + form_of_keys(desc, 1, 128) + " | " + form_of_keys(desc, 129, 256);
-    rows.add(fmt::format("`{}`", fw_rule_name(i)), cells);
+    rows.add(name, cells);
+  };
+  for (int i = 0; fw_rule_name(i) != nullptr; ++i) add(fmt::format("`{}`", fw_rule_name(i)), desc_of(fw_rule_name(i)));
+  // Parts that no named rule combines.
+  struct Part {
+    const char* rule;
+    const char* text;
+    int32_t fw_rule::*field;
+    int32_t value;
+  };
+  const Part parts[] = {
+      {"mamba2", "write=channel", &fw_rule::write, FW_GATE_CHANNEL},
+      {"gated_deltanet", "erase=channel", &fw_rule::erase, FW_GATE_CHANNEL},
+      {"gated_deltanet", "erase=averaged", &fw_rule::erase, FW_GATE_AVERAGED},
+      {"gated_deltanet", "erase=scalar", &fw_rule::erase, FW_GATE_SCALAR},
+      {"gated_deltanet", "erase_key=own", &fw_rule::erase_key, FW_ERASE_KEY_OWN},
+      {"kda", "erase=averaged", &fw_rule::erase, FW_GATE_AVERAGED},
+      {"kda", "erase_key=own", &fw_rule::erase_key, FW_ERASE_KEY_OWN},
+      {"kda", "feedback=learned", &fw_rule::feedback, FW_FEEDBACK_LEARNED},
+      {"gla", "write=channel", &fw_rule::write, FW_GATE_CHANNEL},
+      {"gla", "k_norm=l2", &fw_rule::k_norm, FW_NORM_L2},
+  };
+  for (const Part& part : parts) {
+    fw_desc desc = desc_of(part.rule);
+    desc.rule.*part.field = part.value;
+    add(fmt::format("`{} {}`", part.rule, part.text), desc);
   }
   return rows.text("| rule | K 1 to 128 | K 129 to 256 | step bound above 1: K 1 to 128 | K 129 to 256 |\n|---|---|---|---|---|\n");
 }
