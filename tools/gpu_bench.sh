@@ -1,5 +1,5 @@
 #!/bin/bash
-# The recurrence of every named rule on this machine's GPU, at the two shapes of docs/gpu.md; JSON with commit, GPU, driver and date.
+# The recurrence of every named rule on this machine's GPU, at the two shapes of docs/performance.md; JSON with commit, GPU, driver and date.
 # Medians of 100 calls, or of REPEATS.
 #   tools/gpu_bench.sh PROGRAM FOLDER [COMMIT]
 set -eu

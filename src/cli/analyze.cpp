@@ -84,7 +84,7 @@ void Analyze::refuse_picture(const std::string& text, const std::string& folder)
 }
 
 // A difference beyond rounding would mean that the analysis and the model compute different rules. On a GPU the model's outputs are bf16 and so are the
-// operands of their products (docs/gpu.md has what that makes of each rule: up to 1.7e-2).
+// operands of their products (docs/numerics.md has what that makes of each rule: up to 1.7e-2).
 void print_replay_error(const Analysis& analysis, const Device& device) {
   const double rounding = device.kind() == FW_DEVICE_CPU ? 1e-2 : 3e-2;
   double worst = 0;

@@ -29,7 +29,7 @@ namespace {
 
 using PlainJson = nlohmann::json;
 
-constexpr double kMatrixRate = 790e12;           // dense bf16 products of cuBLASLt on an H200 (docs/gpu.md), operations a second
+constexpr double kMatrixRate = 790e12;           // dense bf16 products of cuBLASLt on an H200 (docs/performance.md), operations a second
 constexpr int64_t kPatternTokens = 509;          // the random tokens that a problem repeats: prime, so that chunks differ
 constexpr size_t kRotation = size_t{200} << 20;  // inputs of this many bytes rotate, several times the L2 cache
 

@@ -34,7 +34,7 @@ constexpr double kBoundProductGradients = 2e-2;
 // gated_deltanet and gla), and theirs is up to 1.3e-2 at these shapes.
 constexpr double kBoundProductParameters = 6e-2;
 
-// Of rules that a GPU runs as two rows a token: without tokens that are taken back (docs/gpu.md).
+// Of rules that a GPU runs as two rows a token: without tokens that are taken back (docs/internals/gpu.md).
 bool as_two_tokens(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key

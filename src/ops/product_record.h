@@ -1,4 +1,4 @@
-// ProductRecord: the matrix products of passes on the CUDA device, and how long they take alone: what a step's time is compared with (docs/gpu.md), since a GPU
+// ProductRecord: the matrix products of passes on the CUDA device, and how long they take alone: what a step's time is compared with (docs/performance.md), since a GPU
 // at its power cap is faster or slower by what it is given, and by the card.
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace fw {
 namespace {
 
-// Measured (docs/performance.md): the chunk form's products want many rows, a channel decay pays for wide triangles, and
+// Measured (docs/notes/2026-11-cpu.md): the chunk form's products want many rows, a channel decay pays for wide triangles, and
 // from two tokens on products are faster than one token at a time.
 constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;

@@ -341,7 +341,7 @@ Problem lasting_problem(const char* name, bool alike, int64_t tokens, int64_t K,
 }
 
 // A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes hi and lo parts whatever its gates are: then no decay at all, gates
-// and feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md). States of bf16 inputs are far better
+// and feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/numerics.md). States of bf16 inputs are far better
 // then, as no state of one term is, however short the sequence: kTwoTerms.
 constexpr double kTwoTerms = 5e-4;
 
@@ -356,7 +356,7 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor)) {
         EXPECT_LE(e.error, e.name == "final_state" ? kTwoTerms : ChunkBounds().output) << e.name;
       }
-      if (alike) continue;  // there gradients of gates may be above their bounds (docs/gpu.md)
+      if (alike) continue;  // there gradients of gates may be above their bounds (docs/numerics.md)
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }
@@ -364,7 +364,7 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
 
 // One term: keys times their norms enter the state with what that product rounds off, where chunks last (prepare/finish.cuh), in each of the kernels that know
 // keys as multiples of the raw ones. Without it states are at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's
-// outputs are above theirs anyhow (docs/gpu.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
+// outputs are above theirs anyhow (docs/numerics.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
 constexpr double kLastingState = 5e-3, kLastingPrecondState = 7.1e-3;
 
 TEST(ChunkForm, NothingFades) {

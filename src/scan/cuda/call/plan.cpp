@@ -48,7 +48,7 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
-// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
+// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/notes): the length of its chain of products or, where
 // all SMs run one, what memory gives.
 struct PassCost {
   double chain, memory;

@@ -1,5 +1,5 @@
 // Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++ without CUDA: the launchers ask it
-// with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets one expect, and docs/gpu_kernels.md has what comes out for each named rule.
+// with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets one expect, and docs/internals/gpu_kernels.md has what comes out for each named rule.
 // Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
 #pragma once
 
@@ -74,7 +74,7 @@ constexpr bool gain_is_gate(const Rule& rule) { return rule.is_delta() && rule.g
 // prepare and the gradients agree on it.
 constexpr bool unscaled_keys(const Rule& rule) { return uses_hi_lo(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
 // Where R.dZ makes the gradient of the gain (front/unscaled_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where
-// outputs are above their bounds already (docs/gpu.md).
+// outputs are above their bounds already (docs/numerics.md).
 constexpr bool gain_by_residual(const Rule& rule) {
   return rule.is_delta() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && beta_alone(rule);
 }
