@@ -31,6 +31,11 @@ from fastweight import _library
 
 __all__ = ["RuleInfo", "TensorInfo", "describe", "main", "names"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 # Dimensions that differ from each other, so that a size in a message says which one it is.
 _LETTERS = {1: "B", 3: "T", 4: "N", 5: "H", 10: "HV", 7: "K", 11: "V"}
 _SIZES = {letter: size for size, letter in _LETTERS.items()}

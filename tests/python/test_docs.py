@@ -107,6 +107,20 @@ class Examples(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 
+    def setUp(self):
+        if not (ROOT / "examples/python").exists():
+            self.skipTest("the examples are not beside these tests")
+
+    @unittest.skipUnless(importlib.util.find_spec("fla") and importlib.util.find_spec("triton"), "flash-linear-attention is not there")
+    def test_fla_on_these_kernels(self):
+        self.assertIn("calls served: 1, passed on to FLA: 0", self.run_example("fla_drop_in.py"))
+
+    def test_a_composed_rule_is_trained(self):
+        self.assertIn("learned: True", self.run_example("compose_a_rule.py"))
+
+    def test_decoding_from_a_state(self):
+        self.assertIn("decoded equals the whole sequence: True", self.run_example("decode_with_a_state.py"))
+
 
 if __name__ == "__main__":
     unittest.main()
