@@ -1,8 +1,10 @@
 """The shared library: where it is, its functions with their types, its errors as Python's, and rules as its struct.
 
-Looked for in this order: the file that FASTWEIGHT_LIBRARY names, beside this file (the wheel), the system's libraries. The C
-header is the one beside it: in the package, or that of the source tree around it.
+Searched in this order: the file that FASTWEIGHT_LIBRARY names, beside this file (the wheel), the system's libraries. The C
+header is the one of the package, or that of the source tree around it.
 """
+
+from __future__ import annotations
 
 import ctypes
 import ctypes.util
@@ -16,15 +18,43 @@ _HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Error(ValueError):
-    """An argument is wrong: which, what was expected, what came."""
+    """An argument is wrong. The message names the argument, what was expected, and what was given.
+
+    >>> import fastweight
+    >>> try:
+    ...     fastweight.rules.describe("kda decay=fast")
+    ... except fastweight.Error as error:
+    ...     print(error)
+    rule: axis decay: expected one of none, constant, scalar, channel, got 'fast'
+    """
+
+    __module__ = "fastweight"
 
 
 class DeviceError(RuntimeError):
-    """The device cannot run the call: no GPU, one that is not supported, or a library built without CUDA."""
+    """The device cannot run the call: no GPU, one that is not supported, or a library built without CUDA.
+
+    >>> import fastweight
+    >>> try:
+    ...     fastweight.check("cuda")
+    ... except fastweight.DeviceError:
+    ...     device = "cpu"
+    ... else:
+    ...     device = "cuda"
+    """
+
+    __module__ = "fastweight"
 
 
-def find_library():
-    """Path (or name) of the shared library that calls go to."""
+def find_library() -> str:
+    """Path, or name, of the shared library that calls go to: FASTWEIGHT_LIBRARY, the wheel's, or the system's.
+
+    Raises ImportError where there is none.
+
+    >>> import fastweight
+    >>> "fastweight" in fastweight.find_library()
+    True
+    """
     named = os.environ.get("FASTWEIGHT_LIBRARY")
     if named:
         if not os.path.exists(named):
@@ -107,7 +137,13 @@ def check(status):
     raise (Error if status == statuses["error_argument"] else RuntimeError)(message)
 
 
-def rule_names():
+def rule_names() -> list[str]:
+    """The named rules, as fastweight.rules.names().
+
+    >>> import fastweight
+    >>> "gated_deltanet" in fastweight.rule_names()
+    True
+    """
     names = []
     while True:
         name = library().fw_rule_name(len(names))

@@ -1,4 +1,4 @@
-"""Model folders between flash-linear-attention / Hugging Face and fastweight's program.
+"""Model folders from and to the FLA / Hugging Face format.
 
     python -m fastweight.convert import SOURCE TARGET [--tokenizer SPEC]
     python -m fastweight.convert export MODEL TARGET [--tokenizer SPEC]
@@ -6,6 +6,8 @@
 Thin over `fastweight import` and `fastweight export`, which know the model types, read shards and check everything. The program is the one on PATH or in
 FASTWEIGHT_PROGRAM.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -29,16 +31,32 @@ def _run(*arguments):
     return done.stdout
 
 
-def import_model(source, target, tokenizer=None):
-    """Turns a folder of flash-linear-attention or Hugging Face into one of fastweight's; returns what the program says of it.
+def import_model(source: str | os.PathLike, target: str | os.PathLike, tokenizer: str | os.PathLike | None = None) -> str:
+    """Converts a folder in FLA / Hugging Face format to a model folder; returns the program's report.
 
-    tokenizer: "bytes", "ids" or the path of a tokenizer.json or SentencePiece model; None takes the folder's. Raises Error with the program's message.
+    tokenizer: "bytes", "ids", or the path of a tokenizer.json or SentencePiece model; None takes the folder's own.
+    Raises Error with the program's message, or where there is no program.
+
+    >>> import fastweight
+    >>> try:
+    ...     import_model("/no/such/folder", "/no/such/target")
+    ... except fastweight.Error as error:
+    ...     print("refused")
+    refused
     """
     return _run("import", source, target, *_tokenizer(tokenizer))
 
 
-def export_model(model, target, tokenizer=None):
-    """Turns a model or run folder of fastweight's into one that flash-linear-attention reads; arguments and errors as for import_model."""
+def export_model(model: str | os.PathLike, target: str | os.PathLike, tokenizer: str | os.PathLike | None = None) -> str:
+    """Converts a model or run folder to FLA / Hugging Face format; arguments and errors as in import_model.
+
+    >>> import fastweight
+    >>> try:
+    ...     export_model("/no/such/folder", "/no/such/target")
+    ... except fastweight.Error as error:
+    ...     print("refused")
+    refused
+    """
     return _run("export", model, target, *_tokenizer(tokenizer))
 
 
@@ -46,7 +64,8 @@ def _tokenizer(tokenizer):
     return () if tokenizer is None else ("--tokenizer", tokenizer)
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastweight.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("direction", choices=("import", "export"))
     parser.add_argument("source")
@@ -61,6 +80,13 @@ def main(arguments=None):
         return 1
     print(done, end="")
     return 0
+
+
+__all__ = ["export_model", "import_model"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ replaced: an autograd Function's class by an object with the same apply, or an i
 and status() counts it with the reason.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import os
@@ -130,8 +132,17 @@ def _register(name):
     return True
 
 
-def enable():
-    """Puts these kernels under the installed flash-linear-attention; returns status(). Does nothing with FLA_FASTWEIGHT=0."""
+def enable() -> Status:
+    """Puts these kernels under the installed flash-linear-attention; returns status(). Does nothing with FLA_FASTWEIGHT=0.
+
+    Raises ImportError where flash-linear-attention is not installed.
+
+    >>> import fastweight.fla
+    >>> rows = fastweight.fla.enable()
+    >>> {row["by"] for row in rows} <= {"registry", "module"}
+    True
+    >>> fastweight.fla.disable()
+    """
     if os.environ.get("FLA_FASTWEIGHT") == "0":
         return status()
     try:
@@ -147,8 +158,14 @@ def enable():
     return status()
 
 
-def disable():
-    """Puts everything back."""
+def disable() -> None:
+    """Restores flash-linear-attention's own functions.
+
+    >>> import fastweight.fla
+    >>> fastweight.fla.disable()
+    >>> {row["by"] for row in fastweight.fla.status()}
+    {'off'}
+    """
     for (module, attribute), found in _replaced.items():
         setattr(importlib.import_module(f"fla.ops.{module}"), attribute, found)
     _replaced.clear()
@@ -163,7 +180,12 @@ def disable():
 
 
 class Status(list):
-    """Rows of dicts; as text a table."""
+    """What status() returns: a list of dicts, one for each function; print() makes a table of it.
+
+    >>> import fastweight.fla
+    >>> print(fastweight.fla.status())
+    function                                     by           served      not...
+    """
 
     def __str__(self):
         lines = [f"{'function':44} {'by':10} {'served':>8} {'not':>8}"]
@@ -173,13 +195,26 @@ class Status(list):
         return "\n".join(lines)
 
 
-def status():
-    """Per function: how it is reached (registry, module, off, or why not), calls served, calls that went to FLA, and the reasons."""
+def status() -> Status:
+    """One row per function: "function", "by" (registry, module, off, or why it cannot be replaced), "served", "fell_back"
+    (calls passed on to FLA) and "reasons".
+
+    >>> import fastweight.fla
+    >>> sorted(fastweight.fla.status()[0])
+    ['by', 'fell_back', 'function', 'reasons', 'served']
+    """
     rows = Status()
     for _, _, name in _GLOBALS:
         count = _serving.counts[name]
         rows.append({"function": name, "by": _how.get(name, "off"), "served": count.served, "fell_back": count.fell_back, "reasons": dict(count.reasons)})
     return rows
+
+
+__all__ = ["Status", "disable", "enable", "status"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 if os.environ.get("FLA_FASTWEIGHT", "0") not in ("", "0"):

@@ -8,6 +8,8 @@ are called; transformers chose what these are when the file was imported: FLA's,
 not served goes where it went before, and status() counts it with the reason (_serving.py). Models that call FLA through fastweight.fla need none of this.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import inspect
@@ -24,7 +26,8 @@ _NAMES = {
     "fused_recurrent_kda": ("recurrent_kimi_delta_attention",),
 }
 _CHOOSER = "use_kernel_func_from_hub_with_fallback"
-# Files whose gains reach 2 (allow_neg_eigval of their configuration) and come formed, so that the call does not say it.
+# Models whose step sizes reach 2 (allow_neg_eigval of their configuration) and are given as values, so that the call does
+# not say it.
 _NEGATIVE = ("olmo_hybrid",)
 
 _replaced = {}  # (module, attribute): what was there
@@ -74,8 +77,18 @@ def _chooser(theirs):
     return choose
 
 
-def enable():
-    """Puts these kernels into transformers' models; returns status(). Does nothing with HF_FASTWEIGHT=0."""
+def enable() -> Status:
+    """Puts these kernels into transformers' models; returns status(). Does nothing with HF_FASTWEIGHT=0.
+
+    Raises ImportError without transformers 5.23 or newer.
+
+    >>> import fastweight.hf
+    >>> try:
+    ...     rows = fastweight.hf.enable()
+    ... except ImportError:
+    ...     pass
+    >>> fastweight.hf.disable()
+    """
     if os.environ.get("HF_FASTWEIGHT") == "0":
         return status()
     try:
@@ -93,8 +106,14 @@ def enable():
     return status()
 
 
-def disable():
-    """Puts everything back."""
+def disable() -> None:
+    """Restores transformers' own functions.
+
+    >>> import fastweight.hf
+    >>> fastweight.hf.disable()
+    >>> fastweight.hf.status()[0]["files"]
+    []
+    """
     for (module, attribute), found in _replaced.items():
         setattr(module, attribute, found)
     _replaced.clear()
@@ -104,7 +123,12 @@ def disable():
 
 
 class Status(list):
-    """Rows of dicts; as text a table."""
+    """What status() returns: a list of dicts, one for each function; print() makes a table of it.
+
+    >>> import fastweight.hf
+    >>> print(fastweight.hf.status())
+    function                               served      not  models' files...
+    """
 
     def __str__(self):
         lines = [f"{'function':36} {'served':>8} {'not':>8}  models' files"]
@@ -114,14 +138,27 @@ class Status(list):
         return "\n".join(lines)
 
 
-def status():
-    """Per function: in which files it stands, calls served, calls that went where they went before, and the reasons."""
+def status() -> Status:
+    """One row per function: "function", "files" (models whose file it replaces), "served", "fell_back" (calls passed on) and
+    "reasons".
+
+    >>> import fastweight.hf
+    >>> [row["function"] for row in fastweight.hf.status()][:2]
+    ['chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule']
+    """
     rows = Status()
     for name, attributes in _NAMES.items():
         count = _serving.counts[name]
         files = sorted(module.__name__.rpartition(".modeling_")[2] for module, attribute in _replaced if attribute in attributes)
         rows.append({"function": name, "files": files, "served": count.served, "fell_back": count.fell_back, "reasons": dict(count.reasons)})
     return rows
+
+
+__all__ = ["Status", "disable", "enable", "status"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 if os.environ.get("HF_FASTWEIGHT", "0") not in ("", "0"):

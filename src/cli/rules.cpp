@@ -139,10 +139,16 @@ std::string recurrence_of(const Rule& r) {
   return fmt::format("Sbar = decay S;  S = Sbar - f (S^T e)^T + w z^T, S^T e of {};  o = S^T r", r.erases_before_decay() ? "the state before" : "Sbar");
 }
 
-// What a rule takes of each token: the field of fw_inputs, and the letter of the formulas.
+// A tensor that a rule takes: the field of fw_inputs, the letter of the formulas, and the shape ("[B, T, HV]").
 struct Input {
-  std::string tensor, letter;
+  std::string tensor, letter, shape;
 };
+
+std::string shape_of(const TokenSpec& spec) {
+  const char* heads = spec.heads == TokenHeads::kKey ? "H" : spec.heads == TokenHeads::kValue ? "HV" : "H or HV";
+  const char* channels = spec.one() ? "" : spec.width == TokenWidth::kKey ? ", K" : ", V";
+  return fmt::format("[B, T, {}{}]", heads, channels);
+}
 
 std::vector<Input> inputs(const Rule& r) {
   const auto of_gate = [](std::string_view letter, Gate gate) { return fmt::format("{}{}", letter, gate == Gate::kScalar ? ", one a value head)" : ")"); };
@@ -160,9 +166,9 @@ std::vector<Input> inputs(const Rule& r) {
   list.reserve(kTokenTensors + 1);
   for (const TokenSpec& spec : token_specs(r)) {
     const auto letter = letters.find(spec.name);
-    if (spec.used) list.push_back({std::string(spec.name), letter != letters.end() ? letter->second : std::string(spec.name)});
+    if (spec.used) list.push_back({std::string(spec.name), letter != letters.end() ? letter->second : std::string(spec.name), shape_of(spec)});
   }
-  if (r.uses_precond_center()) list.push_back({"precond_center", "center (its center)"});
+  if (r.uses_precond_center()) list.push_back({"precond_center", "center (its center)", "[H]"});
   return list;
 }
 
@@ -178,10 +184,13 @@ std::vector<const Preset*> named(const Rule& rule) {
 }
 
 Json json_of(const std::string& name, const Rule& rule) {
-  Json axes = Json::object(), numbers = Json::object(), tensors = Json::array(), same_as = Json::array();
+  Json axes = Json::object(), numbers = Json::object(), tensors = Json::array(), shapes = Json::object(), same_as = Json::array();
   for (const AxisInfo& axis : rule_axes()) axes[std::string(axis.name)] = word(rule, axis.name);
   for (const NumberInfo& number : rule_numbers()) numbers[std::string(number.name)] = rule.*number.field;
-  for (const Input& input : inputs(rule)) tensors.push_back(input.tensor);
+  for (const Input& input : inputs(rule)) {
+    tensors.push_back(input.tensor);
+    shapes[input.tensor] = input.shape;
+  }
   std::string summary;
   for (const Preset* p : named(rule)) {
     same_as.push_back(p->name);
@@ -195,7 +204,7 @@ Json json_of(const std::string& name, const Rule& rule) {
                      {"symmetric", bound.symmetric}};
   return {{"name", name}, {"summary", summary}, {"same_as", same_as},         {"text", to_string(rule)},
           {"axes", axes}, {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},
-          {"step", step}};
+          {"shapes", shapes}, {"step", step}};
 }
 
 Json json_of(std::span<const Preset> list) {
@@ -315,6 +324,8 @@ class Rules : public Command {
     std::string letters;
     for (const Input& input : inputs(rule)) letters += (letters.empty() ? "" : ", ") + input.letter;
     say("  recurrence:  {}\n  inputs: {}\n  step: {}\n", recurrence_of(rule), letters, describe(step_bound(rule)));
+    say("  shapes (B batch, T tokens, H key heads, HV value heads, K key dim, V value dim):\n");
+    for (const Input& input : inputs(rule)) say("    {:<16} {}\n", input.tensor, input.shape);
   }
 
   StringList names_;

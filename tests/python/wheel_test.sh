@@ -30,7 +30,9 @@ unset FASTWEIGHT_LIBRARY PYTHONPATH PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX=${FW_TORCH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fastweight}/bytecode  # as in run_tests.sh
 "$work/user/bin/python" -c "
 import fastweight
+import os
 assert fastweight.find_library().startswith('$work/user'), fastweight.find_library()
+assert os.path.exists(os.path.join(os.path.dirname(fastweight.__file__), 'py.typed')), 'the wheel has no py.typed'
 print('fastweight', fastweight.version(), 'on', fastweight.simd_target(), 'from', fastweight.find_library())"
 # What takes minutes is the same here as with a build's library (run_tests.sh).
 FASTWEIGHT_SHORT_TESTS=1 "$work/user/bin/python" -W ignore -m unittest discover -p 'test_*.py' 2>&1

@@ -1,15 +1,27 @@
-"""The recurrence on tensors: forward (differentiable), backward, step, plan_text.
+"""The recurrence on PyTorch tensors: forward (differentiable), backward, step, prefill, speculate, plan_text.
 
-    from fastweight.torch import forward
-    o, final_state, _ = forward("gated_deltanet", q, k, v, g=g, beta=beta, output_final_state=True)
+    >>> import torch
+    >>> from fastweight.torch import forward
+    >>> q, k, v = (torch.randn(1, 6, 2, 8) for _ in range(3))        # [B, T, H, K], [B, T, HV, V]
+    >>> g, beta = -torch.rand(1, 6, 2), torch.rand(1, 6, 2)          # log-decay and step size, [B, T, HV]
+    >>> o, final_state, _ = forward("gated_deltanet", q, k, v, g=g, beta=beta, output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
 
-q, k [B, T, H, K] (k None for hgrn2, which makes it of its decay), v [B, T, HV, V]; which other tensors a rule takes, and their shapes, is said by `fastweight rules NAME` and by the
-message when one is missing. Types: float32 and bfloat16 or float16 (each tensor on its own), float64 on the CPU; states float32 (float64).
-Gradients have their inputs' types. Packed sequences: B = 1 and cu_seqlens.
+Letters: B batch, T tokens, N sequences (B without cu_seqlens), H key heads, HV value heads (a multiple of H), K key
+dimension, V value dimension. fastweight.rules.describe(rule) says which tensors a rule takes, and their shapes.
 
-torch.compile takes these calls into its graph (fullgraph=True). Second derivatives are refused.
+dtypes: tensors of tokens are float32, bfloat16 or float16, each on its own, or float64 on the CPU. o has the dtype of q,
+gradients have those of their inputs, states are float32 (float64 in a call of float64).
+
+torch.compile and torch.export take these calls into their graphs. Second derivatives are refused. Errors are
+fastweight.Error (a ValueError), which names the argument, or fastweight.DeviceError. The mathematics is in
+docs/recurrence.md.
 """
 
+from __future__ import annotations
+
+import importlib
 import inspect
 import os
 import typing
@@ -21,18 +33,39 @@ import torch
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "prefill", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
 _NUMBER = (float, int, type(None))
-# Looked up once: a call is some ten microseconds.
+# Looked up once: a call takes some ten microseconds.
 _untraced, _signature, _stream_of, _kept = _autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept
 _seen, _grad_enabled, _increment = _calls.seen, torch.is_grad_enabled, torch.autograd.graph.increment_version
 _NONES = (None,) * len(_calls.INPUTS)
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+def __getattr__(name):
+    if name in ("ops", "pools"):  # imported when they are asked for: they import this module
+        return importlib.import_module(f"fastweight.torch.{name}")
+    raise AttributeError(f"module 'fastweight.torch' has no attribute '{name}'")
+
+
 class Result(typing.NamedTuple):
+    """What forward() returns.
+
+    o: [B, T, HV, V] in the dtype of q. final_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; None unless
+    output_final_state. final_precond: [N, H, K] of preconditioned rules; None for the others.
+
+    >>> import torch
+    >>> result = forward("linear_attention", *torch.ones(3, 1, 4, 1, 2), scale=1.0)
+    >>> result.o[0, :, 0, 0].tolist(), result.final_state
+    ([2.0, 4.0, 6.0, 8.0], None)
+    """
+
     o: torch.Tensor
     final_state: typing.Optional[torch.Tensor]
     final_precond: typing.Optional[torch.Tensor]
@@ -58,54 +91,89 @@ def _bound(max_seqlen):
 
 
 def forward(
-    rule,
-    q,
-    k,
-    v,
-    g=None,
-    beta=None,
-    lambda_=None,
-    erase_key=None,
-    erase_gate=None,
-    write_gate=None,
-    read_correction=None,
-    precond_g=None,
-    precond_beta=None,
-    precond_center=None,
-    initial_state=None,
-    initial_precond=None,
-    a_log=None,
-    dt_bias=None,
-    precond_a_log=None,
-    precond_dt_bias=None,
-    erase_write=None,
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    lambda_: torch.Tensor | None = None,
+    erase_key: torch.Tensor | None = None,
+    erase_gate: torch.Tensor | None = None,
+    write_gate: torch.Tensor | None = None,
+    read_correction: torch.Tensor | None = None,
+    precond_g: torch.Tensor | None = None,
+    precond_beta: torch.Tensor | None = None,
+    precond_center: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    initial_precond: torch.Tensor | None = None,
+    a_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    precond_a_log: torch.Tensor | None = None,
+    precond_dt_bias: torch.Tensor | None = None,
+    erase_write: torch.Tensor | None = None,
     *,
-    gates=None,
-    scale=None,
-    output_final_state=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    max_seqlen=None,
-    state_v_first=False,
-    form="auto",
-    chunk=0,
-    segment=None,
-    bf16_operands=None,
-    save=None,
-    **others,
-):
-    """Result(o, final_state, final_precond); o [B, T, HV, V] in q's type.
+    gates: str | None = None,
+    scale: float | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    form: str = "auto",
+    chunk: int = 0,
+    segment: int | None = None,
+    bf16_operands: bool | None = None,
+    save: bool | None = None,
+    **others: torch.Tensor | None,
+) -> Result:
+    """Result(o, final_state, final_precond) of whole sequences; differentiable (docs/recurrence.md, sections 1 and 2).
 
-    rule: a preset's name, "axis=value ..." or a name with axes that differ ("kda gain_bound=2").
-    gates: which gates are given as logits and how (fw_gates): "g=softplus beta=sigmoid", "g=lower_bound lower_bound=-5"; a_log and dt_bias belong to those.
-    scale: of the read vector, K^-1/2 if None. state_v_first: states are [N, HV, V, K] instead of [N, HV, K, V].
-    cu_seqlens: offsets [N + 1] of sequences in a batch of one; on a device its values are fetched once for a tensor that does not change, and
-        cu_seqlens_cpu, the same in host memory, spares that.
-    max_seqlen: no sequence is longer. Offsets on a device are then read there alone, also when a captured graph is replayed with others; the last may be below T.
-        Sequences are not cut into segments then, and what is kept for backward has room for the most chunks that there may be.
-    form, chunk, segment, bf16_operands: as in fw_desc; None: by environment (FASTWEIGHT_SEGMENT) and device.
-    others: inputs that the header has and that are not named above, by their names there.
-    save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
+    rule: a name ("kda"), axes ("decay=channel gain=longhorn"), or a name with axes that differ ("kda gain_bound=2").
+    q, k: [B, T, H, K]; k is None for rules that take it from the decay (hgrn2). v: [B, T, HV, V].
+    g, beta, ...: the other tensors of the rule. fastweight.rules.describe(rule) has their shapes. One that the rule needs
+        and that is missing is an error, and so is one that it does not use.
+    initial_state: [N, HV, K, V]; zero if None. initial_precond: [N, H, K]; zero if None.
+    gates: which gates are given as logits and with which activation: "g=softplus beta=sigmoid",
+        "g=lower_bound lower_bound=-5", "g=logsigmoid divisor=16". a_log and dt_bias belong to those. The kernels apply the
+        activation in float32 and give the gradients of the logits, a_log and dt_bias. None: all are values.
+    scale: of the read vector; K^-1/2 if None.
+    output_final_state: whether the states after the last token are returned.
+    cu_seqlens: int32 or int64 [N + 1], offsets of N sequences in a batch of one. Those on a GPU are copied to the host once
+        for a tensor that does not change. cu_seqlens_cpu, the same in host memory, avoids that.
+    max_seqlen: upper bound of the sequence lengths. Offsets on a GPU then stay there: nothing waits, and a captured graph
+        can be replayed with other offsets. The last offset may be below T. Sequences are not cut into segments.
+    state_v_first: states are [N, HV, V, K] in place of [N, HV, K, V].
+    form: "auto", "token" (one token at a time in float32) or "chunk". chunk: tokens of a chunk, 0: the library chooses.
+    segment: CUDA: long sequences are cut into segments of so many tokens, which run in parallel. 0: the library chooses,
+        -1: never; None: FASTWEIGHT_SEGMENT, else 0. The bits of a result depend on it.
+    bf16_operands: whether matrix products take bfloat16 operands (sums are float32). None: on CUDA if q is bfloat16 or
+        float16.
+    save: whether forward keeps what backward needs. False: backward recomputes it, with the same bits, less memory and
+        more time. None: True, unless FASTWEIGHT_SAVE=0.
+    others: tensors that the C header has and that are not named above, by their names there.
+
+    Raises fastweight.Error for wrong arguments, fastweight.DeviceError where the device cannot run the call.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8, requires_grad=True)
+    >>> o, _, _ = forward("kda", q, k, v, g=-torch.rand(1, 6, 2, 8), beta=torch.rand(1, 6, 2))
+    >>> dq, dk, dv = torch.autograd.grad(o.sum(), (q, k, v))
+    >>> dq.shape
+    torch.Size([1, 6, 2, 8])
+
+    Two sequences of 4 and 2 tokens, packed:
+
+    >>> offsets = torch.tensor([0, 4, 6])
+    >>> packed = forward("retnet", q, k, v, cu_seqlens=offsets, output_final_state=True)
+    >>> alone = forward("retnet", q[:, 4:], k[:, 4:], v[:, 4:])
+    >>> packed.final_state.shape[0], torch.equal(packed.o[:, 4:], alone.o)
+    (2, True)
+
+    >>> forward("gated_deltanet", q, k, v)
+    Traceback (most recent call last):
+    ...
+    fastweight.Error: g: expected a tensor, since the rule (...) uses it, got none
     """
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
            initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias, erase_write)
@@ -143,7 +211,7 @@ def forward(
 
 
 def _prepared(key, options, raw, present, cu_seqlens, offsets, output_final_state, save):
-    """The prepared call, and the inputs as it takes them; None for a call that goes to the operator. key None: of something that is no tensor, perhaps."""
+    """The prepared call and the inputs as it takes them; None for a call that goes to the operator. key: None where an input may be no tensor."""
     call = whole = None
     try:
         whole = key and (key, _signature(present))
@@ -199,12 +267,40 @@ def _traced(raw, options, cu_seqlens, output_final_state, save):
     return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
 
 
-def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wanted=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False,
-             form="auto", chunk=0, segment=None, bf16_operands=None, gates=None):
-    """Gradients of sum(o d_o) + sum(final_state d_final_state) + sum(final_precond d_final_precond) as {name: tensor}, recomputing forward.
+def backward(
+    rule: str,
+    inputs: dict[str, torch.Tensor | None],
+    d_o: torch.Tensor,
+    d_final_state: torch.Tensor | None = None,
+    d_final_precond: torch.Tensor | None = None,
+    *,
+    wanted: typing.Iterable[str] | None = None,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    form: str = "auto",
+    chunk: int = 0,
+    segment: int | None = None,
+    bf16_operands: bool | None = None,
+    gates: str | None = None,
+) -> dict[str, torch.Tensor]:
+    """Gradients of sum(o d_o) + sum(final_state d_final_state) + sum(final_precond d_final_precond), recomputing forward.
 
-    inputs: {name: tensor} with the names of forward's arguments; wanted: names, all of inputs if None. For programs with a backward pass of their own;
-    under autograd call forward and let torch differentiate."""
+    For programs with a backward pass of their own; under autograd call forward() and let torch differentiate.
+
+    inputs: {name: tensor} with the names of forward's arguments.
+    d_o: [B, T, HV, V]. d_final_state, d_final_precond: as forward's final states; zero if None.
+    wanted: names of the gradients that are computed; all of inputs if None.
+    The other arguments are as in forward(). Returns {name: gradient}, each in its input's shape and dtype.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> inputs = {"q": q, "k": k, "v": v, "beta": torch.rand(1, 6, 2)}
+    >>> gradients = backward("deltanet", inputs, torch.ones_like(v), wanted=("v", "beta"))
+    >>> {name: tuple(gradient.shape) for name, gradient in gradients.items()}
+    {'v': (1, 6, 2, 8), 'beta': (1, 6, 2)}
+    """
     named = {"lambda" if name == "lambda_" else name: tensor for name, tensor in inputs.items()}
     for name in named:
         if name not in _calls.INPUTS:
@@ -222,10 +318,42 @@ def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wan
     return {name: found["lambda" if name == "lambda_" else name] for name in names}
 
 
-def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, gates=None, **tensors):
-    """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
+def step(
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    precond_state: torch.Tensor | None = None,
+    *,
+    slots: torch.Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    gates: str | None = None,
+    **tensors: torch.Tensor | None,
+) -> torch.Tensor:
+    """o [B, T, HV, V] of one or a few tokens a sequence; the states are updated in place. No gradients.
 
-    slots: int32 [N], the states of sequence n lie at slots[n] of a pool; below 0: the sequence is skipped and its o is not written."""
+    state: [N, HV, K, V] (state_v_first: [N, HV, V, K]), float32 or bfloat16, or float64 in a call of float64.
+    precond_state: [N, H, K] of preconditioned rules, float32 (float64).
+    slots: int32 [N] on the device of q: state and precond_state are pools [slots, ...], and sequence n has its state at
+        slots[n]. A sequence with a negative slot is skipped, and its o is not written.
+    tensors: the other tensors of the rule, by forward's names. The other arguments are as in forward().
+
+    Raises fastweight.Error where a tensor requires gradients: forward(form="token") has them.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> beta = torch.rand(1, 6, 2)
+    >>> whole = forward("deltanet", q, k, v, beta=beta, form="token").o
+    >>> state = torch.zeros(1, 2, 8, 8)
+    >>> tokens = [slice(t, t + 1) for t in range(6)]
+    >>> o = [step("deltanet", q[:, t], k[:, t], v[:, t], state, beta=beta[:, t]) for t in tokens]
+    >>> torch.allclose(torch.cat(o, 1), whole, atol=1e-5)
+    True
+    """
     eager = _untraced()
     key = whole = call = offsets = None
     if eager:
@@ -273,13 +401,49 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
     return o if o.dtype is q.dtype else o.to(q.dtype)
 
 
-def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted=None, slots=None, token_states=None, token_preconds=None, first_slot=0,
-              scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, gates=None, **tensors):
-    """o of a few tokens a sequence that may be taken back. No gradients; not for programs that are compiled.
+def speculate(
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    token_slots: torch.Tensor,
+    precond_state: torch.Tensor | None = None,
+    *,
+    accepted: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    token_states: torch.Tensor | None = None,
+    token_preconds: torch.Tensor | None = None,
+    first_slot: int = 0,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    gates: str | None = None,
+    **tensors: torch.Tensor | None,
+) -> torch.Tensor:
+    """o [B, T, HV, V] of drafted tokens, which may be rejected later. No gradients; not under torch.compile.
 
-    state is a pool [slots, HV, K, V] (precond_state [slots, H, K]). The states after token t of sequence n go to slot token_slots[n, t] (int32 [N, columns]) of
-    token_states and token_preconds, or of the same pool. The sequence starts from slot token_slots[n, accepted[n] - 1] (accepted: int32 [N], how many
-    tokens of the call before stay), or slots[n], or n. Slots below first_slot are none: a sequence without one is skipped, its o zero."""
+    state: pool [slots, HV, K, V] (precond_state: [slots, H, K]).
+    token_slots: contiguous int32 [N, columns]. The state after token t of sequence n goes to slot token_slots[n, t] of
+        token_states (token_preconds), or of the same pool if they are None. A sequence has at most `columns` tokens.
+    accepted: int32 [N], how many tokens of the previous call were accepted. The sequence starts from slot
+        token_slots[n, accepted[n] - 1].
+    slots: int32 [N]: it starts from slot slots[n] instead. Without both it starts from state n, and the pool has N states.
+    first_slot: smaller slots mean "none": such a sequence is skipped, and its o is zero.
+    The other arguments are as in step().
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 3, 2, 8)
+    >>> beta, pool = torch.rand(1, 3, 2), torch.zeros(4, 2, 8, 8)
+    >>> slots = torch.tensor([[1, 2, 3]], dtype=torch.int32)
+    >>> start, one = torch.tensor([[0], [1]], dtype=torch.int32)
+    >>> drafted = speculate("deltanet", q, k, v, pool, slots, slots=start, beta=beta)  # the states of 3 tokens are kept
+    >>> # The first of the three was accepted: the next call starts from its state.
+    >>> again = speculate("deltanet", q[:, 1:], k[:, 1:], v[:, 1:], pool, slots, accepted=one, beta=beta[:, 1:])
+    >>> torch.equal(again, drafted[:, 1:])
+    True
+    """
     if not _autograd.untraced():
         raise Error("speculate: expected a call that is not compiled or traced")
     config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
@@ -291,15 +455,50 @@ def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted
     return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, finals, _calls.Step)
 
 
-def prefill(rule, q, k, v, state, slots, precond_state=None, *, final_slots=None, update=True, first_slot=0, checkpoint_interval=0, checkpoint_slots=None,
-            checkpoint_states=None, checkpoint_preconds=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, form="auto", chunk=0,
-            segment=None, bf16_operands=None, gates=None, **tensors):
-    """o of sequences whose states lie in a pool [slots, HV, K, V] (precond_state [slots, H, K]). No gradients; not for programs that are compiled.
+def prefill(
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    slots: torch.Tensor,
+    precond_state: torch.Tensor | None = None,
+    *,
+    final_slots: torch.Tensor | None = None,
+    update: bool = True,
+    first_slot: int = 0,
+    checkpoint_interval: int = 0,
+    checkpoint_slots: torch.Tensor | None = None,
+    checkpoint_states: torch.Tensor | None = None,
+    checkpoint_preconds: torch.Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    form: str = "auto",
+    chunk: int = 0,
+    segment: int | None = None,
+    bf16_operands: bool | None = None,
+    gates: str | None = None,
+    **tensors: torch.Tensor | None,
+) -> torch.Tensor:
+    """o [B, T, HV, V] of sequences whose states lie in a pool. No gradients; not under torch.compile.
 
-    Sequence n starts from slot slots[n] (int32 [N]), or from zero if that is below first_slot; its final state goes to the same slot, or to final_slots[n], or
-    nowhere: below first_slot, and where update is False.
-    checkpoint_interval (a multiple of 64) and checkpoint_slots (int32 [N, columns]): the state after the first (i + 1) checkpoint_interval tokens of sequence n is
-    copied to slot checkpoint_slots[n, i] of checkpoint_states (and checkpoint_preconds), or of the same pool, for a cache of prefixes."""
+    state: pool [slots, HV, K, V] (precond_state: [slots, H, K]), read and written in place.
+    slots: int32 [N]: sequence n starts from slot slots[n], or from zero if that is below first_slot.
+    final_slots: int32 [N]: where the final states go; None: to `slots`. Below first_slot, and with update=False: nowhere.
+    checkpoint_interval, checkpoint_slots: tokens (a multiple of 64) and contiguous int32 [N, columns]. The state after the
+        first (i + 1) * checkpoint_interval tokens of sequence n is copied to slot checkpoint_slots[n, i] of
+        checkpoint_states (checkpoint_preconds), or of the same pool if they are None: for a prefix cache.
+    The other arguments are as in forward().
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> beta, pool = torch.rand(1, 6, 2), torch.zeros(4, 2, 8, 8)
+    >>> o = prefill("deltanet", q, k, v, pool, torch.tensor([2], dtype=torch.int32), beta=beta)
+    >>> bool(pool[2].any()), bool(pool[[0, 1, 3]].any())
+    (True, False)
+    """
     if not _autograd.untraced():
         raise Error("prefill: expected a call that is not compiled or traced")
     config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
@@ -369,9 +568,32 @@ def _check_states(inputs, q, named):
             raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
 
 
-def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None,
-              gates=None, **tensors):
-    """What a call with these tensors would do: form, kernels, bytes."""
+def plan_text(
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    form: str = "auto",
+    chunk: int = 0,
+    segment: int | None = None,
+    bf16_operands: bool | None = None,
+    gates: str | None = None,
+    **tensors: torch.Tensor | None,
+) -> str:
+    """What forward() would run on tensors like these, as text: the form, the kernels, the bytes of workspace.
+
+    Computes nothing. The arguments are as in forward().
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> print(plan_text("deltanet", q, k, v, beta=torch.rand(1, 6, 2)).splitlines()[1])
+    sequences: 1 of at most 6 tokens, 6 in all
+    """
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
     config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     return _calls.plan_text(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen))

@@ -2,14 +2,18 @@
 
     from fastweight.torch.ops import chunk_gated_delta_rule      # instead of: from fla.ops.gated_delta_rule import ...
 
-q, k [B, T, H, K], v [B, T, HV, V]; they return (o, final_state), final_state None unless output_final_state; the precond_* forms a third, the
-preconditioner's state. What these kernels do not take goes to FLA's function, or raises with FASTWEIGHT_STRICT=1 (_serving.py). Differences that
-a caller can see: fused_recurrent_* forms have gradients, H may divide HV everywhere, and gates are not copied.
+q, k are [B, T, H, K], v is [B, T, HV, V]. The functions return (o, final_state), the precond_* forms also the
+preconditioner's state; final states are None unless output_final_state. A call that these kernels do not serve goes to
+FLA's function; with FASTWEIGHT_STRICT=1 it raises (_serving.py).
 
-Gates that FLA's kernels form of logits (use_gate_in_kernel, use_beta_sigmoid_in_kernel) are formed by the kernels where the device's can, else here by
-torch, in float32: _decay and _gain.
-FASTWEIGHT_GAIN_BOUND=2 says that gains and erase gates that come already formed may reach 2, which the kernels must know to keep their digits.
+A caller can see these differences: fused_recurrent_* forms have gradients, H may divide HV everywhere, and gates are
+not copied. FASTWEIGHT_GAIN_BOUND=2 says that step sizes and erase gates given as values may reach 2.
+
+Gates given as logits (use_gate_in_kernel, use_beta_sigmoid_in_kernel) are fused into the kernels where the device's
+kernels take logits. Elsewhere torch applies the activation in float32 before the call: _decay and _gain.
 """
+
+from __future__ import annotations
 
 import functools
 import os
@@ -24,7 +28,9 @@ _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens o
 
 
 _BOUND = float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
-_WIDE = 256  # channels of a key where nothing is erased, or of gains of at most 1 (without preconditioners and erase keys of their own)
+# K at most on CUDA without a delta rule, or with step sizes of at most 1, without a preconditioner or an erase key of
+# its own.
+_WIDE = 256
 
 
 def _wide(bound):
@@ -39,7 +45,7 @@ _kept_text = functools.lru_cache(maxsize=None)(_text)
 
 
 def _rule(axes, bound, l2norm):
-    """The rule's text. Writing a number takes long beside the rest of a call; a compiled program has the text as a constant."""
+    """The rule's text, cached: formatting it is a visible part of a call. A compiled program has it as a constant."""
     return (_text if torch.compiler.is_compiling() else _kept_text)(axes, bound, l2norm)
 
 
@@ -50,7 +56,7 @@ def _no_more(kwargs):
 
 
 def _chunk_size(kwargs, sizes):
-    """Pops the rows of a chunk of their kernels, which ours choose; one that they refuse is theirs to refuse."""
+    """Pops the chunk size of FLA's kernels, which ours choose. A size that FLA refuses goes to FLA."""
     size = kwargs.pop("chunk_size", None)
     if size is not None and size not in sizes:
         raise NotServed(f"chunk_size: expected one of {sizes}, got {size}")
@@ -152,9 +158,40 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
 
 
 @served("gated_delta_rule")
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                           use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None,
-                           chunk_indices=None, cp_context=None, **kwargs):
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    cp_context: object = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated delta rule, rule gated_deltanet (Yang et al. 2024): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, beta: [B, T, HV], log-decay and step size.
+    Arguments, defaults and results are those of fla.ops.gated_delta_rule.chunk_gated_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = chunk_gated_delta_rule(q=q, k=k, v=v, g=-token.abs(), beta=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, cp_context=cp_context)
     v_first = _v_first(state_v_first, kwargs)
     raw, A_log, dt_bias = kwargs.pop("use_gate_in_kernel", False), kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
@@ -170,9 +207,42 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
 
 
 @served("gated_delta_rule")
-def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
-                                     use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
-                                     use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs):
+def fused_recurrent_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    gk: torch.Tensor | None = None,
+    gv: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated delta rule, rule gated_deltanet (Yang et al. 2024): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, beta: [B, T, HV], log-decay and step size.
+    Arguments, defaults and results are those of fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = fused_recurrent_gated_delta_rule(q=q, k=k, v=v, g=-token.abs(), beta=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, gv=gv)
     v_first = _v_first(state_v_first, kwargs)
     bound = kwargs.pop("gain_bound", None)
@@ -180,7 +250,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
-        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+        raise NotServed("beta: expected one scalar per head, [B, T, HV]; one per channel is not served")
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
     require_keys(q, _wide(bound))
     if use_gate_in_kernel:
@@ -202,10 +272,46 @@ def _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_st
 
 
 @served("kda")
-def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
-              use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,
-              return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, use_graph=False,
-              max_num_seqs=None, **kwargs):
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: object = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Kimi Delta Attention, rule kda (Kimi Linear 2025): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV, K], log-decay of each key channel. beta: [B, T, HV], step size.
+    Arguments, defaults and results are those of fla.ops.kda.chunk_kda:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = chunk_kda(q=q, k=k, v=v, g=-channel.abs(), beta=token.sigmoid(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, cp_context=cp_context, return_intermediate_states=return_intermediate_states, use_graph=use_graph)
     v_first = _v_first(state_v_first, kwargs)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
@@ -216,21 +322,79 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
 
 
 @served("kda")
-def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
-                        use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
-                        lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
+def fused_recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Kimi Delta Attention, rule kda (Kimi Linear 2025): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV, K], log-decay of each key channel. beta: [B, T, HV], step size.
+    Arguments, defaults and results are those of fla.ops.kda.fused_recurrent_kda:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = fused_recurrent_kda(q=q, k=k, v=v, g=-channel.abs(), beta=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     if beta.dim() != 3:
-        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+        raise NotServed("beta: expected one scalar per head, [B, T, HV]; one per channel is not served")
     return _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)
 
 
 @served("delta_rule")
-def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None,
-                     cu_seqlens_cpu=None, **kwargs):
+def chunk_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Delta rule without decay, rule deltanet (Yang et al. 2024): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. beta: [B, T, HV], step size.
+    Arguments, defaults and results are those of fla.ops.delta_rule.chunk_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = chunk_delta_rule(q=q, k=k, v=v, beta=token.sigmoid(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_wide(_BOUND))
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
@@ -239,13 +403,36 @@ def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final
 
 
 @served("delta_rule")
-def fused_recurrent_delta_rule(q, k, v, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                               cu_seqlens=None):
+def fused_recurrent_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Delta rule without decay, rule deltanet (Yang et al. 2024): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. beta: [B, T, HV], step size.
+    Arguments, defaults and results are those of fla.ops.delta_rule.fused_recurrent_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = fused_recurrent_delta_rule(q=q, k=k, v=v, beta=token.sigmoid(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_wide(_BOUND))
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
-        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+        raise NotServed("beta: expected one scalar per head, [B, T, HV]; one per channel is not served")
     return _run(_rule("gain=gate", _BOUND, use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, cu_seqlens=cu_seqlens, recurrent=True)[:2]
 
@@ -257,9 +444,43 @@ def _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use
 
 
 @served("gdn2")
-def chunk_gdn2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
-               cu_seqlens=None, cu_seqlens_cpu=None, safe_gate=False, lower_bound=None, disable_recompute=False, return_intermediate_states=False,
-               state_v_first=False, cp_context=None, **kwargs):
+def chunk_gdn2(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    b: torch.Tensor,
+    w: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cp_context: object = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated DeltaNet-2, rule gated_deltanet2: chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, b: [B, T, HV, K], log-decay and erase gate. w: [B, T, HV, V], write gate.
+    Arguments, defaults and results are those of fla.ops.gdn2.chunk_gdn2:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = chunk_gdn2(q=q, k=k, v=v, g=-channel.abs(), b=channel.sigmoid(), w=channel.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_wide(_BOUND), cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     v_first = _v_first(state_v_first, kwargs)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
@@ -270,8 +491,40 @@ def chunk_gdn2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_st
 
 
 @served("gdn2")
-def fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
-                         use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
+def fused_recurrent_gdn2(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    b: torch.Tensor,
+    w: torch.Tensor,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated DeltaNet-2, rule gated_deltanet2: recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, b: [B, T, HV, K], log-decay and erase gate. w: [B, T, HV, V], write gate.
+    Arguments, defaults and results are those of fla.ops.gdn2.fused_recurrent_gdn2:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = fused_recurrent_gdn2(q=q, k=k, v=v, g=-channel.abs(), b=channel.sigmoid(), w=channel.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_wide(_BOUND))
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
@@ -280,15 +533,66 @@ def fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None,
 
 
 @served("gla")
-def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None):
+def chunk_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated linear attention, rule gla (Yang et al. 2023): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g (chunk form), gk (recurrent form): [B, T, H, K], log-decay.
+    Arguments, defaults and results are those of fla.ops.gla.chunk_gla:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = chunk_gla(q=q, k=k, v=v, g=-channel.abs(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE)
     return _run("gla", q, k, v, g=g, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, v_first=state_v_first)[:2]
 
 
 @served("gla")
-def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False,
-                        cu_seqlens=None, **kwargs):
+def fused_recurrent_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gk: torch.Tensor | None = None,
+    gv: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated linear attention, rule gla (Yang et al. 2023): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g (chunk form), gk (recurrent form): [B, T, H, K], log-decay.
+    Arguments, defaults and results are those of fla.ops.gla.fused_recurrent_gla:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state = fused_recurrent_gla(q=q, k=k, v=v, gk=-channel.abs(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, gv=gv, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
@@ -297,15 +601,41 @@ def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=Non
 
 
 def _simple_gla(q, k, v, g, g_gamma, **call):
-    if g_gamma is not None:  # one number a head, the same for every token: no memory is spent on it
+    if g_gamma is not None:  # one scalar per head, the same for every token: expand() takes no memory
         constant = g_gamma.float().expand(q.shape[0], q.shape[1], v.shape[2])
         g = constant if g is None else g + constant
     return _run("linear_attention" if g is None else "mamba2", q, k, v, **({} if g is None else {"g": g}), **call)[:2]
 
 
 @served("simple_gla")
-def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None,
-                     cu_seqlens_cpu=None, **kwargs):
+def chunk_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Linear attention with one decay per head, rule mamba2 (Dao and Gu 2024): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV], log-decay, or g_gamma: [HV], the same for every token.
+    Arguments, defaults and results are those of fla.ops.simple_gla.chunk_simple_gla:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = chunk_simple_gla(q=q, k=k, v=v, g=-token.abs(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE)
     v_first = _v_first(state_v_first, kwargs)
     kwargs.pop("chunk_size", None)
@@ -315,8 +645,34 @@ def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=No
 
 
 @served("simple_gla")
-def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
-                               state_v_first=False, cu_seqlens=None, **kwargs):
+def fused_recurrent_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Linear attention with one decay per head, rule mamba2 (Dao and Gu 2024): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV], log-decay, or g_gamma: [HV], the same for every token.
+    Arguments, defaults and results are those of fla.ops.simple_gla.fused_recurrent_simple_gla:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = fused_recurrent_simple_gla(q=q, k=k, v=v, g=-token.abs(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
@@ -325,7 +681,29 @@ def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initia
 
 
 @served("retention")
-def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, **kwargs):
+def chunk_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retention, rule retnet (Sun et al. 2023): chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. The decay is 1 - 2^(-5-h) of head h.
+    Arguments, defaults and results are those of fla.ops.retention.chunk_retention:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> o, final_state = chunk_retention(q=q, k=k, v=v, output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE)
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
@@ -333,8 +711,31 @@ def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=
 
 
 @served("retention")
-def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None,
-                              **kwargs):
+def fused_recurrent_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retention, rule retnet (Sun et al. 2023): recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. The decay is 1 - 2^(-5-h) of head h.
+    Arguments, defaults and results are those of fla.ops.retention.fused_recurrent_retention:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> o, final_state = fused_recurrent_retention(q=q, k=k, v=v, output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, most_keys=_WIDE, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
@@ -343,7 +744,7 @@ def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_fi
 
 
 def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
-    # Their kernels erase what the state held before this token's decay (their naive_recurrent_comba what is left after it).
+    # FLA's kernels erase from the state before this token's decay; its naive_recurrent_comba from the one after it.
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     rule = _rule("decay=scalar gain=gate", _BOUND, use_qk_l2norm_in_kernel)
@@ -358,16 +759,68 @@ def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
 
 
 @served("comba")
-def chunk_comba(q, k, v, p, g, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None,
-                cu_seqlens_cpu=None):
+def chunk_comba(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    p: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Comba's kernels: the erase reads the state before the token's decay: chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. p: [B, T, H, K], erase key. g, beta: [B, T, HV], log-decay and step size.
+    Arguments, defaults and results are those of fla.ops.comba.chunk_comba:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = chunk_comba(q=q, k=k, v=v, p=k, g=-token.abs(), beta=token.sigmoid(), output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v)
     return _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
                   cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
 
 
 @served("comba")
-def fused_recurrent_comba(q, k, p, v, g, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                          cu_seqlens=None):
+def fused_recurrent_comba(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    p: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Comba's kernels: the erase reads the state before the token's decay: recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. p: [B, T, H, K], erase key. g, beta: [B, T, HV], log-decay and step size.
+    Arguments, defaults and results are those of fla.ops.comba.fused_recurrent_comba:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state = fused_recurrent_comba(q=q, k=k, v=v, p=k, g=-token.abs(), beta=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v)
     return _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
                   cu_seqlens=cu_seqlens, recurrent=True)
@@ -386,9 +839,44 @@ def _precond(decay, q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, no
 
 
 @served("precond_gated_delta_rule")
-def chunk_precond_gated_delta_rule(q, k, v, g_atk, g, beta_atk, beta, scale=None, initial_state=None, initial_A_state=None, output_final_state=False,
-                                   use_qk_l2norm_in_kernel=True, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, transpose_state_layout=False,
-                                   x=1.5, eps=1e-6, log_atk_scale=None):
+def chunk_precond_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g_atk: torch.Tensor,
+    g: torch.Tensor,
+    beta_atk: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    initial_A_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: object = None,
+    transpose_state_layout: bool = False,
+    x: float = 1.5,
+    eps: float = 1e-06,
+    log_atk_scale: torch.Tensor | float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gated delta rule with a diagonal preconditioner, rule precond_gated_deltanet: chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, beta: [B, T, HV].
+    g_atk, beta_atk: [B, T, H], log-decay and step size of the preconditioner
+    x: its range, 1 to 2.
+    Arguments, defaults and results are those of fla.ops.precond_gated_delta_rule.chunk_precond_gated_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None, the preconditioner's final state [B, H, K]).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state, final_A_state = chunk_precond_gated_delta_rule(q=q, k=k, v=v, g=-token.abs(), beta=token.sigmoid(), g_atk=-token.abs(), beta_atk=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, cp_context=cp_context)
     return _precond("scalar", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, use_qk_l2norm_in_kernel, initial_A_state, scale=scale,
                     initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
@@ -396,26 +884,103 @@ def chunk_precond_gated_delta_rule(q, k, v, g_atk, g, beta_atk, beta, scale=None
 
 
 @served("precond_gated_delta_rule")
-def fused_recurrent_precond_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, g_atk=None, beta_atk=None, scale=None, initial_state=None,
-                                             initial_A_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True, cu_seqlens=None,
-                                             transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None):
+def fused_recurrent_precond_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    gk: torch.Tensor | None = None,
+    gv: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    g_atk: torch.Tensor | None = None,
+    beta_atk: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    initial_A_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    transpose_state_layout: bool = False,
+    x: float = 1.5,
+    eps: float = 1e-06,
+    log_atk_scale: torch.Tensor | float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gated delta rule with a diagonal preconditioner, rule precond_gated_deltanet: recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g, beta: [B, T, HV].
+    g_atk, beta_atk: [B, T, H], log-decay and step size of the preconditioner
+    x: its range, 1 to 2.
+    Arguments, defaults and results are those of fla.ops.precond_gated_delta_rule.fused_recurrent_precond_gated_delta_rule:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None, the preconditioner's final state [B, H, K]).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> o, final_state, final_A_state = fused_recurrent_precond_gated_delta_rule(q=q, k=k, v=v, g=-token.abs(), beta=token.sigmoid(), g_atk=-token.abs(), beta_atk=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, gv=gv, gk=gk)
     if g is None or g_atk is None or beta_atk is None:
         raise NotServed("g, g_atk, beta_atk: expected all three, got at least one None")
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
-        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+        raise NotServed("beta: expected one scalar per head, [B, T, HV]; one per channel is not served")
     return _precond("scalar", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, use_qk_l2norm_in_kernel, initial_A_state, scale=scale,
                     initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=transpose_state_layout,
                     recurrent=True)
 
 
 @served("precond_kda")
-def chunk_precond_kda(q, k, v, g, g_atk, beta_atk, beta, scale=None, initial_state=None, initial_A_state=None, output_final_state=False,
-                      use_gate_in_kernel=False, safe_gate=False, lower_bound=None, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,
-                      cp_context=None, transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None, solve_tril_precision=None,
-                      disable_recompute=False, return_intermediate_states=False, **kwargs):
+def chunk_precond_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    g_atk: torch.Tensor,
+    beta_atk: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    initial_A_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_gate_in_kernel: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    cp_context: object = None,
+    transpose_state_layout: bool = False,
+    x: float = 1.5,
+    eps: float = 1e-06,
+    log_atk_scale: torch.Tensor | float | None = None,
+    solve_tril_precision: object = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Kimi Delta Attention with a diagonal preconditioner, rule precond_kda: chunk form, differentiable.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV, K]. beta: [B, T, HV].
+    g_atk, beta_atk: [B, T, H], log-decay and step size of the preconditioner
+    x: its range, 1 to 2.
+    Arguments, defaults and results are those of fla.ops.precond_kda.chunk_precond_kda:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None, the preconditioner's final state [B, H, K]).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state, final_A_state = chunk_precond_kda(q=q, k=k, v=v, g=-channel.abs(), beta=token.sigmoid(), g_atk=-token.abs(), beta_atk=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     norm = kwargs.pop("use_qk_l2norm_in_kernel", True)
@@ -428,9 +993,48 @@ def chunk_precond_kda(q, k, v, g, g_atk, beta_atk, beta, scale=None, initial_sta
 
 
 @served("precond_kda")
-def fused_recurrent_precond_kda(q, k, v, g, g_atk, beta_atk, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, initial_A_state=None,
-                                output_final_state=False, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False, lower_bound=None, cu_seqlens=None,
-                                transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None, **kwargs):
+def fused_recurrent_precond_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    g_atk: torch.Tensor,
+    beta_atk: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    initial_A_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    transpose_state_layout: bool = False,
+    x: float = 1.5,
+    eps: float = 1e-06,
+    log_atk_scale: torch.Tensor | float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Kimi Delta Attention with a diagonal preconditioner, rule precond_kda: recurrent form, differentiable; up to 8 tokens without gradients are a decode step.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]. g: [B, T, HV, K]. beta: [B, T, HV].
+    g_atk, beta_atk: [B, T, H], log-decay and step size of the preconditioner
+    x: its range, 1 to 2.
+    Arguments, defaults and results are those of fla.ops.precond_kda.fused_recurrent_precond_kda:
+    (o [B, T, HV, V], final state [N, HV, K, V] or None, the preconditioner's final state [B, H, K]).
+    A call that these kernels do not serve goes to that function, or raises NotServed.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> token = torch.randn(1, 6, 2)
+    >>> channel = torch.randn(1, 6, 2, 8)
+    >>> o, final_state, final_A_state = fused_recurrent_precond_kda(q=q, k=k, v=v, g=-channel.abs(), beta=token.sigmoid(), g_atk=-token.abs(), beta_atk=token.sigmoid(),
+    ...     output_final_state=True)
+    >>> o.shape, final_state.shape
+    (torch.Size([1, 6, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
     require(q, k, v)
     _no_more(kwargs)
     g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
@@ -440,3 +1044,7 @@ def fused_recurrent_precond_kda(q, k, v, g, g_atk, beta_atk, beta, A_log=None, d
 
 
 __all__ = [name for name, value in list(globals().items()) if hasattr(value, "module") and name.startswith(("chunk_", "fused_"))]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,10 +1,16 @@
 """States in a pool, as servers keep them: decode(), extend(), verify(), speculate().
 
-pool [slots, HV, V, K] (state_v_first; else [slots, HV, K, V]), with any strides and of any floating type; a sequence's state lies at its slot, and a slot below
-`first_slot` means that there is none (0: negative ones; 1: slot 0 too): the sequence is not computed, its outputs are zero and the pool keeps what it has.
-decode() on CUDA, and extend() and speculate() of pools of which takes() says so, read and write them themselves; with `max_seqlen` extend() may be captured, as the
-others may. Else states are gathered and put back, which waits for the device, so that a capture is refused.
+pool is [slots, HV, V, K] (state_v_first=True, the default here) or [slots, HV, K, V], with any strides and any floating
+dtype. A sequence has its state at its slot. A slot below `first_slot` means "none" (0: negative slots; 1: slot 0 too):
+the sequence is not computed, its output is zero, and the pool is unchanged.
+
+The kernels read and write pools in place where takes() says so; such calls can be captured in a CUDA graph, extend()
+with max_seqlen. States of other pools are gathered and scattered, which waits for the device and cannot be captured.
 """
+
+from __future__ import annotations
+
+import typing
 
 import torch
 
@@ -38,8 +44,21 @@ def _put(pool, slots, first_slot, states):
     pool[slots[there].long()] = states[there].to(pool.dtype)
 
 
-def decode(rule, q, k, v, pool, slots, *, first_slot=0, state_v_first=True, **call):
-    """o [N, 1, HV, V] of one token a sequence: q, k, v [N, 1, heads, dim], slots [N]; the states in the pool go one token on."""
+def decode(
+    rule: str, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor, *,
+    first_slot: int = 0, state_v_first: bool = True, **call: object,
+) -> torch.Tensor:
+    """o [N, 1, HV, V] of one token per sequence; the states in the pool are updated.
+
+    q, k: [N, 1, H, K]. v: [N, 1, HV, V]. slots: int32 or int64 [N]. call: other arguments of fastweight.torch.step.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 2, 1, 1, 4)
+    >>> pool = torch.zeros(3, 1, 4, 4)
+    >>> o = decode("deltanet", q, k, v, pool, torch.tensor([2, -1]), beta=torch.ones(2, 1, 1))
+    >>> pool.flatten(1).any(1).tolist(), bool(o[1].any())
+    ([False, False, True], False)
+    """
     _check(pool, slots, v, state_v_first)
     there = slots >= first_slot
     if takes(pool):
@@ -52,15 +71,30 @@ def decode(rule, q, k, v, pool, slots, *, first_slot=0, state_v_first=True, **ca
 
 
 def _rows_of(there, cu_seqlens, count):
-    """bool [count]: of the rows of packed sequences those whose sequence is there; rows behind the last sequence are of none."""
+    """bool [count]: which tokens of packed sequences are of a sequence that has a slot; tokens after the last sequence are of none."""
     sequence = torch.searchsorted(cu_seqlens[1:].to(there.device).contiguous(), torch.arange(count, device=there.device, dtype=cu_seqlens.dtype), right=True)
     return torch.cat([there, there.new_zeros(1)])[sequence]
 
 
-def extend(rule, q, k, v, pool, slots, cu_seqlens, *, cu_seqlens_cpu=None, max_seqlen=None, first_slot=0, has_state=None, update=True, state_v_first=True,
-           **call):
-    """o [1, T, HV, V] of sequences one after the other, each from its state in the pool (has_state, bool [N]: those that have one; else all), which then is the
-    state after it (unless update is False). max_seqlen: no sequence is longer, and offsets on a device stay there."""
+def extend(
+    rule: str, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor,
+    cu_seqlens: torch.Tensor, *, cu_seqlens_cpu: torch.Tensor | None = None, max_seqlen: int | None = None,
+    first_slot: int = 0, has_state: torch.Tensor | None = None, update: bool = True, state_v_first: bool = True,
+    **call: object,
+) -> torch.Tensor:
+    """o [1, T, HV, V] of packed sequences, each from its state in the pool, which becomes its final state.
+
+    cu_seqlens: [N + 1]; max_seqlen: as in fastweight.torch.forward. slots: int32 or int64 [N].
+    has_state: bool [N], which sequences start from their state, the others from zero; None: all do.
+    update: False leaves the pool as it is. call: other arguments of fastweight.torch.prefill.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 5, 1, 4)
+    >>> pool, offsets = torch.zeros(3, 1, 4, 4), torch.tensor([0, 3, 5])
+    >>> o = extend("deltanet", q, k, v, pool, torch.tensor([0, 2]), offsets, beta=torch.ones(1, 5, 1))
+    >>> o.shape, pool.flatten(1).any(1).tolist()
+    (torch.Size([1, 5, 1, 4]), [True, False, True])
+    """
     _check(pool, slots, v, state_v_first)
     there = slots >= first_slot
     begins = there if has_state is None else there & has_state.to(there.device)
@@ -78,14 +112,35 @@ def extend(rule, q, k, v, pool, slots, cu_seqlens, *, cu_seqlens_cpu=None, max_s
     return o.masked_fill(~_rows_of(there, cu_seqlens, o.shape[1])[None, :, None, None], 0)
 
 
-def takes(*pools):
-    """Whether the kernels read and write such pools themselves: states of float32 or bfloat16 whose last dimension is contiguous."""
+def takes(*pools: torch.Tensor) -> bool:
+    """Whether the kernels read and write these pools in place: float32 or bfloat16, the last dimension contiguous.
+
+    >>> import torch
+    >>> takes(torch.zeros(3, 1, 4, 4)), takes(torch.zeros(3, 1, 4, 4, dtype=torch.float16))
+    (True, False)
+    """
     return all(p.stride(-1) == 1 and p.dtype in (torch.float32, torch.bfloat16) for p in pools)
 
 
-def speculate(rule, q, k, v, pool, token_slots, cu_seqlens, *, accepted=None, slots=None, into=None, first_slot=0, state_v_first=True, **call):
-    """o [1, T, HV, V] of drafted tokens, at most as many a sequence as token_slots [N, columns] has columns: the state after token t goes to slot [n, t] of the
-    pool `into` (pool itself if None), from the state at slot [n, accepted[n] - 1], or at slots [n], of pool. Nothing waits for the device."""
+def speculate(
+    rule: str, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor, pool: torch.Tensor, token_slots: torch.Tensor,
+    cu_seqlens: torch.Tensor, *, accepted: torch.Tensor | None = None, slots: torch.Tensor | None = None,
+    into: torch.Tensor | None = None, first_slot: int = 0, state_v_first: bool = True, **call: object,
+) -> torch.Tensor:
+    """o [1, T, HV, V] of drafted tokens, packed. Nothing waits for the device.
+
+    token_slots: [N, columns], at most `columns` tokens per sequence. The state after token t of sequence n goes to slot
+        token_slots[n, t] of the pool `into` (None: the same pool).
+    accepted: [N], the sequence starts at slot token_slots[n, accepted[n] - 1]; slots: [N], or at slots[n].
+    call: other arguments of fastweight.torch.speculate.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 2, 1, 4)
+    >>> pool, drafted = torch.zeros(3, 1, 4, 4), torch.tensor([[1, 2]])
+    >>> o = speculate("deltanet", q, k, v, pool, drafted, torch.tensor([0, 2]), slots=torch.tensor([0]), beta=torch.ones(1, 2, 1))
+    >>> pool.flatten(1).any(1).tolist()
+    [False, True, True]
+    """
     _check(pool, token_slots[:, 0], v, state_v_first)
 
     def numbers(x):
@@ -95,11 +150,27 @@ def speculate(rule, q, k, v, pool, token_slots, cu_seqlens, *, accepted=None, sl
                       cu_seqlens=cu_seqlens, max_seqlen=token_slots.shape[1], state_v_first=state_v_first, **call)
 
 
-def verify(rule, q, k, v, pool, slots, cu_seqlens, steps, store, *, first_slot=0, round_to=None, state_v_first=True, per_token=(), **call):
-    """o [1, T, HV, V] of at most `steps` drafted tokens a sequence, from the states at slots [N], which stay; after token t of the sequences of which
-    there is one (bool [N]) store(t, states [N, ...], there) is called, to keep them where the server goes on from when so many tokens are accepted.
+def verify(
+    rule: str, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor,
+    cu_seqlens: torch.Tensor, steps: int, store: typing.Callable[[int, torch.Tensor, torch.Tensor], None], *,
+    first_slot: int = 0, round_to: torch.dtype | None = None, state_v_first: bool = True,
+    per_token: typing.Sequence[str] = (), **call: object,
+) -> torch.Tensor:
+    """o [1, T, HV, V] of at most `steps` drafted tokens per sequence; the pool is unchanged. Waits for the device.
 
-    round_to: a type that states are rounded to after every token. per_token: names of `call` that are tensors of tokens, [1, T, ...]."""
+    slots: [N], where the sequences start. store: called as store(t, states [N, ...], present bool [N]) after token t,
+        to keep the states of the sequences that have such a token.
+    round_to: a dtype that states are rounded to after every token; None: none.
+    per_token: names of `call` that are tensors of tokens, [1, T, ...]. call: other arguments of fastweight.torch.step.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 2, 1, 4)
+    >>> pool, kept = torch.zeros(1, 1, 4, 4), []
+    >>> o = verify("deltanet", q, k, v, pool, torch.tensor([0]), torch.tensor([0, 2]), 2,
+    ...            lambda t, states, present: kept.append(states), beta=torch.ones(1, 2, 1), per_token=("beta",))
+    >>> len(kept), kept[0].shape
+    (2, torch.Size([1, 1, 4, 4]))
+    """
     _check(pool, slots, v, state_v_first)
     _waits("verify", q)
     begin, end = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
@@ -118,3 +189,7 @@ def verify(rule, q, k, v, pool, slots, cu_seqlens, steps, store, *, first_slot=0
         out[0, rows[there]] = o[there, 0]
         store(t, states, there)
     return out
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

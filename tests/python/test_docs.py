@@ -1,0 +1,126 @@
+"""The documentation that lies in the Python sources: docstrings and their examples, annotations, fastweight.rules, examples/python."""
+
+import doctest
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+import fastweight
+import fastweight.rules
+import fastweight.torch
+import reference
+from fastweight import _library
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.ops",
+           "fastweight.torch.pools", "fastweight.fla", "fastweight.hf", "fastweight.vllm", "fastweight.sglang")
+NEEDS = {"fastweight.fla": "fla", "fastweight.hf": "transformers"}
+RULES = fastweight.rules.names() + ["gated_deltanet2_b_only", "precond_norm_gated", "precond_exact",
+                                    "decay=channel gain=longhorn feedback=learned read=corrected write=channel"]
+
+
+def public(module):
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            yield f"{module.__name__}.{name}", value
+
+
+class Docstrings(unittest.TestCase):
+    def test_examples_run(self):
+        for name in MODULES:
+            if name in NEEDS and not importlib.util.find_spec(NEEDS[name]):
+                continue
+            with self.subTest(module=name), mock.patch.dict(os.environ):
+                found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+                self.assertGreater(found.attempted, 0)
+                self.assertEqual(found.failed, 0)
+
+    def test_every_public_name_is_described_with_an_example(self):
+        for module in map(importlib.import_module, MODULES):
+            for name, value in public(module) if hasattr(module, "__all__") else ():
+                with self.subTest(name=name):
+                    self.assertIn(">>> ", inspect.getdoc(value) or "")
+
+    def test_every_public_function_is_annotated(self):
+        for module in map(importlib.import_module, MODULES):
+            for name, value in public(module) if hasattr(module, "__all__") else ():
+                if inspect.isfunction(value):
+                    with self.subTest(name=name):
+                        signature = inspect.signature(value)
+                        bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+                        self.assertEqual(bare, [])
+                        self.assertIsNot(signature.return_annotation, signature.empty)
+
+    def test_dir_shows_public_names_only(self):
+        for module in map(importlib.import_module, MODULES):
+            if hasattr(module, "__all__"):
+                with self.subTest(module=module.__name__):
+                    self.assertEqual([name for name in dir(module) if name.startswith("_")], [])
+                    for name in dir(module):
+                        self.assertIsNotNone(getattr(module, name))
+        self.assertEqual(sorted(fastweight.torch.__all__), sorted(dir(fastweight.torch)))
+
+    def test_the_package_says_that_it_is_typed(self):
+        self.assertTrue((pathlib.Path(fastweight.__file__).parent / "py.typed").exists())
+
+
+class Rules(unittest.TestCase):
+    def test_a_description_has_the_shapes_of_the_reference(self):
+        letters = {"B": 2, "T": 3, "H": 5, "HV": 10, "K": 7, "V": 11, "N": 2, "H or HV": 10}
+        for rule in RULES:
+            with self.subTest(rule=rule):
+                info = fastweight.rules.describe(rule)
+                found = {t.name: tuple(letters[x] for x in t.shape) for t in info.inputs if t.required}
+                self.assertEqual(found, reference.shapes(rule, 2, 3, 5, 10, 7, 11))
+                self.assertEqual({**info.axes, **info.numbers}, reference.axes(rule))
+                self.assertEqual(fastweight.rules.describe(info.text).axes if info.text else info.axes, info.axes)
+                self.assertEqual([t.name for t in info.outputs][:2], ["o", "final_state"])
+
+    def test_every_tensor_of_the_header_has_a_meaning(self):
+        header = [name for struct in ("fw_inputs", "fw_outputs") for name, _ in _library.header().structs[struct]._fields_ if name != "size"]
+        self.assertEqual(["lambda_" if name == "lambda" else name for name in header], list(fastweight.rules._MEANINGS))
+
+    @unittest.skipUnless(os.environ.get("FASTWEIGHT_PROGRAM"), "FASTWEIGHT_PROGRAM names no program")
+    def test_the_program_says_the_same(self):
+        done = subprocess.run([os.environ["FASTWEIGHT_PROGRAM"], "rules", "--json"], capture_output=True, text=True, check=True)
+        for entry in json.loads(done.stdout)["rules"]:
+            with self.subTest(rule=entry["name"]):
+                info = fastweight.rules.describe(entry["name"])
+                self.assertEqual((info.axes, info.numbers, info.text), (entry["axes"], entry["numbers"], entry["text"]))
+                required = {t.name.rstrip("_"): f"[{', '.join(t.shape)}]" for t in info.inputs if t.required}
+                self.assertEqual(set(required), set(entry["inputs"]))
+                if "shapes" in entry:
+                    self.assertEqual(required, entry["shapes"])
+
+
+class Examples(unittest.TestCase):
+    def run_example(self, name, *arguments):
+        done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "examples/python" / name, *arguments], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def setUp(self):
+        if not (ROOT / "examples/python").exists():
+            self.skipTest("the examples are not beside these tests")
+
+    @unittest.skipUnless(importlib.util.find_spec("fla") and importlib.util.find_spec("triton"), "flash-linear-attention is not there")
+    def test_fla_on_these_kernels(self):
+        self.assertIn("calls served: 1, passed on to FLA: 0", self.run_example("fla_drop_in.py"))
+
+    def test_a_composed_rule_is_trained(self):
+        self.assertIn("learned: True", self.run_example("compose_a_rule.py"))
+
+    def test_decoding_from_a_state(self):
+        self.assertIn("decoded equals the whole sequence: True", self.run_example("decode_with_a_state.py"))
+
+
+if __name__ == "__main__":
+    unittest.main()
