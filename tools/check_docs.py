@@ -168,8 +168,8 @@ class Commands:
         for path in [*ROOT.glob("src/cli/**/*.cpp"), *ROOT.glob("src/tasks/*.cpp"), *ROOT.glob("src/tasks/*.def")]:
             text = path.read_text(encoding="utf-8")
             keys |= set(re.findall(r"\"([a-z][a-z0-9_-]*)\"", text))
-            keys |= set(re.findall(r"^[A-Z_]+\([^,]+, (\w+),", text, re.M))
-        commands = set(re.findall(r"\bmake_(\w+)_command\b|\b(\w+)_command\(", (ROOT / "src/cli/main.cpp").read_text(encoding="utf-8")))
+            keys |= set(re.findall(r"^FW_KEY\([^,]+, (\w+),", text, re.M))
+        commands = set(re.findall(r"\b([a-z]+)_command\(", (ROOT / "src/cli/main.cpp").read_text(encoding="utf-8")))
         self.any_option = {"--" + name.replace("_", "-") for name in keys}
         self.any_option |= {option.replace("--", "--no-", 1) for option in self.any_option} | {"--help", "--version", "-h"}
         self.options = {name: self.any_option for name in commands}
