@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The floors (docs/architecture.md): which folder of src/ may include which. Prints file:line for every include that
+"""The floors (docs/internals/architecture.md): which folder of src/ may include which. Prints file:line for every include that
 points up, and exits 1 if there is one. The public header fastweight/fastweight.h may be included everywhere."""
 
 import pathlib

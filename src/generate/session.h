@@ -71,7 +71,7 @@ class Session {
 };
 
 // Up to `slots` sessions a token of each at a time, each with its own state, random numbers and recent ids: what one gives does not depend on the others, but
-// for the rounding of matrix products where there are more than Decoder's few rows (docs/token.md).
+// for the rounding of matrix products where there are more than Decoder's few rows (docs/internals/token.md).
 class SessionBatch {
  public:
   // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1.

@@ -7,7 +7,7 @@
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule: elementwise.def,
 // on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
 //
-// A new gain: docs/extending.md has its files.
+// A new step size: docs/internals/add-step-size.md has its files.
 #pragma once
 
 #include <cmath>

@@ -15,9 +15,9 @@ namespace fw::cuda {
 namespace {
 
 template <int kTileK, bool kDelta>
-using ChannelTiles = std::conditional_t<kDelta, QETiles<kTileK>, FwdTiles<kTileK>>;
+using ChannelOperandTiles = std::conditional_t<kDelta, QETiles<kTileK>, FwdTiles<kTileK>>;
 template <int kTileK, bool kDelta>
-using ChannelTiles = ChunkTiles<kTileK, ChannelTiles<kTileK, kDelta>>;
+using ChannelTiles = ChunkTiles<kTileK, ChannelOperandTiles<kTileK, kDelta>>;
 
 // T and P.
 template <int kTileK, bool kDelta>
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
-  const auto out = chunk_tiles_of<kTileK, ChannelTiles<kTileK, kDelta>>(args, place.item);
+  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<kTileK, kDelta>>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
