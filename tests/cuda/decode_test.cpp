@@ -98,7 +98,7 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
       const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
       const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
       expect_near(got[0], want[0], kTolerance<T>, "o");
-      if (s.shape.work_tiles()) {
+      if (s.shape.turns()) {
         expect_near(got[1], want[1], kTolerance<T>, "keys");
       } else {
         EXPECT_EQ(got[1], want[1]) << "keys";
@@ -122,13 +122,13 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
       const int64_t rows = kGemvMaxM, dim = 128, in = heads * dim, out = 1000;
       const std::vector<double> o = on.random(rows * in), gate = on.random(rows * in);
-      Buffer<K256<T>> weight = on.template buffer<K256<T>>(on.random(out * in)), norm = on.template buffer<K256<T>>(on.random(dim));
+      Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)), norm = on.template buffer<Wide<T>>(on.random(dim));
       const Buffer<Bf16> rounded = on.template buffer<Bf16>(values_of(weight));
       const auto run = [&](int64_t first, int64_t count) {
         const auto part = [&](const std::vector<double>& of) { return std::vector<double>(of.begin() + first * in, of.begin() + (first + count) * in); };
         Matrix<T> x(on.device, count, in, 8, part(o)), g(on.device, count, in, 8, part(gate)), y(on.device, count, out, 8);
-        gated_linear_forward<T>(on.exec, x.mat(), g.mat(), norm.data(), K256<T>(1e-5), dim, GateKind::kSilu,
-                                Weight<K256<T>>(Mat<const K256<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)), y.mat(),
+        gated_linear_forward<T>(on.exec, x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
+                                Weight<Wide<T>>(Mat<const Wide<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)), y.mat(),
                                 Write::kOverwrite);
         return y.values();
       };

@@ -666,7 +666,7 @@ Case random_case(int i) {
   Case test;
   Rule& rule = test.rule;
   rule.decay = static_cast<Decay>(below(4));
-  rule.solve = below(4) == 0 ? Update::kAdditive : Update::kDelta;
+  rule.update = below(4) == 0 ? Update::kAdditive : Update::kDelta;
   rule.gain = static_cast<Gain>(below(6));
   rule.erase = below(2) ? Gate::kTied : static_cast<Gate>(below(4));
   rule.write = below(2) ? Gate::kTied : static_cast<Gate>(below(4));

@@ -454,15 +454,15 @@ void token_forward(const TokenForwardArgs& args, void* stream) {
     fail_internal("token_forward: expected M, or one token a sequence, got {} tokens", x.sequences.T);
   }
   if (x.K > 256) fail_internal("token_forward: expected K <= 256, got {}", x.K);
-  const int sm_count = sm_count();
-  const TokenChoice choice = select_token(args, sm_count);
+  const int sms = sm_count();
+  const TokenChoice choice = select_token(args, sms);
   switch (choice.channels) {
     case 2:
-      return launch_channels<2>(args, choice, sm_count, stream);
+      return launch_channels<2>(args, choice, sms, stream);
     case 4:
-      return launch_channels<4>(args, choice, sm_count, stream);
+      return launch_channels<4>(args, choice, sms, stream);
     default:
-      return launch_channels<8>(args, choice, sm_count, stream);
+      return launch_channels<8>(args, choice, sms, stream);
   }
 }
 
