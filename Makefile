@@ -79,7 +79,7 @@ format: ## clang-format all sources in place
 	@tools/install-deps.sh ci
 	@tools/sources.sh | xargs -d '\n' clang-format -i
 
-check: format-check floors tidy ## formatting, floors, citations, documents, the README's table, clang-tidy (MINUTES=60)
+check: format-check floors tidy ## formatting, floors, citations, documents, the table of rules, clang-tidy (MINUTES=60)
 
 format-check:
 	@tools/install-deps.sh ci
