@@ -89,8 +89,10 @@ format-check:
 floors:
 	@tools/check_floors.py
 	@tools/check_citations.py
+	@tools/check_words.py
 	@tools/check_docs.py $(if $(wildcard build/fastweight),--program build/fastweight)
 	@tools/readme_table.py --check
+	@tools/c_api_page.py --check
 
 tidy:
 	@tools/install-deps.sh ci

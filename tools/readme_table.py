@@ -5,7 +5,7 @@
     tools/readme_table.py --check    exits 1 if the page has another table
 
 The page says that every rule runs forward, backward and token by token on CPUs and on GPUs. CPU: the tests and `fastweight selftest`
-check every line of presets.def against the reference. GPU: tests/cuda/forms_test.cpp, step_test.cpp and two_rows_test.cpp loop over
+check every line of presets.def against the reference. GPU: tests/cuda/forms_test.cpp, step_test.cpp and dplr_test.cpp loop over
 the same list, on a GPU and in the emulation; the table is refused if one of them does not. Each rule's page must exist."""
 
 import pathlib
@@ -36,7 +36,7 @@ def table() -> str:
     rules = re.findall(r'^FW_PRESET\((\w+), "([^"]*)", "([^"]*)"\)', (ROOT / "src/rule/presets.def").read_text(encoding="utf-8"), re.MULTILINE)
     if not rules:
         sys.exit("readme_table: found no FW_PRESET line in src/rule/presets.def")
-    for test in ("forms_test.cpp", "step_test.cpp", "two_rows_test.cpp"):
+    for test in ("forms_test.cpp", "step_test.cpp", "dplr_test.cpp"):
         if "all_rules()" not in (ROOT / "tests/cuda" / test).read_text(encoding="utf-8"):
             sys.exit(f"readme_table: tests/cuda/{test} does not loop over all_rules(): the page would say more than is tested")
     lines = ["| rule | in one line |", "|---|---|"]

@@ -45,7 +45,7 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
   report("log_sigmoid_decay_forward", 3 * u, [&] { exec.log_sigmoid_decay_forward(mat(x), p, 1.0F, g); });
   report("log_sigmoid_decay_backward", 4 * u, [&] { exec.log_sigmoid_decay_backward(g, mat(x), p, 1.0F, mat(y), s); });
   report("learned_gate_forward", u, [&] { exec.learned_gate_forward(p, 1.0F, mat(y)); });
-  report("place_factor", 2 * u, [&] { exec.position_factor(mat(x), PositionFactor::kInverse, pass, mat(y)); });
+  report("position_factor", 2 * u, [&] { exec.position_factor(mat(x), PositionFactor::kInverse, pass, mat(y)); });
   report("single_gate_decay_forward", 3 * u, [&] { exec.single_gate_decay_forward(mat(x), g); });
   report("single_gate_decay_backward", 5 * u, [&] { exec.single_gate_decay_backward(g, mat(x), mat(y)); });
   report("feature_map_forward", 2 * u, [&] { exec.feature_map_forward(FeatureMap::kElu, mat(x), mat(y)); });

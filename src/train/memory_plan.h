@@ -28,7 +28,7 @@ struct MemoryPlan {
   std::vector<ParamSpec> specs;                  // of all parameters
 };
 
-// A step on train.device, which need not be there: a GPU's plan is one for 132 multiprocessors where there is none. With train.memory it is the step that
+// A step on train.device, which need not be there: a GPU's plan is one for 132 SMs where there is none. With train.memory it is the step that
 // fits and computes the least again: train.recompute, then each level above it, of as few layers as will do. Gradients have the same bits whatever it is. Only
 // if none fits and train.moments is auto the moments become bf16, which changes the numbers of a run, and the search begins anew. Throws Error(kUsage) where
 // none fits, saying what would do; for configurations that are not valid; and for steps that are beyond planning: of more tokens than kMostPlannedTokens, or

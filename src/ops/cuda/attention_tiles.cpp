@@ -43,7 +43,7 @@ void check_attention(const AttentionArgs& args) {
     fail_internal("attention: heads: expected a multiple of the key heads, got {} and {}", args.heads, args.kv_heads);
   }
   if (args.theta != 0 && args.dim != 64 && args.dim != 128) fail_internal("attention: turned heads: expected dim 64 or 128, got {}", args.dim);
-  if (args.sm_count < 1) fail_internal("attention: multiprocessors: expected those of the device, got {}", args.sm_count);
+  if (args.sm_count < 1) fail_internal("attention: SMs: expected those of the device, got {}", args.sm_count);
   for (const TokenArg* out : {&args.o, &args.dq, &args.dk, &args.dv}) {
     if (out->data == nullptr) continue;
     if (out->bf16 == 0 || out->stride_t % 8 != 0 || out->stride_h % 8 != 0 || reinterpret_cast<uintptr_t>(out->data) % 16 != 0) {

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Refuses the private words that docs/internals/glossary.md replaced, in sources and documents.
+
+    tools/check_words.py            prints file:line for each, and exits 1 if there is one
+
+The table below has the word and what is written instead. docs/notes (dated records), docs/performance.md (generated), CHANGELOG.md and this file are not looked at."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORDS = {
+    r"copy engines?": "TMA",
+    r"engine_takes|EnginePlace": "tma_compatible, TmaCoord",
+    r"(?:Forward|Backward|Stream|Solved|Row|Fine|Pair|Wide|Chunk)Images?": "FwdTiles, BwdTiles, QETiles, XMTiles, RowTiles, LoTiles, IntraChunk",
+    r"ChunkNumbers|BackwardNumbers": "RowScales, RowScalesBwd",
+    r"FW_NUMBER|TokenNumbers|kButBeta|for_(?:each|all)_numbers?": "FW_TOKEN_SCALAR, TokenScalars, kExceptBeta, for_each_scalar",
+    r"TurnChunk|turning_processors": "WorkTile, persistent_ctas",
+    r"has_fine_images|wants_rests|pack_rests?": "uses_hi_lo, wants_hi_lo, pack_lo",
+    r"FormedGates|is_formed|forms_gates": "FusedGates, is_fused, fuses_gates",
+    r"WideForm|wide_rule|takes_wide": "K256Form, k256_rule, takes_k256",
+    r"KeyHalves|key_halves": "SplitK, split_k",
+    r"two_rows|TwoRows": "dplr_as_two_tokens, DplrAsTwoTokens",
+    r"make_decay_keys": "make_key_from_decay",
+    r"leaves_keys": "stores_k_hat",
+    r"bare_keys|bare keys": "unscaled_keys, unscaled keys",
+    r"whole_pieces|whole_pairs|whole pairs": "is_vec16, is_vec2, aligned pairs",
+    r"FadeArg|kFaded": "DecayCutoffArg, kDecayCutoff",
+    r"FewRowsArgs|SomeRowsArgs|few_rows_linear|some_rows_linear": "GemmM8Args, GemmM64Args, gemm_m8_linear, gemm_m64_linear",
+    r"behind_gates|gradients_follow": "after_gate_kernel, overlap_grad_with_scan",
+    r"PlaceFactor|place_factor": "PositionFactor, position_factor",
+    r"mamba3_(?:turn|near|spread)(?:_\w+)?": "mamba3_rotary, mamba3_diag, mamba3_expand",
+    r"scan_marks|turn_marks": "chunk_checkpoints, rotary_checkpoints",
+    r"fw_solve|FW_SOLVE_\w+|kOffline|kOnline": "fw_update, FW_UPDATE_DELTA, kAdditive, kDelta",
+    r"multiprocessors?\b(?!\")": "SM",
+}
+KINDS = (".cpp", ".cu", ".cuh", ".h", ".def", ".c", ".md", ".cmake", ".py")
+# Where one of them is right: the word of a driver or of another program.
+ALLOWED = {("multiprocessor", "src/cli/"), ("multiprocessor", "tests/cli/"), ("multiprocessor", "docs/json.md"), ("multiprocessor", "python/")}
+
+
+def main() -> int:
+    pattern = re.compile("|".join(rf"(?<![\w])(?P<w{i}>{word})(?!\w)" for i, word in enumerate(WORDS)))
+    better = list(WORDS.values())
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    wrong = 0
+    for name in files:
+        if not name.endswith(KINDS) or name.startswith(("docs/notes/", "docs/results/")) or name in ("CHANGELOG.md", "docs/performance.md", "tools/check_words.py"):
+            continue
+        for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), 1):
+            for match in pattern.finditer(line):
+                if any(match[0].startswith(word) and name.startswith(place) for word, place in ALLOWED):
+                    continue
+                print(f"{name}:{number}: '{match[0]}': expected {better[int(match.lastgroup[1:])]} (docs/internals/glossary.md)")
+                wrong += 1
+    print(f"words: {len(files)} files, {wrong} private words")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
