@@ -229,7 +229,8 @@ Result measure(const ReferenceProblem& pattern, const RecurrenceBench& given) {
   r.forward_bytes = p.input_bytes() + bytes_of(p.out.o);
   r.both_bytes = r.forward_bytes + p.input_bytes() + bytes_of(p.d.o) + p.input_bytes();
   const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = 64;
-  r.flops = (rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V)) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
+  r.flops =
+      (rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V)) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
   r.extra_bytes = sizes.saved + std::max(sizes.forward_saving, sizes.backward);
   r.forward_workspace = sizes.forward;
   r.chunk_form = sizes.saved > 0;

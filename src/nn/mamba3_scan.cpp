@@ -31,7 +31,8 @@ void Mamba3Scan<T>::forward(const Exec<T>& exec, Recurrences<T>& recurrences, co
   c.met = new_matrix<W>(arena, tokens, H * R * R);
   c.rows.q = new_matrix<T>(arena, tokens * R, keys);
   c.rows.k = new_matrix<T>(arena, tokens * R, keys);
-  exec.mamba3_rotary_forward(shape_, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle, in.dt, layout, state.angle, c.marks, c.rows.q, c.rows.k, c.met);
+  exec.mamba3_rotary_forward(shape_, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle, in.dt, layout, state.angle, c.marks, c.rows.q, c.rows.k,
+                             c.met);
   c.rows.v = in.v;
 
   c.rows.s = keep ? new_copy<T, W>(exec, state.s, sequences * keys * shape_.head_dim) : state.s;
@@ -69,8 +70,8 @@ void Mamba3Scan<T>::backward(const Exec<T>& exec, Recurrences<T>& recurrences, c
     dfirst = new_matrix<W>(arena, sequences, H);
     exec.mamba3_carry_backward(shape_, rows.s, c.first, c.k_last, c.v_last, dfirst, d_state.k, d_state.v);
   }
-  exec.mamba3_rotary_backward(shape_, rows.q, rows.k, dmet, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle, in.dt, c.marks, layout, d.q, d.k, d.angle,
-                            d.dt, d_parameters.q_bias, d_parameters.k_bias, d_state.angle);
+  exec.mamba3_rotary_backward(shape_, rows.q, rows.k, dmet, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle, in.dt, c.marks, layout, d.q, d.k,
+                              d.angle, d.dt, d_parameters.q_bias, d_parameters.k_bias, d_state.angle);
   exec.mamba3_weights_backward(shape_, dnow, dahead, rows.write_gate, rows.g, dfirst, in.dt, in.trap, layout, d.dt, d.trap, d.g);
 }
 

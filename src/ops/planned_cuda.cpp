@@ -121,13 +121,13 @@ struct Plan {
     plan_sums(exec, 1, dt_in);
   }
   static void mamba3_rotary_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
-                                  const PassLayout& layout, W*, W* marks, Mat<T>, Mat<T>, Mat<W>) {
+                                    const PassLayout& layout, W*, W* marks, Mat<T>, Mat<T>, Mat<W>) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
     const cuda::RotaryScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
   }
   static void mamba3_rotary_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const T>, const W*, const W*,
-                                   Mat<const T> angle, Mat<const T>, const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
+                                     Mat<const T> angle, Mat<const T>, const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
     const cuda::RotaryBackwardScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count());

@@ -1,5 +1,5 @@
-// ProductRecord: the matrix products of passes on the CUDA device, and how long they take alone: what a step's time is compared with (docs/performance.md), since a GPU
-// at its power cap is faster or slower by what it is given, and by the card.
+// ProductRecord: the matrix products of passes on the CUDA device, and how long they take alone: what a step's time is compared with (docs/performance.md),
+// since a GPU at its power cap is faster or slower by what it is given, and by the card.
 #pragma once
 
 #include <cstdint>

@@ -56,7 +56,7 @@ FW_CALLS_EITHER
 template <Numbers kWhich = Numbers::kAll, class T, class Load, class From>
 FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontScalars<T>& s, Load&& load, const From& from) {
   if (r.feedback == Feedback::kFixed) s.lambda = static_cast<T>(r.lambda);
-#define FW_TOKEN_SCALAR(name, neutral, used)                                       \
+#define FW_TOKEN_SCALAR(name, neutral, used)                                 \
   if constexpr (scalars_detail::taken<kWhich>(scalars_detail::Name::name)) { \
     if (used) s.name = load(from.name);                                      \
   }

@@ -62,7 +62,7 @@ constexpr bool takes_other_scalars([[maybe_unused]] const Rule& r) {
 FW_CALLS_EITHER
 template <Numbers kWhich = Numbers::kAll, class Body, class... X>
 FW_HOST_DEVICE inline void for_each_scalar(const Rule& r, Body&& body, X&&... x) {
-#define FW_TOKEN_SCALAR(name, neutral, used)                                       \
+#define FW_TOKEN_SCALAR(name, neutral, used)                                 \
   if constexpr (scalars_detail::taken<kWhich>(scalars_detail::Name::name)) { \
     if (used) body(x.name...);                                               \
   }

@@ -211,17 +211,18 @@ TEST_P(DeviceLayers, Mamba3Rotary) {
           auto dq_rows = run.matrix(T * s.rank, keys, 2), dk_rows = run.matrix(T * s.rank, keys, 0);
           auto met = run.wide_out(T, s.heads * s.rank * s.rank, 1), dmet = run.wide(T, s.heads * s.rank * s.rank, 1);
           Buffer<W> q_bias = run.parameters(biases), k_bias = run.parameters(biases), dq_bias = run.parameters(biases), dk_bias = run.parameters(biases);
-          Buffer<W> start = run.parameters(N * 2 * all, -0.4, 0.4), marks = run.parameters(rotary_checkpoints(T, N) * 2 * all), dstart = run.parameters(N * all);
+          Buffer<W> start = run.parameters(N * 2 * all, -0.4, 0.4), marks = run.parameters(rotary_checkpoints(T, N) * 2 * all),
+                    dstart = run.parameters(N * all);
           W* const before = state ? start.data() : nullptr;
           run.on.exec.mamba3_rotary_forward(s, q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(), pass.layout, before, marks.data(),
-                                          q_rows.mat(), k_rows.mat(), met.mat());
+                                            q_rows.mat(), k_rows.mat(), met.mat());
           run.keep("q_rows", q_rows);
           run.keep("k_rows", k_rows);
           run.keep_wide("met", met);
           auto dq = run.out(T, of_token, 2), dk = run.out(T, of_token, 4), dangle = run.out(T, own ? all : s.angles, 1), d_dt = run.out(T, s.heads, 0);
           run.on.exec.mamba3_rotary_backward(s, dq_rows.mat(), dk_rows.mat(), dmet.mat(), q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(),
-                                           marks.data(), pass.layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(), dk_bias.data(),
-                                           state ? dstart.data() : nullptr);
+                                             marks.data(), pass.layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(), dk_bias.data(),
+                                             state ? dstart.data() : nullptr);
           run.keep("dq", dq);
           run.keep("dk", dk);
           run.keep("dangle", dangle);
@@ -230,8 +231,8 @@ TEST_P(DeviceLayers, Mamba3Rotary) {
           run.keep_wide("dk_bias", dk_bias);
           if (state) run.keep_wide("dstart", dstart);
           // Without marks, in place of a state that goes on.
-          run.on.exec.mamba3_rotary_forward(s, q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(), pass.layout, before, nullptr, q_rows.mat(),
-                                          k_rows.mat(), met.mat());
+          run.on.exec.mamba3_rotary_forward(s, q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(), pass.layout, before, nullptr,
+                                            q_rows.mat(), k_rows.mat(), met.mat());
           run.keep("q_rows again", q_rows);
         });
       }
@@ -263,7 +264,7 @@ TEST_P(DeviceLayers, Mamba3AngleLosesNothing) {
         const Pass pass(on.device, sequences, {0});
         const auto part = [&](Matrix<T>& m) { return Mat<T>(m.mat().data + t * m.mat().cols, count, m.mat().cols); };
         on.exec.mamba3_rotary_forward(s, part(q), part(q), bias.data(), bias.data(), part(angle), part(dt), pass.layout, start.data(), nullptr, part(rows),
-                                    part(k_rows), Mat<W>(met.data(), count, 1));
+                                      part(k_rows), Mat<W>(met.data(), count, 1));
       }
       const std::vector<W> kept = start.to_vector();
       const double off = sum - static_cast<double>(kept[0]) - static_cast<double>(kept[1]);

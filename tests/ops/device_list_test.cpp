@@ -1,9 +1,10 @@
 // Every operation of the list that a device has, against the host's in double on the same (rounded) numbers: the shapes that kernels treat apart, rows
 // with columns behind them that must not be touched, packed sequences, and outputs that lie where inputs do as far as the list allows it.
+#include "ops/device_list.h"
+
 #include <cmath>
 #include <numeric>
 
-#include "ops/device_list.h"
 #include "ops/normed_linear.h"
 
 namespace fw::testing {

@@ -204,8 +204,8 @@ struct RotaryOp {
       }
     }
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_rotary_forward(host_exec<T>(), shape, q.view(), k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(), layout, out.start.data(),
-                                      out.marks.data(), out.q.mat(), out.k.mat(), out.met.mat());
+    host_ops<T>().mamba3_rotary_forward(host_exec<T>(), shape, q.view(), k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(), layout,
+                                        out.start.data(), out.marks.data(), out.q.mat(), out.k.mat(), out.met.mat());
     return out;
   }
   template <class T>
@@ -223,8 +223,8 @@ struct RotaryOp {
     std::vector<T> dq_bias = before[2], dk_bias = before[3], dstart(in[6].size());
     const SeqLayout layout(offsets);
     host_ops<T>().mamba3_rotary_backward(host_exec<T>(), shape, dq_rows.view(), dk_rows.view(), dmet.view(), q.view(), k.view(), in[2].data(), in[3].data(),
-                                       angle.view(), dt.view(), out.marks.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(),
-                                       dk_bias.data(), dstart.data());
+                                         angle.view(), dt.view(), out.marks.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(),
+                                         dk_bias.data(), dstart.data());
     return {dq.values(), dk.values(), dq_bias, dk_bias, dangle.values(), d_dt.values(), dstart};
   }
 };
@@ -256,9 +256,9 @@ TEST(Mamba3Rotary, AMillionTokensLoseNothing) {
   const auto run = [&](int64_t first, int64_t count, float* state, std::vector<float>& to) {
     const SeqLayout layout({0, count});
     host_ops<float>().mamba3_rotary_forward(host_exec<float>(), shape, Mat<const float>(q.data(), count, 2), Mat<const float>(q.data(), count, 2), unit.data(),
-                                          unit.data(), Mat<const float>(angle.data() + first, count, 1), Mat<const float>(dt.data() + first, count, 1), layout,
-                                          state, nullptr, Mat<float>(out.data(), count, 2), Mat<float>(to.data() + 2 * first, count, 2),
-                                          Mat<float>(met.data(), count, 1));
+                                            unit.data(), Mat<const float>(angle.data() + first, count, 1), Mat<const float>(dt.data() + first, count, 1),
+                                            layout, state, nullptr, Mat<float>(out.data(), count, 2), Mat<float>(to.data() + 2 * first, count, 2),
+                                            Mat<float>(met.data(), count, 1));
   };
   float whole[2] = {0, 0}, pieces[2] = {0, 0};
   run(0, kTokens, whole, whole_keys);

@@ -1,7 +1,8 @@
 // Drawing a token: greedy and restricted choices, what a draw leaves in its streams, logits that nothing can be drawn from. The law itself (temperature, top-k,
 // top-p, min-p, penalties) is tested where it is defined, tests/generate; this is the operation over several sequences.
-#include "op_check.h"
 #include "ops/cpu/sampling.h"
+
+#include "op_check.h"
 
 namespace fw::testing {
 namespace {

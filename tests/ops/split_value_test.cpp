@@ -1,4 +1,6 @@
 // Floats in two halves, and the random numbers and the rounding of moments in bf16.
+#include "ops/split_value.h"
+
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -6,7 +8,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/split_value.h"
 #include "ops/stochastic_rounding.h"
 
 namespace fw::testing {

@@ -73,9 +73,9 @@ std::vector<Rule> composed_rules() {
            "decay=scalar gain=kaczmarz erase=channel",                                                                  //
            "decay=constant gain=gate feedback=learned q_norm=l2 k_norm=l2",                                             //
            "decay=constant gain=one q_norm=l2 k_norm=l2",                                                               //
-           "decay=channel update=additive gain=gate precond=diagonal k_norm=l2",                                          //
-           "update=additive gain=kaczmarz write=tied q_norm=l2",                                                          //
-           "decay=scalar update=additive write=channel",                                                                  //
+           "decay=channel update=additive gain=gate precond=diagonal k_norm=l2",                                        //
+           "update=additive gain=kaczmarz write=tied q_norm=l2",                                                        //
+           "decay=scalar update=additive write=channel",                                                                //
            "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                                // negative eigenvalues
            "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",                      //
            "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                                 //
@@ -84,7 +84,7 @@ std::vector<Rule> composed_rules() {
            "decay=scalar gain=efla precond=diagonal q_norm=l2 k_norm=l2",                                               //
            "decay=constant gain=nlms erase=channel q_norm=l2",                                                          //
            "decay=channel gain=efla precond=read feedback=learned q_norm=l2",                                           // online, preconditioned read
-           "update=additive gain=longhorn precond=read write=channel",                                                    //
+           "update=additive gain=longhorn precond=read write=channel",                                                  //
            "decay=scalar gain=gate erase_key=own erase_state=previous q_norm=l2 k_norm=l2",                             // erases before its decay
            "decay=channel gain=gate erase_state=previous q_norm=l2 k_norm=l2",                                          //
            "decay=constant gain=kaczmarz feedback=learned erase_state=previous erase_write=own q_norm=l2",              // f over rho
@@ -98,7 +98,7 @@ std::vector<Rule> composed_rules() {
            "decay=channel erase=averaged write=averaged read=corrected feedback=fixed lambda=0.2 q_norm=l2 k_norm=l2",  //
            "decay=scalar gain=longhorn erase=averaged q_norm=l2",                                                       //
            "gain=nlms write=averaged read=corrected",                                                                   //
-           "update=additive write=averaged read=corrected precond=read normaliser=key q_norm=l2 k_norm=l2",               //
+           "update=additive write=averaged read=corrected precond=read normaliser=key q_norm=l2 k_norm=l2",             //
            "decay=channel gain=gate precond=read normaliser=gated precond_form=inverse read=corrected q_norm=l2",       //
            "decay=channel gain=gate precond=diagonal normaliser=gated precond_form=inverse_previous precond_ridge=0.1 q_norm=l2 k_norm=l2",  // the exact step,
                                                                                                                                              // decayed
@@ -106,7 +106,7 @@ std::vector<Rule> composed_rules() {
            "decay=channel gain=kaczmarz key_source=decay feedback=learned write=channel q_norm=l2",                // keys of the decay, erased
            "decay=channel erase=channel key_source=decay read=corrected normaliser=one_plus q_norm=l2 k_norm=l2",  //
            "decay=channel gain=precond_longhorn precond=diagonal precond_form=inverse feedback=learned",           // raw keys
-           "decay=scalar update=additive gain=precond_longhorn precond=read normaliser=gated k_norm=l2",             //
+           "decay=scalar update=additive gain=precond_longhorn precond=read normaliser=gated k_norm=l2",           //
            "gain=precond_longhorn erase=channel q_norm=l2 k_norm=l2",                                              // no preconditioner
            "decay=channel gain=gate normaliser=one_plus q_norm=l2 k_norm=l2",                                      // a normaliser without M, channels
            "gain=one normaliser=key",                                                                              // w = k / |k|^2

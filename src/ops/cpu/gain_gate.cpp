@@ -60,10 +60,10 @@ void single_gate_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> s,
   });
 }
 
-#define FW_INSTANTIATE(T)                                                                           \
-  template void learned_gate_forward(const Exec<T>&, const T*, T, Mat<T>);                          \
+#define FW_INSTANTIATE(T)                                                                                 \
+  template void learned_gate_forward(const Exec<T>&, const T*, T, Mat<T>);                                \
   template void position_factor(const Exec<T>&, Mat<const T>, PositionFactor, const PassLayout&, Mat<T>); \
-  template void single_gate_decay_forward(const Exec<T>&, Mat<const T>, Mat<T>);                    \
+  template void single_gate_decay_forward(const Exec<T>&, Mat<const T>, Mat<T>);                          \
   template void single_gate_decay_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

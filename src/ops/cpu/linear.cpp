@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "base/gemm.h"
-#include "ops/cpu/small_m.h"
 #include "ops/cpu/operations.h"
+#include "ops/cpu/small_m.h"
 
 namespace fw {
 namespace {

@@ -106,7 +106,7 @@ void with_biases(const Mamba3Shape& shape, const T* row, const T* bias, int64_t 
 
 template <class T>
 void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const T* q_bias, const T* k_bias, Mat<const T> angle,
-                         Mat<const T> dt, const PassLayout& layout, T* start, T* marks, Mat<T> q_rows, Mat<T> k_rows, Mat<T> met) {
+                           Mat<const T> dt, const PassLayout& layout, T* start, T* marks, Mat<T> q_rows, Mat<T> k_rows, Mat<T> met) {
   const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles;
   LocalScratch scratch;
   const Angles<T> angles{shape, layout, dt, tanh_of(angle, scratch), angle.cols};
@@ -157,8 +157,8 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
 
 template <class T>
 void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows, Mat<const T> dmet, Mat<const T> q,
-                          Mat<const T> k, const T* q_bias, const T* k_bias, Mat<const T> angle, Mat<const T> dt, const T* marks, const PassLayout& layout,
-                          Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
+                            Mat<const T> k, const T* q_bias, const T* k_bias, Mat<const T> angle, Mat<const T> dt, const T* marks, const PassLayout& layout,
+                            Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
   const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles, shared = H / shape.groups, own = angle.cols > NA ? NA : 0;
   LocalScratch scratch;
   const double* tanhs = tanh_of(angle, scratch);
@@ -250,11 +250,11 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
   });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                   \
+#define FW_INSTANTIATE(T)                                                                                                                                     \
   template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*, const T*, Mat<const T>, Mat<const T>,      \
-                                       const PassLayout&, T*, T*, Mat<T>, Mat<T>, Mat<T>);                                                                  \
+                                         const PassLayout&, T*, T*, Mat<T>, Mat<T>, Mat<T>);                                                                  \
   template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, \
-                                        const T*, Mat<const T>, Mat<const T>, const T*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*);
+                                          const T*, Mat<const T>, Mat<const T>, const T*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

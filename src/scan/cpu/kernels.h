@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "rule/gate_law.h"
-#include "rule/token_scalars.h"
 #include "rule/rule.h"
+#include "rule/token_scalars.h"
 #include "scan/plan.h"
 
 namespace fw::cpu {

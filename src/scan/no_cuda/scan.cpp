@@ -2,12 +2,12 @@
 #include "scan/cuda/call/scan.h"
 
 #include "base/error.h"
-#include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/key_from_decay.h"
+#include "scan/cuda/dplr/kernels.h"
 #include "scan/cuda/float16/kernels.h"
 #include "scan/cuda/gates/kernels.h"
-#include "scan/cuda/dplr/kernels.h"
 
 namespace fw::cuda {
 

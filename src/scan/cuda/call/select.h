@@ -1,6 +1,6 @@
 // Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++ without CUDA: the launchers ask it
-// with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets one expect, and docs/internals/gpu_kernels.md has what comes out for each named rule.
-// Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
+// with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets one expect, and docs/internals/gpu_kernels.md has what comes out for each
+// named rule. Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
 #pragma once
 
 #include "rule/token_scalars.h"
