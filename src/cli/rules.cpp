@@ -202,9 +202,8 @@ Json json_of(const std::string& name, const Rule& rule) {
                      {"inputs", bound.inputs},
                      {"reason", bound.reason},
                      {"symmetric", bound.symmetric}};
-  return {{"name", name}, {"summary", summary}, {"same_as", same_as},         {"text", to_string(rule)},
-          {"axes", axes}, {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},
-          {"shapes", shapes}, {"step", step}};
+  return {{"name", name},       {"summary", summary},         {"same_as", same_as}, {"text", to_string(rule)}, {"axes", axes},
+          {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},  {"shapes", shapes},        {"step", step}};
 }
 
 Json json_of(std::span<const Preset> list) {
