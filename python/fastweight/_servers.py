@@ -1,4 +1,4 @@
-"""What vLLM and SGLang have in common: gated delta rules whose gates are projections, q, k and v as one row, the rule's words."""
+"""What vLLM and SGLang have in common: the rule, gates as logits, q, k and v packed in one row."""
 
 import os
 
@@ -12,7 +12,9 @@ RULE_NORMED = "decay=scalar gain=gate"
 
 
 def gates_of(a, b, A_log, dt_bias):
-    """Arguments of forward and step for g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), a and b [..., HV]; formed by torch where a device takes no logits."""
+    """Arguments of forward and step for g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b); a, b: [..., HV].
+
+    torch applies the activations where a device takes no logits."""
     if ops._logits_taken(a.device.type):
         return {"g": a, "beta": b, "a_log": A_log, "dt_bias": dt_bias, "gates": "g=softplus beta=sigmoid"}
     return {"g": -A_log.float().exp() * F.softplus(a.float() + dt_bias.float()), "beta": b.float().sigmoid()}
@@ -28,7 +30,7 @@ def split_row(mixed_qkv, value_heads, value_dim, key_dim):
 
 
 def refuse(kwargs, *known):
-    """Arguments that other kernels would be needed for; those that are None or False ask for nothing."""
+    """Raises NotServed for arguments that need other kernels; None and False need none."""
     for name, value in kwargs.items():
         if name not in known and value is not None and value is not False:
             raise NotServed(f"{name}: not served, got {value if isinstance(value, (bool, int, float, str)) else type(value).__name__}")

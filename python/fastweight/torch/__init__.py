@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name):
-    if name in ("ops", "pools"):  # imported when they are asked for: they import this module
+    if name in ("ops", "pools"):  # on first use, since they import this module
         return importlib.import_module(f"fastweight.torch.{name}")
     raise AttributeError(f"module 'fastweight.torch' has no attribute '{name}'")
 

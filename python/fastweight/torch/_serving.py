@@ -48,7 +48,7 @@ def _cuda_problem():
 
 
 def require_keys(q, most):
-    """Raises NotServed for more channels than the rule's kernels of whole chunks have on CUDA."""
+    """Raises NotServed for a larger K than the rule's chunk kernels take on CUDA."""
     if q.is_cuda and q.shape[-1] > most:
         raise NotServed(f"q: K = {q.shape[-1]} on CUDA runs one token at a time, expected at most {most}")
 

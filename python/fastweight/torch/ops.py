@@ -83,15 +83,16 @@ def _logits(device_type):
     return True
 
 
-def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
+def _decay(g, A_log, dt_bias, lower_bound=None, as_value=False):
     """log-decay of raw gates: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g [B, T, HV] or [B, T, HV, K].
-    Logits for _run, a tuple (tensor, how by fw_gates, a_log, dt_bias), or the tensor where the library takes none there or the caller wants it formed."""
+    Returns logits for _run, a tuple (tensor, activation as in fw_gates, a_log, dt_bias), or the value as a tensor: with
+    as_value, and where the library takes no logits on that device."""
     if A_log is None and lower_bound is None:
         raise NotServed("A_log: expected a tensor with use_gate_in_kernel, got None")
     if checking():
         return g
     heads = g.shape[2]
-    if not formed and _logits_taken(g.device.type):
+    if not as_value and _logits_taken(g.device.type):
         if dt_bias is not None:
             if g.dim() == 3:
                 dt_bias = dt_bias.reshape(heads)
@@ -254,7 +255,7 @@ def fused_recurrent_gated_delta_rule(
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
     require_keys(q, _wide(bound))
     if use_gate_in_kernel:
-        g = _decay(g, A_log, dt_bias, formed=gk is not None)
+        g = _decay(g, A_log, dt_bias, as_value=gk is not None)
     if gk is not None:
         g = gk if g is None else gk + g[..., None]
     decay = "none" if g is None else "channel" if gk is not None else "scalar"
