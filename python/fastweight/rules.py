@@ -298,7 +298,7 @@ def main(arguments: list[str]) -> int:
 
     >>> main(["linear_attention gain=gate"])  # doctest: +ELLIPSIS
     linear_attention gain=gate
-      axes     solve=offline gain=gate
+      axes     update=additive gain=gate
       inputs
         q ...
     0
