@@ -43,7 +43,7 @@ struct Case {
   double tolerance = 6e-3;
   bool bf16_gates = false;  // those of one number a row, besides the decay
   bool cut = false;         // sequences are, which says what is left of sums
-  bool keys_lo = false;     // of rules with fine chunk tiles: what bf16 leaves out of e and k is wanted
+  bool keys_lo = false;     // of rules with hi/lo tiles: what bf16 leaves out of e and k is wanted
 };
 
 // A tensor [B, T, heads, dim] as the device has it, and the numbers it holds.

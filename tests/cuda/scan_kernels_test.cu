@@ -49,7 +49,7 @@ void random_matrix(uint16_t* sw128_tiles, int rows, int columns, double scale, R
 // Of matrices with numbers of at most `scale`: the most that rounding leaves out of them.
 constexpr double kLoOf = 0x1p-9;
 
-// The fine chunk tile of a chunk, and what e (k) leaves out; no number where there is none.
+// The lo tile of a chunk, and what e (k) leaves out; no number where there is none.
 template <int kTileK>
 struct HiLo {
   std::vector<LoTiles<kTileK>> chunk_tiles;
@@ -317,7 +317,7 @@ void test_forward(const Case& c) {
     // themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
     if (c.out) report("o", rounds, o, limit);
-    // The state of fine chunk tiles is that of float32 but for products of two lo parts, even without rounding.
+    // The state of hi/lo tiles is that of float32 but for products of two lo parts, even without rounding.
     report("final", rounds, final_state, c.state_bf16 && (rounds || c.hi_lo) ? 3e-3 : c.hi_lo && c.bf16 ? 2e-5 : limit);
     if (c.save) report("states", rounds, states, rounds ? 3e-3 : limit);
     if (c.save) report("w", rounds, w_saved, rounds ? 3e-3 : limit);
@@ -607,7 +607,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const bool is_delta : {true, false}) {
     for (const int key : {128, 64}) {
-      const std::string prefix = (is_delta ? "online " : "offline ") + std::to_string(key) + " ";
+      const std::string prefix = (is_delta ? "delta " : "additive ") + std::to_string(key) + " ";
       Case base{prefix, key, key, 128, 2, {130}, false, is_delta, true};
       const auto add = [&](const std::string& name, auto change) {
         Case c = base;

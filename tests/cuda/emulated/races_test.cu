@@ -232,10 +232,10 @@ int all() {
   finds("a tile that leaves without a fence", true, leaves<Fence::kNone>);
   finds("a tile that leaves, fenced by who wrote", false, leaves<Fence::kWriters>);
   finds("a tile that leaves, fenced by who waited", false, leaves<Fence::kWaiters>);
-  finds("a tile refilled by the TMA without a fence", true, refilled<Fence::kNone>);
-  finds("a tile refilled by the TMA, fenced by who read", false, refilled<Fence::kWriters>);
-  finds("a tile refilled by the TMA, fenced by who brings", false, refilled<Fence::kWaiters>);
-  finds("operands that the TMA brought", false, brought);
+  finds("a tile refilled by TMA without a fence", true, refilled<Fence::kNone>);
+  finds("a tile refilled by TMA, fenced by who read", false, refilled<Fence::kWriters>);
+  finds("a tile refilled by TMA, fenced by who brings", false, refilled<Fence::kWaiters>);
+  finds("operands that TMA loaded", false, brought);
   finds("two blocks, one place", true, blocks<false>, 2);
   finds("two blocks, two places", false, blocks<true>, 2);
   finds("another block's memory", true, cluster<false, true>, 2, 2);

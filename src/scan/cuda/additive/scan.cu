@@ -539,7 +539,8 @@ __global__ void __launch_bounds__(kJoinThreads) additive_join_kernel(const __gri
 }  // namespace
 
 void additive_scan(const AdditiveScanArgs& args, int key, void* stream) {
-  if (args.problem.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "additive_scan: key must be 64 or 128 and at least K");
+  if (args.problem.K > key || (key != 64 && key != 128))
+    throw Error(ErrorKind::kInternal, fmt::format("additive_scan: expected a K tile of 64 or 128 and at least K, got {} and K {}", key, args.problem.K));
   const bool out = args.o.data != nullptr;
   if (out && args.reverse) throw Error(ErrorKind::kInternal, "additive_scan: there is no o in reverse");
   if (key == 64) {

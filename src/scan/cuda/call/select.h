@@ -57,7 +57,7 @@ constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase 
 // Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. Two bf16 terms (tiles.h).
 constexpr bool wants_hi_lo(const Rule& rule) { return rule.gain_bound > 1; }
 constexpr bool uses_hi_lo(const Rule& rule) { return wants_hi_lo(rule) && rule.is_delta(); }
-// Of rules that have fine chunk tiles: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
+// Of rules that have hi/lo tiles: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
 constexpr bool keeps_raw_keys(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
 // Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: QETiles).
@@ -68,7 +68,7 @@ constexpr bool reverse_takes_rows(const Rule& rule) {
   return rule.is_delta() && rule.decay != Decay::kChannel && !wants_hi_lo(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
 }
 
-// delta rules whose gain is a gate, with nothing but that.
+// Delta rules whose gain is a gate, with nothing but that.
 constexpr bool gain_is_gate(const Rule& rule) { return rule.is_delta() && rule.gain == Gain::kGate && plain_streams(rule); }
 // Rules whose chunk tiles are of unscaled keys (front/unscaled_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys.
 // prepare and the gradients agree on it.

@@ -246,7 +246,7 @@ void launch_forward(const K256ForwardArgs& all, void* stream) {
 void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("k256_forward: states and w are saved together or not at all");
   if (args.K > kMaxTileK || args.parts != nullptr || args.maps.data != nullptr || (args.z != nullptr && form != K256Form::kKeys)) {
-    fail_internal("k256_forward: expected K at most {} and whole sequences, with raw values but of images, got K {}", kMaxTileK, args.K);
+    fail_internal("k256_forward: expected K at most {} and whole sequences, with raw values unless there are chunk tiles, got K {}", kMaxTileK, args.K);
   }
   const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   switch (form) {

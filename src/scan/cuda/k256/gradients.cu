@@ -9,7 +9,7 @@ void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const Rule& rule = args.problem.rule;
   const bool k256 = k256_rule(rule);
   if (!k256 || (args.half.numbers == nullptr && args.half.norms == nullptr)) {
-    fail_internal("k256_gradients: expected a rule with wide keys and its numbers or norms, got {}, {}", k256 ? "such a rule" : "another rule",
+    fail_internal("k256_gradients: expected a rule for K above 128 and its scales or norms, got {}, {}", k256 ? "such a rule" : "another rule",
                   k256 ? "neither" : "some");
   }
   switch (select_k256(rule)) {

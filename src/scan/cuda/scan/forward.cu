@@ -65,7 +65,7 @@ struct ForwardShape {
   static constexpr int kOutputs = kBuffers * ((kOut ? kSw128Bytes : 0) + (kSave ? kMatrix + kSw128Bytes : 0));
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kSw128Bytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
-  // In the padding after the first stage's chunk tile, or, where a fine chunk tile has its scales there, after everything.
+  // In the padding after the first stage's chunk tile, or, where a lo tile has its scales there, after everything.
   static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kChunkTile, kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
 
   struct Barriers {

@@ -219,7 +219,7 @@ void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
                   args.chunk_tiles != nullptr ? "there" : "null");
   }
   if (args.keys != nullptr && (args.chunk_tiles == nullptr || args.pairs == nullptr)) {
-    fail_internal("scan_reverse: with keys expected images, A and P, got images {}, A and P {}", args.chunk_tiles != nullptr ? "there" : "null",
+    fail_internal("scan_reverse: with k_hat expected chunk tiles, A and P, got chunk tiles {}, A and P {}", args.chunk_tiles != nullptr ? "there" : "null",
                   args.pairs != nullptr ? "there" : "null");
   }
   if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);

@@ -35,7 +35,7 @@ FW_DEVICE unsigned stage_arrivals(const WorkTile<Shape>& c) {
   return 4 + (Shape::kTma && c.all.tma ? 1 : Shape::kThreads);
 }
 
-// Image number `chunk tile` of each kind and the rows of dO, of a value block. TMA may load rows of the next sequence (clear_next_rows()).
+// Tile number `chunk_tile` of each kind and the rows of dO, of a value block. TMA may load rows of the next sequence (clear_next_rows()).
 template <class Shape>
 FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_tile, int block, int64_t chunk_tile) {
   const GradientArgs& x = c.args;
