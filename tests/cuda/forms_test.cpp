@@ -19,7 +19,7 @@ void expect_token_form(const Problem& problem, HeaderRun run) {
 void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
-  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
+  EXPECT_TRUE(close_conditioned(problem, header_backward(problem, run), problem.backward(), strong_decay, bounds));
 }
 
 ProblemOptions medium(const Rule& rule, uint64_t seed) {
