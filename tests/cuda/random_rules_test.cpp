@@ -1,4 +1,5 @@
-// Points of the product of axes that nobody listed, drawn at random, in the chunk form: forward and backward against the reference.
+// Points of the product of axes that nobody listed, drawn at random, in the chunk form: forward and backward against
+// the reference.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -43,15 +44,18 @@ bool stable(const ReferenceOutputs& out) {
   return largest < 30;
 }
 
-// Whether the sums of a gradient with one value a token cancel so far that float32 itself, one token at a time, is that far from the reference. The errors of
-// bf16 operands are some 4e4 times as large (measured over data of one rule), of which a bound on the relative error then says nothing.
+// Whether the sums of a gradient with one value a token cancel so far that float32 itself, one token at a time, is that
+// far from the reference. The errors of bf16 operands are some 4e4 times as large (measured over data of one rule), of
+// which a bound on the relative error then says nothing.
 bool cancels(const ReferenceInputs& in_float, const ReferenceInputs& expected, const Rule& rule) {
   constexpr double kCancels = 3.5e-7;
   const std::vector<FieldError> errors = compare(in_float, expected, kChunkFloor);
-  return std::any_of(errors.begin(), errors.end(), [&](const FieldError& e) { return one_value_a_token(e.name, rule) && e.error > kCancels; });
+  return std::any_of(errors.begin(), errors.end(),
+                     [&](const FieldError& e) { return one_value_a_token(e.name, rule) && e.error > kCancels; });
 }
 
-// `wanted` of the rules that `takes`, with keys of so many channels as channels(seed) says; of one in `cancelling` gradients may cancel.
+// `wanted` of the rules that `takes`, with keys of so many channels as channels(seed) says; of one in `cancelling`
+// gradients may cancel.
 template <class Takes, class Channels>
 void expect_rules(Random& random, int wanted, int cancelling, const Takes& takes, const Channels& channels) {
   int compared = 0, unstable = 0, cancelled = 0;
@@ -80,7 +84,8 @@ void expect_rules(Random& random, int wanted, int cancelling, const Takes& takes
     run.saved = random.below(4) != 0;
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
     EXPECT_TRUE(close(header_forward(problem, run), expected, ChunkBounds{}.output, kChunkFloor));
-    const ReferenceInputs gradients = problem.backward(), in_float = header_backward(problem, device_run(FW_FORM_TOKEN));
+    const ReferenceInputs gradients = problem.backward(),
+                          in_float = header_backward(problem, device_run(FW_FORM_TOKEN));
     EXPECT_TRUE(close(in_float, gradients, kTokenBound, kTokenFloor));
     if (cancels(in_float, gradients, rule)) {
       ++cancelled;
@@ -120,7 +125,8 @@ TEST(RandomRules, WideSumsMatchTheReference) {
 TEST(RandomRules, WideDecaysOfChannelsMatchTheReference) {
   Random random(20261129);
   expect_rules(
-      random, emulated() ? 8 : 60, 2, [](const Rule& rule) { return cuda::k256_channels(rule); }, [&](uint64_t seed) { return k256_key(random, seed); });
+      random, emulated() ? 8 : 60, 2, [](const Rule& rule) { return cuda::k256_channels(rule); },
+      [&](uint64_t seed) { return k256_key(random, seed); });
 }
 
 }  // namespace
