@@ -153,8 +153,8 @@ int main(void) {
     }
   }
   for (i = 0; i < STATE_COUNT; ++i) worst = fmax(worst, fabs((double)state[i] - final_state[i]));
-  printf("fastweight %s on %s: %d tokens by chunks and one by one agree to %.1e (largest output %.2f)\n", fw_version(), fw_simd_target(), (int)T, worst,
-         largest);
+  printf("fastweight %s on %s: %d tokens by chunks and one by one agree to %.1e (largest output %.2f)\n", fw_version(),
+         fw_simd_target(), (int)T, worst, largest);
 
   /* Move every input a little along its gradient's sign: the loss must change as the gradient says. */
   before = loss(o);
@@ -182,7 +182,8 @@ int main(void) {
   require(fw_workspace_query(&desc, &sizes), "fw_workspace_query");
   require(fw_forward(&desc, &in, &out, NULL, 0, workspace, workspace_bytes), "fw_forward of the moved inputs");
   measured = loss(o_moved) - before;
-  printf("moving the inputs by %g along their gradients changes the loss by %.4f, predicted %.4f\n", step, measured, predicted);
+  printf("moving the inputs by %g along their gradients changes the loss by %.4f, predicted %.4f\n", step, measured,
+         predicted);
 
   free(free_workspace);
   free(free_saved);

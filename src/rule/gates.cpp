@@ -10,11 +10,14 @@
 namespace fw {
 namespace {
 
-constexpr std::string_view kGivenNames[] = {"FW_GIVEN_VALUE", "FW_GIVEN_SIGMOID", "FW_GIVEN_SOFTPLUS", "FW_GIVEN_LOWER_BOUND", "FW_GIVEN_LOGSIGMOID"};
+constexpr std::string_view kGivenNames[] = {"FW_GIVEN_VALUE", "FW_GIVEN_SIGMOID", "FW_GIVEN_SOFTPLUS",
+                                            "FW_GIVEN_LOWER_BOUND", "FW_GIVEN_LOGSIGMOID"};
 
 std::string text_of(Given given) {
   const int number = static_cast<int>(given);
-  return number >= 0 && number < static_cast<int>(std::size(kGivenNames)) ? std::string(kGivenNames[static_cast<size_t>(number)]) : std::to_string(number);
+  return number >= 0 && number < static_cast<int>(std::size(kGivenNames))
+             ? std::string(kGivenNames[static_cast<size_t>(number)])
+             : std::to_string(number);
 }
 
 }  // namespace
@@ -23,13 +26,17 @@ void validate(const Gates& gates, const Rule& rule) {
   const auto tokens = token_specs(rule);
   for (const GateSpec& spec : gate_specs(rule, gates)) {
     const Given given = spec.given;
-    const bool known = given == Given::kValue || (spec.decay ? has_rate(given) || given == Given::kLogSigmoid : given == Given::kSigmoid);
+    const bool known = given == Given::kValue ||
+                       (spec.decay ? has_rate(given) || given == Given::kLogSigmoid : given == Given::kSigmoid);
     if (!known) {
-      fail_usage("gates: {}: expected FW_GIVEN_VALUE{}, got {}", spec.name,
-                 spec.decay ? ", FW_GIVEN_SOFTPLUS, FW_GIVEN_LOWER_BOUND or FW_GIVEN_LOGSIGMOID" : " or FW_GIVEN_SIGMOID", text_of(given));
+      fail_usage(
+          "gates: {}: expected FW_GIVEN_VALUE{}, got {}", spec.name,
+          spec.decay ? ", FW_GIVEN_SOFTPLUS, FW_GIVEN_LOWER_BOUND or FW_GIVEN_LOGSIGMOID" : " or FW_GIVEN_SIGMOID",
+          text_of(given));
     }
     if (given != Given::kValue && !tokens[spec.token].used) {
-      fail_usage("gates: {}: expected FW_GIVEN_VALUE, since the rule ({}) does not use it, got {}", spec.name, to_string(rule), text_of(given));
+      fail_usage("gates: {}: expected FW_GIVEN_VALUE, since the rule ({}) does not use it, got {}", spec.name,
+                 to_string(rule), text_of(given));
     }
     if (given == Given::kLowerBound && !(std::isfinite(gates.lower_bound) && gates.lower_bound < 0))
       fail_usage("gates: lower_bound: expected a finite number below 0, got {}", gates.lower_bound);

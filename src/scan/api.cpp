@@ -58,7 +58,8 @@ const Struct& not_null(const Struct* p, const char* name) {
   return *p;
 }
 
-// Bytes of the structs of version 0.1 of the header. What has been added since lies behind; fw_init_struct knows a struct by its size.
+// Bytes of the structs of version 0.1 of the header. What has been added since lies behind; fw_init_struct knows a
+// struct by its size.
 template <class Struct>
 constexpr size_t kFirstBytes = sizeof(Struct);
 template <>
@@ -70,11 +71,14 @@ constexpr size_t kFirstBytes<fw_outputs> = offsetof(fw_outputs, checkpoints);
 template <>
 constexpr size_t kFirstBytes<fw_sizes> = offsetof(fw_sizes, forward_saving);
 
-// Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
-constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>,           offsetof(fw_desc, max_seqlen),          offsetof(fw_desc, token_slots),
-                                 offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval), sizeof(fw_desc)};
+// Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by
+// these, which no other struct may have.
+constexpr size_t kDescBytes[] = {
+    kFirstBytes<fw_desc>,           offsetof(fw_desc, max_seqlen),          offsetof(fw_desc, token_slots),
+    offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval), sizeof(fw_desc)};
 template <class... Other>
-constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
+constexpr bool kOtherBytes =
+    ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
 static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);
 
 fw_desc default_desc() {
@@ -99,7 +103,8 @@ Struct defaults() {
   }
 }
 
-// Whether a struct of this size is of a version of the header: fw_desc grew five times, inputs and outputs by whole tensors, sizes by whole numbers.
+// Whether a struct of this size is of a version of the header: fw_desc grew five times, inputs and outputs by whole
+// tensors, sizes by whole numbers.
 template <class Struct>
 bool is_a_version(size_t size) {
   if constexpr (std::is_same_v<Struct, fw_desc>) {
@@ -129,10 +134,11 @@ fw_outputs outputs(const fw_outputs* p, const char* name) { return complete(p, n
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) {
   if (needed == 0) return;
   if (p == nullptr || bytes < needed) {
-    throw WorkspaceError(
-        fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed, p == nullptr ? "NULL" : std::to_string(bytes)));
+    throw WorkspaceError(fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed,
+                                     p == nullptr ? "NULL" : std::to_string(bytes)));
   }
-  if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
+  if (reinterpret_cast<uintptr_t>(p) % 64 != 0)
+    throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
 
 std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false) {
@@ -141,19 +147,24 @@ std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false
   return backend.call(std::move(plan));
 }
 
-void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes,
+             void* workspace, size_t workspace_bytes) {
   const fw::Slots& slots = call.plan().slots;
-  if (slots.tokens != nullptr && !slots.skips) fw::fail_usage("descriptor: token_slots: expected NULL in a call other than fw_step, got an address");
-  if (slots && saved != nullptr) fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
-  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
+  if (slots.tokens != nullptr && !slots.skips)
+    fw::fail_usage("descriptor: token_slots: expected NULL in a call other than fw_step, got an address");
+  if (slots && saved != nullptr)
+    fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
+  check_buffer("workspace", workspace, workspace_bytes,
+               saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.forward(in, out, saved, workspace);
 }
 
-void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, size_t saved_bytes, void* workspace,
-              size_t workspace_bytes) {
+void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
+              size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   if (call.plan().slots) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
-  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
+  check_buffer("workspace", workspace, workspace_bytes,
+               saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.backward(in, d, grads, saved, workspace);
 }
@@ -188,7 +199,8 @@ namespace {
 const fw::Call& call_of(const fw_plan* plan, bool step) {
   if (plan == nullptr) fw::fail_usage("plan: expected one of fw_plan_create, got NULL");
   if (plan->step != step) {
-    fw::fail_usage("plan: expected one that was created {} `step`, got one {}", step ? "with" : "without", step ? "without" : "with");
+    fw::fail_usage("plan: expected one that was created {} `step`, got one {}", step ? "with" : "without",
+                   step ? "without" : "with");
   }
   return *plan->call;
 }
@@ -204,7 +216,8 @@ void fw_init_struct(void* pointer, size_t size) {
   if (size == sizeof(fw_rule)) *static_cast<fw_rule*>(pointer) = fw::to_c(fw::Rule());
   if (std::find(std::begin(kDescBytes), std::end(kDescBytes), size) != std::end(kDescBytes)) {
     const fw_desc desc = default_desc();
-    std::memcpy(static_cast<char*>(pointer) + sizeof(size), reinterpret_cast<const char*>(&desc) + sizeof(size), size - sizeof(size));
+    std::memcpy(static_cast<char*>(pointer) + sizeof(size), reinterpret_cast<const char*>(&desc) + sizeof(size),
+                size - sizeof(size));
   }
 }
 
@@ -232,7 +245,8 @@ fw_status fw_rule_preset(const char* name, fw_rule* rule) {
 
 const char* fw_rule_name(int index) {
   const auto list = fw::presets();
-  return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)].name.data() : nullptr;
+  return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)].name.data()
+                                                                : nullptr;
 }
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
@@ -259,25 +273,28 @@ size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
   return text.size();
 }
 
-fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
-                     size_t workspace_bytes) {
+fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes,
+                     void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const auto call = make_call(descriptor(desc));
     forward(*call, inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes);
   });
 }
 
-fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
-                      void* workspace, size_t workspace_bytes) {
+fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,
+                      const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    backward(*make_call(descriptor(desc)), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace,
-             workspace_bytes);
+    backward(*make_call(descriptor(desc)), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"),
+             saved, saved_bytes, workspace, workspace_bytes);
   });
 }
 
-fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
-  return guarded(
-      [&] { forward(*make_call(step_of(descriptor(desc)), true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace,
+                  size_t workspace_bytes) {
+  return guarded([&] {
+    forward(*make_call(step_of(descriptor(desc)), true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0,
+            workspace, workspace_bytes);
+  });
 }
 
 fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
@@ -295,20 +312,27 @@ fw_status fw_plan_sizes(const fw_plan* plan, fw_sizes* sizes) {
   return guarded([&] { fill(call_of(plan, plan != nullptr && plan->step), sizes); });
 }
 
-fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
-                          size_t workspace_bytes) {
-  return guarded([&] { forward(call_of(plan, false), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
-}
-
-fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
-                           void* workspace, size_t workspace_bytes) {
+fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved,
+                          size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    backward(call_of(plan, false), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace, workspace_bytes);
+    forward(call_of(plan, false), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace,
+            workspace_bytes);
   });
 }
 
-fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
-  return guarded([&] { forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,
+                           const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+  return guarded([&] {
+    backward(call_of(plan, false), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved,
+             saved_bytes, workspace, workspace_bytes);
+  });
+}
+
+fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace,
+                       size_t workspace_bytes) {
+  return guarded([&] {
+    forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
+  });
 }
 
 const char* fw_last_error(void) { return t_error.c_str(); }

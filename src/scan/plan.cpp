@@ -11,8 +11,8 @@
 namespace fw {
 namespace {
 
-// Measured (docs/notes/2026-11-cpu.md): the chunk form's products want many rows, a channel decay pays for wide triangles, and
-// from two tokens on products are faster than one token at a time.
+// Measured (docs/notes/2026-11-cpu.md): the chunk form's products want many rows, a channel decay pays for wide
+// triangles, and from two tokens on products are faster than one token at a time.
 constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
@@ -33,23 +33,28 @@ std::vector<int64_t> copy_offsets(const void* data, int64_t count) {
 void read_offsets(const fw_desc& desc, Plan& plan) {
   if (desc.B != 1) fail_usage("descriptor: B: expected 1 with cu_seqlens, got {}", desc.B);
   check_positive("num_sequences", desc.num_sequences, int64_t{1} << 40);
-  if (desc.seqlens_dtype != 32 && desc.seqlens_dtype != 64) fail_usage("descriptor: seqlens_dtype: expected 32 or 64, got {}", desc.seqlens_dtype);
+  if (desc.seqlens_dtype != 32 && desc.seqlens_dtype != 64)
+    fail_usage("descriptor: seqlens_dtype: expected 32 or 64, got {}", desc.seqlens_dtype);
   plan.packed = true;
   plan.N = desc.num_sequences;
   if (desc.seqlens_memory == FW_SEQLENS_DEVICE) {
-    if (desc.max_seqlen < 0 || desc.max_seqlen > desc.T) fail_usage("descriptor: max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.max_seqlen);
+    if (desc.max_seqlen < 0 || desc.max_seqlen > desc.T)
+      fail_usage("descriptor: max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.max_seqlen);
     plan.device_offsets = desc.cu_seqlens;
     plan.k256_offsets = desc.seqlens_dtype == 64;
     return;
   }
-  plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1) : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);
+  plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1)
+                                          : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);
   if (plan.offsets.front() != 0) fail_usage("descriptor: cu_seqlens[0]: expected 0, got {}", plan.offsets.front());
   for (size_t i = 1; i < plan.offsets.size(); ++i) {
     if (plan.offsets[i] < plan.offsets[i - 1]) {
-      fail_usage("descriptor: cu_seqlens[{}]: expected at least {} (offsets do not decrease), got {}", i, plan.offsets[i - 1], plan.offsets[i]);
+      fail_usage("descriptor: cu_seqlens[{}]: expected at least {} (offsets do not decrease), got {}", i,
+                 plan.offsets[i - 1], plan.offsets[i]);
     }
   }
-  if (plan.offsets.back() != desc.T) fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
+  if (plan.offsets.back() != desc.T)
+    fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
 }
 
 void check_slots(const fw_desc& desc, bool step) {
@@ -78,13 +83,18 @@ Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   Checkpoints c;
   if (desc.checkpoint_interval == 0) {
-    if (desc.checkpoint_slots != nullptr) fail_usage("descriptor: checkpoint_slots: expected NULL without checkpoint_interval, got an address");
+    if (desc.checkpoint_slots != nullptr)
+      fail_usage("descriptor: checkpoint_slots: expected NULL without checkpoint_interval, got an address");
     return c;
   }
-  if (step) fail_usage("descriptor: checkpoint_interval: expected 0 in fw_step (token_slots keep states there), got {}", desc.checkpoint_interval);
-  if (desc.checkpoint_interval < 0 || desc.checkpoint_interval % kCheckpointTokens != 0 || desc.checkpoint_interval % chunk != 0) {
+  if (step)
+    fail_usage("descriptor: checkpoint_interval: expected 0 in fw_step (token_slots keep states there), got {}",
+               desc.checkpoint_interval);
+  if (desc.checkpoint_interval < 0 || desc.checkpoint_interval % kCheckpointTokens != 0 ||
+      desc.checkpoint_interval % chunk != 0) {
     fail_usage("descriptor: checkpoint_interval: expected 0 or a multiple of {} tokens{}, got {}", kCheckpointTokens,
-               kCheckpointTokens % chunk != 0 ? fmt::format(" and of the chunk {}", chunk) : "", desc.checkpoint_interval);
+               kCheckpointTokens % chunk != 0 ? fmt::format(" and of the chunk {}", chunk) : "",
+               desc.checkpoint_interval);
   }
   c.interval = desc.checkpoint_interval;
   c.places = desc.B * (desc.T / c.interval);
@@ -100,25 +110,29 @@ Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
 void check_columns(const Plan& plan) {
   const Checkpoints& c = plan.checkpoints;
   if (c.slots != nullptr && plan.longest / c.interval > c.columns) {
-    fail_usage("descriptor: checkpoint_columns: expected at least {}, the checkpoints of the longest sequence{}, got {}", plan.longest / c.interval,
-               plan.device_offsets != nullptr ? " that max_seqlen allows" : "", c.columns);
+    fail_usage(
+        "descriptor: checkpoint_columns: expected at least {}, the checkpoints of the longest sequence{}, got {}",
+        plan.longest / c.interval, plan.device_offsets != nullptr ? " that max_seqlen allows" : "", c.columns);
   }
   if (plan.slots.tokens == nullptr || plan.longest <= plan.slots.columns) return;
-  fail_usage("descriptor: token_columns: expected at least {}, the tokens of the longest sequence{}, got {}", plan.longest,
-             plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
+  fail_usage("descriptor: token_columns: expected at least {}, the tokens of the longest sequence{}, got {}",
+             plan.longest, plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
 }
 
 // Sizes of buffers are sums of a few dozen of these products, in bytes of int64_t.
 void check_sizes(const Plan& plan) {
-  const auto heads = static_cast<double>(plan.HV), key = static_cast<double>(padded(plan.K)), value = static_cast<double>(padded(plan.V));
+  const auto heads = static_cast<double>(plan.HV), key = static_cast<double>(padded(plan.K)),
+             value = static_cast<double>(padded(plan.V));
   const double rows = static_cast<double>(plan.tokens()) * heads * (key + value);
-  const double states = (static_cast<double>(plan.total_chunks()) + static_cast<double>(plan.N) + 1) * heads * key * value;
+  const double states =
+      (static_cast<double>(plan.total_chunks()) + static_cast<double>(plan.N) + 1) * heads * key * value;
   const double triangles = static_cast<double>(plan.total_chunks()) * heads * static_cast<double>(plan.triangle_size());
   constexpr double kMost = 1e15;  // elements: a petabyte is more than any machine has, and a thousandth of what wraps
   const double all = rows + states + triangles;
   if (all <= kMost) return;
   fail_usage(
-      "descriptor: expected B, T, HV, K and V whose tensors and states have at most {:g} elements in all, got {:.3g}, with {} tokens, HV {}, K {} and V {}",
+      "descriptor: expected B, T, HV, K and V whose tensors and states have at most {:g} elements in all, got {:.3g}, "
+      "with {} tokens, HV {}, K {} and V {}",
       kMost, all, plan.tokens(), plan.HV, plan.K, plan.V);
 }
 
@@ -137,19 +151,25 @@ DecayKind Plan::decay_kind() const {
   return DecayKind::kNone;
 }
 
-bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
+bool Plan::token_form(int64_t n) const {
+  return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit);
+}
 
 Plan make_plan(const fw_desc& desc, bool step) {
-  if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
+  if (desc.dtype != FW_F32 && desc.dtype != FW_F64)
+    fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
   const bool bf16 = desc.io_dtype == FW_BF16, f16 = desc.io_dtype == FW_F16;
   if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !((bf16 || f16) && desc.dtype == FW_F32)) {
-    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16 or FW_F16, got {}", desc.dtype, desc.io_dtype);
+    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16 or FW_F16, got {}",
+               desc.dtype, desc.io_dtype);
   }
   const bool bf16_operands = desc.operands == FW_BF16 && desc.dtype == FW_F32;
   if (desc.operands != 0 && desc.operands != desc.dtype && !bf16_operands) {
-    fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.operands);
+    fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype,
+               desc.operands);
   }
-  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK) fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
+  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK)
+    fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
   if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
     fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}", desc.state_layout);
   }
@@ -160,21 +180,28 @@ Plan make_plan(const fw_desc& desc, bool step) {
   if (desc.HV % desc.H != 0) fail_usage("descriptor: HV: expected a multiple of H = {}, got {}", desc.H, desc.HV);
   check_positive("V", desc.V, 1 << 16);
   if (desc.chunk != 0) check_positive("chunk", desc.chunk, 1024);
-  if (!std::isfinite(desc.scale)) fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
+  if (!std::isfinite(desc.scale))
+    fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
 
   const Backend* backend = backend_of(desc.device);
-  if (backend == nullptr) fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
-  if (desc.dtype == FW_F64 && !backend->doubles) fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, desc.dtype);
+  if (backend == nullptr)
+    fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
+  if (desc.dtype == FW_F64 && !backend->doubles)
+    fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, desc.dtype);
   check_positive("K", desc.K, std::min(kMostKey, backend->most_key));
   check_positive("HV", desc.HV, std::min(kMostHeads, backend->most_heads));
   if (desc.segment < -1 || (desc.segment > 0 && (!backend->segments || desc.segment % backend->chunk != 0))) {
-    fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
-               backend->name, desc.segment);
+    fail_usage("descriptor: segment: expected 0{} on {}, got {}",
+               backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1", backend->name,
+               desc.segment);
   }
-  if (desc.device_number < -1) fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}", desc.device_number);
-  if (desc.seqlens_memory != FW_SEQLENS_HOST && (desc.seqlens_memory != FW_SEQLENS_DEVICE || !backend->device_seqlens)) {
-    fail_usage("descriptor: seqlens_memory: expected FW_SEQLENS_HOST{} on {}, got {}", backend->device_seqlens ? " or FW_SEQLENS_DEVICE" : "", backend->name,
-               desc.seqlens_memory);
+  if (desc.device_number < -1)
+    fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}",
+               desc.device_number);
+  if (desc.seqlens_memory != FW_SEQLENS_HOST &&
+      (desc.seqlens_memory != FW_SEQLENS_DEVICE || !backend->device_seqlens)) {
+    fail_usage("descriptor: seqlens_memory: expected FW_SEQLENS_HOST{} on {}, got {}",
+               backend->device_seqlens ? " or FW_SEQLENS_DEVICE" : "", backend->name, desc.seqlens_memory);
   }
   if (desc.seqlens_memory == FW_SEQLENS_DEVICE && desc.segment > 0)
     fail_usage("descriptor: segment: expected 0 or -1 with FW_SEQLENS_DEVICE, got {}", desc.segment);
@@ -184,7 +211,14 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.backend = backend;
   plan.device_number = desc.device_number;
   plan.stream = desc.stream;
-  plan.slots = {desc.slots, desc.token_slots, desc.accepted, desc.final_slots, desc.token_columns, desc.first_slot, desc.skipped == FW_SKIPPED_ZERO, step};
+  plan.slots = {desc.slots,
+                desc.token_slots,
+                desc.accepted,
+                desc.final_slots,
+                desc.token_columns,
+                desc.first_slot,
+                desc.skipped == FW_SKIPPED_ZERO,
+                step};
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
@@ -200,13 +234,17 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.H = desc.H;
   plan.HV = desc.HV;
   if (const char* expected = backend->lacks(plan.rule, plan.H, plan.HV)) {
-    fail_usage("rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value heads; run it on the CPU", expected,
-               backend->name, to_string(plan.rule), plan.H, plan.HV);
+    fail_usage(
+        "rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value "
+        "heads; run it on the CPU",
+        expected, backend->name, to_string(plan.rule), plan.H, plan.HV);
   }
   plan.K = desc.K;
   plan.V = desc.V;
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));
-  const int64_t preferred = plan.form == FW_FORM_TOKEN ? kChunkToken : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel : kChunkScalar;
+  const int64_t preferred = plan.form == FW_FORM_TOKEN                 ? kChunkToken
+                            : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel
+                                                                       : kChunkScalar;
   if (backend->chunk != 0 && desc.chunk != 0 && desc.chunk != backend->chunk) {
     fail_usage("descriptor: chunk: expected 0 or {} on {}, got {}", backend->chunk, backend->name, desc.chunk);
   }
@@ -221,10 +259,12 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.states = desc.slots != nullptr ? desc.num_slots : desc.accepted != nullptr ? desc.num_token_slots : plan.N;
   plan.final_states = desc.token_slots != nullptr ? desc.num_token_slots : plan.states;
   if (plan.tokens() > backend->most_tokens) {
-    fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name, plan.tokens());
+    fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name,
+               plan.tokens());
   }
   if (plan.device_offsets != nullptr) {
-    // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a token.
+    // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a
+    // token.
     plan.longest = plan.longest_token_form = desc.max_seqlen > 0 ? desc.max_seqlen : plan.T;
     plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
     check_columns(plan);

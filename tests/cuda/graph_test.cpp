@@ -1,5 +1,5 @@
-// A whole forward and backward inside a captured graph: nothing in a call allocates, waits or reads host memory later (packed sequences
-// have tables that come from the host).
+// A whole forward and backward inside a captured graph: nothing in a call allocates, waits or reads host memory later
+// (packed sequences have tables that come from the host).
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
@@ -21,7 +21,8 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
     memory.from_host(values.data(), bytes);
     return memory;
   };
-  const DeviceMemory q = make(rows, 1), k = make(rows, 2), v = make(rows, 3), beta = make(gates, 4), d_o = make(rows, 5);
+  const DeviceMemory q = make(rows, 1), k = make(rows, 2), v = make(rows, 3), beta = make(gates, 4),
+                     d_o = make(rows, 5);
   std::vector<float> decay(kTokens, -0.1f);
   const DeviceMemory g(gates), o(rows), dq(rows), dk(rows);
   g.from_host(decay.data(), gates);
@@ -62,8 +63,10 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
   const auto call = [&](int, void* stream) {
     desc.stream = stream;
-    ASSERT_EQ(fw_forward(&desc, &in, &out, saved.data(), saved.size(), space.data(), space.size()), FW_OK) << fw_last_error();
-    ASSERT_EQ(fw_backward(&desc, &in, &d, &grads, saved.data(), saved.size(), space.data(), space.size()), FW_OK) << fw_last_error();
+    ASSERT_EQ(fw_forward(&desc, &in, &out, saved.data(), saved.size(), space.data(), space.size()), FW_OK)
+        << fw_last_error();
+    ASSERT_EQ(fw_backward(&desc, &in, &d, &grads, saved.data(), saved.size(), space.data(), space.size()), FW_OK)
+        << fw_last_error();
   };
   const auto results = [&] {
     std::vector<float> values(3 * rows / sizeof(float));

@@ -82,15 +82,18 @@ TEST(Checkpoints, WhatTheyCannotBeIsRefused) {
     out.checkpoints = fw_tensor_of(states, FW_F32, 4, pool);
     change(desc, out);
     alignas(64) static char space[1 << 20];
-    return fw_forward(&desc, &in, &out, nullptr, 0, space, sizeof(space)) == FW_OK ? std::string() : std::string(fw_last_error());
+    return fw_forward(&desc, &in, &out, nullptr, 0, space, sizeof(space)) == FW_OK ? std::string()
+                                                                                   : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&, fw_outputs&) {}), "");
   EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 96; }),
               HasSubstr("checkpoint_interval: expected 0 or a multiple of 64 tokens, got 96"));
   EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.chunk = 48; }),
               HasSubstr("checkpoint_interval: expected 0 or a multiple of 64 tokens and of the chunk 48"));
-  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 0; }), HasSubstr("checkpoints: expected none without checkpoint_interval"));
-  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 128; }), HasSubstr("checkpoints: shape: expected [1, 1, 1, 1]"));
+  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 0; }),
+              HasSubstr("checkpoints: expected none without checkpoint_interval"));
+  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 128; }),
+              HasSubstr("checkpoints: shape: expected [1, 1, 1, 1]"));
   const auto with_slots = [](int64_t columns, int64_t count) {
     return [=](fw_desc& d, fw_outputs& out) {
       d.checkpoint_slots = slots, d.checkpoint_columns = columns, d.num_checkpoints = count;
@@ -98,7 +101,8 @@ TEST(Checkpoints, WhatTheyCannotBeIsRefused) {
     };
   };
   EXPECT_EQ(message(with_slots(2, 3)), "");
-  EXPECT_THAT(message(with_slots(1, 3)), HasSubstr("checkpoint_columns: expected at least 2, the checkpoints of the longest sequence, got 1"));
+  EXPECT_THAT(message(with_slots(1, 3)),
+              HasSubstr("checkpoint_columns: expected at least 2, the checkpoints of the longest sequence, got 1"));
   EXPECT_THAT(message(with_slots(2, 2)), HasSubstr("checkpoint_slots of sequence 0: expected a slot below 2, got 2"));
   fw_desc desc;
   FW_INIT(&desc);

@@ -1,5 +1,5 @@
-// Calls for a CUDA device where there is none, or no CUDA in the build: an error that says so, nothing else. Where there is one, these
-// tests have nothing to show (tests/cuda has).
+// Calls for a CUDA device where there is none, or no CUDA in the build: an error that says so, nothing else. Where
+// there is one, these tests have nothing to show (tests/cuda has).
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// Gates given as logits (recurrence.md 2.1) through the C header: every rule, form and type against the reference, the numbers of values given as they
-// are, and what is refused.
+// Gates given as logits (recurrence.md 2.1) through the C header: every rule, form and type against the reference, the
+// numbers of values given as they are, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -72,7 +72,8 @@ TEST(Gates, StepsOfLogitsEqualTheWholeSequence) {
     ProblemOptions options = with_logits(named.rule, rule_seed(named.rule, 300));
     options.sequences = SeqLayout::uniform(3, 9);
     const Problem problem = random_problem(named.rule, options);
-    for (const int64_t tokens : {1, 4}) EXPECT_TRUE(close(header_steps(problem, {}, tokens), problem.forward(), 1e-10)) << named.name;
+    for (const int64_t tokens : {1, 4})
+      EXPECT_TRUE(close(header_steps(problem, {}, tokens), problem.forward(), 1e-10)) << named.name;
   }
 }
 
@@ -91,7 +92,8 @@ TEST(Gates, AbsentParametersAreZero) {
   }
 }
 
-// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers, gradients rounded once.
+// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers,
+// gradients rounded once.
 TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
   const auto rounded = [](double x) {
     const float wide = static_cast<float>(x);
@@ -120,7 +122,8 @@ TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
     for (const auto& field : reference_input_fields()) {
       const std::vector<double>&got = narrow_grads.*field.values, &wide = grads.*field.values;
       ASSERT_EQ(got.size(), wide.size());
-      for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], of_tokens(field.name) ? rounded(wide[i]) : wide[i]) << name << " " << field.name;
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_EQ(got[i], of_tokens(field.name) ? rounded(wide[i]) : wide[i]) << name << " " << field.name;
     }
   }
 }
@@ -180,13 +183,19 @@ TEST(Gates, WhatTheyCannotBeIsRefused) {
     return call.forward();
   };
   EXPECT_EQ(message([](SmallCall&) {}), "");
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_SIGMOID; }), HasSubstr("gates: g: expected FW_GIVEN_VALUE, FW_GIVEN_SOFTPLUS"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = FW_GIVEN_SOFTPLUS; }), HasSubstr("gates: beta: expected FW_GIVEN_VALUE or FW_GIVEN_SIGMOID"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_SIGMOID; }),
+              HasSubstr("gates: g: expected FW_GIVEN_VALUE, FW_GIVEN_SOFTPLUS"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = FW_GIVEN_SOFTPLUS; }),
+              HasSubstr("gates: beta: expected FW_GIVEN_VALUE or FW_GIVEN_SIGMOID"));
   EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = 17; }), HasSubstr("got 17"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.lambda = FW_GIVEN_SIGMOID; }), HasSubstr("gates: lambda: expected FW_GIVEN_VALUE, since the rule"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOWER_BOUND, c.desc.gates.lower_bound = 1; }), HasSubstr("gates: lower_bound"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOGSIGMOID, c.desc.gates.divisor = 0; }), HasSubstr("gates: divisor"));
-  EXPECT_THAT(message([&](SmallCall& c) { c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one); }), HasSubstr("a_log: expected none"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.lambda = FW_GIVEN_SIGMOID; }),
+              HasSubstr("gates: lambda: expected FW_GIVEN_VALUE, since the rule"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOWER_BOUND, c.desc.gates.lower_bound = 1; }),
+              HasSubstr("gates: lower_bound"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOGSIGMOID, c.desc.gates.divisor = 0; }),
+              HasSubstr("gates: divisor"));
+  EXPECT_THAT(message([&](SmallCall& c) { c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one); }),
+              HasSubstr("a_log: expected none"));
   EXPECT_THAT(message([&](SmallCall& c) {
                 c.desc.gates.g = FW_GIVEN_LOGSIGMOID;
                 c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one);
@@ -218,12 +227,14 @@ TEST(Gates, AreInThePlanOfCuda) {
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
-// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its decay.
+// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
+// decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
   SmallCall call("gated_deltanet");
   call.desc.device = FW_DEVICE_CUDA;
   call.desc.rule.erase_state = FW_ERASE_STATE_PREVIOUS;
-  EXPECT_THAT(call.forward(), HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous or erase_write=own"));
+  EXPECT_THAT(call.forward(),
+              HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous or erase_write=own"));
   call.desc.rule.erase_state = FW_ERASE_STATE_DECAYED;
   call.desc.rule.erase_write = FW_ERASE_WRITE_OWN;
   EXPECT_THAT(call.forward(), HasSubstr("run it on the CPU"));
@@ -241,7 +252,8 @@ TEST(GeneralErase, OfMoreTokensThanHalfTheRowsIsRefusedOnCuda) {
   };
   constexpr int64_t kMost = (int64_t{1} << 30) - 32;
   EXPECT_EQ(refusal(kMost), "");
-  EXPECT_THAT(refusal(kMost + 1), HasSubstr("descriptor: T: expected at most 1073741792 tokens in all on CUDA with erase_state=previous or erase_write=own, "
+  EXPECT_THAT(refusal(kMost + 1), HasSubstr("descriptor: T: expected at most 1073741792 tokens in all on CUDA with "
+                                            "erase_state=previous or erase_write=own, "
                                             "got 1073741793"));
 }
 
@@ -268,8 +280,8 @@ TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   EXPECT_EQ(call.result[0], o[0]);
   EXPECT_EQ(call.result[1], o[1]);
   // Descriptors of the headers since.
-  for (const size_t size :
-       {offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval)}) {
+  for (const size_t size : {offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots),
+                            offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval)}) {
     fw_desc later = call.desc;
     fw_init_struct(&later, size);
     EXPECT_EQ(later.device_number, -1) << size;

@@ -36,7 +36,8 @@ struct Call {
     grads.q = fw_tensor_of(dq.data(), FW_F32, 4, rows);
     grads.g = fw_tensor_of(dg.data(), FW_F32, 3, gates);
   }
-  std::vector<float> numbers = std::vector<float>(2 * kTokens * 2 * kDim), o = numbers, dq = numbers, dg = std::vector<float>(2 * kTokens * 2);
+  std::vector<float> numbers = std::vector<float>(2 * kTokens * 2 * kDim), o = numbers, dq = numbers,
+                     dg = std::vector<float>(2 * kTokens * 2);
   fw_desc desc;
   fw_inputs in, grads;
   fw_outputs out, d;
@@ -75,8 +76,12 @@ fw_sizes sizes_of(const Plan& plan) {
 void run(const Plan& plan, Call& call) {
   const fw_sizes sizes = sizes_of(plan);
   const Space space(std::max(sizes.forward, sizes.backward)), saved(sizes.saved);
-  ASSERT_EQ(fw_plan_forward(plan.get(), &call.in, &call.out, saved.data, saved.size(), space.data, space.size()), FW_OK) << fw_last_error();
-  ASSERT_EQ(fw_plan_backward(plan.get(), &call.in, &call.d, &call.grads, saved.data, saved.size(), space.data, space.size()), FW_OK) << fw_last_error();
+  ASSERT_EQ(fw_plan_forward(plan.get(), &call.in, &call.out, saved.data, saved.size(), space.data, space.size()), FW_OK)
+      << fw_last_error();
+  ASSERT_EQ(
+      fw_plan_backward(plan.get(), &call.in, &call.d, &call.grads, saved.data, saved.size(), space.data, space.size()),
+      FW_OK)
+      << fw_last_error();
 }
 
 TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
@@ -85,8 +90,11 @@ TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
   FW_INIT(&sizes);
   ASSERT_EQ(fw_workspace_query(&direct.desc, &sizes), FW_OK);
   const Space space(std::max(sizes.forward, sizes.backward)), saved(sizes.saved);
-  ASSERT_EQ(fw_forward(&direct.desc, &direct.in, &direct.out, saved.data, saved.size(), space.data, space.size()), FW_OK);
-  ASSERT_EQ(fw_backward(&direct.desc, &direct.in, &direct.d, &direct.grads, saved.data, saved.size(), space.data, space.size()), FW_OK);
+  ASSERT_EQ(fw_forward(&direct.desc, &direct.in, &direct.out, saved.data, saved.size(), space.data, space.size()),
+            FW_OK);
+  ASSERT_EQ(fw_backward(&direct.desc, &direct.in, &direct.d, &direct.grads, saved.data, saved.size(), space.data,
+                        space.size()),
+            FW_OK);
 
   std::vector<Call> calls(4);
   const Plan plan = plan_of(calls[0].desc, false);
@@ -113,7 +121,8 @@ TEST(PlanHandle, StepsWithPlansMadeForThem) {
   ASSERT_EQ(fw_step(&direct.desc, &direct.in, &direct.out, space.data, space.size()), FW_OK);
   ASSERT_EQ(fw_plan_step(plan.get(), &planned.in, &planned.out, space.data, space.size()), FW_OK) << fw_last_error();
   EXPECT_EQ(planned.o, direct.o);
-  EXPECT_EQ(fw_plan_forward(plan.get(), &planned.in, &planned.out, nullptr, 0, space.data, space.size()), FW_ERROR_ARGUMENT);
+  EXPECT_EQ(fw_plan_forward(plan.get(), &planned.in, &planned.out, nullptr, 0, space.data, space.size()),
+            FW_ERROR_ARGUMENT);
   EXPECT_THAT(fw_last_error(), HasSubstr("plan: expected one that was created without `step`"));
 }
 
@@ -146,8 +155,8 @@ TEST(PlanHandle, KeepsTheThreadsThatItWasMadeWith) {
   set_num_threads(0);
 }
 
-// One thread calls with what the query asked for, another changes the number of threads all the while: a call runs with what it was planned for or refuses the
-// workspace, and never writes behind it.
+// One thread calls with what the query asked for, another changes the number of threads all the while: a call runs with
+// what it was planned for or refuses the workspace, and never writes behind it.
 TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   Call call;
   std::atomic<bool> stop = false;
@@ -172,7 +181,8 @@ TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
       ASSERT_EQ(status, FW_ERROR_WORKSPACE) << fw_last_error();
     }
     const auto* bytes = static_cast<const unsigned char*>(space.data) + sizes.forward;
-    ASSERT_TRUE(std::all_of(bytes, bytes + kBehind, [](unsigned char c) { return c == 0; })) << "call " << i << " wrote behind its workspace";
+    ASSERT_TRUE(std::all_of(bytes, bytes + kBehind, [](unsigned char c) { return c == 0; }))
+        << "call " << i << " wrote behind its workspace";
   }
   stop = true;
   flips.join();

@@ -91,14 +91,21 @@ TEST(Slots, WhatTheyCannotBeIsRefused) {
     void* saved = nullptr;
     change(desc, in, saved);
     alignas(64) static char space[1 << 16];
-    return fw_forward(&desc, &in, &out, saved, sizeof(space), space, sizeof(space)) == FW_OK ? std::string() : std::string(fw_last_error());
+    return fw_forward(&desc, &in, &out, saved, sizeof(space), space, sizeof(space)) == FW_OK
+               ? std::string()
+               : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&, fw_inputs&, void*&) {}), "");
-  EXPECT_THAT(message([](fw_desc&, fw_inputs&, void*& saved) { saved = &saved; }), HasSubstr("saved: expected NULL with slots"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = far; }), HasSubstr("slots of sequence 1: expected a slot below 3, got 3"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.final_slots = far; }), HasSubstr("final_slots of sequence 1: expected a slot below 3, got 3"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = nullptr, d.final_slots = far; }), HasSubstr("final_slots: expected NULL without slots"));
-  EXPECT_THAT(message([](fw_desc&, fw_inputs& in, void*&) { in.initial_state.dtype = FW_F64; }), HasSubstr("initial_state: dtype: expected 1 or FW_BF16"));
+  EXPECT_THAT(message([](fw_desc&, fw_inputs&, void*& saved) { saved = &saved; }),
+              HasSubstr("saved: expected NULL with slots"));
+  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = far; }),
+              HasSubstr("slots of sequence 1: expected a slot below 3, got 3"));
+  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.final_slots = far; }),
+              HasSubstr("final_slots of sequence 1: expected a slot below 3, got 3"));
+  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = nullptr, d.final_slots = far; }),
+              HasSubstr("final_slots: expected NULL without slots"));
+  EXPECT_THAT(message([](fw_desc&, fw_inputs& in, void*&) { in.initial_state.dtype = FW_F64; }),
+              HasSubstr("initial_state: dtype: expected 1 or FW_BF16"));
   fw_desc desc;
   FW_INIT(&desc);
   EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);

@@ -1,5 +1,5 @@
-// Tokens that may be taken back (fw_desc.token_slots) on the CPU: whatever was drafted and how much of it was accepted, the bits of steps of one token; slots,
-// and what is refused.
+// Tokens that may be taken back (fw_desc.token_slots) on the CPU: whatever was drafted and how much of it was accepted,
+// the bits of steps of one token; slots, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,8 @@ TEST(Speculation, WhateverIsTakenBackTheTokensThatStayAreThoseOfSteps) {
       run.dtype = drafted == 5 ? FW_F32 : FW_F64;
       const ReferenceOutputs got = header_speculation(problem, run, drafted);
       EXPECT_TRUE(close(got, header_steps(problem, run), 0)) << describe(problem) << " drafted " << drafted;
-      EXPECT_TRUE(close(got, problem.forward(), run.dtype == FW_F64 ? 1e-10 : 1e-4, 1e-3)) << describe(problem) << " drafted " << drafted;
+      EXPECT_TRUE(close(got, problem.forward(), run.dtype == FW_F64 ? 1e-10 : 1e-4, 1e-3))
+          << describe(problem) << " drafted " << drafted;
     }
   }
 }
@@ -80,7 +81,8 @@ struct Pool {
     void* const aligned = space.data() + (64 - reinterpret_cast<uintptr_t>(space.data()) % 64) % 64;
     return fw_step(&desc, &in, &out, aligned, sizes.forward) == FW_OK ? std::string() : std::string(fw_last_error());
   }
-  std::vector<float> ones = std::vector<float>(6, 1), v = {1, 2, 3, 4, 5, 6}, o = std::vector<float>(6, 9), states = {100, 200, 300, 400, 500};
+  std::vector<float> ones = std::vector<float>(6, 1), v = {1, 2, 3, 4, 5, 6}, o = std::vector<float>(6, 9),
+                     states = {100, 200, 300, 400, 500};
   fw_desc desc;
   fw_inputs in;
   fw_outputs out;
@@ -132,15 +134,21 @@ TEST(Speculation, WhatItCannotBeIsRefused) {
     return p.step();
   };
   EXPECT_EQ(message([](Pool&) {}), "");
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_columns = 1; }), HasSubstr("token_columns: expected at least 2, the tokens of the longest sequence, got 1"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.token_columns = 1; }),
+              HasSubstr("token_columns: expected at least 2, the tokens of the longest sequence, got 1"));
   EXPECT_THAT(message([](Pool& p) { p.desc.num_token_slots = 0; }), HasSubstr("num_token_slots: expected 1 to"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.slots = slots, p.desc.num_slots = 5; }), HasSubstr("slots: expected NULL with accepted"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = nullptr; }), HasSubstr("accepted: expected NULL without token_slots"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.slots = slots, p.desc.num_slots = 5; }),
+              HasSubstr("slots: expected NULL with accepted"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = nullptr; }),
+              HasSubstr("accepted: expected NULL without token_slots"));
   EXPECT_THAT(message([](Pool& p) { p.desc.first_slot = -1; }), HasSubstr("first_slot: expected 0 or more, got -1"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.skipped = 2; }), HasSubstr("skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got 2"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.num_token_slots = 4; }), HasSubstr("initial_state: shape: expected [4, 1, 1, 1], got [5, 1, 1, 1]"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.skipped = 2; }),
+              HasSubstr("skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got 2"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.num_token_slots = 4; }),
+              HasSubstr("initial_state: shape: expected [4, 1, 1, 1], got [5, 1, 1, 1]"));
   static const int32_t far[6] = {0, 0, 1, 5, 2, 2};
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = far; }), HasSubstr("token_slots of sequence 1: expected a slot below 5, got 5"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = far; }),
+              HasSubstr("token_slots of sequence 1: expected a slot below 5, got 5"));
   Pool p;
   p.desc.token_slots = slots;
   p.desc.token_columns = 2;

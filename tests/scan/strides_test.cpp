@@ -1,4 +1,5 @@
-// Strides that say nothing (of one element, of an empty tensor), strides that no product takes, and sizes that no machine has.
+// Strides that say nothing (of one element, of an empty tensor), strides that no product takes, and sizes that no
+// machine has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -20,7 +21,8 @@ using ::testing::HasSubstr;
 template <class T>
 struct Call {
   static constexpr int64_t kDim = 16;
-  explicit Call(int64_t tokens) : x(static_cast<size_t>(tokens * kDim)), g(static_cast<size_t>(tokens), T(-0.1)), beta(g.size(), T(0.5)) {
+  explicit Call(int64_t tokens)
+      : x(static_cast<size_t>(tokens * kDim)), g(static_cast<size_t>(tokens), T(-0.1)), beta(g.size(), T(0.5)) {
     FW_INIT(&desc);
     EXPECT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
     constexpr fw_dtype kType = sizeof(T) == 4 ? FW_F32 : FW_F64;
@@ -74,7 +76,8 @@ TYPED_TEST(Strides, OfADimensionOfOneElementSayNothing) {
 TYPED_TEST(Strides, OfRowsFurtherApartThanProductsTake) {
   const int64_t wide = (int64_t{1} << 32) + 16;
   const size_t bytes = static_cast<size_t>(wide + 16) * sizeof(TypeParam);
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) GTEST_SKIP() << "no " << bytes << " bytes of address space";
   auto* const o = static_cast<TypeParam*>(memory);
   Call<TypeParam> plain(2), call(2);
@@ -83,7 +86,8 @@ TYPED_TEST(Strides, OfRowsFurtherApartThanProductsTake) {
   call.out.o.stride[1] = wide;
   ASSERT_EQ(call.run(o), FW_OK) << fw_last_error();
   EXPECT_EQ(std::vector<TypeParam>(o, o + 16), std::vector<TypeParam>(expected.begin(), expected.begin() + 16));
-  EXPECT_EQ(std::vector<TypeParam>(o + wide, o + wide + 16), std::vector<TypeParam>(expected.begin() + 16, expected.end()));
+  EXPECT_EQ(std::vector<TypeParam>(o + wide, o + wide + 16),
+            std::vector<TypeParam>(expected.begin() + 16, expected.end()));
   EXPECT_EQ(o[17], TypeParam(0)) << "a row was written where none is";
   ::munmap(memory, bytes);
 }
