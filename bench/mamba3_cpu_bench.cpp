@@ -1,5 +1,5 @@
 // Mamba-3's recurrence (docs/rules/mamba3.md) on this machine's processor in float32: microseconds of processor time a
-// token, medians, forward and backward, of one sequence; beside it the rule mamba2 over as many rows, which is the scan
+// token, medians, forward and backward, of one sequence. Beside it the rule mamba2 over as many rows, which is the scan
 // inside, and a plain loop over tokens as the paper has it.
 //
 //   mamba3_cpu_bench [THREADS] [REPEATS] [HEADS] [STATE] [HEAD_DIM]

@@ -1,5 +1,5 @@
 // The selective scans (docs/rules/mamba.md) on this machine's processor in float32: microseconds a token, medians,
-// forward and backward, of one sequence, 16 states a channel; beside Mamba's a plain loop over tokens, rows and
+// forward and backward, of one sequence, 16 states a channel. Beside Mamba's a plain loop over tokens, rows and
 // channels as a C++ compiler makes it.
 //
 //   selective_scan_cpu_bench [THREADS] [REPEATS] [CHANNELS]

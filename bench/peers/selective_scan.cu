@@ -1,6 +1,6 @@
 // The selective scan of Mamba's authors (state-spaces/mamba, csrc/selective_scan) beside `mamba_bench scan`, one JSON
 // line a shape: bf16, [B, D, L] rows as they take them, with skip, without gate and softplus, which are operations of
-// their own here; milliseconds by events, medians of 20 after 5. Nothing of theirs is kept here:
+// their own here. Milliseconds by events, medians of 20 after 5. Nothing of theirs is kept here:
 //
 //   git clone https://github.com/state-spaces/mamba /tmp/mamba
 //   nvcc -O3 -std=c++17 --use_fast_math --expt-relaxed-constexpr --expt-extended-lambda -U__CUDA_NO_HALF_OPERATORS__

@@ -1,5 +1,5 @@
 // The streams of one value head in double, from what an observer sees. The coefficients are rule/front.h's and M is
-// rule/precond.h's, so that a rule's formulas are written once; the factor rho that front.h moves between e, z and w
+// rule/precond.h's, so that a rule's formulas are written once. The factor rho that front.h moves between e, z and w
 // (gain_pair) is taken out again, so that e, w and z are those of recurrence.md:
 //     e = b (.) (p + lambda q)      f = b (.) lambda q, the feedback's part of e      z = c (.) v      w = M_w (.) k
 //     r = scale M_r (.) (q - d k)      with p = k unless the erase key is one of its own

@@ -1,5 +1,5 @@
 // Devices. `Device` is what everything above the operations knows of one: its memory and the order of its work. The
-// host is one; the CUDA device is the other, and one of device/cuda.cpp (a build with CUDA), device/none.cpp (without:
+// host is one. The CUDA device is the other, and one of device/cuda.cpp (a build with CUDA), device/none.cpp (without:
 // each call throws DeviceError) and device/emulated.cpp (kernels run on the CPU) is linked for it. Below, for programs
 // that call the C header with device pointers (tests, selftest, bench): its name, plain memory and times.
 #pragma once

@@ -1,7 +1,7 @@
 // safetensors files: an 8-byte little-endian header length, a JSON header, raw little-endian tensors. The reader trusts
 // nothing: every offset, shape and dtype is checked against the file before a byte is used (it is fuzzed). Files
 // written here carry a checksum in their metadata ("fastweight_checksum"), which the reader checks, so that a flipped
-// bit anywhere in header or tensors is an error; files of other programs have none and are taken as they are.
+// bit anywhere in header or tensors is an error. Files of other programs have none and are taken as they are.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Threads that wait for work. Each calling thread has a pool of its own, so that calls from several threads of a
-// program do not wait for each other; its threads are made when they are first needed and end with the calling thread.
+// program do not wait for each other. Its threads are made when they are first needed and end with the calling thread.
 //
 // Waiting: a thread looks for a few microseconds, then lets others have its core between looks, and soon sleeps. Loops
 // of a model follow each other so closely that sleeping at once would cost more than it saves, but a wait without bound

@@ -2,7 +2,7 @@
 // device.
 //
 // The roofline of a call is the larger of two times: the caller's tensors, each read or written once, at the copy
-// bandwidth measured in the same run (bytes read + written of a large copy); and the algebra's operations, counted as
+// bandwidth measured in the same run (bytes read + written of a large copy). And the algebra's operations, counted as
 // cli/bench_recurrence.cpp does, at kMatrixRate.
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// The one table of a command's options. An entry is a TOML key, an option, a help line and the variable that it sets;
-// the command line (options.cpp), run files (recipe.cpp) and help read the same table, so that they cannot disagree.
+// The one table of a command's options. An entry is a TOML key, an option, a help line and the variable that it sets.
+// The command line (options.cpp), run files (recipe.cpp) and help read the same table, so that they cannot disagree.
 // Precedence: the variable's value when it is declared (the default) < run file < command line.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace fw::cli {
 
-// What the value of an option is, if it is a path. Options say it by the name of their value; one of a name that is not
+// What the value of an option is, if it is a path. Options say it by the name of their value. One of a name that is not
 // known is refused where it is declared, so that no option that is read is forgotten when an output is looked at
 // (cli/outputs.h).
 enum class PathUse {

@@ -3,7 +3,7 @@
 // Error(kUsage) that names the option.
 //
 // What a command reads is known from its options alone (Option::path), with their values as they are when it is asked:
-// files and those that patterns stand for; of folders of models, runs, sweeps and evaluations the files that these
+// files and those that patterns stand for. Of folders of models, runs, sweeps and evaluations the files that these
 // commands write into them.
 #pragma once
 

@@ -39,7 +39,7 @@ constexpr double kBoundProductParameters = 6e-2;
 bool as_two_tokens(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key
-// dimension that fills no vector, decays of 0, -1e4 and -inf; a plain batch of the usual head size; and one whose gates
+// dimension that fills no vector, decays of 0, -1e4 and -inf. A plain batch of the usual head size; and one whose gates
 // are logits, for rules that have any. Two rows a token (as_two_tokens()) know no grouped heads.
 std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
   ProblemOptions packed;

@@ -1,5 +1,5 @@
-// One text on its way out of a session: token after token until a number of them, a stop text or an end token comes;
-// and what a caller may want to know of it afterwards. Text comes in pieces of which no part is held back but what
+// One text on its way out of a session: token after token until a number of them, a stop text or an end token comes.
+// And what a caller may want to know of it afterwards. Text comes in pieces of which no part is held back but what
 // could be the beginning of a stop text.
 #pragma once
 

@@ -100,7 +100,7 @@ class LanguageModel {
 
 // Model folders: config.json + model.safetensors (float32 values; metadata: the tokenizer's checksum). save writes
 // aside, syncs and renames each file; load checks names, shapes and dtypes, and reads flash-linear-attention's folders
-// too (peer.h), and shards that model.safetensors.index.json names (model_files.h); what is saved of such a model is
+// too (peer.h), and shards that model.safetensors.index.json names (model_files.h). What is saved of such a model is
 // ours, in one file.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);

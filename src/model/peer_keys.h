@@ -1,5 +1,5 @@
 // A configuration of another program, read key by key. Every key that is asked for is noted, so that finish() finds
-// those that no reader knows: a number or a switch among them may change what the model computes and is an error; a
+// those that no reader knows: a number or a switch among them may change what the model computes and is an error. A
 // text is a warning.
 #pragma once
 

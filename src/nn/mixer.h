@@ -1,6 +1,6 @@
 // What a block asks of a mixer, whichever it is: y = mixer(x) over packed sequences, forward and backward.
 // A forward pass that keeps contexts puts everything its backward needs into the arena, and a context that says where
-// into the host's; a pass that keeps nothing uses the arena as scratch, and the caller rewinds it.
+// into the host's. A pass that keeps nothing uses the arena as scratch, and the caller rewinds it.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct Pass {
   const Exec<T>* again = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
   // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is
-  // normed already; and whether its last product adds to y, which is then the residual stream (and x, where there is a
+  // normed already. And whether its last product adds to y, which is then the residual stream (and x, where there is a
   // norm) itself.
   const RowNorm<T>* norm = nullptr;
   bool adds = false;

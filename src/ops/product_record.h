@@ -11,7 +11,7 @@
 
 namespace fw {
 
-// While one lives and listens, every product that is queued for the CUDA device is noted, in order; not those of up to
+// While one lives and listens, every product that is queued for the CUDA device is noted, in order. Not those of up to
 // 64 rows by kernels of this library's own (ops/cuda/gemm_m8.h, gemm_m64.h).
 class ProductRecord {
  public:

@@ -1,5 +1,5 @@
 // Profile: how long each operation of a model's passes takes, what it moves and computes. While one lives, the models
-// that are made then run their operations one at a time, each waited for, and under its name in the list (ops.def); the
+// that are made then run their operations one at a time, each waited for, and under its name in the list (ops.def). The
 // recurrence's calls are its own (nn/recurrence.cpp). Results keep their bits. Times are those of operations alone,
 // with the wait for each: on a GPU a step takes less than their sum.
 //

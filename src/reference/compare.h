@@ -19,8 +19,8 @@ struct FieldError {
 std::vector<FieldError> compare(const ReferenceOutputs& got, const ReferenceOutputs& expected, double floor_share = 0);
 std::vector<FieldError> compare(const ReferenceInputs& got, const ReferenceInputs& expected, double floor_share = 0);
 
-// The gradients a_log and dt_bias, and the preconditioner's, alone. They are sums over all tokens, whose terms cancel;
-// what their float sums are compared with is the size of the terms, that of the gradient of the logits, or floor_share
+// The gradients a_log and dt_bias, and the preconditioner's, alone. They are sums over all tokens, whose terms cancel.
+// What their float sums are compared with is the size of the terms, that of the gradient of the logits, or floor_share
 // of all gradients as in compare(), which has the others of without_parameters().
 std::vector<FieldError> compare_parameters(const ReferenceInputs& got, const ReferenceInputs& expected,
                                            double floor_share = 0);

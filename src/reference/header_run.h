@@ -52,7 +52,7 @@ HeaderCheckpoints header_checkpoints(const ReferenceProblem& problem, const Head
 // Decodes with fw_step, tokens_per_call tokens of every sequence at a time, the states updated in place.
 ReferenceOutputs header_steps(const ReferenceProblem& problem, const HeaderRun& run, int64_t tokens_per_call = 1);
 // The same as speculation does: `drafted` tokens of every sequence a call, of which 1 to `drafted` are accepted,
-// another number of each sequence each time; the states after every token lie at slots of a pool (fw_desc.token_slots),
+// another number of each sequence each time. The states after every token lie at slots of a pool (fw_desc.token_slots),
 // and what was not accepted is computed once more.
 ReferenceOutputs header_speculation(const ReferenceProblem& problem, const HeaderRun& run, int64_t drafted);
 

@@ -26,7 +26,7 @@ struct ReferenceShape {
   bool rate_per_channel = false;        // a_log of a channel decay has a number a channel
 };
 
-// Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], ...; g:
+// Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], .... G:
 // log-decay <= 0, -inf allowed; of g and the erase gate heads are g_heads and erase_heads where they may be either.
 struct ReferenceInputs {
 #define FW_TOKEN(name, heads, width, used) std::vector<double> name;

@@ -122,7 +122,7 @@ FW_HOST_DEVICE inline T efla_factor_derivative(T x) {
   return sum;
 }
 
-// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho; Kaczmarz and NLMS
+// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho. Kaczmarz and NLMS
 // (its eta = 1) use rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is
 // (eta / eps otherwise). The other gains are at most beta. kmk_hat: k.(M k) of
 // the normalised key.

@@ -1,5 +1,5 @@
 // How far one step of a rule can stretch the state: the eigenvalue 1 - e.w of the transition I - w e^T (its others are
-// 1, and no decay is above 1); of an erase that looks before the decay, those of Diag(decay) - w e^T. While it stays in
+// 1, and no decay is above 1). Of an erase that looks before the decay, those of Diag(decay) - w e^T. While it stays in
 // [-1, 1] a step does not let the state grow along its eigenvector; what it depends on is what a rule's gains, norms
 // and normaliser promise of their inputs.
 #pragma once

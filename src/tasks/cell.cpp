@@ -33,7 +33,7 @@ uint64_t split_seed(uint64_t seed, Split split, int64_t length = 0) {
 }
 
 // Training examples, batch by batch; the place in them is all the state there is. One segment is shuffled anew each
-// time round and its batches run over its end; several are a mixture, as Zoology trains on it: one after the other, in
+// time round and its batches run over its end. Several are a mixture, as Zoology trains on it: one after the other, in
 // order, the same batches each time round.
 class Examples {
  public:

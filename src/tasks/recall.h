@@ -9,7 +9,7 @@ namespace fw {
 
 // Kaczmarz Linear Attention's experiments: keys and values drawn with replacement from the halves of the vocabulary,
 // all that follows the pairs is noise of the whole vocabulary, and each key is put at a place x of it with a density of
-// x^-0.1; later keys overwrite earlier ones. Throws Error(kUsage): length >= 2 pairs + 3, vocab_size even, at least 2.
+// x^-0.1. Later keys overwrite earlier ones. Throws Error(kUsage): length >= 2 pairs + 3, vocab_size even, at least 2.
 std::unique_ptr<SyntheticTask> kaczmarz_mqar(const TaskOptions& options);
 
 // Zoology (Arora et al. 2023): `pairs` distinct keys and values, shown `passes` times, then each key once at an even

@@ -14,7 +14,7 @@ std::unique_ptr<SyntheticTask> palindrome(const TaskOptions& options);
 
 // Vocabulary of 128: stacks 0 to 63, values 64 to 89, push 90, pop 91, query 92, filler 93 to 127. Triples (push,
 // stack, value) with a probability of 0.6, else (pop, stack, query) of one of the stacks that hold something, and at
-// its stack the value is asked for; one or two tokens of filler where the length is no multiple of 3.
+// its stack the value is asked for. One or two tokens of filler where the length is no multiple of 3.
 std::unique_ptr<SyntheticTask> stack(const TaskOptions& options);
 
 }  // namespace fw

@@ -61,7 +61,7 @@ class SyntheticTask {
 // mqar_zoology   as Zoology and Based draw it: distinct keys, queries near the pairs
 // palindrome     a random text, a separator, the text backwards
 // stack          64 stacks, pushes and pops in any order; a pop asks for the value
-// niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h); the digits of the answer are
+// niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h). The digits of the answer are
 // asked for niah_single_2, niah_single_3, niah_multikey_1  the same in an essay: a number, a UUID, one of four numbers
 std::vector<std::string> synthetic_tasks();
 TaskOptions default_options(std::string_view task);

@@ -1,5 +1,5 @@
 // WordPiece: a piece is cut from its left into the longest tokens that there are, those behind the first with a prefix
-// (##); one that cannot be cut so to its end, or is too long, is the unknown token. WordLevel: a piece is a token, or
+// (##). One that cannot be cut so to its end, or is too long, is the unknown token. WordLevel: a piece is a token, or
 // the unknown one.
 #include "base/error.h"
 #include "tokenizer/text_matcher.h"

@@ -20,7 +20,7 @@ class ByteSource {
 
 // Without the byte order mark of UTF-8. "-" is standard input, of which what has been read is gone; waiting for it ends
 // as base/stop.h says. Error(kUsage) for a file that is missing, unreadable, a folder, a device or a pipe; for Parquet,
-// which this program does not read (it says how to convert); for .xz, .bz2, .lz4, .zip and .7z, known by their first
+// which this program does not read (it says how to convert). For .xz, .bz2, .lz4, .zip and .7z, known by their first
 // bytes; and for a name that ends in .gz or .zst on a file that is neither. Reading throws Error(kUsage) for UTF-16 and
 // UTF-32, known by their byte order marks.
 std::unique_ptr<ByteSource> open_bytes(const std::string& path);

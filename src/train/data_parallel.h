@@ -3,7 +3,7 @@
 //
 // Batch b of a step is computed by rank b mod N, its gradient from zero. Round by round (N batches) each rank sends
 // every other that one's part of the gradient (all-to-all, float32) and adds what it receives in the order of the
-// batches; the norm is the sum of fixed groups of the parameters' pieces, in order; AdamW runs on the rank's own part,
+// batches. The norm is the sum of fixed groups of the parameters' pieces, in order; AdamW runs on the rank's own part,
 // whose moments no other rank has; then all gather the values. So the bits of a step do not depend on N: N ranks have
 // those of one rank with the same batches (train.sums = "apart"). Of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054)
 // this is stage 1 with the sums' order fixed.

@@ -36,14 +36,14 @@ struct MemoryPlan {
 // train.memory it is the step that fits and computes the least again: train.recompute, then each level above it, of as
 // few layers as will do. Gradients have the same bits whatever it is. Only if none fits and train.moments is auto the
 // moments become bf16, which changes the numbers of a run, and the search begins anew. Throws Error(kUsage) where none
-// fits, saying what would do; for configurations that are not valid; and for steps that are beyond planning: of more
+// fits, saying what would do; for configurations that are not valid. And for steps that are beyond planning: of more
 // tokens than kMostPlannedTokens, or that take more than this process has address space for.
 inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
 // Of several ranks it is the step of the one that has the largest part (data_parallel.h), the same on all of them.
 MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train, int ranks = 1);
 // Room that is left for NCCL on each GPU, 0 for one rank. An estimate from its defaults: buffers of 4 MiB and two
 // protocols more, in up to 32 channels to both neighbours for broadcasts, and in up to 16 to each other rank of a
-// machine (of 8) for messages between two; to those beyond by 2.
+// machine (of 8) for messages between two. To those beyond by 2.
 size_t nccl_room(int ranks);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".
 std::string describe(const RecomputeLayers& what, int64_t layers);

@@ -18,8 +18,8 @@
 namespace fw {
 
 // Relative errors. Logits as one vector; gradients by parameter, the denominator at least 1e-3 of all gradients
-// together, because some parameters have gradients of 5e-5 of the whole, which float32 cannot give to three digits;
-// loss and norm step by step.
+// together, because some parameters have gradients of 5e-5 of the whole, which float32 cannot give to three digits.
+// Loss and norm step by step.
 struct ModelBounds {
   double logits = 1e-4, loss = 1e-4, gradients = 1e-3;
   double trace_loss = 2e-4, trace_norm = 1e-3;

@@ -1,5 +1,5 @@
 // AdamW over the flat buffers of Params (float trains; double is for checks against other programs), and the global
-// norm of the gradients: the moments and the count of updates; the arithmetic is the device's (ops.def).
+// norm of the gradients: the moments and the count of updates. The arithmetic is the device's (ops.def).
 #pragma once
 
 #include <cstdint>

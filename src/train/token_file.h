@@ -4,7 +4,7 @@
 // Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator, and a document is
 //   newline, text, separator line
 // so that a model learns from what a document starts (a newline, which a Session without a prompt begins with too) and
-// where it ends (generation stops after the separator line); every byte of text and separator is a target. Documents
+// where it ends (generation stops after the separator line). Every byte of text and separator is a target. Documents
 // without text are left out. Without a separator the text is one document, exactly as it is. Behind each document
 // stands the tokenizer's end of text, where the writer was asked for it (TokenizeOptions::document_end).
 //
@@ -101,7 +101,7 @@ struct TokenMix {
   std::string description() const;
 };
 
-// Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`; position
+// Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`. Position
 // is the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume). The
 // place of the first window is drawn anew each epoch as well, so that the cuts differ; up to 2 * length - 2 tokens at
 // the two ends are left out of an epoch.

@@ -2,7 +2,7 @@
 // tokenizer can cut it (Tokenizer::whole_prefix), nor with what it makes.
 //
 // While it is made, a token file PATH is PATH.tokenizing, PATH.tokenizing.offsets and PATH.tokenizing.bytes. Every
-// TokenizeOptions::safe_every bytes of text, and when it is stopped, PATH.tokenizing.json says how far it came; the
+// TokenizeOptions::safe_every bytes of text, and when it is stopped, PATH.tokenizing.json says how far it came. The
 // next call with the same text, separator and tokenizer goes on from there, and the file in the end has the same bytes.
 // Another text is noticed, and then it begins anew.
 #pragma once

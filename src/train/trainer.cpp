@@ -278,7 +278,7 @@ struct Trainer::Impl {
   }
 
   // best/ beside the checkpoint that the run goes on from. It is older where the run was stopped just before it was
-  // written, and newer where it was stopped between the evaluation and the next checkpoint; a model of steps that are
+  // written, and newer where it was stopped between the evaluation and the next checkpoint. A model of steps that are
   // still to come stays until they have.
   void take_up_best() {
     const BestRecord found = read_best(config.out);

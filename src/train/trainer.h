@@ -69,7 +69,7 @@ class Trainer {
   // Error(kUsage).
   //
   // Of several ranks (data_parallel.h) all construct the same trainer and make the same calls, each on the device that
-  // is its own; rank 0 alone writes files, evaluates and calls on_log and on_step, and its errors are what ends a run:
+  // is its own. Rank 0 alone writes files, evaluates and calls on_log and on_step, and its errors are what ends a run:
   // those of the others say only that. They read checkpoints from the same folder.
   Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer,
           TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks = one_rank());
@@ -90,7 +90,7 @@ class Trainer {
   // checkpoint, is written before the step's record and evaluation are made. An evaluation also ends when base/stop.h
   // says so: its record is then made by the run that is resumed. Throws Error(kNumeric) after 10 steps in a row whose
   // loss or norm is not finite, and when the model is not finite at the end (out/model is not written) or its held-out
-  // loss; Error(kIo) when a file cannot be written, and Error(kUsage) when `out` holds checkpoints of an earlier run
+  // loss. Error(kIo) when a file cannot be written, and Error(kUsage) when `out` holds checkpoints of an earlier run
   // and resume() was not called. What `on_log` throws comes out after a checkpoint. `on_step` gets every step before
   // its record is made; what it throws is not caught. All three arguments may be null.
   bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop,

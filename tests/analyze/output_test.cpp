@@ -191,7 +191,7 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
   EXPECT_EQ(names.size(), 9u);
 }
 
-// Layers with mixers of their own: the first has no gain, no erase and no lambda; the second's keys are normalised, the
+// Layers with mixers of their own: the first has no gain, no erase and no lambda. The second's keys are normalised, the
 // third's are not, so that one axis does not fit both; heads of keys and of values differ.
 TEST_F(AnalysisOfText, EveryLayerIsDrawnByItsOwnRule) {
   Analysis mixed = analyse("linear_attention", {{0}, 0, 64, 16});

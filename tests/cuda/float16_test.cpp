@@ -1,5 +1,5 @@
 // Tensors of float16 numbers (FW_F16) on the device: the token form within float32's errors and one rounding, the chunk
-// form within the bounds of bf16 tensors of what its operands are, and of the numbers themselves a little more; offsets
+// form within the bounds of bf16 tensors of what its operands are, and of the numbers themselves a little more. Offsets
 // on the device, logits, lengths around a chunk, and what is beyond the largest number.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -131,7 +131,7 @@ TEST(ChunkForm, BackwardOfTensorsElsewhere) {
   }
 }
 
-// K between the tiles' 64 and 128: rows in vectors are copied with zeros after their channels; packed sequences whose
+// K between the tiles' 64 and 128: rows in vectors are copied with zeros after their channels. Packed sequences whose
 // ends TMA leaves to threads; each kernel of prepare, with the backward chunk tiles of gains up to 1 and above.
 TEST(ChunkForm, KeysBetweenTheTiles) {
   const int64_t keys[] = {8, 40, 56, 72, 96, 120};

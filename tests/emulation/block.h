@@ -1,4 +1,4 @@
-// One block of a grid: its threads as fibers, the order they run in, and the places where they meet; and a cluster of
+// One block of a grid: its threads as fibers, the order they run in, and the places where they meet. And a cluster of
 // blocks, which run in turn, each until its threads wait for a common barrier or for another block.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the fuzz targets share. A reader may end with fw::Error and nothing else; anything else that is thrown, any
+// What the fuzz targets share. A reader may end with fw::Error and nothing else. Anything else that is thrown, any
 // fault that a sanitizer sees and any promise that does not hold ends the process, which is how libFuzzer learns of it.
 #pragma once
 

@@ -100,7 +100,7 @@ TEST_P(DeviceList, Softplus) {
 }
 
 // Both laws: one token, chunks that end early, empty sequences, more sequences than groups, channels and rows that fill
-// no block and no group; sequences that are cut into parts, with one of ten tokens and an empty one beside it.
+// no block and no group. Sequences that are cut into parts, with one of ten tokens and an empty one beside it.
 TEST_P(DeviceList, SelectiveScan) {
   std::vector<int64_t> singles(41);
   std::iota(singles.begin(), singles.end(), int64_t{0});

@@ -1,5 +1,5 @@
 // The recurrence through the C header, in both forms, double, float and bf16 inputs, and the reference itself against
-// values that other people's code computed (shared/vectors/ops.safetensors); and what is said of files that are not of
+// values that other people's code computed (shared/vectors/ops.safetensors). And what is said of files that are not of
 // that form.
 #include "reference/ops_vectors.h"
 

@@ -188,7 +188,7 @@ Vec split_steps(const std::string& rule, const Step& x, int n) {
 
 // What is left of the residual: of it explicit steps leave (1 - x/n)^n, the flow exp(-x), implicit ones (1 + x/n)^-n,
 // in this order, x = beta |k|^2. Both meet the flow: exp(-x) (1 - x^2 / n) <= (1 - x/n)^n for x <= n, since
-// exp(x) (1 - x/n)^n >= (1 - x^2/n^2)^n >= 1 - x^2/n; and (1 + x/n)^-n <= exp(-x) / (1 - x^2 / n) in the same way.
+// exp(x) (1 - x/n)^n >= (1 - x^2/n^2)^n >= 1 - x^2/n. And (1 + x/n)^-n <= exp(-x) / (1 - x^2 / n) in the same way.
 TEST(Efla, LiesBetweenManyDeltaStepsAndManyLonghornSteps) {
   for_each_step([](Step x) {
     x.in.beta = {2 / square(x.k)};

@@ -21,7 +21,7 @@
 //    hence |D_t|_F <= nu_t (a_t |D_{t-1}|_F + |m_t|_F) + beta_t |n_t|, and if a_t nu_t <= rho < 1, nu_t |m_t| + beta_t
 //    |n_t| <= b:
 //        |D_t|_F <= rho^t |D_0|_F + b (1 - rho^t) / (1 - rho).
-//    By 2. that holds for every a_t <= rho / sqrt(2), whatever queries, keys and gates are; without a decay no such
+//    By 2. that holds for every a_t <= rho / sqrt(2), whatever queries, keys and gates are. Without a decay no such
 //    bound can hold, even for the delta rule, because M is the identity on what is orthogonal to f.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Chunk form and token form against the reference, forward and every gradient, double and float: all presets, all
-// lengths around the chunk and sub-chunk edges, all head dims; grouped heads, initial states, packing and layouts
+// lengths around the chunk and sub-chunk edges, all head dims. Grouped heads, initial states, packing and layouts
 // rotate through the combinations so that every one of them meets every length and every dim.
 #include <array>
 #include <cctype>

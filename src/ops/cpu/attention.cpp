@@ -1,5 +1,5 @@
 // Softmax attention in tiles: a task is a block of queries of one head (forward) or the keys of one key/value head or
-// of a part of them (backward); scores exist for kQueries x kKeys at a time. Forward keeps a running maximum and sum of
+// of a part of them (backward). Scores exist for kQueries x kKeys at a time. Forward keeps a running maximum and sum of
 // every query and their logarithm for backward, which makes the scores again. The products go to the library; a few
 // queries (decoding) to kernels of our own, which read keys and values once for all heads of a group.
 //   forward    s = scale q k^T, p = exp(s - largest), o = p v / sum p

@@ -5,7 +5,7 @@
 //   f.columns<N>(c)                      what it needs of the columns c, c + 1, ... and keeps over rows (struct Plain: nothing)
 //   f(columns, row, in, out)             in[i][k], out[o][k]: number k of the i-th input and the o-th output, as floats
 //   f(columns, row, in, out, sums)       sums[s][k] += what the row adds to the s-th sum of its column
-// A thread has the same columns of several rows, which are all asked for before the first is used; all of a row's
+// A thread has the same columns of several rows, which are all asked for before the first is used. All of a row's
 // inputs are read before its outputs are written, so that an output may lie where an input does. Sums have an order of
 // the shape alone: a thread's rows, a block's threads, the blocks.
 #pragma once

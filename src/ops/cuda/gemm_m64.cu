@@ -1,4 +1,4 @@
-// A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time; W is the left operand of
+// A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time. W is the left operand of
 // warp-group products and x, 16, 32 or 64 of its rows, the right one, so that the tokens are the short side. Up to
 // eight blocks that share rows of W, one slice each, are a cluster: of its sums each block sends the others their share
 // of the rows, and adds up and stores its own, in the order of the slices. TMA sends them (reads from one another took
@@ -50,8 +50,8 @@ struct GemmM64Shape {
   static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes);
 };
 
-// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster;
-// after them those of the block's own share that the other slices send, [slices - 1, halves, kTokens, kShare]. Eights
+// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster.
+// After them those of the block's own share that the other slices send, [slices - 1, halves, kTokens, kShare]. Eights
 // of outputs are exchanged by the token's number, so that lanes that write meet few banks (a gap from token to token
 // would be sent, too).
 template <int kTokens, int kSlices, bool kHalves>

@@ -3,7 +3,7 @@
 // a sequence's chunks leaves the turns before each (the marks), and whoever wants a token's begins at its chunk's mark.
 // Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over the
 // tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is
-// summed in registers; the sum over the tokens after a token is that of its chunk and those after, a second scan, less
+// summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second scan, less
 // what the chunk has before the token, so that its two halves need not meet:
 //   dTheta_t = I_chunk - E_t        E_t = sum of dtheta over the chunk's tokens before t
 // A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that

@@ -2,7 +2,7 @@
 //   with n = x rstd and h = dy weight:   dx = rstd (h - n mean(h n))     dweight = sum over rows of dy n
 // Forward reads x (and delta) and writes y (and x) once, backward reads dy and x (dx to add to) and writes dx once:
 // what limits them is memory alone. In forward a warp has a row, so that a row needs no barrier, and keeps it in
-// registers, up to eight packets a lane (2,048 bf16 numbers); wider rows, few rows, and in backward all but the
+// registers, up to eight packets a lane (2,048 bf16 numbers). Wider rows, few rows, and in backward all but the
 // narrowest, take a block of eight warps, and those that are wider still (16,384) or not aligned are read twice.
 // x after an addition is rounded as it is stored, and the norm is that of the rounded row: backward sees the same.
 #include <algorithm>

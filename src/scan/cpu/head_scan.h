@@ -33,8 +33,8 @@ class Bump {
 };
 
 // Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E.
-// Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f;
-// z, dz the values that go along them: z, then what the erase found (else one block of both, R); tri, dtri and diag
+// Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f.
+// Z, dz the values that go along them: z, then what the erase found (else one block of both, R); tri, dtri and diag
 // those of each key.
 template <class T>
 struct HeadScratch {

@@ -1,5 +1,5 @@
 // token_forward, token_backward, the preconditioner, sum_groups and upload against the double reference: random rules
-// over all axes, random shapes, packed and uniform, bf16 and float32 tensors, both layouts of the state, slots; and
+// over all axes, random shapes, packed and uniform, bf16 and float32 tensors, both layouts of the state, slots. And
 // that bits do not depend on what they must not depend on. token_test [cases] [seed]; the exit status says whether all
 // is right.
 #include <fmt/format.h>

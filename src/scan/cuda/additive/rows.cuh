@@ -78,7 +78,7 @@ FW_DEVICE FrontCoefs<float> additive_coefs(const Rule& rule, float scale, float 
 }
 
 // Factors of a chunk's rows. P_ij is q_i . k_j times, for j in an earlier block of 16 rows than i, after_i
-// before_[block of i - 1]j: of the decay from j to the row before i's block, and from there to i; in the same block
+// before_[block of i - 1]j: of the decay from j to the row before i's block, and from there to i. In the same block
 // left_i right_j exp2(pair_i - pair_j).
 struct FactorRows {
   float pair[kChunk], left[kChunk], right[kChunk], after[kChunk], before[3][kChunk];

@@ -93,7 +93,7 @@ struct HeadArg {
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of
 // gates/ would. In the chunk form prepare() and gradients() (select.h: prepare_fuses_gates(), gradients_fuse_gates()),
 // rounded to bf16: log-decays and gates of channels, all that the rule has, or none. Besides, of one scalar per token,
-// in float32 (front/token_scalars.cuh): all that the rule has, or none; forward the first kernel that reads them makes
+// in float32 (front/token_scalars.cuh): all that the rule has, or none. Forward the first kernel that reads them makes
 // the values, and backward, where these are given, gradients() those of the logits. In the token form token_forward()
 // where few_tokens() (token/cut.h). a_log and dt_bias are the log-decay's.
 struct FusedGates {

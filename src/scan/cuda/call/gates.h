@@ -19,7 +19,7 @@ namespace fw::cuda {
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
 // Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in
-// bf16, all or none, and those of one number a token, all or none; of few_tokens() (token/cut.h) in the token form any,
+// bf16, all or none, and those of one number a token, all or none. Of few_tokens() (token/cut.h) in the token form any,
 // or none.
 FusedGates fused_activations(const Plan& plan, bool chunk_form);
 // Of these the ones that they do take, forward or, with the places of gradients, backward too. args: of the call as

@@ -4,7 +4,7 @@
 // (FW_CUDA_EMULATION) the kernel has run when it returns. A grid with a zero is no launch.
 //
 // Kernels one after the other (launch_overlapped, on Hopper). One that calls grid_dependency_launch() lets the next one
-// on the stream begin once all its blocks have called it or are over; that one calls grid_dependency_wait() before it
+// on the stream begin once all its blocks have called it or are over. That one calls grid_dependency_wait() before it
 // touches what this one makes or reads, and this returns when this one is over and its writes are seen. What the next
 // one reads before its wait must have been there before this one began. The rule: wait, then launch. Then whatever was
 // on the stream before this kernel is over when the next one begins, and the next one may read it at once: inputs, and

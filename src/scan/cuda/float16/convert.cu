@@ -1,6 +1,6 @@
 // Float16 tensors as rows of bf16 or float32 before a call's kernels, and back after them. See float16/kernels.h.
 //
-// Roles, 256 threads: a block of the grid's second dimension has one tensor; a thread has eight neighbouring channels
+// Roles, 256 threads: a block of the grid's second dimension has one tensor. A thread has eight neighbouring channels
 // of a row at a time, or, of rows that are not 16-byte vectors (token scalars: the heads), one number. Nothing is
 // shared.
 #include <algorithm>

@@ -7,7 +7,7 @@
 //
 // What a gate's law is and where its tensors lie is looked up once a thread, not in each token's work tile, where the
 // law was an indirect branch a number. Where all tensors of a gate are bf16 in vectors with tokens at one distance
-// (walks()), rows are found by an addition and two tokens are on their way at once; what else there is takes a form
+// (walks()), rows are found by an addition and two tokens are on their way at once. What else there is takes a form
 // that asks of every row what it is.
 #include <algorithm>
 #include <type_traits>

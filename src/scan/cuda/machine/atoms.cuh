@@ -32,7 +32,7 @@ FW_DEVICE uint32_t b_fragment(uint32_t base, int row, int atom) {
                          atom);
 }
 // With _trans: left operand whose transpose [summed index][row of the result] lies in memory, also where
-// stmatrix_x4_trans puts a result made that way; right operand that lies as [summed index][column of the result].
+// stmatrix_x4_trans puts a result made that way. Right operand that lies as [summed index][column of the result].
 FW_DEVICE uint32_t a_fragment_trans(uint32_t base, int row, int atom) { return b_fragment(base, row, atom); }
 FW_DEVICE uint32_t b_fragment_trans(uint32_t base, int row, int atom) { return a_fragment(base, row, atom); }
 

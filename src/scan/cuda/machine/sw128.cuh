@@ -1,6 +1,6 @@
 // Operands of matrix products in tiles of 64 rows (tiles.h: SW128 tiles of 64 columns, atoms of 16 bytes exchanged by
 // XOR with the row), by ldmatrix. A tile is given by its shared address, at a multiple of 1024 bytes; rows and columns
-// of a corner are multiples of 8; columns of 16 where 16 columns are taken: then the lane's atom differs from lane to
+// of a corner are multiples of 8. Columns of 16 where 16 columns are taken: then the lane's atom differs from lane to
 // lane by XOR alone.
 #pragma once
 

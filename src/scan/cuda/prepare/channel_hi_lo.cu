@@ -17,7 +17,7 @@ namespace fw::cuda {
 namespace {
 
 // Shared memory. w / L and what bf16 leaves out of it, e L and what .., r L, in the places of the raw k, erase gate and
-// q; then w up to the middle of the chunk of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves
+// q. Then w up to the middle of the chunk of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves
 // out of it. T, A and P take the place of w / L, M that of T, what bf16 leaves out of A and P that of w up to the
 // middle. -E (becomes y) and then Khat (becomes x) take the place of e L, and Q that of r L.
 template <int kTileK>

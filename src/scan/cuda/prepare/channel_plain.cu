@@ -35,7 +35,7 @@ inline constexpr float kLowestPlainStep = -14.42695f;
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
 // Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become
-// erase (then T) and, if they are float32, keys (then x); gates of key channels are where keys go. M of the chunk tiles
+// erase (then T) and, if they are float32, keys (then x). Gates of key channels are where keys go. M of the chunk tiles
 // takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what
 // runs of rows make of A.
 template <int kTileK>
@@ -175,7 +175,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
 }
 
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go,
-// and up to the end of their pair of blocks; as sums (log2) first.
+// and up to the end of their pair of blocks. As sums (log2) first.
 template <int kN>
 struct BlockDecays {
   float before[kN], keys[kN], near[kN];

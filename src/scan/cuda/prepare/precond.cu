@@ -1,7 +1,7 @@
 // prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner
 // (made here, from A before the chunk) times a scale per row. A block has one chunk of one value head. The raw rows of
 // q and k are operands as they came from memory and what they are multiplied with is a factor of results, as for plain
-// rules (prepare/scalar.cu), and delta the forward scan takes them (RowTiles); k (.) M is a tile of its own alongside k
+// rules (prepare/scalar.cu), and delta the forward scan takes them (RowTiles). K (.) M is a tile of its own alongside k
 // delta, and takes the place of k (q (.) M: of q) where there is no erase.
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
@@ -20,7 +20,7 @@ namespace fw::cuda {
 namespace {
 
 // Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the
-// coefficients; z: of the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as split_keys;
+// coefficients. Z: of the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as split_keys;
 // split_erase: of -E.
 struct PrecondFactors {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];

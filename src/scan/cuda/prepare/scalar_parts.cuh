@@ -1,6 +1,6 @@
 // What the kernels share that prepare chunks whose channels decay alike: the decays, the products of T and P and their
 // factors, chunk tiles that are multiples of raw rows. Factors: a struct of numbers by row, in shared memory, with
-// pair: G_i in log2 with the decay of a token bounded from below, so that differences of it keep their digits; what the
+// pair: G_i in log2 with the decay of a token bounded from below, so that differences of it keep their digits. What the
 // bound cuts off is 1e-12 of a product; gamma and keys: exp(G_i) and exp(G_C - G_i); right: factors of the columns of T
 // and P.
 #pragma once

@@ -6,7 +6,7 @@
 
 namespace fw::cuda {
 
-// Factors by row. left: of the rows of P and of T, right: of the columns of both, besides the decays; gamma, keys: of
+// Factors by row. left: of the rows of P and of T, right: of the columns of both, besides the decays. Gamma, keys: of
 // the decays, in the end those of the operands in the chunk tiles q and (with split_keys) Khat; split_erase: those in
 // -E. left is also where |q|^2 and |k|^2 wait for the coefficients.
 struct ScalarRows {

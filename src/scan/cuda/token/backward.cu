@@ -6,7 +6,7 @@
 //     de = -Sbar du                dSbar = dS - e du^T   dg = sum_v Sbar (.) dSbar          dS_{t-1} = Diag(alpha) dSbar
 // Every thread reads back only what it wrote itself. See kernels.h.
 //
-// Roles: every warp has rows of the state in registers; sums over values meet in shared memory, in two halves by turns,
+// Roles: every warp has rows of the state in registers. Sums over values meet in shared memory, in two halves by turns,
 // and the warp whose work tile it is finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 

@@ -118,7 +118,7 @@ struct MixedRows {
   }
 
   // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own
-  // erase key but for what row_scales() has a part in; q and k in the places of r and w; the sums of rows; the
+  // erase key but for what row_scales() has a part in. Q and k in the places of r and w; the sums of rows; the
   // gradients of a channel erase gate and of M, the latter but for the normaliser's part.
   template <class Shape>
   static FW_DEVICE void finish_streams(ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {

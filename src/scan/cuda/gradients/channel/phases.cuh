@@ -1,6 +1,6 @@
 // Channel decay. Rows are grouped in blocks of 16, each with an anchor between its eighth row and its ninth. The
-// streams carry the decay from the anchor to their row (r, e) or its inverse (w); the decay from one anchor to the next
-// multiplies the accumulators as a product walks over the blocks, its own block included; what the states give comes
+// streams carry the decay from the anchor to their row (r, e) or its inverse (w). The decay from one anchor to the next
+// multiplies the accumulators as a product walks over the blocks, its own block included. What the states give comes
 // along as the outermost term, from the chunk's start or end. For the inverse to be a number, decays of single tokens
 // are bounded from below between pairs of rows (kLowestLog2Decay, as prepare does), and nowhere else: unbound_states().
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.

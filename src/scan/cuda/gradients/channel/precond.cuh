@@ -8,7 +8,7 @@
 
 namespace fw::cuda {
 
-// Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came; G in units of log 2
+// Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came. G in units of log 2
 // (first the log-decays); the decay, the gain beta kn^2, and kn^2 (RunGates); the head's center, in each place.
 template <class Shape>
 struct RowGateArrays {

@@ -24,7 +24,7 @@ inline unsigned pieces_of(const GradientArgs& args) {
 inline constexpr double kBesideScan = 1.05;
 // Shape::kTileTime: microseconds that a block takes for a tile with two value blocks (measured on an H200). With
 // TilesReady there are two launches. The first has the processors that the scan leaves free, and so many tiles as they
-// can do in the scan's time, or a work tile more; the second has the rest, and begins where there is room.
+// can do in the scan's time, or a work tile more. The second has the rest, and begins where there is room.
 template <class Shape>
 void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size_t shared_bytes, void* stream,
                       GradientKernelArgs args) {

@@ -12,7 +12,7 @@ namespace fw::cuda {
 
 // What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a
 // token, a lane each: inputs and, in the same order, gradients, but for those of the preconditioner's gates, which
-// other kernels make of kDAlpha and kDBeta; then the rest. Four work tiles.
+// other kernels make of kDAlpha and kDBeta. Then the rest. Four work tiles.
 inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
 static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients &&
               static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
