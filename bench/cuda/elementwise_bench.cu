@@ -1,7 +1,8 @@
-// Times of the operations of src/ops/cuda that memory limits, in bf16, one JSON line each: milliseconds, the bytes that
-// must move (each tensor once), and their rate as a share of that of a copy of [tokens, width] on the same device in
-// the same run ("of_copy"), and of a copy of [tokens, conv_channels], which is long enough that its beginning and end
-// do not count ("of_long_copy").
+// Times of the operations of src/ops/cuda that memory limits, in bf16, one JSON line each. A line has:
+// - the milliseconds,
+// - the bytes that must move (each tensor once),
+// - "of_copy": their rate as a share of that of a copy of [tokens, width], on the same device in the same run,
+// - "of_long_copy": the same of a copy of [tokens, conv_channels], long enough that its beginning and end do not count.
 //
 //   elementwise_bench [tokens width conv_channels]
 #include <cstdio>

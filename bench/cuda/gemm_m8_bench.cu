@@ -1,6 +1,6 @@
-// The products of a decoded token in bf16 (rows of x: 1, 4 or 8 by gemm_m8.h, 16, 32 or 64 by gemm_m64.h), one JSON
-// line each: microseconds a product in a captured graph of 40 of them over weights that do not fit into the
-// second-level cache, and the weight's bytes as a share of what a copy moves in the same time.
+// The products of a decoded token in bf16, one JSON line each. Rows of x: 1, 4 or 8 by gemm_m8.h, and 16, 32 or 64 by
+// gemm_m64.h. A line has the microseconds of a product and its weight's bytes, as a share of what a copy moves in the
+// same time. A captured graph holds 40 products over weights that do not fit into the L2 cache.
 #include <algorithm>
 #include <cstdio>
 #include <vector>

@@ -1,5 +1,5 @@
-// Analyses of several runs on one text, gathered: for each quantity its distribution over all heads, layers and tokens
-// of a run, and how it goes with depth, a panel for each run with the same axes. A table of all of them.
+// Analyses of several runs on one text, gathered. Each quantity has its distribution over all heads, layers and tokens
+// of a run, and how it goes with depth. Each run has a panel, all with the same axes. A table of all of them.
 #pragma once
 
 #include <string>

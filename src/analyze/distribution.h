@@ -1,6 +1,6 @@
 // Distribution: a stream of numbers as count, mean, standard deviation, extremes, quantiles and histogram, in one pass
-// and constant memory. The histogram adapts: its bins are multiples of a power of two and double in width whenever the
-// values would need more than kBins of them, so that bins are merged whole and every value stays counted once.
+// and constant memory. The histogram adapts: its bins are multiples of a power of two. They double in width whenever
+// the values would need more than kBins of them. So bins are merged whole and every value stays counted once.
 #pragma once
 
 #include <cstdint>

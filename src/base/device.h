@@ -1,7 +1,11 @@
 // Devices. `Device` is what everything above the operations knows of one: its memory and the order of its work. The
-// host is one. The CUDA device is the other, and one of device/cuda.cpp (a build with CUDA), device/none.cpp (without:
-// each call throws DeviceError) and device/emulated.cpp (kernels run on the CPU) is linked for it. Below, for programs
-// that call the C header with device pointers (tests, selftest, bench): its name, plain memory and times.
+// host is one. The CUDA device is the other, and one of three files is linked for it:
+// - device/cuda.cpp: a build with CUDA,
+// - device/none.cpp: a build without, where each call throws DeviceError,
+// - device/emulated.cpp: kernels run on the CPU.
+//
+// Below, for programs that call the C header with device pointers (tests, selftest, bench): its name, plain memory and
+// times.
 #pragma once
 
 #include <cstddef>

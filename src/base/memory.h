@@ -8,9 +8,11 @@
 
 namespace fw {
 
-// Bytes that this process can still take: the least of what the system gives without swapping (MemAvailable), what the
-// limits of its control groups leave (version 1 or 2, of every group above it too) and what its own limit of address
-// space (ulimit -v) leaves.
+// Bytes that this process can still take, the least of:
+// - what the system gives without swapping (MemAvailable),
+// - what the limits of its control groups leave (version 1 or 2, of every group above it too),
+// - what its own limit of address space (ulimit -v) leaves.
+//
 // Nothing: none of them says.
 std::optional<uint64_t> available_memory();
 

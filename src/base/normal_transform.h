@@ -1,5 +1,5 @@
 // A normal number of two numbers of the generator (Box and Muller 1958), with the same bits on the host and on a CUDA
-// device: logarithm and cosine are sums and products of doubles, each rounded by itself, in an order that is written
+// device. Logarithm and cosine are sums and products of doubles, each rounded by itself, in an order that is written
 // here. (The functions of the two standard libraries differ in their last bit now and then, and so do products that a
 // compiler adds on unrounded.) Both are within 3 units in the last place.
 #pragma once

@@ -1,7 +1,7 @@
 // PlanDevice: a device that computes nothing and counts the memory that a computation would take on the host, or on a
 // CUDA device, which need not be there. Its allocations are address space that nothing may touch; what is copied into
 // it is dropped, and what is read from it is zeros. A model that is made with it runs its passes as any other, with
-// operations that only allocate (ops/cpu/planned.cpp, ops/planned_cuda.cpp): so the memory of a run is known before it
+// operations that only allocate (ops/cpu/planned.cpp, ops/planned_cuda.cpp). So the memory of a run is known before it
 // is taken, by the code that takes it.
 #pragma once
 

@@ -1,6 +1,6 @@
-// StagedRanks: the ranks of a Communicator that carries host memory, for the memory of the CUDA device: piece by piece
-// it is copied to page-locked memory of the host, sent from there, and copied to the other's device. What carries a
-// GPU's tensors where nothing below knows GPUs.
+// StagedRanks: the ranks of a Communicator that carries host memory, for the memory of the CUDA device. Memory is
+// copied piece by piece to page-locked memory of the host, sent from there, and copied to the other's device. What
+// carries a GPU's tensors where nothing below knows GPUs.
 #pragma once
 
 #include <memory>

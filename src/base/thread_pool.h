@@ -2,8 +2,8 @@
 // program do not wait for each other. Its threads are made when they are first needed and end with the calling thread.
 //
 // Waiting: a thread looks for a few microseconds, then lets others have its core between looks, and soon sleeps. Loops
-// of a model follow each other so closely that sleeping at once would cost more than it saves, but a wait without bound
-// (libgomp's is milliseconds) takes the core from whoever else computes on it, and two programs beside each other then
+// of a model follow each other so closely that sleeping at once would cost more than it saves. But a wait without bound
+// (libgomp's is milliseconds) takes the core from whoever else computes on it. Two programs beside each other then
 // hardly move. OMP_WAIT_POLICY=passive, or more threads than cores, means to sleep at once.
 #pragma once
 

@@ -50,8 +50,8 @@ class OneLibraryThread {
 };
 
 // Runs tasks until none is left; keeps the first exception. Every thread has a share of neighbouring tasks and helps
-// the others when it is done with it: a task that comes again (a head of the next token) finds its memory in the cache
-// of the core that had it last.
+// the others when it is done with it. So a task that comes again (a head of the next token) finds its memory in the
+// cache of the core that had it last.
 class TaskQueue {
  public:
   TaskQueue(int64_t count, int threads, const std::function<void(int64_t)>& body)

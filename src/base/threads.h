@@ -14,7 +14,7 @@ int num_threads();
 void set_num_threads(int n);
 
 // While it lives, loops of the calling thread use the number of threads that there was when it was made, and at most
-// `planned`: what is sized by a number of threads stays right whatever other threads set meanwhile.
+// `planned`. So what is sized by a number of threads stays right whatever other threads set meanwhile.
 class ThreadsOfCall {
  public:
   explicit ThreadsOfCall(int planned);

@@ -10,8 +10,8 @@
 
 namespace fw::cli {
 namespace {
-// A terminal gets escapes in place of what is not ASCII, which JSON reads as the same: control characters among it
-// (U+009B, U+202E) do not reach it, but for DEL, which no terminal heeds.
+// A terminal gets escapes in place of what is not ASCII, which JSON reads as the same. So control characters among it
+// (U+009B, U+202E) do not reach the terminal. The exception is DEL, which no terminal heeds.
 std::string output_text(const Json& json, int indent) {
   return json.dump(indent, ' ', is_terminal(1), Json::error_handler_t::replace) + "\n";
 }

@@ -1,6 +1,6 @@
-// What a command is about to write, looked at before its work begins: it must be writable, it must not be what the
-// command reads (under whatever name), and a folder that a command fills must be its own. Every refusal is an
-// Error(kUsage) that names the option.
+// What a command is about to write, looked at before its work begins. It must be writable and must not be what the
+// command reads (under whatever name). A folder that a command fills must be its own. Every refusal is an Error(kUsage)
+// that names the option.
 //
 // What a command reads is known from its options alone (Option::path), with their values as they are when it is asked:
 // files and those that patterns stand for. Of folders of models, runs, sweeps and evaluations the files that these

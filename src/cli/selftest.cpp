@@ -30,7 +30,7 @@ constexpr double kBoundFloat = 2e-5;
 constexpr double kBoundProducts = 6e-3;
 constexpr double kBoundProductGradients = 2e-2;
 // a_log and dt_bias are sums of the log-decays' gradients, and each of those is a sum over the later tokens of its
-// chunk: one token's rounding stands in up to 64 of them and does not average out. That makes 4.6 times the log-decays'
+// chunk. One token's rounding stands in up to 64 of them and does not average out. That makes 4.6 times the log-decays'
 // relative error where decays are alike (3.2 to 4.3 in 40 problems each of kda, gated_deltanet and gla), and theirs is
 // up to 1.3e-2 at these shapes.
 constexpr double kBoundProductParameters = 6e-2;

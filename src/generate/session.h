@@ -73,9 +73,9 @@ class Session {
   std::vector<int32_t> recent_;  // the last ids, oldest first, kMostRecent of them at least where there are as many
 };
 
-// Up to `slots` sessions a token of each at a time, each with its own state, random numbers and recent ids: what one
-// gives does not depend on the others, but for the rounding of matrix products where there are more than Decoder's few
-// rows (docs/internals/token.md).
+// Up to `slots` sessions, a token of each at a time, each with its own state, random numbers and recent ids. What one
+// gives does not depend on the others. The exception is the rounding of matrix products where there are more than
+// Decoder's few rows (docs/internals/token.md).
 class SessionBatch {
  public:
   // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1.

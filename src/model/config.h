@@ -100,9 +100,9 @@ struct ModelConfig {
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
-  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7 and mamba3 are those
-  // kinds, "recurrent" is `rule`, and all else is a rule of its own (a preset or axes) with the other keys of the
-  // model.
+  // A layer's entry of `layers`. These are kinds of their own: attention, window, conv, ssd, mamba, longhorn_diag,
+  // mesa, rwkv7 and mamba3. "recurrent" is `rule`. All else is a rule of its own (a preset or axes) with the other keys
+  // of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;

@@ -1,7 +1,7 @@
 // Decoder: generation of N sequences side by side, a token of each at a time, on the model's device. What changes from
-// token to token (ids, positions, what was drawn) lies in the device's memory, so the pass of a token is recorded once
+// token to token (ids, positions, what was drawn) lies in the device's memory. So the pass of a token is recorded once
 // (Device::record: one CUDA graph on a GPU) and queued again for each. The host waits for nothing but what was drawn,
-// and that is there before the pass that reads it has begun: with sample(), step(), wait() in this order it may look at
+// and that is there before the pass that reads it has begun. With sample(), step(), wait() in this order it may look at
 // a token, and stop, while the device works on the next one's logits. The state has then seen exactly the tokens that
 // were drawn.
 #pragma once

@@ -59,9 +59,11 @@ class LanguageModel {
   LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
                            double grad_scale, ModelState<T>* state = nullptr);
 
-  // The same in parts, for several passes whose sums the host reads once: begin_step() zeroes gradients and sums,
-  // accumulate() is forward_backward() that leaves its loss in the sums, step_sums() is where they lie in device
-  // memory, read_sums() waits for them.
+  // The same in parts, for several passes whose sums the host reads once:
+  // - begin_step() zeroes gradients and sums,
+  // - accumulate() is forward_backward() that leaves its loss in the sums,
+  // - step_sums() is where they lie in device memory,
+  // - read_sums() waits for them.
   void begin_step();
   void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
                   double grad_scale, ModelState<T>* state = nullptr);

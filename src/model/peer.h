@@ -24,10 +24,13 @@ bool is_peer_config(const nlohmann::json& config);
 // What a peer's model has that this program does not, such as "mamba2"; "" when it can be read.
 std::string unknown_peer_model(const nlohmann::json& config);
 
-// Throws Error(kUsage) naming file (`where`), key, what was expected and what came: for an unknown model, for a key
-// whose value asks for something that the layer here does not compute, and for an unknown key with a number or a
-// switch. Keys that are known to change no number (kernels, caches, token ids) are not looked at. `warnings` gets the
-// other keys that are not known. The result is validated and has `peer` set.
+// Throws Error(kUsage) naming file (`where`), key, what was expected and what came, for:
+// - an unknown model,
+// - a key whose value asks for something that the layer here does not compute,
+// - an unknown key with a number or a switch.
+//
+// Keys that are known to change no number (kernels, caches, token ids) are not looked at. `warnings` gets the other
+// keys that are not known. The result is validated and has `peer` set.
 ModelConfig config_from_peer(const nlohmann::json& config, const std::string& where, StringList* warnings = nullptr);
 // The peer's configuration of the same model: the one it came with, or one made for it. Throws Error(kUsage) saying
 // which keys stand in the way when no peer's type has such a layer.

@@ -1,7 +1,7 @@
-// ModelState: what a model remembers of N sequences: the tensors that each layer's mixer declares (nn/layer_state.h),
-// and the number of tokens that each sequence has seen, which is the position of its next token. An object: create,
-// copy (fork), save, load. Its file is a safetensors file whose metadata says layout, dtype, rule and the hash of the
-// model's parameters; loading into another model is an error.
+// ModelState: what a model remembers of N sequences. It has the tensors that each layer's mixer declares
+// (nn/layer_state.h) and the number of tokens that each sequence has seen. That number is the position of its next
+// token. An object: create, copy (fork), save, load. Its file is a safetensors file whose metadata says layout, dtype,
+// rule and the hash of the model's parameters; loading into another model is an error.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,11 @@
-// Softmax attention as a mixer, full or over a sliding window: projections of q, k and v (with bias or without),
-// RMSNorm of each head's q and k where a configuration has it, rotary position embedding of them, attention with
-// grouped key/value heads, output projection. What q, k and v read is one matrix product. Names are those of
-// flash-linear-attention's Attention layer.
+// Softmax attention as a mixer, full or over a sliding window:
+// - projections of q, k and v (with bias or without),
+// - RMSNorm of each head's q and k where a configuration has it,
+// - rotary position embedding of q and k,
+// - attention with grouped key/value heads,
+// - output projection.
+//
+// What q, k and v read is one matrix product. Names are those of flash-linear-attention's Attention layer.
 #pragma once
 
 #include <cstdint>

@@ -35,8 +35,8 @@ struct ParamSpec {
 };
 
 // How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
-// (ops/split_value.h), which together are the float to the bit: 4 bytes a value for both, and float copies of those
-// that are no operands, which are few.
+// (ops/split_value.h). The two together are the float to the bit and take 4 bytes a value. The few values that are no
+// operands have float copies.
 enum class Masters { kWhole, kSplit };
 
 template <class T>

@@ -76,7 +76,7 @@ class Recurrence {
   bool single_tokens_;
 };
 
-// The recurrences of a model's layers on its device, planned once as long as the sequences stay the same: layers of one
+// The recurrences of a model's layers on its device, planned once as long as the sequences stay the same. Layers of one
 // shape share one, forward and backward, and so do the passes of a run.
 template <class T>
 class Recurrences {

@@ -1,7 +1,13 @@
-// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, feature maps and
-// rotation of q and k where a configuration has them (query_key.h), the rule's gates, the recurrence (through the C
-// header), RMSNorm per head with an output gate, output projection. Which projections there are follows from the rule;
-// all that read x are one matrix product.
+// The delta-rule mixer of recurrence.md section 7:
+// - projections,
+// - causal convolution + SiLU on q, k, v,
+// - feature maps and rotation of q and k where a configuration has them (query_key.h),
+// - the rule's gates,
+// - the recurrence (through the C header),
+// - RMSNorm per head with an output gate,
+// - output projection.
+//
+// Which projections there are follows from the rule; all that read x are one matrix product.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +76,8 @@ struct RecurrentMixerSpec {
   bool erase_doubles() const { return rule.uses_erase_gate() && !derives_erase_gate() && rule.gain_bound > 1.0; }
 };
 
-// The model's parameter that bounds its layers' decays from below, [layers, H K]: b of layer i is the sum of the
-// softmax over the layers of rows 1 to i, so that the first layer has 0. Declared before the layers.
+// The model's parameter that bounds its layers' decays from below, [layers, H K]. The bound b of layer i is the sum of
+// the softmax over the layers of rows 1 to i. So the first layer has 0. Declared before the layers.
 inline constexpr const char* kDecayBounds = "model.lower_bounds";
 ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels);
 
@@ -129,9 +135,9 @@ class RecurrentMixer final : public Mixer<T> {
     int inner_decay = -1, correction = -1, gain = -1, erase_norm = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
-  // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels, in
-  // passes of a GPU that are kept for backward, where its kernels do so in both directions (scan/cuda/call/select.h:
-  // prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
+  // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels. It
+  // does so in passes of a GPU that are kept for backward, where its kernels do so in both directions
+  // (scan/cuda/call/select.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
   const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;

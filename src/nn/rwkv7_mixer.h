@@ -31,9 +31,13 @@ struct Rwkv7Spec {
   static Rule rule();
 };
 
-// x_r, x_w, x_k, x_v, x_a, x_g [1, 1, d]; k_k, k_a [d]; r_k [H, K]; {r,k,v,o}_proj.weight [d, d]; w_lora, v_lora (not
-// in the first layer), a_lora, g_lora: .lora.0.weight [rank, d], .lora.2.weight [d, rank], .lora.2.bias [d] but of g;
-// g_norm.weight, .bias [d], with `prefix` before the names.
+// With `prefix` before the names:
+// - x_r, x_w, x_k, x_v, x_a, x_g [1, 1, d],
+// - k_k, k_a [d], r_k [H, K],
+// - {r,k,v,o}_proj.weight [d, d],
+// - w_lora, v_lora (not in the first layer), a_lora, g_lora: .lora.0.weight [rank, d], .lora.2.weight [d, rank],
+//   .lora.2.bias [d] (not of g),
+// - g_norm.weight, .bias [d].
 std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string& prefix);
 // What it remembers: s [H, K, K], K-first; shift [1, d], the last row of x.
 std::vector<StateTensor> mixer_state(const Rwkv7Spec& spec);

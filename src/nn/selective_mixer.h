@@ -27,9 +27,13 @@ struct SelectiveSpec {
   int64_t keys() const { return rank + 2 * state; }  // rows of x_proj
 };
 
-// A_log [D, N] (Mamba alone), D [D], in_proj.weight [2 D, d], conv1d.weight [D, 1, W], conv1d.bias [D], x_proj.weight
-// [R + 2 N, D], dt_proj.weight (Longhorn: dt_head) [D, R], its bias [D], out_proj.weight [d, D], with `prefix` before
-// the names.
+// With `prefix` before the names:
+// - A_log [D, N] (Mamba alone), D [D],
+// - in_proj.weight [2 D, d],
+// - conv1d.weight [D, 1, W], conv1d.bias [D],
+// - x_proj.weight [R + 2 N, D],
+// - dt_proj.weight (Longhorn: dt_head) [D, R], its bias [D],
+// - out_proj.weight [d, D].
 std::vector<ParamSpec> mixer_parameters(const SelectiveSpec& spec, const std::string& prefix);
 // What it remembers: s [N, D]; tail [W-1, D], the convolution's last inputs, oldest first, where W > 1.
 std::vector<StateTensor> mixer_state(const SelectiveSpec& spec);

@@ -1,5 +1,6 @@
-// Products behind norms, in front of SwiGLU and two at a time for the few rows of decoded tokens: on a CUDA device one
-// kernel, elsewhere, and where its kernel does not take the shapes, the operations that they are made of.
+// Products behind norms, in front of SwiGLU and two at a time for the few rows of decoded tokens. On a CUDA device they
+// are one kernel. Elsewhere, and where its kernel does not take the shapes, they are the operations that they are made
+// of.
 #pragma once
 
 #include <cstdint>

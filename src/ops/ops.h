@@ -113,8 +113,9 @@ struct AttentionShape {
   bool turns() const { return theta > 0 && rotated > 0; }
 };
 
-// The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state; cg_steps 0: exact (Cholesky),
-// else conjugate gradients from 0 until the residual is cg_tolerance times the right-hand side, or after so many steps.
+// The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state. With cg_steps 0 it is exact
+// (Cholesky). Else it is conjugate gradients from 0 until the residual is cg_tolerance times the right-hand side, or
+// after so many steps.
 struct MesaShape {
   int64_t heads = 0;      // H
   int64_t key_dim = 0;    // K
@@ -131,9 +132,11 @@ struct Rwkv7Shape {
   double key_eps = 0;
 };
 
-// The recurrence of a Mamba-3 layer and what lies around it: H heads with a state of N x P, G groups of heads that
-// share queries and keys, R rows a token (1: SISO), and NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N /
-// 2) with `halves`.
+// The recurrence of a Mamba-3 layer and what lies around it:
+// - H heads with a state of N x P,
+// - G groups of heads that share queries and keys,
+// - R rows a token (1: SISO),
+// - NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
 struct Mamba3Shape {
   int64_t heads = 0;     // H
   int64_t groups = 1;    // G, divides H
@@ -175,7 +178,7 @@ struct ParamPieces {
 };
 
 // The values of all parameters as the optimiser takes them: numbers, or (values null) split into the bf16 that products
-// read and the rest (split_value.h), with float copies of the few that operations read as numbers.
+// read and the rest (split_value.h). The split ones come with float copies of the few that operations read as numbers.
 template <class W>
 struct ParamValues {
   W* values = nullptr;
@@ -199,8 +202,8 @@ struct AdamWStep {
   W step;              // lr / (1 - beta1^t)
   W inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
   W decay;             // lr * weight_decay
-  // Of the random numbers that moments in bf16 are rounded with (stochastic_rounding.h): element i of the pieces has
-  // word (first + i) mod 4 of the counter ((first + i) / 4, update), its lower half for m and its upper half for v.
+  // Of the random numbers that moments in bf16 are rounded with (stochastic_rounding.h). Element i of the pieces has
+  // word (first + i) mod 4 of the counter ((first + i) / 4, update). Its lower half is for m and its upper half for v.
   // first: of what the pieces' elements are counted from, a multiple of 4.
   uint64_t seed = 0, update = 0, first = 0;
 };

@@ -1,5 +1,5 @@
-// Rounding to bf16 up or down at random, such that the mean is exact: what moments that change by less than half a unit
-// a step need in order to change at all (Gupta et al. 2015, arXiv:1502.02551). The random numbers are a function of a
+// Rounding to bf16 up or down at random, such that the mean is exact. Moments that change by less than half a unit a
+// step need it in order to change at all (Gupta et al. 2015, arXiv:1502.02551). The random numbers are a function of a
 // counter, Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): no state, the same on
 // every device and for any cut of the work, and a resumed run has those of the undisturbed one.
 #pragma once

@@ -1,6 +1,10 @@
-// The trapezoid of a Mamba-3 layer around the recurrence of its rows (ops.def, docs/rules/mamba3.md): step and decay,
-// weights, what the token before a pass still writes, and what a token's own rows read too much or too little. With lam
-// = sigmoid(trap), now = lam dt, and before = ahead of the token before it (or first):
+// The trapezoid of a Mamba-3 layer around the recurrence of its rows (ops.def, docs/rules/mamba3.md):
+// - step and decay,
+// - weights,
+// - what the token before a pass still writes,
+// - what a token's own rows read too much or too little.
+//
+// With lam = sigmoid(trap), now = lam dt, and before = ahead of the token before it (or first):
 //   dtrap = dt (dnow - dbefore) lam (1 - lam)        d_dt = lam dnow + (1 - lam) dbefore
 #include <cmath>
 

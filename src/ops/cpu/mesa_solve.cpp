@@ -1,6 +1,6 @@
-// The regularised least squares of a Mesa layer, one token after the other (ops.def): with H = exp(g) H + beta k k^T in
-// double, (H + Diag(lambda)) x = rhs by Cholesky (LAPACK) or by conjugate gradients. A task is one head of one
-// sequence.
+// The regularised least squares of a Mesa layer, one token after the other (ops.def). H = exp(g) H + beta k k^T in
+// double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky (LAPACK) or by conjugate gradients. A task is one head
+// of one sequence.
 #include <algorithm>
 #include <cmath>
 #include <span>

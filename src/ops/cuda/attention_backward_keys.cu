@@ -1,7 +1,7 @@
 // Attention backward, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T - delta), P = exp2(scale' S -
 // lse), of what the first pass made. A block, of which there is one an SM, takes tiles of 128 keys of one key head, one
-// after the other, and walks over the heads of its group and, for each, over blocks of 64 queries, from the first that
-// sees any of the keys.
+// after the other. For each head of its group it walks over blocks of 64 queries, from the first that sees any of the
+// keys.
 //
 //   warpgroup 0, thread 0    loads K and V of a tile, then Q and dO of a block of queries into a ring of stages
 //   warpgroup 0, warp 1      loads lse and delta of those queries

@@ -1,6 +1,6 @@
 // Attention backward, first pass: delta = rowsum(O dO) and dQ = scale dS K with dS = P (dO V^T - delta), P =
 // exp2(scale' S - lse). A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the
-// other, and walks over blocks of 64 keys, from the last that any of them sees to the first.
+// other. It walks over blocks of 64 keys, from the last that any of them sees to the first.
 //
 //   warpgroup 0, thread 0    loads Q and dO of a tile, and K and V of a block of keys into a ring of stages
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile; delta from O in global memory and dO in shared memory, then

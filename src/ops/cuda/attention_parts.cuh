@@ -1,7 +1,7 @@
 // What the three kernels of attention share: which keys a query sees, matrices of a tile in shared memory and their
 // products.
 //
-// A block is three warpgroups: thread 0 (and warp 1 where said) of the first loads tiles through a ring of stages, the
+// A block is three warpgroups. Thread 0 (and warp 1 where said) of the first loads tiles through a ring of stages. The
 // other two, "the workers", own 64 rows of the block's tile each and wait for nothing but the ring. Matrices of 64 rows
 // are panels of 64 columns (tiles.h); matrices of 128 rows are panels twice as tall.
 #pragma once
@@ -63,7 +63,7 @@ struct Sight {
 // ---- Work ------------------------------------------------------------------------------------------------------------------------
 
 // A tile and a head (of q, or of k where a block owns keys), and whether there is a piece with this number for this
-// block: blocks take pieces in turn, there and back, so that those that begin with long ones end with short ones.
+// block. Blocks take pieces in turn, there and back, so that those that begin with long ones end with short ones.
 struct Piece {
   int head = 0;
   AttentionTile tile{};

@@ -1,6 +1,8 @@
 // What attention on single rows is made of, for prefill and training (plain_attention.cu) and for decoding
-// (decode_attention.cu): a row of a head spread over the lanes of a group of threads, groups that take keys in turn,
-// and the place of a query among its keys.
+// (decode_attention.cu):
+// - a row of a head spread over the lanes of a group of threads,
+// - groups that take keys in turn,
+// - the place of a query among its keys.
 #pragma once
 
 #include <type_traits>

@@ -1,8 +1,8 @@
 // Attention of a decoded token: one query a sequence and head over the rows of a ring or of pages. Few heads would be
 // few blocks, so the rows that a token sees are cut into runs (scratch.h), a block each, which leaves its unnormalised
 // sum, its largest score and its sum of exponentials. A second kernel joins the runs in their order. Where the runs lie
-// depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and alongside others,
-// and all that changes from token to token is read from device memory, so that one captured launch serves all tokens.
+// depends on how many rows the token sees and on nothing else, so a sequence has the same bits alone and alongside
+// others. All that changes from token to token is read from device memory, so one captured launch serves all tokens.
 // Query heads that share keys are up to four in a block, so that a row is read once for them. The block of the last run
 // also puts the token's own key and value where they belong: the row that they replace has left the window. bf16 heads
 // of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).

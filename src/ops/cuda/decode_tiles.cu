@@ -1,7 +1,7 @@
 // The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64 or 128 channels. A
-// warp takes tiles of 16 rows, which it loads into its own shared memory by cp.async, two ahead, and multiplies them as
-// matrices: a row is then a few instructions where numbers one by one were some hundred, which took longer than the
-// memory. The query heads that share keys, up to eight, are the rows of the products' other side.
+// warp takes tiles of 16 rows, loads them into its own shared memory by cp.async, two ahead, and multiplies them as
+// matrices. A row is then a few instructions. Numbers one by one were some hundred, which took longer than the memory.
+// The query heads that share keys, up to eight, are the rows of the products' other side.
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
 //   sums    [16 channels, 8 heads] += v^T p     a: rows of v, ldmatrix transposed   b: p, in bf16
 // The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait,

@@ -1,13 +1,12 @@
 // Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the
-// tokens, without atomics. The tokens are sorted by id (stable, own kernels, so that the emulation runs the same), then
+// tokens, without atomics. The tokens are sorted by id (stable, own kernels, so that the emulation runs the same). Then
 // a block takes the ids that begin in its part of kRun neighbours of the sorted list and sums the rows of each. An id
-// that goes on after the next part is left in sums, one of each part that it has tokens in, for a last kernel, in which
-// the part where it begins adds them up in order: an id that half of the tokens have is summed by many blocks as well.
-// The sort is a kernel alone where its blocks may well read all tokens each: a block has the ids of one value above the
-// lowest 8 bits, finds their tokens and how many tokens have lower ids, and sorts its own by the lowest bits. Of many
-// tokens it is a turn for each 8 bits, from the lowest, two kernels each: they are short, and what they do is wait for
-// memory, so a thread has all of its tokens on their way at once, and each kernel is there before the one in front is
-// over.
+// that goes on after the next part is left in sums, one of each part that it has tokens in. In a last kernel the part
+// where it begins adds them up in order. So an id that half of the tokens have is summed by many blocks as well. The
+// sort is a kernel alone where its blocks may well read all tokens each. A block has the ids of one value above the
+// lowest 8 bits. It finds their tokens and how many tokens have lower ids, and sorts its own by the lowest bits. Of
+// many tokens it is a turn for each 8 bits, from the lowest, two kernels each. They are short and wait for memory. So a
+// thread has all of its tokens on their way at once, and each kernel is there before the one in front is over.
 #include <bit>
 
 #include "ops/cuda/operations.h"
@@ -150,7 +149,7 @@ constexpr int kRangeThreads = 1024, kRangeWarps = kRangeThreads / 32;
 constexpr int64_t kMostRead = int64_t{1} << 23;  // ids, by all blocks together
 constexpr size_t kRangeShared = sizeof(int) * (kRangeWarps * kDigits + 2 * kRangeWarps);
 
-// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order: a
+// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order. A
 // lane has one of each 32, and several are on their way at a time. Lanes of a warp meet in each.
 template <int kAhead, class Of, class Each>
 FW_DEVICE void for_warps_share(const Of* list, int count, const Each& each) {
@@ -239,9 +238,9 @@ struct SumArgs {
 
 constexpr int kSumThreads = 256;
 
-// What a block knows of the sorted list around its part: the ids from the token before the part in front to the one
-// after the part that follows, -1 where the list is over, and the indices of the tokens of its part and the one that
-// follows.
+// What a block knows of the sorted list around its part:
+// - the ids from the token before the part in front to the one after the part that follows, -1 where the list is over,
+// - the indices of the tokens of its part and the one that follows.
 struct PartList {
   static constexpr int kIds = 3 * kRun + 2;
   int ids[kIds];

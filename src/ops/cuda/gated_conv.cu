@@ -2,8 +2,8 @@
 // x[t-j], w_j = weight[., W-1-j], inputs before a sequence from its tail or zero. With dc = dy gate:
 //   dx[t] = dy[t] + sum_j w_j dc[t+j]     dgate = dy (c + bias)     dw_j = sum_t dc[t] x[t-j]     dbias = sum_t dc[t]
 // A thread has neighbouring columns of a run of tokens. Of the usual width it keeps the last inputs in registers, and
-// in backward the sums of the dx that later tokens add to: each row is read once, W-1 of them around the run again, and
-// memory limits both as long as the rows of several tokens are on their way. Of any other width a thread has one
+// in backward the sums of the dx that later tokens add to. Each row is read once, W-1 of them around the run again.
+// Memory limits both as long as the rows of several tokens are on their way. Of any other width a thread has one
 // column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that
 // of the shape alone.
 #include "ops/cuda/column_sums.h"

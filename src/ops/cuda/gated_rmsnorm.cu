@@ -3,8 +3,8 @@
 //   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 // A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its
 // sums are shuffles. A row of one packet a lane stays in registers, and several of them are on their way at a time; a
-// wider one is read twice. Backward has half as many warps an SM as forward: what a row needs, its rstd too, is asked
-// for kAhead rows before, nothing is computed twice, and dgate, which does not wait for the mean, leaves first.
+// wider one is read twice. Backward has half as many warps an SM as forward. What a row needs, its rstd too, is asked
+// for kAhead rows before. Nothing is computed twice, and dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"

@@ -1,8 +1,8 @@
 // A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time. W is the left operand of
 // warp-group products and x, 16, 32 or 64 of its rows, the right one, so that the tokens are the short side. Up to
-// eight blocks that share rows of W, one slice each, are a cluster: of its sums each block sends the others their share
-// of the rows, and adds up and stores its own, in the order of the slices. TMA sends them (reads from one another took
-// 2.6 us of 8 slices of 64 tokens, and a cluster's barrier that shows what was written 2).
+// eight blocks that share rows of W, one slice each, are a cluster. Each block sends the others their share of the rows
+// of its sums. It adds up and stores its own share, in the order of the slices. TMA sends them (reads from one another
+// took 2.6 us of 8 slices of 64 tokens, and a cluster's barrier that shows what was written 2).
 //
 //   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums, and a thread a block sends
 //   warp 8, one lane        loads W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros

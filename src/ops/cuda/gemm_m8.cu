@@ -1,21 +1,18 @@
-// Two kernels. For bf16 rows at multiples of 16 bytes tensor cores take up to eight rows of x at the price of one: a
-// block has 16 rows of W, its warps share their columns, and a lane asks for 16 bytes of row g = lane / 4 and of row g
-// + 8 and of row g of x. The order of the columns inside a product is free as long as both operands have the same, so
+// Two kernels. For bf16 rows at multiples of 16 bytes tensor cores take up to eight rows of x at the price of one. A
+// block has 16 rows of W and its warps share their columns. A lane (g = lane / 4) asks for 16 bytes of row g, of row g
+// + 8 and of row g of x. The order of the columns inside a product is free as long as both operands have the same. So
 // the four words of such a packet are the operands of two products as they come: word 0 and 1 of the first, 2 and 3 of
 // the second. The weight is read at the speed of memory only if enough of it is on its way: eight turns a warp ask for
 // 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. The warps' sums meet in shared memory and are added
-// in their order.
-// After a norm the columns of x are multiplied by its weight as they are loaded, and the row's 1 / rms, which is of all
-// columns, multiplies the sums at the end: the warps' squares meet where their sums do, so it costs no barrier. The
-// norm's weight is fetched before the wait as W is. With SwiGLU a block's 16 rows are eight of W's upper half and the
-// eight that belong to them of the lower.
-// After a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all
-// threads of each block: a kernel of its own takes as long as the product, most of it the way from one to the other.
-// What a result is added to is asked for with x, not after the sums.
-// Two products of ranks, which are over before they have begun, are one launch.
-// Otherwise each warp has a row of W, and lane l takes the packets l, l + 32, ... of it against all rows of x. The
-// weight does not change while a token is decoded, so a block asks for its first packets before the kernel before it is
-// over.
+// in their order. After a norm the columns of x are multiplied by its weight as they are loaded. The row's 1 / rms,
+// which is of all columns, multiplies the sums at the end. The warps' squares meet where their sums do, so it costs no
+// barrier. The norm's weight is fetched before the wait as W is. With SwiGLU a block's 16 rows are eight of W's upper
+// half and the eight that belong to them of the lower. After a gated norm of heads x is made as that operation by
+// itself makes and rounds it, in shared memory, by all threads of each block. A kernel of its own takes as long as the
+// product, most of it the way from one to the other. What a result is added to is asked for with x, not after the sums.
+// Two products of ranks, which are over before they have begun, are one launch. Otherwise each warp has a row of W, and
+// lane l takes the packets l, l + 32, ... of it against all rows of x. The weight does not change while a token is
+// decoded, so a block asks for its first packets before the kernel before it is over.
 #include <algorithm>
 #include <type_traits>
 

@@ -1,6 +1,6 @@
 // Means over a head's columns on the device: y[t, h] = mean of x[t, h group ...], and backward dx += dy / group.
-// Forward reads x alone, backward reads and writes dx: memory limits both as long as a packet costs few instructions,
-// so a thread keeps its columns over several rows, and a packet that lies within one head takes one number of dy. The
+// Forward reads x alone, backward reads and writes dx. Memory limits both as long as a packet costs few instructions.
+// So a thread keeps its columns over several rows, and a packet that lies within one head takes one number of dy. The
 // sums of bf16 values are products with ones.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_lanes.cuh"

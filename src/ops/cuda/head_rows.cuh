@@ -1,7 +1,7 @@
 // Operations on heads of tokens whose columns meet in sums: norms, and products of two rows. A warp has a head of a
 // token at a time, a lane every 32nd column of it. What is summed over tokens, column by column, is kept in shared
-// memory by the warp, added up over the block's warps in their order and then over the blocks (column_sums.h), whose
-// run of tokens is fixed: the order is that of the shape alone.
+// memory by the warp. It is added up over the block's warps in their order and then over the blocks (column_sums.h).
+// The run of tokens of a block is fixed, so the order is that of the shape alone.
 //
 // f is what the operation computes:
 //   f(t, first, dim, lane, sums)   of token t, the columns from `first` to first + dim; sums [count, dim]: of this warp, each lane its own columns

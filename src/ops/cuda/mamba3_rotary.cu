@@ -1,6 +1,6 @@
 // The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are
-// sums over tokens of its dt times tanh(angle): chunks of kRotaryChunk tokens are summed first, in double, a scan over
-// a sequence's chunks leaves the turns before each (the marks), and whoever wants a token's begins at its chunk's mark.
+// sums over tokens of its dt times tanh(angle). Chunks of kRotaryChunk tokens are summed first, in double. A scan over
+// a sequence's chunks leaves the turns before each (the marks). Whoever wants a token's begins at its chunk's mark.
 // Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over the
 // tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is
 // summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second scan, less

@@ -1,6 +1,9 @@
 // The trapezoid of a Mamba-3 layer around the recurrence of its rows on the device (ops/cpu/mamba3_rows.cpp has the
-// formulas): step and decay, weights, what the token before a pass still writes, and what a token's own rows read too
-// much or too little, with the skip.
+// formulas):
+// - step and decay,
+// - weights,
+// - what the token before a pass still writes,
+// - what a token's own rows read too much or too little, with the skip.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_rows.cuh"
 #include "ops/cuda/math.cuh"

@@ -1,7 +1,7 @@
-// The regularised least squares of a Mesa layer on the device, one token after the other (ops.def): with H = exp(g) H +
-// beta k k^T in double, (H + Diag(lambda)) x = rhs by Cholesky or by conjugate gradients. A block has a head of a
-// sequence. Lower triangles lie in shared memory, row by row, H in one and the matrix that is taken apart in another,
-// whose last row is the right-hand side: it is solved forward as the columns are made.
+// The regularised least squares of a Mesa layer on the device, one token after the other (ops.def). H = exp(g) H + beta
+// k k^T in double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky or by conjugate gradients. A block has a head
+// of a sequence. Lower triangles lie in shared memory, row by row: H in one, and in another the matrix that is taken
+// apart. The last row of that one is the right-hand side, which is solved forward as the columns are made.
 #include <bit>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Kernels over the rows of a pass that are short when the pass is a decoded token's: they begin before the one before
+// Kernels over the rows of a pass that are short when the pass is a decoded token's. They begin before the one before
 // them is over (launch.h), since most of such a pass is the way from one kernel to the next. Over many rows they begin
 // after it, as its last blocks want the SMs for themselves. A kernel that is launched so calls follow() before it
 // touches anything that kernels of the pass have made.

@@ -24,8 +24,8 @@ FW_DEVICE T stored(float x) {
 template <class T>
 inline constexpr int kPacket = 16 / static_cast<int>(sizeof(T));
 
-// 8 or 16 bytes in one instruction, where the compiler has taken a packet of numbers that were computed apart and not
-// put it together again (the convolutions and the embedding's gradient: look for STG.E without .64 or .128). Not of
+// 8 or 16 bytes in one instruction. Used where the compiler has taken a packet of numbers that were computed apart and
+// not put it together again (the convolutions and the embedding's gradient). Look for STG.E without .64 or .128. Not of
 // packets that are only moved: the words would be joined as soon as they have come, so that the next load waits (a copy
 // of rows takes a sixth longer).
 __extension__ using Words4 = unsigned __int128;

@@ -65,7 +65,7 @@ FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, cons
 template <class T, int N, int kVectors, int kRowWarps, bool kAdd>
 __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArgs<T> a) {
   constexpr int kStep = kRowWarps * 32;
-  // The few rows of decoded tokens have a block each: their weight, a parameter, is here before the kernel in front is
+  // The few rows of decoded tokens have a block each. Their weight, a parameter, is here before the kernel in front is
   // over, and so ahead of the weights that the product after this kernel asks for.
   constexpr bool kWeightFirst = kRowWarps > 1 && kVectors > 0 && kVectors <= 2;
   const int place = static_cast<int>(thread_index()) % kStep;

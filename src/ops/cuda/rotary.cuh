@@ -1,5 +1,5 @@
-// Angles of rotary position embedding. A place times a frequency needs more digits than a float has, so what a channel
-// turns by from one place to the next is a share of a whole turn in 2^-64ths: a place times that, in 64 bits, loses the
+// Angles of rotary position embedding. A place times a frequency needs more digits than a float has. So what a channel
+// turns by from one place to the next is a share of a whole turn in 2^-64ths. A place times that, in 64 bits, loses the
 // whole turns at the top and keeps the rest at any place.
 #pragma once
 

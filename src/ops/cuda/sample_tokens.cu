@@ -1,9 +1,9 @@
 // Sampling on the device: what ops/cpu/sampling.cpp does with a sorted row, without sorting. A block has a sequence.
 // Top-k, top-p, min-p and the draw itself all keep a beginning of the order "likelier first, of equal ones the smaller
-// id", so only how much the kept ones weigh has to be known, and at which token a weight is reached: a search in which
-// seven bounds at a time halve the range of logits three times. Weights are whole numbers, 2^44 for the likeliest
-// token, so that their sums do not depend on an order; what weighs less than one is never drawn. exp() is a table of 64
-// powers of two and a polynomial, to 1e-14.
+// id". So only two things have to be known: how much the kept ones weigh, and at which token a weight is reached. A
+// search finds them, in which seven bounds at a time halve the range of logits three times. Weights are whole numbers,
+// 2^44 for the likeliest token, so that their sums do not depend on an order; what weighs less than one is never drawn.
+// exp() is a table of 64 powers of two and a polynomial, to 1e-14.
 #include <bit>
 #include <cmath>
 

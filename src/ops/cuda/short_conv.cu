@@ -1,10 +1,10 @@
 // Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] + b (w_j =
 // weight[c, W-1-j]; b 0 where there is no bias):
 //   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]     db = sum_t dp[t]
-// A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in
-// registers: each row is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x
-// and dy and writes dx: memory limits both, so the packets of several tokens are asked for before the first is used,
-// and the sigmoid is the fast one. Runs have a fixed length: the order of the sums of dw is that of the shape alone.
+// A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in registers: each row
+// is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx.
+// Memory limits both, so the packets of several tokens are asked for before the first is used, and the sigmoid is the
+// fast one. Runs have a fixed length: the order of the sums of dw is that of the shape alone.
 #include <type_traits>
 
 #include "ops/cuda/column_sums.h"
