@@ -2,8 +2,9 @@
 """Lines and comments of C, C++ and CUDA sources: no line over 120 columns, no sentence of a comment over 35 words.
 
 Wider may be: tables in comments (cells apart by three spaces or more, or rules of dashes) and lines whose string
-literal alone reaches beyond the limit. A sentence ends at a full stop, a question mark, a colon or a semicolon that
-a space or the line's end follows, at an empty comment line, and where a table begins.
+literal alone reaches beyond the limit. A sentence ends at a full stop, a question mark or an exclamation mark that a
+space or the line's end follows, at an empty comment line, before a list item, and where a table or a sample begins.
+A sample is a line of JSON, or one that is indented by four spaces beyond the first.
 """
 import re
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 120
 WORDS = 35
 TABLE = re.compile(r"\S {3,}\S|-{20,}|\+-|^\s*\|")
+SAMPLE = re.compile(r' {4,}(?![-*] |\d+\. )|\s*\{"')
 ENDS = re.compile(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)[)\"']*(?:\s+|$)")
 WORD = re.compile(r"[A-Za-z][A-Za-z'_-]*")
 
@@ -47,7 +49,7 @@ def blocks(lines):
     start, words = 0, []
     for number, line in enumerate(lines, 1):
         text = comment(line)
-        if text is None or not text.strip() or TABLE.search(text):
+        if text is None or not text.strip() or TABLE.search(text) or SAMPLE.match(text):
             if words:
                 yield start, " ".join(words)
             words = []

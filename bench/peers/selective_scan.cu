@@ -1,12 +1,13 @@
 // The selective scan of Mamba's authors (state-spaces/mamba, csrc/selective_scan) beside `mamba_bench scan`, one JSON
-// line a shape: bf16, [B, D, L] rows as they take them, with skip, without gate and softplus, which are operations of
-// their own here. Milliseconds by events, medians of 20 after 5. Nothing of theirs is kept here:
+// line a shape. It is bf16, with [B, D, L] rows as they take them, with skip. Gate and softplus are not in it: here
+// they are operations of their own. Milliseconds by events, medians of 20 after 5. Nothing of theirs is kept here:
 //
-//   git clone https://github.com/state-spaces/mamba /tmp/mamba
-//   nvcc -O3 -std=c++17 --use_fast_math --expt-relaxed-constexpr --expt-extended-lambda -U__CUDA_NO_HALF_OPERATORS__
-//        -U__CUDA_NO_HALF_CONVERSIONS__ -U__CUDA_NO_BFLOAT16_OPERATORS__ -U__CUDA_NO_BFLOAT16_CONVERSIONS__
-//        -gencode=arch=compute_90a,code=sm_90a -I/tmp/mamba/csrc/selective_scan -I TORCH/include
-//        bench/peers/selective_scan.cu -o /tmp/selective_scan_peer
+//     git clone https://github.com/state-spaces/mamba /tmp/mamba
+//     nvcc -O3 -std=c++17 --use_fast_math --expt-relaxed-constexpr --expt-extended-lambda
+//       -U__CUDA_NO_HALF_OPERATORS__ -U__CUDA_NO_HALF_CONVERSIONS__
+//       -U__CUDA_NO_BFLOAT16_OPERATORS__ -U__CUDA_NO_BFLOAT16_CONVERSIONS__
+//       -gencode=arch=compute_90a,code=sm_90a -I/tmp/mamba/csrc/selective_scan -I TORCH/include
+//       bench/peers/selective_scan.cu -o /tmp/selective_scan_peer
 //
 // TORCH: the folder of an installed PyTorch, of which the kernels take headers alone.
 //

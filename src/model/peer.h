@@ -3,8 +3,8 @@
 // Mamba-3: they are one more type, called mamba_ssm.
 //
 // A configuration that came from a peer keeps the peer's own text in ModelConfig::peer:
-//   {"config": {the peer's config.json, every key of it}, "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]},
-//    ...}, "end_tokens": [256, 257]}
+//     {"config": {the peer's config.json, every key of it},
+//      "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}, "end_tokens": [256, 257]}
 // "end_tokens" has the ids of generation_config.json that end a text, if there were some. "tensors" has those that were
 // not float32 of our shape (model_folder.cpp fills and reads it). That makes an export after an import give the same
 // configuration and the same tensors. A model of our own is exported by looking for a peer's type whose configuration

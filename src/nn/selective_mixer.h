@@ -1,7 +1,7 @@
 // The layers with a decay of every element of the state: Mamba (1) (Gu and Dao 2023) and Longhorn as it was published
-// (Liu et al. 2024), which shares its layer. One projection in_proj of x gives x | z; a causal convolution with bias
-// and SiLU runs over x and gives u; x_proj of u gives a vector of low rank and two keys, dt | B | C in Mamba's letters,
-// dt | k | q in Longhorn's; with `law` (ops.h, ScanLaw)
+// (Liu et al. 2024), which shares its layer. One projection in_proj of x gives x | z. A causal convolution with bias
+// and SiLU runs over x and gives u. x_proj of u gives a vector of low rank and two keys: dt | B | C in Mamba's letters,
+// dt | k | q in Longhorn's. With `law` (ops.h, ScanLaw) the step is
 //   kMamba:    step = softplus(dt_proj dt + bias)      kLonghorn: step = sigmoid(dt_head dt + bias)
 // the selective scan over u with skip D gives o, and out_proj of o (.) SiLU(z) the output. No norm.
 #pragma once

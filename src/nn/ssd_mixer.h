@@ -1,7 +1,7 @@
 // Mamba-2's own layer: one projection in_proj of x gives z | x B C | dt; a causal convolution with bias and SiLU over
-// x, B and C; the time step dt = softplus(. + dt_bias) of every head, which is the write gate and, times A =
-// -exp(A_log), the log-decay; the recurrence `mamba2` with C as query and B as key of a group of heads, scale 1; y = o
-// + D x, times SiLU(z), RMSNorm over the whole width, out_proj.
+// x, B and C; the time step dt = softplus(. + dt_bias) of every head is the write gate. Times A = -exp(A_log) it is the
+// log-decay. The recurrence is `mamba2` with C as query and B as key of a group of heads, scale 1. Then y = o + D x,
+// times SiLU(z), RMSNorm over the whole width, out_proj.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,9 @@ inline constexpr int64_t kGemvMaxM = 8;
 inline constexpr int64_t kSmallGemmMaxM = 64;
 
 // With h = rmsnorm(x) (norm [in], eps; rounded where a device likes):
-//   y = h W^T + bias, or, swiglu: y = silu(h W0^T) (h W1^T), W0 the upper half of W's rows and W1 the lower.
+// - y = h W^T + bias,
+// - with swiglu: y = silu(h W0^T) (h W1^T), W0 the upper half of W's rows and W1 the lower.
+//
 // x [T, in], W [out, in], bias [out] or null (null with swiglu), y [T, out] or [T, out / 2]. A row's bits do not depend
 // on the others of up to kGemvMaxM.
 template <class T>

@@ -83,9 +83,9 @@ const std::vector<VectorRule>& vector_rules() {
   return list;
 }
 
-// In bf16 the denominator of a gradient is at least this share of all gradients of the case together: the
-// preconditioner's centre has a gradient of 1e-3 of them, a sum over tokens that all but cancels, which inputs of 8
-// bits cannot give to two digits.
+// In bf16 the denominator of a gradient is at least this share of all gradients of the case together. The reason is the
+// gradient of the preconditioner's centre, which is 1e-3 of them. It is a sum over tokens that all but cancels, which
+// inputs of 8 bits cannot give to two digits.
 constexpr double kBf16Floor = 1e-2;
 
 constexpr Input kOutputs[] = {{"o", "o"}, {"S", "final_state"}, {"A", "final_precond"}};

@@ -211,8 +211,8 @@ Vector nlms(PaperState& s, const PaperToken& x) {
   return x.scale * (s.S * x.q);
 }
 
-// Liu et al. 2024, Longhorn: S_t minimises |S - S_{t-1}|^2 + beta |S k - v|^2, which Sherman and Morrison solve:
-// S_t = (S_{t-1} + beta v k^T) (I + beta k k^T)^-1 with (I + beta k k^T)^-1 = I - beta k k^T / (1 + beta |k|^2).
+// Liu et al. 2024, Longhorn: S_t minimises |S - S_{t-1}|^2 + beta |S k - v|^2. Sherman and Morrison solve it: S_t =
+// (S_{t-1} + beta v k^T) (I + beta k k^T)^-1. Here (I + beta k k^T)^-1 = I - beta k k^T / (1 + beta |k|^2).
 Vector longhorn(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Matrix inverse = identity(k) - x.beta / (1 + x.beta * square(k)) * outer(k, k);
@@ -290,8 +290,8 @@ Vector precond_gla(PaperState& s, const PaperToken& x) {
   return read_preconditioned(s, x, s.S * diag(x.alpha_channel));
 }
 
-// Comba: the erase has a gain of its own, and the read is corrected by what the key answers:
-// S_t = alpha_t S_{t-1} - (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T, o_t = S_t (q_t - d k_t).
+// Comba: the erase has a gain of its own, and the read is corrected by what the key answers. S_t = alpha_t S_{t-1} -
+// (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T and o_t = S_t (q_t - d k_t).
 Vector comba(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Matrix decayed = x.alpha * s.S;

@@ -1,6 +1,6 @@
-// One sequence and key head at a time: normalise q and k and run the preconditioner (what the value heads of the group
-// share), then per value head build the streams r w e z and run the recurrence. The backward does the same with all
-// states kept, then sweeps back. Formulas are recurrence.md's, in its letters.
+// One sequence and key head at a time. First q and k are normalised and the preconditioner runs (what the value heads
+// of the group share). Then each value head builds the streams r w e z and runs the recurrence. The backward does the
+// same with all states kept, then sweeps back. Formulas are recurrence.md's, in its letters.
 #include "reference/reference.h"
 
 #include <algorithm>

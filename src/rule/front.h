@@ -1,10 +1,10 @@
 // front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v (and
 // the erase key p, where it is not k) with seven coefficients (recurrence.md section 2):
 //     r = M_r (.) (r_q q + r_k k)     e = b (.) (e_k k + e_q q + e_p p)     w = M_w (.) w_k k     z = c (.) z_v v
-// and f, along which an erase takes away where it is not w, is f / rho of the tensor (erase_write_factor()), with b, c
-// the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file has the
-// coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
-// place where gains, norms and normalisers are written. The elementwise rest is the same for every rule:
+//     f = f of the tensor / rho (erase_write_factor()), along which an erase takes away where it is not w
+// b, c are the channel gates (1 if there are none), and M is the preconditioner, on w or on r (1 where it is not). This
+// file has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product.
+// It is the only place where gains, norms and normalisers are written. The elementwise rest is the same for every rule:
 // elementwise.def, on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
 //
 // A new step size: docs/internals/add-step-size.md has its files.

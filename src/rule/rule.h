@@ -11,8 +11,9 @@
 
 namespace fw {
 
-// Throws Error(kUsage) for values outside the enums and for a preconditioned step that cannot be stable (gain_bound
-// times the largest M above 2, or an inverse form without a normaliser: an eigenvalue would leave the unit disk).
+// Throws Error(kUsage) for values outside the enums, and for a preconditioned step that cannot be stable. Such a step
+// has gain_bound times the largest M above 2, or an inverse form without a normaliser: an eigenvalue would leave the
+// unit disk.
 void validate(const Rule& rule);
 
 // The named rules, presets.def in order.

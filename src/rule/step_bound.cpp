@@ -214,8 +214,8 @@ StepBound before_decay(const Rule& rule) {
   return bound;
 }
 
-// The largest lambda for which the query's part of e.w cannot outweigh k.w, as a factor on k.(M k): |q.(M k)| against
-// k.(M k) is at most the ratio of |M k| to k.(M k) for unit vectors (Kantorovich).
+// The largest lambda for which the query's part of e.w cannot outweigh k.w, as a factor on k.(M k). For unit vectors
+// |q.(M k)| against k.(M k) is at most the ratio of |M k| to k.(M k) (Kantorovich).
 double skew_of(const Range& m) { return m.low > 0 ? (m.low + m.high) / (2 * std::sqrt(m.low * m.high)) : INFINITY; }
 
 StepBound with_feedback(const Rule& rule, StepBound bound, bool normalised) {

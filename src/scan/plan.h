@@ -114,8 +114,12 @@ struct Plan {
   int64_t checkpoints_of(int64_t n) const { return checkpoints.interval > 0 ? length(n) / checkpoints.interval : 0; }
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
 
-  // Saved by forward for backward, per value head: the state at the start of every chunk [K, Vp], the residuals R
-  // [tokens, Vp] and the triangular matrices A, T [2 C, Cp] of every chunk and key (p: padded). Offsets in elements.
+  // Saved by forward for backward, per value head (p: padded):
+  // - the state at the start of every chunk [K, Vp],
+  // - the residuals R [tokens, Vp],
+  // - the triangular matrices A, T [2 C, Cp] of every chunk and key.
+  //
+  // Offsets in elements.
   int64_t saved_residuals() const { return total_chunks() * HV * K * padded(V); }
   int64_t saved_triangles() const { return saved_residuals() + tokens() * HV * padded(V); }
   int64_t saved_elements() const { return saved_triangles() + total_chunks() * HV * triangle_size(); }

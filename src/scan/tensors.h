@@ -13,7 +13,7 @@
 namespace fw {
 
 // [B, T, heads, dim] or [B, T, heads] (dim 1): rows of one head. A head index of the recurrence (value head) maps onto
-// `heads` by division when the tensor has one per key head. A tensor of bf16 or float16 numbers has no rows: a task
+// `heads` by division when the tensor has one per key head. A tensor of bf16 or float16 numbers has no rows. A task
 // works on a float copy of what it needs of it (cpu/stage.h), whose rows are those of that task's sequence and head
 // alone.
 template <class T>

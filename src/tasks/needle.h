@@ -8,8 +8,8 @@
 //
 // Keys are words (adjective-noun, key_words.h). In noise the needle is a line of its own at a uniform place; in an
 // essay needles stand before sentence floor(count * depth / 100), depths drawn without replacement from 40 of 0 to 100.
-// Example i of a seed is a function of both, of the essay and of the tokenizer by which it is sized: the largest text
-// (lines of noise, words of essay) with which prompt and output fit.
+// Example i of a seed is a function of both, of the essay and of the tokenizer by which it is sized. It has the largest
+// text (lines of noise, words of essay) with which prompt and output fit.
 #pragma once
 
 #include <string>

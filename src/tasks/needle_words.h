@@ -1,6 +1,6 @@
-// The needle tasks (needle.h) as tasks of their own: RULER's texts to the letter, a word, a digit or a mark a token, so
-// that a small model can be trained on them and judged by its answers. Only the answer is asked for: with a loss on the
-// whole text models of this size do not find the needle in the time that a test has (docs/tasks.md).
+// The needle tasks (needle.h) as tasks of their own: RULER's texts to the letter, with a word, a digit or a mark a
+// token. So a small model can be trained on them and judged by its answers. Only the answer is asked for: with a loss
+// on the whole text models of this size do not find the needle in the time that a test has (docs/tasks.md).
 #pragma once
 
 #include <memory>

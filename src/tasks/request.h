@@ -2,13 +2,14 @@
 // a data set's raw files (raw_requests.h) or by drawing (needle.h); scoring (scoring.h) tokenizes and scores, and knows
 // nothing of data sets.
 //
-//   {"task":"piqa","id":"7","type":"mc","ctx":"Question: ...\nAnswer:","choices":["a","b"],"gold":1}
-//   {"task":"winogrande","id":"3","type":"mc_ctx","ctxs":["...","..."],"cont":"was too small.","gold":0}
-//   {"task":"lambada","id":"0","type":"ll","ctx":"...","cont":" word"}
-//   {"task":"wikitext","id":"0","type":"rolling","text":"...","n_words":1234,"n_bytes":6789}
-//   {"task":"fda","id":"5","type":"gen","prompt_ctx":"<document>","prompt_q":"
-//   Key:","answers":["..."],"max_gen":48,"until":["\n"], "metric":"contains","max_ctx":2000,"trunc":"answer_window"}
-//   {"task":"niah_single_2","id":"0","type":"gen","prompt":"...","answers":["1234567"],"max_gen":128,"until":[],"metric":"substr_all","max_len":4096}
+//     {"task":"piqa","id":"7","type":"mc","ctx":"Question: ...\nAnswer:","choices":["a","b"],"gold":1}
+//     {"task":"winogrande","id":"3","type":"mc_ctx","ctxs":["...","..."],"cont":"was too small.","gold":0}
+//     {"task":"lambada","id":"0","type":"ll","ctx":"...","cont":" word"}
+//     {"task":"wikitext","id":"0","type":"rolling","text":"...","n_words":1234,"n_bytes":6789}
+//     {"task":"fda","id":"5","type":"gen","prompt_ctx":"<document>","prompt_q":" Key:","answers":["..."],"max_gen":48,
+//      "until":["\n"],"metric":"contains","max_ctx":2000,"trunc":"answer_window"}
+//     {"task":"niah_single_2","id":"0","type":"gen","prompt":"...","answers":["1234567"],"max_gen":128,"until":[],
+//      "metric":"substr_all","max_len":4096}
 //
 // Choices, and the continuation of mc_ctx, are joined to their context by one space; "cont" of ll has it already.
 #pragma once

@@ -58,10 +58,12 @@ struct TaskScores {
 // Tokens of all requests, made before anything is scored, so that what cannot be scored is known first.
 class Scoring {
  public:
-  // Model, tokenizer and requests must outlive it. Throws Error(kUsage) naming the request for a continuation or an
-  // output that is longer than max_length, a question that leaves no room for its document, and a prompt of its own
-  // length (needles) that this tokenizer makes longer. With skip_bad only where no request is left. Throws Stopped
-  // (base/stop.h).
+  // Model, tokenizer and requests must outlive it. Throws Error(kUsage) naming the request for:
+  // - a continuation or an output that is longer than max_length,
+  // - a question that leaves no room for its document,
+  // - a prompt of its own length (needles) that this tokenizer makes longer.
+  //
+  // With skip_bad only where no request is left. Throws Stopped (base/stop.h).
   Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options,
           const std::vector<Request>& requests);
   ~Scoring();

@@ -78,9 +78,9 @@ std::vector<TaskSegment> zoology_training();
 std::vector<TaskSegment> zoology_tests();
 
 // The share of the labels that a perfect memory of pairs gets right, which keeps for every token the token that last
-// followed it: what noise that repeats a key, and keys drawn twice, leave possible. Over `count` examples of a seed.
-// Throws Error(kUsage) for a task that is not a recall of pairs (palindrome, stack: every label follows from the tokens
-// before it).
+// followed it. It is what noise that repeats a key, and keys drawn twice, leave possible. Over `count` examples of a
+// seed. Throws Error(kUsage) for a task that is not a recall of pairs (palindrome, stack: every label follows from the
+// tokens before it).
 double last_write_ceiling(const SyntheticTask& task, uint64_t seed, int64_t count);
 
 // Of predictions [count, length] against labels [count, length]. micro: correct labels of all labels; macro: the mean

@@ -146,9 +146,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   void encode_text(std::string_view text, std::vector<int32_t>& ids) const {
-    // With a piece for every byte and no space added in front, text can be cut: a real U+2581 (SentencePiece would read
-    // it as a space), bytes that are not UTF-8 (it would replace them) and NUL go to byte pieces, the rest line by
-    // line.
+    // With a piece for every byte and no space added in front, text can be cut. These go to byte pieces, the rest line
+    // by line:
+    // - a real U+2581 (SentencePiece would read it as a space),
+    // - bytes that are not UTF-8 (it would replace them),
+    // - NUL.
     if (!cuts_text()) return encode_run(text, &ids);
     size_t begin = 0;
     for (size_t i = 0; i < text.size();) {

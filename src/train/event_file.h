@@ -1,9 +1,10 @@
 // Scalars for TensorBoard: an event file, which its viewer finds by "tfevents" in the name.
 //
-// The file is a row of records, little-endian
-//   u64 length, u32 masked CRC-32C of those 8 bytes, the payload, u32 masked CRC-32C of the payload
-// and a payload is a protocol buffer: wall_time (field 1, double), step (2, varint), then either file_version (3, only
-// the first record) or summary (5): values (1) of a tag (1) and a number (2, float).
+// The file is a row of records, little-endian:
+//     u64 length, u32 masked CRC-32C of those 8 bytes, the payload, u32 masked CRC-32C of the payload
+// A payload is a protocol buffer: wall_time (field 1, double), step (2, varint), then one of
+// - file_version (3, only the first record),
+// - summary (5): values (1) of a tag (1) and a number (2, float).
 #pragma once
 
 #include <cstdint>

@@ -3,10 +3,13 @@
 //   mamba3              SISO; pairs of channels (2i, 2i + 1)
 //   mamba3_mimo         MIMO of R rows; channels (i, i + K / 2)
 //   mamba3_mimo_pairs   the same with pairs (2i, 2i + 1)
-// with q, k [B, T, G, K] (MIMO [B, T, R, G, K]), v, z [B, T, H, V], g, dt, trap [B, T, H], angle [B, T, H, NA], q_bias,
-// k_bias [H, K] ([H, R, K]), D [H], mimo_x, mimo_z, mimo_o [H, R, V]. S0 [B, H, K, V], k0, v0 [B, H, K], [B, H, V] ([B,
-// H, R, ...]), angle0 [B, H, NA]; cotangents do, dS. Results o (after D and SiLU(z)), S, k_end, v_end, angle_end
-// (compared as an angle) and d_<input>.
+// Their tensors:
+// - q, k [B, T, G, K] (MIMO [B, T, R, G, K]), v, z [B, T, H, V],
+// - g, dt, trap [B, T, H], angle [B, T, H, NA],
+// - q_bias, k_bias [H, K] ([H, R, K]), D [H], mimo_x, mimo_z, mimo_o [H, R, V],
+// - S0 [B, H, K, V], k0, v0 [B, H, K], [B, H, V] ([B, H, R, ...]), angle0 [B, H, NA],
+// - cotangents do, dS,
+// - results o (after D and SiLU(z)), S, k_end, v_end, angle_end (compared as an angle) and d_<input>.
 #pragma once
 
 #include <string>

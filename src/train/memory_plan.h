@@ -42,7 +42,7 @@ inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
 // Of several ranks it is the step of the one that has the largest part (data_parallel.h), the same on all of them.
 MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train, int ranks = 1);
 // Room that is left for NCCL on each GPU, 0 for one rank. An estimate from its defaults: buffers of 4 MiB and two
-// protocols more, in up to 32 channels to both neighbours for broadcasts, and in up to 16 to each other rank of a
+// protocols more. There are up to 32 channels to both neighbours for broadcasts, and up to 16 to each other rank of a
 // machine (of 8) for messages between two. To those beyond by 2.
 size_t nccl_room(int ranks);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".

@@ -25,10 +25,10 @@ std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const LineRu
 // The whole of each file.
 std::vector<TextPart> whole_texts(const std::vector<std::string>& paths);
 
-// The end of the texts, one after the other, is held out: from where the share begins, or rather, in a plain text, from
-// the first document after that place, or the first line without a separator. Of JSON lines whole texts. Reads each
-// file once to see how much text is in it, and the one with the cut again; on_bad is told of nothing. Error(kUsage)
-// naming a file without text.
+// The end of the texts, one after the other, is held out, from where the share begins. In a plain text it is held out
+// from the first document after that place, or the first line without a separator. Of JSON lines whole texts. Reads
+// each file once to see how much text is in it, and the one with the cut again; on_bad is told of nothing.
+// Error(kUsage) naming a file without text.
 struct TextSplit {
   std::vector<TextPart> train, valid;
 };

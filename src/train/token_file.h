@@ -1,12 +1,12 @@
 // Token files: memory-mapped ids with document boundaries; what training and evaluation read. token_writer.h makes
 // them.
 //
-// Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator, and a document is
-//   newline, text, separator line
-// so that a model learns from what a document starts (a newline, which a Session without a prompt begins with too) and
-// where it ends (generation stops after the separator line). Every byte of text and separator is a target. Documents
-// without text are left out. Without a separator the text is one document, exactly as it is. Behind each document
-// stands the tokenizer's end of text, where the writer was asked for it (TokenizeOptions::document_end).
+// Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator. A document is
+// then newline, text, separator line. So a model learns from what a document starts: a newline, which a Session without
+// a prompt begins with too. It also learns where a document ends: generation stops after the separator line. Every byte
+// of text and separator is a target. Documents without text are left out. Without a separator the text is one document,
+// exactly as it is. Behind each document stands the tokenizer's end of text, where the writer was asked for it
+// (TokenizeOptions::document_end).
 //
 // Format, little-endian: a header of 64 bytes
 //   0 "FWTOKEN1"   8 u32 version 3   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary

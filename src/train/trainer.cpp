@@ -183,8 +183,9 @@ struct Trainer::Impl {
   AdamW& optimizer() { return together ? together->optimizer() : *alone; }
   bool leads() const { return ranks.rank() == 0; }
 
-  // Done by rank 0 while the others wait. What it throws ends all: there it comes out as it is, on the others as an
-  // error of numbers if it is that, after which no checkpoint is written, and else as Stopped, after which one is.
+  // Done by rank 0 while the others wait. What it throws ends all. On rank 0 it comes out as it is. On the others it
+  // comes out as an error of numbers if it is that, after which no checkpoint is written. Else it comes out as Stopped,
+  // after which one is.
   template <class Work>
   void on_first_rank(const Work& work) {
     std::exception_ptr failure;

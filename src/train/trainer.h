@@ -2,10 +2,14 @@
 // clipping by global norm, gradient accumulation, skipped steps, checkpoints, metrics. No printing here: `on_log` gets
 // a record per interval and the program (src/cli) shows it.
 //
-// The run folder: metrics.jsonl and metrics.csv (one line a record), checkpoints/step-N/, best/ (best_model.h) where
-// held-out text is evaluated on the way, and at the end model/ (config.json, model.safetensors, tokenizer.json). What a
-// run computes depends on its configuration and data only, not on the number of threads and not on how often it was
-// interrupted.
+// The run folder:
+// - metrics.jsonl and metrics.csv (one line a record),
+// - checkpoints/step-N/,
+// - best/ (best_model.h) where held-out text is evaluated on the way,
+// - at the end model/ (config.json, model.safetensors, tokenizer.json).
+//
+// What a run computes depends on its configuration and data only, not on the number of threads and not on how often it
+// was interrupted.
 #pragma once
 
 #include <atomic>

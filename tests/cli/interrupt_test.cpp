@@ -84,8 +84,8 @@ TEST_F(Interrupt, AHundredAtRandomMomentsLoseNothing) {
       tiny_train(text(), "") +
       Args{"--steps",    "12", "--batch",   "4", "--length",           "64", "--hidden-size", "64", "--num-heads", "2",
            "--head-dim", "32", "--threads", "3", "--checkpoint-every", "5",  "--eval-every",  "6"};
-  // Microseconds from when the handlers stand, which is when the first line is there, to the end: of the shortest run
-  // that nobody disturbed, since one that met a busy machine would let most signals come too late.
+  // Microseconds from when the handlers stand, which is when the first line is there, to the end, of the shortest run
+  // that nobody disturbed. A run that met a busy machine would let most signals come too late.
   int64_t whole = std::numeric_limits<int64_t>::max();
   const auto time_of = [&](Program& program, bool begun, const std::function<void()>& meanwhile) {
     wait_for(program, "model ");

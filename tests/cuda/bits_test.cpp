@@ -314,8 +314,8 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
 }
 
 // dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads
-// (gradients/common/head_sums.cuh): against the reference, and the same bits whether the gradients begin alongside the
-// reverse scan, from the last chunk on, or after it, as they do where the offsets are on the device.
+// (gradients/common/head_sums.cuh), against the reference. The bits are the same whether the gradients begin alongside
+// the reverse scan, from the last chunk on, or after it. They begin after it where the offsets are on the device.
 TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
   struct Case {
     const char* name;

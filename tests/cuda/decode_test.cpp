@@ -1,6 +1,10 @@
-// Generation on every device there is: attention of a decoded token alongside the host's in double, drawn tokens
-// alongside the host's, and a decoder alongside passes of the model one after the other: the same bits alone, alongside
-// others, recorded, after a prompt in between, and in a place that another sequence has left.
+// Generation on every device there is. Attention of a decoded token is compared with the host's in double, drawn tokens
+// with the host's. A decoder runs alongside passes of the model one after the other. It gives the same bits:
+// - alone,
+// - alongside others,
+// - recorded,
+// - after a prompt in between,
+// - in a place that another sequence has left.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -81,9 +85,13 @@ std::vector<Rows> all_rows() {
       {{3, 1, 64, 0, 0.12}, 30, 7, {0, 6, 7, 150, 209}, true},           // a run has many pages
       {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
       {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
-      // Turned queries and keys: by that kernel, where the token's own row is in the tiles that are asked for at first,
-      // in a later one (8319: the last of a run of 160) and in a run after a block's first (in the emulation). Where
-      // pages lie anywhere, and eight or sixteen heads share. Of a part of the channels, or of other heads, by rotary.
+      // Turned queries and keys, by that kernel (in the emulation). The token's own row is:
+      // - in the tiles that are asked for at first,
+      // - in a later one (8319: the last of a run of 160),
+      // - in a run after a block's first.
+      //
+      // Where pages lie anywhere, and eight or sixteen heads share. Of a part of the channels, or of other heads, by
+      // rotary.
       {{4, 2, 128, 150, 0.1, 10000, 128}, 1, 150, {0, 15, 16, 127, 128, 149, 150, 431, int64_t{1} << 20}, false},
       {{1, 1, 64, 0, 0.12, 500, 64}, 1, 9000, {8190, 8192, 8319, 8999}, false},
       {{8, 1, 64, 0, 0.12, 10000, 64}, 30, 7, {0, 6, 7, 150, 209}, true},

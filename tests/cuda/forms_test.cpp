@@ -351,9 +351,9 @@ Problem lasting_problem(const char* name, bool alike, int64_t tokens, int64_t K,
 }
 
 // A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes hi and lo parts whatever its
-// gates are: then no decay at all, gates and feedback at 1 and any length leave outputs and states within the bounds,
-// also where one term does not (docs/numerics.md). States of bf16 inputs are far better then, as no state of one term
-// is, however short the sequence: kTwoTerms.
+// gates are. Then no decay at all, gates and feedback at 1 and any length leave outputs and states within the bounds.
+// That holds also where one term does not (docs/numerics.md). States of bf16 inputs are far better then, as no state of
+// one term is, however short the sequence: kTwoTerms.
 constexpr double kTwoTerms = 5e-4;
 
 TEST(ChunkForm, TwoTermsForAnyRule) {

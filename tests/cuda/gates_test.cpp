@@ -79,8 +79,9 @@ ProblemOptions shapes_of(uint64_t seed) {
   return options;
 }
 
-// Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not: every
-// law, keys of both tiles and between, decays so strong that they are bounded, value heads with gates of their own.
+// Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not. The
+// cases are every law, keys of both tiles and between, decays so strong that they are bounded, and value heads with
+// gates of their own.
 TEST(DeviceGates, FormedInThePlacesOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
@@ -117,9 +118,9 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
   }
 }
 
-// Logits of one scalar per token, of which the first kernel makes values and the gradients' those of the logits: every
-// law that leaves a slope in its value, whole sequences and cut ones, whose first passes look for decays that let
-// nothing through.
+// Logits of one scalar per token, of which the first kernel makes values and the gradients' those of the logits. The
+// cases are every law that leaves a slope in its value, whole sequences and cut ones. The first passes of cut ones look
+// for decays that let nothing through.
 TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
   for (const char* name :

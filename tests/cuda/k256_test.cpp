@@ -120,7 +120,7 @@ TEST(K256Keys, EveryLength) {
                                                                             : "gated_deltanet"),
                                                options)),
                 run);
-    // Sums of q and k have more gradients of one value a token, of which few cancel by chance: 40 draws of two heads
+    // Sums of q and k have more gradients of one value a token, of which few cancel by chance. 40 draws of two heads
     // are off by up to 6.7e-2 (one token) and 1.9e-2 (two chunks) with K = 160, and with K = 128. A term that is
     // missing is not among these numbers.
     ChunkBounds bounds;

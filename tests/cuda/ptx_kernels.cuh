@@ -338,8 +338,8 @@ __global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
   args.y[i] = args.x[i] + 1;
 }
 
-// ---- What a kernel has left so far, counted, for one that may run alongside it: a block of 128 threads fills 512
-// numbers by TMA and ordinary stores and adds one to the counter of its group of kCountGroup blocks. Block i of the
+// ---- What a kernel has left so far, counted, for one that may run alongside it. A block of 128 threads fills 512
+// numbers by TMA and ordinary stores. It adds one to the counter of its group of kCountGroup blocks. Block i of the
 // other, 128 threads, waits for the group's count and adds up what its blocks left.
 inline constexpr unsigned kCountGroup = 4, kCountRow = 512, kCountShared = kCountRow * 4 + 64;
 struct CountArgs {

@@ -1,5 +1,6 @@
-// Training on several ranks whose tensors lie on a device: threads here, in turns, on one device, with tensors staged
-// through the host's memory, or carried by calls of NCCL that are answered in its place. In the emulation and on a GPU.
+// Training on several ranks whose tensors lie on a device. The ranks are threads here, in turns, on one device. Tensors
+// are staged through the host's memory, or carried by calls of NCCL that are answered in its place. In the emulation
+// and on a GPU.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE): the bits of a call whose offsets the host knows,
-// rows after the last sequence left alone, and one plan, in a captured graph where there is one, replayed with other
-// lengths.
+// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE). A call gives the bits of one whose offsets the host
+// knows, and leaves rows after the last sequence alone. One plan, in a captured graph where there is one, is replayed
+// with other lengths.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Barriers in shared memory and asynchronous copies. At once, unless FW_EMULATION_LATE is set: then a cp.async happens
-// when its thread waits for it, a bulk load when no thread can go on without, and a bulk store reads and writes when
+// Barriers in shared memory and asynchronous copies. At once, unless FW_EMULATION_LATE is set. Then a cp.async happens
+// when its thread waits for it, and a bulk load when no thread can go on without. A bulk store reads and writes when
 // its thread waits for that. The word of a barrier in shared memory holds a mark and a number; its state is in
 // Block::barriers().
 #include <cstring>

@@ -1,12 +1,16 @@
-// The functions of scan/cuda/machine/ptx.cuh on the CPU, and the words of CUDA that kernels use, so that a kernel's
-// source compiles as plain C++20: g++ -std=c++20 -DFW_CUDA_EMULATION -Wno-unknown-pragmas -x c++ kernel.cu, with
+// The functions of scan/cuda/machine/ptx.cuh on the CPU, and the words of CUDA that kernels use. So a kernel's source
+// compiles as plain C++20: g++ -std=c++20 -DFW_CUDA_EMULATION -Wno-unknown-pragmas -x c++ kernel.cu, with
 // emulation/*.cpp.
 //
 // Each thread of a block is a fiber (fiber.h) that runs until it has to wait; blocks run side by side with OpenMP
 // (compile emulation/*.cpp with it). What a warp or warpgroup does together happens when the last of its threads
 // arrives. The dynamic shared memory is filled with NaN before each block. What the emulator itself can see going wrong
-// ends the program with a message: a shared address outside of the block's memory or not aligned, threads of one warp
-// at different instructions, barriers used in ways that the hardware forbids, and threads that all wait.
+// ends the program with a message:
+// - a shared address outside of the block's memory or not aligned,
+// - threads of one warp at different instructions,
+// - barriers used in ways that the hardware forbids,
+// - threads that all wait.
+//
 // -fsanitize=address sees the ordinary accesses of a kernel as well.
 //
 //   FW_EMULATION_ORDER=reverse | <seed>   the order in which threads run: what depends on it without a barrier shows itself

@@ -8,10 +8,10 @@
 //   bulk stores                               shared memory is read when issued and again when waited for
 // Bulk copies and wgmma touch shared memory through another proxy, which sees what threads have written only if these,
 // or a thread that has waited for them, called fence_async_shared(). So a thread has a second clock, of what that proxy
-// sees of it: a fiber of its own (Proxy), loaded up to the thread's by a fence and handed on by barriers alongside the
-// thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread that no fence
-// has loaded there is reported. (Reads by threads need none: they are over when the barrier says so.) What the loading
-// thread itself has written without a fence counts as fenced for those who wait for its loads.
+// sees of it. It is a fiber of its own (Proxy), loaded up to the thread's by a fence and handed on by barriers
+// alongside the thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread
+// that no fence has loaded there is reported. (Reads by threads need none: they are over when the barrier says so.)
+// What the loading thread itself has written without a fence counts as fenced for those who wait for its loads.
 // Shuffles and products of a warp order nothing: on the device they promise nothing about memory. Blocks of a grid are
 // not ordered either (but for atomics), kernels one after the other are. Elsewhere all of this is nothing.
 #pragma once

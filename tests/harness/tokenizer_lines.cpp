@@ -1,6 +1,9 @@
-// Tokenizers and texts from standard input, what becomes of them to standard output, an object of JSON a line, for
-//   tokenizers_fuzz.py: {"tokenizer": TEXT OF A tokenizer.json, "texts": [TEXT, ...]}  ->  {"refused": WORDS} or
-//   {"texts": [{"ids": [...], "back": HEX, "streamed": HEX} or {"error": WORDS}, ...]}
+// Tokenizers and texts from standard input, what becomes of them to standard output, for tokenizers_fuzz.py. An object
+// of JSON a line:
+//     {"tokenizer": TEXT OF A tokenizer.json, "texts": [TEXT, ...]}
+// and one of
+//     {"refused": WORDS}
+//     {"texts": [{"ids": [...], "back": HEX, "streamed": HEX} or {"error": WORDS}, ...]}
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,6 +1,8 @@
-// Every operation of the list that a device has, against the host's in double on the same (rounded) numbers: the shapes
-// that kernels treat apart, rows with columns behind them that must not be touched, packed sequences, and outputs that
-// lie where inputs do as far as the list allows it.
+// Every operation of the list that a device has, against the host's in double on the same (rounded) numbers. The cases:
+// - the shapes that kernels treat apart,
+// - rows with columns behind them that must not be touched,
+// - packed sequences,
+// - outputs that lie where inputs do as far as the list allows it.
 #include "ops/device_list.h"
 
 #include <cmath>

@@ -262,7 +262,7 @@ TEST(Mamba3Rotary, BitsDoNotDependOnThreads) {
   check_threads(RotaryOp{{0, 300, 300, 301, 500}, {4, 2, 8, 4, 2, 4, true}, true}, "turn");
 }
 
-// A million tokens in float, all at once and in pieces that begin with what the state kept: a key (1, 0) is turned by
+// A million tokens in float, all at once and in pieces that begin with what the state kept. A key (1, 0) is turned by
 // the sum in long double to a few roundings of a float's angle. Summed in float32 radians it would be off by far more
 // than a whole pair of digits.
 TEST(Mamba3Rotary, AMillionTokensLoseNothing) {

@@ -1,6 +1,10 @@
-// One harness for all operations: an operation under test says how to run forward and backward on flat arrays and gives
-// its formula in plain scalar double; check_op compares values, gradients (against finite differences of the formula),
-// float against double, accumulation, and bits over numbers of threads.
+// One harness for all operations. An operation under test says how to run forward and backward on flat arrays and gives
+// its formula in plain scalar double. check_op compares:
+// - values,
+// - gradients (against finite differences of the formula),
+// - float against double,
+// - accumulation,
+// - bits over numbers of threads.
 #pragma once
 
 #include <gtest/gtest.h>

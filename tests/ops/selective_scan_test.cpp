@@ -1,6 +1,6 @@
-// The selective scan of both laws against a loop over tokens, rows and channels in double and its finite differences:
-// packed and empty sequences, chunks that end early, numbers of channels and rows that fill no vector, initial and
-// final states.
+// The selective scan of both laws against a loop over tokens, rows and channels in double and its finite differences.
+// The cases are packed and empty sequences, chunks that end early, numbers of channels and rows that fill no vector,
+// initial and final states.
 #include <fmt/format.h>
 
 #include <cmath>

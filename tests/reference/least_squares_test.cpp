@@ -1,5 +1,5 @@
-// Least squares with the exact inverse Gram matrix: the online and the offline solve are one (Theorem 3.1 of the
-// preconditioned paper), both equal a direct solve, and a diagonal approximation of the Gram matrix parts them.
+// Least squares with the exact inverse Gram matrix. The online and the offline solve are one (Theorem 3.1 of the
+// preconditioned paper), and both equal a direct solve. A diagonal approximation of the Gram matrix parts them.
 #include "reference/least_squares.h"
 
 #include <gtest/gtest.h>

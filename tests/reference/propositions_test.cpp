@@ -267,8 +267,9 @@ TEST(PreconditionedStep, EigenvaluesStayInTheUnitDisk) {
   }
 }
 
-// With the gain at its bound, a key along one axis and a preconditioner at the end of its range the eigenvalue is -1
-// but for the 1 / |log A - center| that the range is never reached by: the condition gain x <= 2 cannot be weaker.
+// The gain is at its bound, a key lies along one axis and a preconditioner is at the end of its range. The eigenvalue
+// is then -1 but for the 1 / |log A - center| that the range is never reached by. So the condition gain x <= 2 cannot
+// be weaker.
 TEST(PreconditionedStep, TheConditionIsSharp) {
   const double far = 1e7;
   for (const auto& [bound, reach] : {std::pair{1.0, 2.0}, {1.25, 1.6}, {2.0, 1.0}}) {

@@ -18,8 +18,8 @@
 // 3. Tracking. Let v_t = X_t^T f_t + n_t for targets X_t with noise n_t; let D_t = S_t - X_t and m_t = X_t - a_t
 //    X_{t-1}, what the target moves beyond the decay. Subtract X_t = M X_t + beta k f^T X_t from the recurrence:
 //        D_t = M_t (a_t D_{t-1} - m_t) + beta_t k_t n_t^T,
-//    hence |D_t|_F <= nu_t (a_t |D_{t-1}|_F + |m_t|_F) + beta_t |n_t|, and if a_t nu_t <= rho < 1, nu_t |m_t| + beta_t
-//    |n_t| <= b:
+//    Hence |D_t|_F <= nu_t (a_t |D_{t-1}|_F + |m_t|_F) + beta_t |n_t|.
+//    If a_t nu_t <= rho < 1 and nu_t |m_t| + beta_t |n_t| <= b:
 //        |D_t|_F <= rho^t |D_0|_F + b (1 - rho^t) / (1 - rho).
 //    By 2. that holds for every a_t <= rho / sqrt(2), whatever queries, keys and gates are. Without a decay no such
 //    bound can hold, even for the delta rule, because M is the identity on what is orthogonal to f.

@@ -1,5 +1,5 @@
-// Tensors of bf16 or float16 numbers (io_dtype): the arithmetic is float32 on the widened numbers, and what comes out
-// is rounded once, so such a call gives the bits of a float32 call on the same numbers, rounded.
+// Tensors of bf16 or float16 numbers (io_dtype). The arithmetic is float32 on the widened numbers, and what comes out
+// is rounded once. So such a call gives the bits of a float32 call on the same numbers, rounded.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -155,7 +155,7 @@ TEST(PlanHandle, KeepsTheThreadsThatItWasMadeWith) {
   set_num_threads(0);
 }
 
-// One thread calls with what the query asked for, another changes the number of threads all the while: a call runs with
+// One thread calls with what the query asked for, another changes the number of threads all the while. A call runs with
 // what it was planned for or refuses the workspace, and never writes behind it.
 TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   Call call;

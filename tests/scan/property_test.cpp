@@ -54,8 +54,8 @@ void check_property(void (*property)()) {
 
 constexpr double kDoubleBound = 1e-10;
 constexpr double kFloatBound = 2e-5;
-// Denominators are at least this share of the norm of all fields together, because a gradient that is zero but for
-// rounding has no digits of its own: that of a key with one channel, of which the norm takes away all but 1e-6. In
+// Denominators are at least this share of the norm of all fields together. A gradient that is zero but for rounding has
+// no digits of its own. An example is that of a key with one channel, of which the norm takes away all but 1e-6. In
 // float the bound times the share is three units of rounding of the whole.
 constexpr double kDoubleFloor = 1e-3;
 constexpr double kFloatFloor = 1e-2;
@@ -454,8 +454,8 @@ FW_PROPERTY(BackwardIsTheAdjointOfForward) {
   double odd[4], left[3];
   for (int i = 0; i < 4; ++i) odd[i] = value(std::ldexp(kStep, i)) - value(-std::ldexp(kStep, i));
   for (int i = 0; i < 3; ++i) left[i] = (8 * odd[i] - odd[i + 1]) / (12 * std::ldexp(kStep, i));
-  // The bound. Truncation falls by 16 when the step is halved, and by 2 or more where a second derivative jumps between
-  // the points (the preconditioner's squash at 0): it is less than what the two longer steps differ by from the
+  // The bound. Truncation falls by 16 when the step is halved. It falls by 2 or more where a second derivative jumps
+  // between the points (the preconditioner's squash at 0). It is less than what the two longer steps differ by from the
   // shortest. Rounding: that of the sums, 1e-15 of their size a unit of condition, over the step.
   const double bound =
       std::max(std::abs(left[0] - left[1]), std::abs(left[0] - left[2])) + kStable * 1e-15 * size / kStep;

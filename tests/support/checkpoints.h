@@ -1,6 +1,6 @@
-// Checkpoints of fw_forward (fw_desc.checkpoint_interval), on any device: the outputs do not know that they are made,
-// each is the final state of the tokens in front of it, and a call that starts from one gives what the undisturbed one
-// gave, all to the bit.
+// Checkpoints of fw_forward (fw_desc.checkpoint_interval), on any device. The outputs do not know that they are made.
+// Each is the final state of the tokens in front of it. A call that starts from one gives what the undisturbed one
+// gave. All of this holds to the bit.
 #pragma once
 
 #include <gtest/gtest.h>

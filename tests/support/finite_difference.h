@@ -1,5 +1,5 @@
-// Central differences of fourth order, (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / 12 h: with h = 1e-4 exact to about
-// 1e-11 of |f| / scale of x, far below the 1e-6 that gradients are held to.
+// Central differences of fourth order, (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / 12 h. With h = 1e-4 they are exact
+// to about 1e-11 of |f| / scale of x, far below the 1e-6 that gradients are held to.
 #pragma once
 
 #include <cstdint>

@@ -52,9 +52,9 @@ inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, G
                                             double floor_share = 0);
 // Those and every preset.
 std::vector<Rule> all_rules();
-// What a test over such a list seeds its random numbers with: from the rule's text (FNV-1a) and `turn`, which tells
-// apart tests and the problems of one, so that a rule's problem is the same whichever rules stand before it. Every
-// residue of a small number is about as likely.
+// What a test over such a list seeds its random numbers with: the rule's text (FNV-1a) and `turn`, which tells apart
+// tests and the problems of one. So a rule's problem is the same whichever rules stand before it. Every residue of a
+// small number is about as likely.
 uint64_t rule_seed(const Rule& rule, uint64_t turn);
 
 }  // namespace fw::testing

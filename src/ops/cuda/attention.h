@@ -2,7 +2,8 @@
 // atomics: the same call gives the same bits, and a sequence the same bits alone and packed.
 //
 //   o_i = sum_j P_ij v_j,  P_ij = exp(scale q_i . k_j - lse_i)  over the keys j that query i sees
-// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key) and sees
+//
+// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key). It sees
 // the keys up to its own place, of those the last `window` (0: all).
 //
 //   attention_forward             o, and lse where it is asked for

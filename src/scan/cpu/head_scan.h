@@ -86,8 +86,11 @@ struct HeadScratch {
   int64_t history_rows = 0;
 };
 
-// Gradients that reach the preconditioner from the value heads of a group: of M (laid out like it; the first head
-// writes, the others add) and, past its state, of its gates ([N][H][tokens of n], added to). Null: none.
+// Gradients that reach the preconditioner from the value heads of a group:
+// - of M (laid out like it; the first head writes, the others add),
+// - past its state, of its gates ([N][H][tokens of n], added to).
+//
+// Null: none.
 template <class T>
 struct PrecondGradRows {
   T *dm = nullptr, *dg = nullptr, *dbeta = nullptr;

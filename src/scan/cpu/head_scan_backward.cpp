@@ -208,10 +208,9 @@ double HeadScan<T>::state_gradient(int64_t c, const T* saved) {
 // and the sum of these from any row on, plus rowsum(S_C (.) dS_C), is the gradient of that row's g. Summed from the
 // chunk's start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the
 // diagonal, which enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is
-// exactly 0.
-// A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and takes of each
-// row the sum that less was added to: so the rows behind the last one that has a cotangent get exactly 0 and not what
-// rounding leaves of the others.
+// exactly 0. A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and
+// takes of each row the sum that less was added to. So the rows behind the last one that has a cotangent get exactly 0,
+// and not what rounding leaves of the others.
 template <class T>
 void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail,
                                        const Inputs<T>& grads, bool first) {

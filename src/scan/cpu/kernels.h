@@ -87,7 +87,8 @@ struct DecayKernels {
   void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src,
                  const T* w, T* dst);
   // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k] (in block 1 to r -
-  // lag), zero above the diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
+  // lag). It is zero above the diagonal, and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri
+  // apart.
   void (*diagonal)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x,
                    const T* w, T* tri, int64_t ld, int64_t block_tri);
   // Its adjoint below the diagonal: dx += ..., dw += ..., from dtri (entries on and above the diagonal are not read).

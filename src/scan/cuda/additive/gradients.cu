@@ -1,5 +1,5 @@
-// Gradients of rules without an erase, from the raw tensors and the states that the scans left (additive/rows.cuh has
-// the formulas, here without z in P and write): a block per chunk and value head.
+// Gradients of rules without an erase, from the raw tensors and the states that the scans left. additive/rows.cuh has
+// the formulas, here without z in P and write. A block per chunk and value head.
 //   dB_ij = (dO_i . v_j) r_i w_j z_j exp(G_i - G_j), i >= j
 //   dq = Diag(read) dO S^T + dB k      dk = Diag(write z) v D^T + dB^T q      dz = Diag(write) k D + P^T dO
 //   dG_i = q_i . dq_i - k_i . dk_i, and the sum of the later ones and of S_C (.) D is the gradient of a log-decay

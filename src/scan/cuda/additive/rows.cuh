@@ -1,5 +1,5 @@
-// What the kernels of rules without an erase (e = 0) take straight from the raw tensors, where the streams are q, k and
-// v times a scale per row and all channels of a token decay alike: no chunk tiles are prepared (kernels.h).
+// What the kernels of rules without an erase (e = 0) take straight from the raw tensors. The streams are q, k and v
+// times a scale per row, and all channels of a token decay alike. No chunk tiles are prepared (kernels.h).
 //
 // With F_i = exp(G_i), G the sum of a chunk's log-decays up to and including row i, and the front's coefficients r, w,
 // z of a row:

@@ -11,7 +11,7 @@ namespace fw::cuda {
 inline constexpr int kChunk = 64;       // rows C of a chunk of the chunk form
 inline constexpr int kValueBlock = 64;  // value columns that one consumer warp group of a scan owns
 
-// A tensor of tokens [B, T, heads, dim] or [B, T, heads]: the element of batch b, token t (packed: b = 0, t over all
+// A tensor of tokens [B, T, heads, dim] or [B, T, heads]. The element of batch b, token t (packed: b = 0, t over all
 // sequences), value head hv is at b stride_b + t stride_t + (hv / divisor) stride_h. Strides count elements, the
 // channels of a row are contiguous. data null: absent.
 struct TokenArg {

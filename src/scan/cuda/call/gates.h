@@ -1,5 +1,5 @@
-// Gates given as logits (recurrence.md 2.1) before a call's kernels and after them: most of those take values and leave
-// gradients of values, which, if they are not the caller's, are rows of a part of the workspace. Where prepare() and
+// Gates given as logits (recurrence.md 2.1) before a call's kernels and after them. Most kernels take values and leave
+// gradients of values. If these are not the caller's, they are rows of a part of the workspace. Where prepare() and
 // gradients() take the logits as they are (FusedGates), what is left here is the sums of a_log's and dt_bias's
 // gradients.
 #pragma once
@@ -72,8 +72,8 @@ class CallGates {
   FusedGates with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace, void* saved) const;
   // Whether values() queues anything.
   bool makes_values(const Inputs<float>& in, const FusedGates& fused) const;
-  // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number
-  // (float32) in the workspace, of gates of channels where the caller wants those of logits.
+  // The gradients that the kernels are to leave. Those of log-decays (bf16 where the values are) and of gates of one
+  // number (float32) lie in the workspace. Those of gates of channels lie where the caller wants those of logits.
   Inputs<float> open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads,
                      void* workspace) const;
   // Queues the way from these to what the caller asks for: of logits (in), a_log, dt_bias.

@@ -226,9 +226,9 @@ void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
 // Of those with numbers or keys: part of it.
 void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream);
 
-// From segment to segment: with M the maps and `states` [segments, HV, V, K] what each leaves of a zero state, the
-// state at the start of every segment of sequence n (reverse: the gradient at its end, where states are what it leaves
-// of a zero gradient and M is transposed). In place: states[j] is read, then written.
+// From segment to segment. M are the maps and `states` [segments, HV, V, K] what each leaves of a zero state. The
+// result is the state at the start of every segment of sequence n. With reverse it is the gradient at its end: states
+// are then what it leaves of a zero gradient, and M is transposed. In place: states[j] is read, then written.
 struct JoinArgs {
   int32_t N = 0, HV = 0, K = 0, V = 0;     // K at most 128
   const int32_t* first_segment = nullptr;  // [N + 1]
@@ -242,9 +242,9 @@ void join_segments(const JoinArgs& args, void* stream);
 void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V,
                       const float* states, void* stream);
 
-// gradients() of half of the channels: 0 to 127, then the others (`second`). Of what all channels make together, the
-// gradients of numbers a token and the slopes by which dq and dk grow with q and k where rows have norms, each half
-// makes its own part, in float [tokens, HV]: args.grads.d.beta, d.g and the like lead there, and the slopes go to
+// gradients() of half of the channels: 0 to 127, then the others (`second`). Each half makes its own part of what all
+// channels make together, in float [tokens, HV]. These are the gradients of numbers a token, and the slopes by which dq
+// and dk grow with q and k where rows have norms. args.grads.d.beta, d.g and the like lead there, and the slopes go to
 // args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv
 // comes of the first.
 struct K256Half {
@@ -337,9 +337,9 @@ struct K256JoinArgs {
 };
 void k256_join(const K256JoinArgs& args, void* stream);
 
-// ---- additive/: the chunk form of rules without an erase whose streams are q, k, v times a scale per row, with one
-// decay a token or none (plan.h: DevicePlan::direct): from the raw tensors, without chunk tiles. What they leave: S^T
-// and D^T as above.
+// ---- additive/: the chunk form of rules without an erase, with one decay a token or none (plan.h:
+// DevicePlan::direct). Their streams are q, k, v times a scale per row. It works from the raw tensors, without chunk
+// tiles. What they leave: S^T and D^T as above.
 
 struct AdditiveScanArgs {
   Problem problem;        // initial_state unused

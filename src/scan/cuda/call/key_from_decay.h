@@ -1,5 +1,5 @@
 // Keys that come from the decay (KeySource::kDecay) as rows of a workspace, so that no kernel of the scan knows of
-// them: made before a call, and their gradient added to that of the log-decay after it.
+// them. They are made before a call, and their gradient is added to that of the log-decay after it.
 #pragma once
 
 #include <cstddef>

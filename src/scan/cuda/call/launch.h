@@ -116,9 +116,9 @@ void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::s
                        A&&... arguments) {
   launch_detail::launch<P...>(kernel, grid, 1, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);
 }
-// The same in clusters (from Hopper on): every `cluster` blocks along x, at most 8, of which grid.x is a multiple, run
-// side by side, and each can read the shared memory of the others and copy into it (machine/ptx.cuh: cluster_sync,
-// cluster_memory; cluster_arrive, cluster_wait, cluster_copy).
+// The same in clusters (from Hopper on). Every `cluster` blocks along x run side by side. `cluster` is at most 8 and
+// grid.x is a multiple of it. Each block can read the shared memory of the others and copy into it (machine/ptx.cuh:
+// cluster_sync, cluster_memory; cluster_arrive, cluster_wait, cluster_copy).
 template <class... P, class... A>
 void launch_overlapped_clusters(void (*kernel)(P...), Dim3 grid, unsigned cluster, unsigned threads,
                                 std::size_t shared_bytes, void* stream, A&&... arguments) {

@@ -76,9 +76,9 @@ struct ReversePass {
   double scan = 0, all = 0;
 };
 
-// Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan. Of
-// sequences of different lengths there count as many as would be, with as many chunks in all, were they all as long as
-// the longest: blocks of short ones are soon over and leave their places to others.
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan.
+// Sequences of different lengths count as equal ones, all as long as the longest and with as many chunks in all. Blocks
+// of short ones are soon over and leave their places to others.
 struct SegmentShape {
   Costs costs;
   int64_t sm_count, chunks, tiles, blocks, map_blocks;

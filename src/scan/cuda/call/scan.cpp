@@ -570,9 +570,9 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
 }
 
 // Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace,
-// and then a sum over the group. In the chunk form the heads' gradients of a tensor whose own is bf16 are bf16 too:
-// each rounded once, as the sum is, which is as much as their operands were, and half the bytes. Of log-decays, whose
-// gradients are sums along the sequence, they are float32.
+// and then a sum over the group. In the chunk form the heads' gradients of a tensor whose own is bf16 are bf16 too.
+// Each is rounded once, as the sum is. That is as much as their operands were rounded, and half the bytes. Of
+// log-decays, whose gradients are sums along the sequence, they are float32.
 class GroupedGradients {
  public:
   // sums: gradients() adds up those of q and k itself.

@@ -1,6 +1,6 @@
 // Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++
-// without CUDA: the launchers ask it with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets
-// one expect, and docs/internals/gpu_kernels.md has what comes out for each named rule. Three kinds: what a rule's
+// without CUDA. The launchers ask it with a call's tensors, and fw_plan_text (text.cpp) with those that a descriptor
+// lets one expect. docs/internals/gpu_kernels.md has what comes out for each named rule. Three kinds: what a rule's
 // streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
 #pragma once
 
@@ -173,18 +173,23 @@ bool prepare_makes_m(const Problem& problem, int key);
 bool scan_reads_rows(const Problem& problem, int key);
 bool scan_reads_intra_chunk(const Problem& problem, int key, bool cut);
 
-// What the forward scan has for E and Q: chunk tiles (kApart: X and M apart from E and Q), chunk tiles of hi and lo
-// parts, the raw rows times scales per row (kPairs: for X and M too, with A and P; kSums: and E and Q are sums of
-// both), or (additive) Q alone.
+// What the forward scan has for E and Q:
+// - chunk tiles (kApart: X and M apart from E and Q),
+// - chunk tiles of hi and lo parts,
+// - the raw rows times scales per row (kPairs: for X and M too, with A and P; kSums: and E and Q are sums of both),
+// - Q alone (additive).
 enum class ScanForm { kAdditive, kChunkTiles, kApart, kHiLo, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 
 enum class GradientKernel { kScalar, kGeneral, kChannel };
 // M of the preconditioner in the gradients: none, read, or made there.
 enum class RowM { kNone, kRead, kMade };
-// kScalar: what makes the gradient of a gain. kAny: any gain, gates a row, and e and r may be sums of q and k; kTied:
-// gain_by_residual(), of any gain; kGate: gain_is_gate(); kUnscaled: of those, the ones with unscaled_keys() and no
-// log-decays; kUnscaledDecays: with log-decays.
+// kScalar: what makes the gradient of a gain, by the rules that it takes:
+// - kAny: any gain, gates a row, and e and r may be sums of q and k,
+// - kTied: gain_by_residual(), of any gain,
+// - kGate: gain_is_gate(),
+// - kUnscaled: of those, the ones with unscaled_keys() and no log-decays,
+// - kUnscaledDecays: the same with log-decays.
 enum class ScalarGain { kAny, kTied, kGate, kUnscaled, kUnscaledDecays };
 struct GradientChoice {
   GradientKernel kernel = GradientKernel::kGeneral;
@@ -197,8 +202,10 @@ struct GradientChoice {
 };
 GradientChoice select_gradients(const GradientArgs& args);
 // Whether prepare() can make values of log-decays and gates of channels that are logits (problem.fused) itself, and
-// whether gradients() can make them and the gradients of logits: functions of the inputs, of whether z is wanted, and
-// of where the gradients of log-decays and erase gates go, in whose places values stand meanwhile.
+// whether gradients() can make them and the gradients of logits. Both are functions of:
+// - the inputs,
+// - whether z is wanted,
+// - where the gradients of log-decays and erase gates go, in whose places values stand meanwhile.
 bool prepare_fuses_gates(const PrepareArgs& args, int key);
 bool gradients_fuse_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
 // The same of gates and log-decays of one scalar per token (front/token_scalars.cuh), of rules without a preconditioner

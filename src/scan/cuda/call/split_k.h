@@ -1,7 +1,7 @@
-// Keys of 129 to 256 channels of rules without an erase whose channels decay each by its own: nothing that a channel of
-// the state does reaches another one, so that a call is one of the first 128 channels and one of the others, and what
-// all channels make together (outputs, the values' and the gain's gradients) is the sum of both, in float32 rows of the
-// workspace before it is rounded.
+// Keys of 129 to 256 channels of rules without an erase whose channels decay each by its own. Nothing that a channel of
+// the state does reaches another one. So a call is one of the first 128 channels and one of the others. What all
+// channels make together (outputs, the values' and the gain's gradients) is the sum of both. It is summed in float32
+// rows of the workspace before it is rounded.
 #pragma once
 
 #include "scan/cuda/call/plan.h"

@@ -1,6 +1,5 @@
-// Tensors of tokens as TMA sees them: it loads 64 tokens by 64 channels of one head into shared memory as a SW128 tile
-// (tiles.h), with zeros for what lies outside of the tensor, at the cost of one instruction (machine/ptx.cuh:
-// tensor_load).
+// Tensors of tokens as TMA sees them. It loads 64 tokens by 64 channels of one head into shared memory as a SW128 tile
+// (tiles.h), with zeros for what lies outside of the tensor. That costs one instruction (machine/ptx.cuh: tensor_load).
 #pragma once
 
 #include "scan/cuda/call/args.h"

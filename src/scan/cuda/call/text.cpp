@@ -1,6 +1,6 @@
 // What a call does in words: the plan, and the kernels that select.h chooses for tensors such as the descriptor lets
-// one expect: contiguous, of its io_dtype, but float32 where there is one scalar per head. (Other memory may take other
-// kernels: they are slower and compute the same.)
+// one expect. Those are contiguous and of its io_dtype, but float32 where there is one scalar per head. (Other memory
+// may take other kernels: they are slower and compute the same.)
 #include <string>
 #include <vector>
 

@@ -21,8 +21,8 @@ constexpr int sw128_index(int row, int column) {
   return column / 64 * kSw128Elements + row * 64 + (((column % 64) / 8) ^ (row & 7)) * 8 + column % 8;
 }
 
-// One chunk of one value head, for the forward scan: with gamma = exp(G), G the sum of the log-decays of the chunk's
-// rows up to and including its own, A = (I + T)^-1, P = tril(Q Kb^T):
+// One chunk of one value head, for the forward scan. gamma = exp(G), and G is the sum of the log-decays of the chunk's
+// rows up to and including its own. With A = (I + T)^-1, P = tril(Q Kb^T):
 //   W = Z + E S0      O = Q S0 + M W      S_C = Diag(gamma_C) S0 + X^T W
 // (where a gain may exceed 1, all of e', z', w', P' and A' of front/unscaled_keys.cuh: W, V and the other chunk tiles
 // too).
@@ -52,7 +52,7 @@ struct RowTiles {
   float unused[28];
 };
 // The numbers of a chunk's rows where w is raw rows of k times a scale per row, too (scan_reads_intra_chunk(),
-// select.h), and where keys have 129 to 256 channels (wide/): with the rows where they are, and A and P of IntraChunk,
+// select.h), and where keys have 129 to 256 channels (wide/). With the rows where they are, and A and P of IntraChunk,
 //   W = Z + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
 // (where streams are sums, mixed_streams(), W has diag(erase_q) q S0 besides and O diag(read_k) k S0). That is a
 // product more in the scan's chain than X and M want, which are twice the numbers. q2, k2: |q|^2 and |k|^2, of K above
@@ -110,8 +110,8 @@ struct BwdTiles {
   float gamma[kTileK];
 };
 
-// The same of rules whose w is raw rows of k times a scale per row, e and r such rows of k and q, or sums of both
-// (reverse_takes_rows(), select.h): with A and P of IntraChunk and the rows where they are,
+// The same of rules whose w is raw rows of k times a scale per row, and e and r such rows of k and q, or sums of both
+// (reverse_takes_rows(), select.h). With A and P of IntraChunk and the rows where they are,
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D_0 = gamma_C D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
 // and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not
@@ -149,8 +149,9 @@ struct IntraChunk {
 inline constexpr int kMaxTileK = 256, kHalfTileK = 128;
 
 // Per chunk, value head and block of 64 value columns:
-//   Z, W (or U) and V (or dZ): one SW128 tile [64 tokens, 64 values]
-//   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kTileK]
+// - Z, W (or U) and V (or dZ): one SW128 tile [64 tokens, 64 values],
+// - S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kTileK].
+//
 // Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
 
 }  // namespace fw::cuda

@@ -146,9 +146,8 @@ FW_DEVICE uint32_t lane_offset(int r) {
 }
 
 // Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of
-// their use, to where the streams that are made of them will lie: a lane reads its channels of a row before it writes
-// there.
-// K: channels that the tensor has; zeros take the place of the others.
+// their use. They come to where the streams that are made of them will lie: a lane reads its channels of a row before
+// it writes there. K: channels that the tensor has; zeros take the place of the others.
 template <int kN>
 FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& place, int K, char* matrix) {
   constexpr int kAtoms = 4 * kN, kRows = 32 / kAtoms;  // of a row; rows that the warp fetches at a time
@@ -493,7 +492,7 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
 }
 
 // Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0
-// past the chunk's rows), so that no load is waited for before the others are under way.
+// past the chunk's rows). So no load is waited for before the others are under way.
 struct GateBits : TokenScalars<uint32_t> {
   uint32_t erase = 0, write = 0;
 };

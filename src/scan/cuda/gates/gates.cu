@@ -1,11 +1,11 @@
-// Gates given as logits: values before the kernels that take them, gradients back after them, and the sums over tokens
-// that a_log and dt_bias take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
+// Gates given as logits: values before the kernels that take them, gradients back after them. The sums over tokens that
+// a_log and dt_bias take are in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
 //
 // Roles, 256 threads: a gate a z, kN neighbouring token scalars (all heads) a thread and every kLanes-th token of the
 // block's; lanes of one token are neighbours. Where there are sums: each thread's in shared memory, sync_threads(),
 // then one thread a number adds those of all lanes.
 //
-// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's work tile, where the
+// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's turn, where the
 // law was an indirect branch a number. Where all tensors of a gate are bf16 in vectors with tokens at one distance
 // (walks()), rows are found by an addition and two tokens are on their way at once. What else there is takes a form
 // that asks of every row what it is.

@@ -56,8 +56,8 @@ FW_DEVICE GateScalars<kN> gate_scalars(const HeadArg& a_log, const HeadArg& dt_b
 // leave them. Here they stand in the way of a chunk's other work: no branch stands between one number and the next,
 // whose exponentials wait for each other then, and units are of log 2.
 
-// A log-decay's law (gate_law.h) with the numbers of a channel: the value is size F(t / log2 e) of t = work tile x +
-// at_0, with F softplus or, of a lower bound, the sigmoid (kSigmoid).
+// A log-decay's law (gate_law.h) with the numbers of a channel. The value is size F(t / log2 e) of t = work_tile x +
+// at_0. F is softplus or, of a lower bound, the sigmoid (kSigmoid).
 struct DecayLaw {
   float work_tile, at_0, size;
   FW_DEVICE DecayLaw(const GateLaw<float>& law, float bias, float rate) {

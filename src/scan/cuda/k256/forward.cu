@@ -5,8 +5,8 @@
 // and are in registers together. A for itself is a product more than the chunk tiles of scan/forward.cu have, and
 // spares [64, 256] numbers of a chunk that every block would load. Writes o (rows of each sequence only) and the final
 // states, and for the gradients S^T at the start of every chunk and W of every chunk. Where channels decay each by its
-// own W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S + Khat^T U of chunk tiles (tiles.h: QETiles), which come
-// one by one. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the
+// own, chunk tiles come one by one (tiles.h: QETiles). Then W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S +
+// Khat^T U. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the
 // other group's time on the tensor cores, so that W and O need not be under way, and in registers, together (but for
 // sums).
 //

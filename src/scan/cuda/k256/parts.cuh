@@ -1,10 +1,10 @@
 // What the two scans of keys of 129 to 256 channels share: a block's places in shared memory, who loads what, the state
 // as an operand. See scan/parts.cuh, whose fragments these are.
 //
-// A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's:
-// what a chunk loads, of which the raw rows of q and k are most, is read from the L2 cache for both. The state [64
-// values, 256] takes 128 registers of a thread, so that its bf16 values have no place there alongside the products:
-// they lie in shared memory, where the products read them and from where they leave for the gradients.
+// A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's. So
+// what a chunk loads is read from the L2 cache once for both. Most of that are the raw rows of q and k. The state [64
+// values, 256] takes 128 registers of a thread, so its bf16 values have no place there alongside the products. They lie
+// in shared memory, where the products read them and from where they leave for the gradients.
 #pragma once
 
 #include "scan/cuda/call/device.h"

@@ -1,7 +1,7 @@
 // prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), call/select.h): the numbers of a
 // chunk's rows, P and, with an erase, A = (I + T)^-1 (tiles.h). T and P are products of the raw rows, a half of the
-// channels after the other, times the matrix exp(G_i - G_j) and factors of rows and columns, in float32 (sums of q and
-// k: prepare/sum_parts.cuh). A block has one chunk of one value head.
+// channels after the other. They are multiplied by the matrix exp(G_i - G_j) and factors of rows and columns, in
+// float32 (sums of q and k: prepare/sum_parts.cuh). A block has one chunk of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does

@@ -1,6 +1,6 @@
 // All instructions that the kernels use and C++ has no word for, one function each. Kernels contain no asm, no
-// threadIdx and no intrinsic of CUDA: with FW_CUDA_EMULATION defined the same functions come from tests/emulation, and
-// a kernel's source compiles as plain C++ and runs on the CPU, block by block.
+// threadIdx and no intrinsic of CUDA. With FW_CUDA_EMULATION defined the same functions come from tests/emulation. A
+// kernel's source then compiles as plain C++ and runs on the CPU, block by block.
 //
 // bf16 is stored as uint16_t, two of them in a uint32_t with the first in the low half. Shared memory is dynamic only,
 // its base is shared_memory(); "address" is a 32-bit shared address, as shared_address() gives it. What needs Hopper is
@@ -289,8 +289,8 @@ FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t byte
                "l"(global_from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head,
-// as a SW128 tile of 128 bytes a row, with zeros outside of the tensor.
+// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head.
+// They become a SW128 tile of 128 bytes a row, with zeros outside of the tensor.
 FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch,
                            uint64_t* barrier) {
   asm volatile(

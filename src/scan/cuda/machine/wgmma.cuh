@@ -42,7 +42,7 @@ FW_DEVICE void keep(uint32_t (&a)[4]) {
 
 // An operand in registers that is made for the next round of a loop while products read this round's: `next` to `a`,
 // once those products have been waited for. ptxas lets a register go when no instruction names it any more, and knows
-// of no product that still reads it: after a plain copy it made `next` in the registers of `a` (tools/check_products.py
+// of no product that still reads it. After a plain copy it made `next` in the registers of `a` (tools/check_products.py
 // finds that in machine code). So the copy is a choice that it cannot foresee: `positive` is above 0.
 FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t positive) {
   FW_UNROLL

@@ -1,10 +1,10 @@
-// The gradients of the preconditioner where gradients() has made each chunk's share of them as if no gradient D of A
-// reached it from after (PrecondShare): D after every chunk, and what it adds, which is linear in it. With c = of_key
-// of a row and x = D.k^2,
+// The gradients of the preconditioner after gradients() has made each chunk's share of them as if no gradient D of A
+// reached it from after (PrecondShare). This file makes D after every chunk, and what it adds, which is linear in it.
+// With c = of_key of a row and x = D.k^2,
 //     dk += 2 c (D - of_norm x) k      dbeta += of_beta x      dg += p D.A + sum over the rows before of c x
-// where A is that before the chunk and p the product of all its decays: D reaches a row through the decays of those
-// after it, and A through those of the rows before, which together are the decays after the row where A got it. Sums
-// only: a decay may be 0.
+// A is that before the chunk and p the product of all its decays. D reaches a row through the decays of those after it,
+// and A through those of the rows before. Together they are the decays after the row where A got it. Sums only: a decay
+// may be 0.
 #pragma once
 
 #include <type_traits>

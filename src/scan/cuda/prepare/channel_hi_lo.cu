@@ -1,5 +1,5 @@
-// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), call/select.h):
-// prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers, and with what bf16 leaves out
+// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), call/select.h). It is
+// prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers. It keeps what bf16 leaves out
 // of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the tensors are, for decays are in them. Of
 // P, which nothing comes back from, the rows have one term.
 //

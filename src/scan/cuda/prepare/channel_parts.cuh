@@ -1,7 +1,7 @@
 // What the kernels share that prepare chunks where every key channel has a decay of its own, of any rows. T_ij = sum
-// over channels of e_i w_j exp(G_i - G_j), so decays belong to the operands, in blocks of 8 rows (one a warp). With L
-// the product of a block's decays up to and including a row's own, D that of the rows after a row in its block, R_b
-// that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
+// over channels of e_i w_j exp(G_i - G_j), so decays belong to the operands, in blocks of 8 rows (one a warp). Let L be
+// the product of a block's decays up to and including a row's own, D that of the rows after a row in its block, and R_b
+// that of all of block b. With x_i = e_i L_i (R_b for the odd one of a pair of blocks):
 //   within a block                              (e_i L_i) (w_j / L_j)
 //   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
 //   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end

@@ -1,8 +1,8 @@
 // prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times scales per
-// row (w times M of a preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase
-// gate of channels, and with it gates of value channels in Z). The same products as there, written so that three blocks
-// and all of the code they run fit an SM and its instruction cache: rows are a rolled loop over what was fetched,
-// decays are exponentials of bounded sums, and the streams lie over what they are made of.
+// row. w may also be multiplied by M of a preconditioner, made here from A before the chunk. Or, with bf16 log-decays,
+// e is multiplied by an erase gate of channels, and with it Z has gates of value channels. The same products as there,
+// written so that three blocks and all of the code they run fit an SM and its instruction cache. Rows are a rolled loop
+// over what was fetched, and decays are exponentials of bounded sums. The streams lie over what they are made of.
 //
 // With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of
 // log-decays bounded from below:
@@ -459,8 +459,8 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, co
   if constexpr (kForms) fence_async_global();  // TMA writes x there
 }
 
-// Tiles of 8 columns of the 16 rows of a pair of blocks: the columns of the pair, those of the pair before of an odd
-// pair, and the first half of the chunk of a pair of the second.
+// Tiles of 8 columns of the 16 rows of a pair of blocks. They are the columns of the pair, for an odd pair those of the
+// pair before, and for a pair of the second half the first half of the chunk.
 struct PlainTiles {
   float own[2][4], near[2][4], far[4][4];
 };

@@ -1,5 +1,5 @@
-// What prepare/channel.cu and the prepare of K above 128 (k256/prepare_keys.cu) share: the rows of a chunk with their
-// decays, as operands of T and P and in the chunk tiles, and the products of these.
+// What prepare/channel.cu and the prepare of K above 128 (k256/prepare_keys.cu) share. It is the rows of a chunk with
+// their decays, as operands of T and P and in the chunk tiles, and the products of these.
 #pragma once
 
 #include <algorithm>

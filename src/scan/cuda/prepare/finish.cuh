@@ -8,9 +8,9 @@
 
 namespace fw::cuda {
 
-// Whether a chunk, of which this is the last row's `pair` (prepare/scalar_parts.cuh), keeps so much of the state that
-// what bf16 takes from keys times their factors is to be seen in what the state has after many chunks: where all decay
-// by more, errors fade sooner than they add up.
+// Whether a chunk keeps so much of the state that what bf16 takes from keys times their factors shows in the state
+// after many chunks. `last_pair` is the `pair` of the chunk's last row (prepare/scalar_parts.cuh). Where all decay by
+// more, errors fade sooner than they add up.
 inline constexpr float kLastingChunk = -2.0f;
 FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
 

@@ -1,7 +1,7 @@
-// prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has
-// one chunk of one key head, and of its value heads up to kMostGroupedHeads one after the other. The raw rows, their
-// norms and the products K K^T and Q K^T are made once; what a value head adds to them is factors of rows and columns.
-// A, P and the numbers are those of scalar.cu to the bit.
+// prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows). A block has
+// one chunk of one key head. Of its value heads it has up to kMostGroupedHeads, one after the other. The raw rows,
+// their norms and the products K K^T and Q K^T are made once; what a value head adds to them is factors of rows and
+// columns. A, P and the numbers are those of scalar.cu to the bit.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does

@@ -1,6 +1,6 @@
-// A = (I + T)^-1 for a strictly lower triangular T of 64 rows, float32 in shared memory: forward substitution in the
-// diagonal blocks of 16, then blocks of 32 and 64 by products of TF32 operands, [A11 0; -A22 T21 A11, A22]. Never a
-// Neumann series: its partial sums blow up for keys that are alike.
+// A = (I + T)^-1 for a strictly lower triangular T of 64 rows, float32 in shared memory. The diagonal blocks of 16 are
+// made by forward substitution. Blocks of 32 and 64 are made by products of TF32 operands, [A11 0; -A22 T21 A11, A22].
+// Never a Neumann series: its partial sums blow up for keys that are alike.
 #pragma once
 
 #include "scan/cuda/machine/atoms.cuh"
@@ -92,7 +92,7 @@ FW_DEVICE void store_diagonal(const float* t, char* a, const HiLoInverse& hi_lo,
   }
 }
 
-// The accumulator of a product with the result's columns as the next product's summed index: columns 2t and 2t + 1 of a
+// The accumulator of a product with the result's columns as the next product's summed index. Columns 2t and 2t + 1 of a
 // lane stand where t and t + 4 are expected, so the other operand takes them in that order.
 FW_DEVICE void as_left(const float (&c)[4], float (&a)[4]) { a[0] = c[0], a[1] = c[2], a[2] = c[1], a[3] = c[3]; }
 
@@ -163,9 +163,9 @@ FW_DEVICE void store_below_diagonal(uint32_t sw128, const HiLoInverse& hi_lo, in
   }
 }
 
-// By warps 4 to 7 while the others are in invert(): between two barriers of the block every warp waits at others
-// equally often, for compute-sanitizer's racecheck counts that to order what they do (and its synccheck wants those
-// that wait at one barrier to be at one place in the code).
+// By warps 4 to 7 while the others are in invert(). Between two barriers of the block every warp waits at others
+// equally often, for compute-sanitizer's racecheck counts that to order what they do. Its synccheck wants those that
+// wait at one barrier to be at one place in the code.
 FW_DEVICE void overlap_invert() {
   named_barrier_sync(kInverseBarrier + 3, 128);
   named_barrier_sync(kInverseBarrier + 3, 128);

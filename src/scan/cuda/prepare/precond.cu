@@ -1,8 +1,8 @@
-// prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner
+// prepare where all channels of a token decay alike, or not at all. w or r is k or q times M of the preconditioner
 // (made here, from A before the chunk) times a scale per row. A block has one chunk of one value head. The raw rows of
-// q and k are operands as they came from memory and what they are multiplied with is a factor of results, as for plain
-// rules (prepare/scalar.cu), and delta the forward scan takes them (RowTiles). K (.) M is a tile of its own alongside k
-// delta, and takes the place of k (q (.) M: of q) where there is no erase.
+// q and k are operands as they came from memory. What they are multiplied with is a factor of results, as for plain
+// rules (prepare/scalar.cu). Of rules with an erase (delta) the forward scan takes the raw rows (RowTiles). K (.) M is
+// then a tile of its own alongside k. Where there is no erase it takes the place of k (q (.) M: of q).
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
 //   warp      does

@@ -2,9 +2,8 @@
 // the matrix exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from
-// memory, and coefficients are factors of results: they are worked out while the products run. delta the forward scan
-// takes those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams
-// first.
+// memory. Coefficients are factors of results, and are worked out while the products run. delta the forward scan takes
+// those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -52,8 +51,8 @@ struct ScalarLayout {
                 kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles; kHiLo: e
-// and w with their lo parts instead, if those are wanted.
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles. With kHiLo,
+// e and w go there with their lo parts instead, if those are wanted.
 template <int kTileK, bool kDelta, bool kHiLo>
 FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows,
                           const ChunkTiles<kTileK>& out) {

@@ -106,7 +106,7 @@ FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const Scala
 }
 
 // Chunk tiles that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one
-// warp: to `a` with factors a_rows, and to b, if not null, with b_rows. Factors that are null: 1.
+// warp. They go to `a` with factors a_rows, and to b, if not null, with b_rows. Factors that are null: 1.
 template <int kTileK>
 FW_DEVICE void plain_tiles_of(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows,
                               void* b) {

@@ -1,5 +1,6 @@
-// T and P of rules whose r or e is a sum of the raw q and k times scales per row (query feedback, corrected read), from
-//   K K^T and Q K^T: T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
+// T and P of rules whose r or e is a sum of the raw q and k times scales per row (query feedback, corrected read). They
+// are made from K K^T and Q K^T:
+//     T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
 // Warps 0 to 3 have K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before
 // any factor, in T's place.
 #pragma once

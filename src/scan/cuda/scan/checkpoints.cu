@@ -1,5 +1,5 @@
-// Checkpoints (call/args.h) at the boundaries of segments: the state that a segment starts from is the joined one,
-// which a call that begins there starts from too, and not what the segment before it ends with, which is rounded
+// Checkpoints (call/args.h) at the boundaries of segments. The state that a segment starts from is the joined one,
+// which a call that begins there starts from too. It is not what the segment before it ends with, which is rounded
 // otherwise. All others are stored by the scans.
 //
 // Roles, 256 threads: a block has a segment and value head, a thread neighbouring numbers of its state.

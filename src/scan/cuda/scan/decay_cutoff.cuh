@@ -1,9 +1,9 @@
 // Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut
-// sequence (call/plan.h) need not see the rest of it. Of a rule whose step is a symmetric contraction
-// (rule/step_bound.h) what a segment does to a state, M, is at most the product of its tokens' largest decays: exp of
-// the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment leaves of a
-// zero state is what its last chunks do from the one on after which that holds. So the error of a state is at most
-// 2^-40 of the state at the segment's start; a state has 24 bits.
+// sequence (call/plan.h) need not see the rest of it. Take a rule whose step is a symmetric contraction
+// (rule/step_bound.h). What a segment does to a state, M, is then at most the product of its tokens' largest decays.
+// That is exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment
+// leaves of a zero state is what its last chunks do from the one on after which that holds. So the error of a state is
+// at most 2^-40 of the state at the segment's start; a state has 24 bits.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"

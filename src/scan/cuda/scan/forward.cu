@@ -15,7 +15,7 @@
 // C7510 to C7518; the machine code then has a wait after each product). While products are in flight, their own
 // accumulators and register operands stay untouched; other operands may be packed, and a state whose own product was
 // waited for may be packed and scaled. But accumulators that were last written by a product of the round before may not
-// be touched once a product of this round is in flight: so the state is scaled for the next chunk at the end of a
+// be touched once a product of this round is in flight. So the state is scaled for the next chunk at the end of a
 // round, and O is packed there. No product is in flight across the loop's end.
 //
 // Roles, 256 threads, one block an SM (scan/parts.cuh):

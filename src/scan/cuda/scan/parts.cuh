@@ -1,6 +1,6 @@
 // What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one
-// sequence and keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps"):
-// value columns of different blocks never meet. Warps 0 and 1 load the chunks' stages into shared memory, warps 2 and 3
+// sequence. It keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps").
+// Value columns of different blocks never meet. Warps 0 and 1 load the chunks' stages into shared memory, warps 2 and 3
 // take what leaves it.
 //
 // All 16-bit tiles in shared memory are SW128 tiles (tiles.h). Lanes of the state's warps hold fragments of wgmma: of

@@ -1,7 +1,7 @@
 // The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
-// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row, e and r such rows of k and q or
-// (kSums) sums of both (reverse_takes_rows(), call/select.h), from those rows, without chunk tiles, with the numbers of
-// tiles.h (RowScalesBwd):
+// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row (reverse_takes_rows(), call/select.h).
+// e and r are such rows of k and q or (kSums) sums of both. They are taken from those rows, without chunk tiles, with
+// the numbers of tiles.h (RowScalesBwd):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
 // Source::kKeys: of rules with a decay a channel (stores_k_hat()), from QETiles and Khat:

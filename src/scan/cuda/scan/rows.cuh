@@ -1,6 +1,6 @@
-// How the scans load rows of tensors of tokens: TMA as SW128 tiles (value heads of a group find each other's in the L2
-// cache), or, where it cannot take a tensor and for the last rows of a sequence after which another one begins, the
-// threads of two warps.
+// How the scans load rows of tensors of tokens. TMA loads them as SW128 tiles (value heads of a group find each other's
+// in the L2 cache). The threads of two warps load where it cannot take a tensor, and for the last rows of a sequence
+// after which another one begins.
 #pragma once
 
 #include "scan/cuda/call/tensor_map.h"

@@ -1,4 +1,4 @@
-// Gradients of the recurrence one token at a time, float32 (recurrence.md section 1 and its adjoint): a block takes one
+// Gradients of the recurrence one token at a time, float32 (recurrence.md section 1 and its adjoint). A block takes one
 // sequence and value head after the other, with all their value rows, so that sums over V stay inside it. The states
 // before the tokens of a stretch of about sqrt(T) tokens are made again from the one at its start, of which a first
 // sweep leaves all:
@@ -7,7 +7,7 @@
 // Every thread reads back only what it wrote itself. See kernels.h.
 //
 // Roles: every warp has rows of the state in registers. Sums over values meet in shared memory, in two halves by turns,
-// and the warp whose work tile it is finishes the token while the others go on; one sync_threads() a token.
+// and the warp whose turn it is finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
 #include "scan/cuda/call/device.h"

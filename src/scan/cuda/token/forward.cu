@@ -336,9 +336,9 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   }
 }
 
-// A after the only token of each sequence, where it takes the place of the A before and several blocks have made M from
-// that: the kernel before this one has read it when grid_dependency_wait() returns. The rest nobody writes. A warp has
-// a key head.
+// A after the only token of each sequence. Used where it takes the place of the A before, and several blocks have made
+// M from that one. The kernel before this one has read it when grid_dependency_wait() returns. The rest nobody writes.
+// A warp has a key head.
 constexpr int kStepWarps = 4;
 template <int kN>
 __global__ void __launch_bounds__(32 * kStepWarps)

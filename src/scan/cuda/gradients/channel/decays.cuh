@@ -1,6 +1,6 @@
 // Channel decay: a chunk's log-decays on their way into the anchored streams' factors, and their gradient on its way
-// out. Where they are logits (FusedGates) the values are made on the way in, and the logits' gradient on the way out,
-// in loops that are not unrolled: all that a work tile runs has to fit the instruction cache.
+// out. Where they are logits (FusedGates) the values are made on the way in, and the logits' gradient on the way out.
+// The loops of that are not unrolled: all that a work tile runs has to fit the instruction cache.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"

@@ -1,5 +1,5 @@
 // Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do
-// (gradients/common/work tiles.cuh).
+// (gradients/common/work_tiles.cuh).
 #pragma once
 
 #include <bit>

@@ -1,6 +1,6 @@
-// Channel decay: the front of rows whose streams are q and k times a scale per row, e also times a gate a channel
-// (kGates) or a row of its own (kOwnKey), and its gradients, where the products lie. What such streams were before they
-// were anchored stays in registers.
+// Channel decay: the front of rows whose streams are q and k times a scale per row, and its gradients, where the
+// products lie. e is also multiplied by a gate a channel (kGates), or is a row of its own (kOwnKey). What such
+// streams were before they were anchored stays in registers.
 #pragma once
 
 #include "scan/cuda/front/token_scalars.cuh"
@@ -184,8 +184,9 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, const R
   }
 }
 
-// What finish_streams() leaves besides: r and w as they were (where there are too few registers: in their places in
-// memory), and the sums over rows of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
+// What finish_streams() leaves besides:
+// - r and w as they were (where there are too few registers: in their places in memory),
+// - the sums over rows of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
 struct StreamParts {
   uint32_t r[2][4], w[2][4], third[2][4];
   float m[2][8], sums[2][3];

@@ -1,6 +1,6 @@
-// Value heads that share a key head as work tiles of one block, one after the other (WorkTile: heads): what dq and dk
-// take of each is added up in memory of the block's own, which stays in the L2 cache, and leaves with the last head.
-// The order of the sum is that of the heads, whatever else runs.
+// Value heads that share a key head as work tiles of one block, one after the other (WorkTile: heads). What dq and dk
+// take of each is added up in memory of the block's own, which stays in the L2 cache. The sum leaves with the last
+// head. The order of the sum is that of the heads, whatever else runs.
 #pragma once
 
 #include "scan/cuda/gradients/common/work_tiles.cuh"

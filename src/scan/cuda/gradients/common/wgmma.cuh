@@ -51,8 +51,8 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
   return 128 * pair_column(c);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR), where it is
-// not dZ already and W not R. Ends with a barrier.
+// In a stage W becomes R = A W. V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR). This holds
+// where V is not dZ already and W not R. Ends with a barrier.
 template <class Shape>
 FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;

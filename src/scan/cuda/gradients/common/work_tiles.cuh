@@ -11,8 +11,8 @@
 namespace fw::cuda {
 
 // What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a
-// token, a lane each: inputs and, in the same order, gradients, but for those of the preconditioner's gates, which
-// other kernels make of kDAlpha and kDBeta. Then the rest. Four work tiles.
+// token, a lane each. The tensors are the inputs and, in the same order, the gradients. Those of the preconditioner's
+// gates are not there: other kernels make them of kDAlpha and kDBeta. Then the rest. Four work tiles.
 inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
 static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients &&
               static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);

@@ -1,7 +1,7 @@
-// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradients/scalar/kernel.cuh):
-// from what the scans left (tiles.h) and the raw inputs of a chunk and value head, the gradients of the raw inputs
-// (recurrence.md 5). All value blocks go through the stages first; the products over values stay in registers. Then dP
-// and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
+// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradients/scalar/kernel.cuh).
+// From what the scans left (tiles.h) and the raw inputs of a chunk and value head it makes the gradients of the raw
+// inputs (recurrence.md 5). All value blocks go through the stages first; the products over values stay in registers.
+// Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 //
 // Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has
 // the places):

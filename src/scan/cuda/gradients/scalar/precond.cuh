@@ -4,8 +4,8 @@
 // The rows and columns of the products are a thread's by the fragments of wgmma; A runs down the rows. So there is a
 // second order of threads, of runs: a warp has four neighbouring rows, a lane kTileK / 32 neighbouring channels of
 // each. What the products left for the outputs goes from one to the other through tiles of bf16 that are used no more:
-// in the place of the scaled rows what M is a factor of (dw, or dr where the preconditioner is on the read), and in the
-// place of q (of A and P) the rest of dk.
+// - in the place of the scaled rows: what M is a factor of (dw, or dr where the preconditioner is on the read),
+// - in the place of q (of A and P): the rest of dk.
 #pragma once
 
 #include "scan/cuda/gradients/scalar/rows.cuh"

@@ -1,5 +1,5 @@
-// The computing warps' side of gradients/scalar/kernel.cuh. With p and t the gradients of P and T with the decay
-// (recurrence.md 5), of rows i (left) and j of q and k, and the coefficients of rule/front.h, all of it is in two
+// The computing warps' side of gradients/scalar/kernel.cuh. Let p and t be the gradients of P and T with the decay
+// (recurrence.md 5), of rows i (left) and j of q and k. With the coefficients of rule/front.h all of it is in two
 // matrices:
 //   A = (r_q p + e_q t) w_k      B = (e_k t + r_k p) w_k
 //   what q takes of r and e:   gamma (r_q dO - e_q dZ) S0^T + A k
@@ -50,9 +50,10 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
   stmatrix_x4(at, words);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR), where it is
-// not dZ already and W not R. What a group of warps makes of W and V are its own columns, until the end. Where nothing
-// is made they meet once a work tile, in its first block: numbers of the work tile before are not read any more.
+// In a stage W becomes R = A W. V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR). This holds
+// where V is not dZ already and W not R. What a group of warps makes of W and V are its own columns, until the end.
+// Where nothing is made they meet once a work tile, in its first block: numbers of the work tile before are not read
+// any more.
 template <class Shape>
 FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
