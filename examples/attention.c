@@ -2,9 +2,10 @@
  *
  *     cc attention.c $(pkg-config --cflags --libs fastweight) -lm -o attention && ./attention
  *
- * Shows the order of calls: rule, descriptor, workspace query, forward (keeping what backward needs), backward. Then the
- * same sequence again token by token with the state updated in place, as a generating program would do it. It checks
- * what must hold: the steps give the outputs of the forward pass, and the gradient predicts how the loss changes. */
+ * Shows the order of calls: rule, descriptor, workspace query, forward (keeping what backward needs), backward. Then
+ * the same sequence again token by token with the state updated in place, as a generating program would do it. It
+ * checks what must hold: the steps give the outputs of the forward pass, and the gradient predicts how the loss
+ * changes. */
 #include <fastweight/fastweight.h>
 #include <math.h>
 #include <stdio.h>

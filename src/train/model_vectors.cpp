@@ -274,8 +274,8 @@ class ModelCheck {
     const std::vector<int32_t> ids = io_.ids("trace/input_ids", shape, model.config().vocab_size);
     const std::vector<double> lr = io_.numbers("trace/lr", {shape[0]}), loss = io_.numbers("trace/loss", {shape[0]});
     const std::vector<double> norm = io_.numbers("trace/norm", {shape[0]});
-    // In float the norm is compared at the weights of a training in double. For AdamW divides by the size of the
-    // gradient. Weights whose gradient float cannot resolve go their own ways within ten steps, and the norm of an
+    // In float the norm is compared at the weights of a training in double. AdamW divides by the size of the gradient.
+    // So weights whose gradient float cannot resolve go their own ways within ten steps, and the norm of an
     // ill-conditioned model with them.
     std::optional<Training<double>> exact;
     std::optional<Training<T>> follower;

@@ -1,7 +1,7 @@
-// Barriers in shared memory and asynchronous copies. At once, unless FW_EMULATION_LATE is set. Then a cp.async happens
-// when its thread waits for it, and a bulk load when no thread can go on without. A bulk store reads and writes when
-// its thread waits for that. The word of a barrier in shared memory holds a mark and a number; its state is in
-// Block::barriers().
+// Barriers in shared memory and asynchronous copies. Copies happen at once, unless FW_EMULATION_LATE is set. Then a
+// cp.async happens when its thread waits for it, and a bulk load when no thread can go on without. A bulk store reads
+// and writes when its thread waits for that. The word of a barrier in shared memory holds a mark and a number; its
+// state is in Block::barriers().
 #include <cstring>
 
 #include "emulation/block.h"

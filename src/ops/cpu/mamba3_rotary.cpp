@@ -2,8 +2,8 @@
 // its last digit however many tokens there were. Backward begins each chunk's sum from its mark. Let u_t = u_{t-1} +
 // tanh(angle_t) dt_t / 2, of which whole turns are dropped. A pair is turned by theta = 2 pi u:
 //     (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)
-// Backward, b = turned back dy. dTheta_t is the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0 y_1)
-// of queries and keys. Then:
+// In backward b is dy turned back. dTheta_t is the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0
+// y_1) of queries and keys. Then:
 //   dq^i = b + sum_j dmet_ij k^j        dk^j = b + sum_i dmet_ij q^i        dangle = pi dt (1 - tanh^2) dTheta        d_dt = pi sum of tanh dTheta
 #include <cmath>
 

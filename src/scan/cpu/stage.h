@@ -1,6 +1,6 @@
 // Tensors of bf16 or float16 numbers at the edge of the scan. A task works on float copies of the rows of its sequence
-// and head. They are made before it and, for what it writes, rounded once when it is done. So sums over the value heads
-// of a group are sums of floats. A plan without them takes no room here and copies nothing.
+// and head. The copies are made before it and, for what it writes, rounded once when it is done. So sums over the value
+// heads of a group are sums of floats. A plan without them takes no room here and copies nothing.
 #pragma once
 
 #include <array>

@@ -2,8 +2,9 @@
 // the matrix exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from
-// memory. Coefficients are factors of results, and are worked out while the products run. delta the forward scan takes
-// those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams first.
+// memory. Coefficients are factors of results, and are worked out while the products run. Of rules with an erase
+// (delta) the forward scan takes those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other
+// rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does

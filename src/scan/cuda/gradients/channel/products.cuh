@@ -1,5 +1,5 @@
 // Channel decay: the products of a stage. Of two products with the same operand on the right, or none in common, half
-// of the warpgroups make one each, with twice the columns. For a warpgroup reads all of its left operand however few
+// of the warpgroups make one each, with twice the columns. A warpgroup reads all of its left operand however few
 // columns it makes, and shared memory is what the products wait for.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Channel decay: the front of rows whose streams are q and k times a scale per row, and its gradients, where the
-// products lie. e is also multiplied by a gate a channel (kGates), or is a row of its own (kOwnKey). What such
-// streams were before they were anchored stays in registers.
+// products lie. e is also multiplied by a gate a channel (kGates), or is a row of its own (kOwnKey). What such streams
+// were before they were anchored stays in registers.
 #pragma once
 
 #include "scan/cuda/front/token_scalars.cuh"

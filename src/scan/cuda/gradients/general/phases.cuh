@@ -123,10 +123,10 @@ FW_DEVICE float dot_states(const WorkTile<Shape>& c, int stage, float sum) {
 
 // dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is
 // <S_C, D_C> and the sum over the rows after of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as
-// <S, D> where keys are alike and a gain above 1 turns the state around at every token. The terms alternate and
-// cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly,
-// where nothing cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay
-// by less than this, in log2 ...
+// <S, D> where keys are alike and a gain above 1 turns the state around at every token. The terms alternate and cancel,
+// and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where
+// nothing cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by
+// less than this, in log2 ...
 inline constexpr float kNoDecay = -20.0f;
 // ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de.
 // Where hardly anything decays states grow, and what one chunk's rows leave out of that is too much. Above this bound
