@@ -90,6 +90,7 @@ floors:
 	@tools/check_floors.py
 	@tools/check_citations.py
 	@tools/check_words.py
+	@tools/check_comments.py
 	@tools/check_docs.py $(if $(wildcard build/fastweight),--program build/fastweight)
 	@tools/readme_table.py --check
 	@tools/c_api_page.py --check
