@@ -1,6 +1,6 @@
 // Every synthetic task is learnt on a small setting, in seconds. Settings, chance and what was reached stand in
-// docs/tasks.md. The bounds lie below what was reached because instruction sets round differently (tried with
-// DNNL_MAX_CPU_ISA from SSE41 up), and far above chance and what a model reaches that has not found the rule.
+// docs/results/measurements.md. The bounds lie below what was reached because instruction sets round differently (tried
+// with DNNL_MAX_CPU_ISA from SSE41 up). They lie far above chance and what a model reaches that has not found the rule.
 #include <gtest/gtest.h>
 
 #include "base/temp_folder.h"
