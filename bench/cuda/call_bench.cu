@@ -35,17 +35,17 @@ double median(std::vector<double> x) {
 class Set {
  public:
   Set(const char* rule, int64_t B, int64_t T, fw_dtype type) {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     check(fw_rule_preset(rule, &desc.rule));
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = type;
     desc.operands = FW_BF16;
     desc.B = B, desc.T = T, desc.H = desc.HV = kHeads, desc.K = desc.V = kDim;
     desc.state_layout = FW_STATE_V_FIRST;
-    FW_INIT(&in);
-    FW_INIT(&out);
-    FW_INIT(&grads);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&d);
     const bool channel = desc.rule.decay == FW_DECAY_CHANNEL;
     in.q = rows(type, -1, 1), in.k = rows(type, -1, 1), in.v = rows(type, -1, 1);
     if (desc.rule.decay >= FW_DECAY_SCALAR) in.g = channel ? rows(type, -0.1F, 0) : numbers(-0.1F, 0);
@@ -112,7 +112,7 @@ void device_row(const char* what, const char* rule, int64_t B, int64_t T, fw_dty
     change(sets.back());
   }
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&sets[0].desc, &sizes));
   const DeviceMemory space(std::max(sizes.forward, sizes.backward)), saved(backward ? sizes.saved : 1);
   const std::vector<double> forward = fw::device_times(5, 30, [&](int i, void* stream) {
@@ -153,7 +153,7 @@ void host_rows(const char* rule) {
   Set s(rule, 1, 64, FW_BF16), t(rule, 1, 1, FW_BF16);
   t.in.initial_state = t.out.final_state = t.states(1);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&s.desc, &sizes));
   const DeviceMemory space(std::max(sizes.forward, sizes.backward) + 64), saved(sizes.saved);
   fw_plan *plan = nullptr, *step = nullptr;
@@ -187,13 +187,13 @@ int main(int argc, char** argv) {
     char what[64];
     std::snprintf(what, sizeof(what), "bf16, a checkpoint every %lld tokens", static_cast<long long>(interval));
     device_row(what, rule, 4, 4096, FW_BF16, false, [&](Set& s) {
-      s.desc.checkpoint_interval = interval;
+      s.desc.checkpoints.interval = interval;
       s.out.checkpoints = s.states(4 * 4096 / interval);
     });
   }
   device_row("bf16", rule, 1, 32768, FW_BF16, false, [](Set&) {});
   device_row("bf16, a checkpoint every 1024 tokens", rule, 1, 32768, FW_BF16, false, [](Set& s) {
-    s.desc.checkpoint_interval = 1024;
+    s.desc.checkpoints.interval = 1024;
     s.out.checkpoints = s.states(32);
   });
   return 0;

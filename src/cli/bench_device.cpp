@@ -86,7 +86,7 @@ class Problem {
  public:
   Problem(const ReferenceProblem& pattern, const RecurrenceBench& bench, int64_t tokens) {
     const Rule& rule = pattern.rule;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     desc.rule = to_c(rule);
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = FW_BF16;
@@ -100,10 +100,10 @@ class Problem {
     desc.HV = bench.value_heads;
     desc.K = bench.key_dim;
     desc.V = bench.value_dim;
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
       for (const auto& named : kInputTensors) {
@@ -175,7 +175,7 @@ class Problem {
 
 fw_sizes sizes_of(const fw_desc& desc) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&desc, &sizes));
   return sizes;
 }
@@ -217,9 +217,9 @@ Result measure(const ReferenceProblem& pattern, const RecurrenceBench& given) {
   const auto add = [&] {
     fw_desc& desc = sets.emplace_back(pattern, bench, bench.tokens).desc;
     if (offsets.empty()) return;
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_dtype = 64;
-    desc.num_sequences = given.batch + given.beside;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.bits = 64;
+    desc.seqlens.num_sequences = given.batch + given.beside;
   };
   add();
   while (sets.size() < 4 && sets[0].input_bytes() * static_cast<double>(sets.size()) < static_cast<double>(kRotation))

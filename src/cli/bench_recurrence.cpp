@@ -40,11 +40,11 @@ void check(fw_status status) {
 }
 
 struct Free {
-  void operator()(void* p) const { std::free(p); }
+  void operator()(void* p) const { fw_free(p); }
 };
 struct Workspace {
-  explicit Workspace(size_t n) : bytes(n), data(std::aligned_alloc(64, (n + 64) / 64 * 64)) {
-    if (!data) throw std::bad_alloc();
+  explicit Workspace(size_t n) : bytes(n), data(fw_alloc(n)) {
+    if (!data) fail_io("{}", fw_last_error());
   }
   size_t bytes;
   std::unique_ptr<void, Free> data;
@@ -61,7 +61,7 @@ double tensor_bytes(const fw_tensor& t) {
 
 fw_desc desc_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.rule = to_c(rule);
   desc.dtype = bench.dtype == "f64" ? FW_F64 : FW_F32;
   if (bench.dtype == "bf16") desc.io_dtype = FW_BF16;
@@ -81,7 +81,7 @@ fw_desc desc_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
 void require_memory_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   const fw_desc desc = desc_of(rule, bench, form);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&desc, &sizes));
   const std::string what = fmt::format("a call of B={} T={} H={} HV={} K={} V={}", bench.batch, bench.tokens,
                                        bench.heads, bench.value_heads, bench.key_dim, bench.value_dim);
@@ -115,10 +115,10 @@ class Problem {
     ReferenceProblem p = random_problem(rule, options);
     for (double& g : p.in.g) g *= bench.decay_scale;
     desc = desc_of(rule, bench, form);
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, p.shape);
       for (const auto& named : kInputTensors) {
@@ -186,7 +186,7 @@ class Decoder {
     moving_.push_back(&out_.o);
     for (fw_tensor* t : moving_) t->shape[1] = 1;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     check(fw_workspace_query(&desc_, &sizes));
     workspace_ = std::make_unique<Workspace>(sizes.forward);
   }
@@ -228,7 +228,7 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   require_memory_of(rule, bench, form);
   Problem<T> p(rule, bench, form);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&p.desc, &sizes));
   const Workspace forward_space(sizes.forward), backward_space(sizes.backward), saved(sizes.saved);
   Decoder<T> decoder(p);

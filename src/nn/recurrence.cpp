@@ -33,7 +33,7 @@ void check(fw_status status, const char* what) {
 template <class T>
 Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
     : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(layout.single_tokens()) {
-  FW_INIT(&desc_);
+  fw_desc_init(&desc_);
   desc_.rule = to_c(shape.rule);
   desc_.gates = to_c(shape.gates);
   desc_.dtype = kDtype<Wide<T>>;
@@ -49,19 +49,19 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.K = shape.key_dim;
   desc_.V = shape.value_dim;
   desc_.state_layout = FW_STATE_K_FIRST;
-  desc_.seqlens_dtype = 64;
-  desc_.cu_seqlens = layout.offsets().data();
-  desc_.num_sequences = layout.count();
-  FW_INIT(&sizes_);
+  desc_.seqlens.bits = 64;
+  desc_.seqlens.cu_seqlens = layout.offsets().data();
+  desc_.seqlens.num_sequences = layout.count();
+  fw_sizes_init(&sizes_);
   check(fw_workspace_query(&desc_, &sizes_), "recurrence workspace");
   if (!single_tokens_ || layout.count() == 0) return;
   // A batch of one token each, so that no table of the sequences goes to the device with every step.
   step_ = desc_;
   step_.B = layout.count();
   step_.T = 1;
-  step_.cu_seqlens = nullptr;
-  step_.num_sequences = 0;
-  FW_INIT(&step_sizes_);
+  step_.seqlens.cu_seqlens = nullptr;
+  step_.seqlens.num_sequences = 0;
+  fw_sizes_init(&step_sizes_);
   check(fw_workspace_query(&step_, &step_sizes_), "recurrence workspace");
 }
 
@@ -113,7 +113,7 @@ template <class T>
 fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const {
   const fw_desc& d = desc_;
   fw_inputs c;
-  FW_INIT(&c);
+  fw_inputs_init(&c);
   size_t i = 0;
   const auto pack = [&](auto m) {
     const TokenSpec& spec = specs_[i++];
@@ -175,7 +175,7 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
                               forward_flops(desc_));
   const fw_inputs c_in = inputs(in, step);
   fw_outputs c_out;
-  FW_INIT(&c_out);
+  fw_outputs_init(&c_out);
   c_out.o = heads_tensor(o, desc_.HV, step);
   c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
@@ -203,7 +203,7 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   const fw_inputs c_in = inputs(in, false);
   const fw_inputs c_grads = inputs(grads, false);
   fw_outputs c_d;
-  FW_INIT(&c_d);
+  fw_outputs_init(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
   c_d.final_state = contiguous(d_final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,

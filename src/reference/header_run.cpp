@@ -197,7 +197,7 @@ class Layout {
     bool equal = true;
     for (int64_t n = 0; n < seqs.count(); ++n) equal = equal && seqs.length(n) == seqs.length(0);
     packed_ = run.seqlens != 0 || run.device_seqlens || !equal;
-    FW_INIT(&desc_);
+    fw_desc_init(&desc_);
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
     if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = run.float16 ? FW_F16 : FW_BF16;
@@ -217,17 +217,17 @@ class Layout {
     desc_.gates = to_c(p_.shape.gates);
     if (!packed_) return;
     offsets32_.assign(seqs.offsets().begin(), seqs.offsets().end());
-    desc_.seqlens_dtype = run.seqlens == 32 ? 32 : 64;
-    desc_.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data())
-                                         : static_cast<const void*>(seqs.offsets().data());
-    desc_.num_sequences = seqs.count();
+    desc_.seqlens.bits = run.seqlens == 32 ? 32 : 64;
+    desc_.seqlens.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data())
+                                                 : static_cast<const void*>(seqs.offsets().data());
+    desc_.seqlens.num_sequences = seqs.count();
     if (!run.device_seqlens) return;
     const size_t bytes =
-        static_cast<size_t>(seqs.count() + 1) * (desc_.seqlens_dtype == 32 ? sizeof(int32_t) : sizeof(int64_t));
+        static_cast<size_t>(seqs.count() + 1) * (desc_.seqlens.bits == 32 ? sizeof(int32_t) : sizeof(int64_t));
     device_offsets_.emplace(bytes);
-    device_offsets_->from_host(desc_.cu_seqlens, bytes);
-    desc_.cu_seqlens = device_offsets_->data();
-    desc_.seqlens_memory = FW_SEQLENS_DEVICE;
+    device_offsets_->from_host(desc_.seqlens.cu_seqlens, bytes);
+    desc_.seqlens.cu_seqlens = device_offsets_->data();
+    desc_.seqlens.memory = FW_SEQLENS_DEVICE;
     desc_.T += run.spare_tokens;
   }
 
@@ -238,7 +238,7 @@ class Layout {
 
   fw_sizes sizes() const {
     fw_sizes s;
-    FW_INIT(&s);
+    fw_sizes_init(&s);
     expect_ok(fw_workspace_query(&desc_, &s), "fw_workspace_query");
     return s;
   }
@@ -406,13 +406,13 @@ ReferenceOutputs run_pool(const ReferenceProblem& p, const HeaderRun& run) {
   rest.in.initial_precond.clear();
   Layout<T> layout(rest, run);
   fw_desc& desc = layout.options();
-  desc.slots = starts.data();
-  desc.num_slots = states.slots();
-  desc.final_slots = ends.data();
+  desc.state_pool.slots = starts.data();
+  desc.state_pool.num_slots = states.slots();
+  desc.state_pool.final_slots = ends.data();
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), rest.in);
   layout.have_bf16_states(run.bf16_states);
   Tensor<T>& pool = layout.place("initial_state", {states.slots(), s.HV, s.K, s.V}, &states.values(), in.initial_state);
@@ -442,8 +442,8 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
   layout.have_bf16_states(run.bf16_states);
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, p.shape);
@@ -491,7 +491,7 @@ struct CheckpointPlaces {
     int32_t next = 1;  // of the pool, whose slot 0 is nobody's
     for (int64_t n = 0; n < sequences.count(); ++n) {
       const int64_t own = sequences.length(n) / interval,
-                    base = desc.cu_seqlens != nullptr ? sequences.begin(n) / interval : n * (desc.T / interval);
+                    base = desc.seqlens.cu_seqlens != nullptr ? sequences.begin(n) / interval : n * (desc.T / interval);
       for (int64_t i = 0; i < own; ++i)
         of.push_back(!pool ? static_cast<int32_t>(base + i) : (n + i) % 3 == 2 ? -1 : next++);
     }
@@ -511,19 +511,19 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   Layout<T> layout(p, run);
   layout.have_bf16_states(run.bf16_states);
   fw_desc& desc = layout.options();
-  desc.checkpoint_interval = interval;
+  desc.checkpoints.interval = interval;
   const CheckpointPlaces places(s.sequences, desc, interval, run.pool);
   const DeviceNumbers slots(places.slots, run.device);
   if (run.pool) {
-    desc.checkpoint_slots = slots.data();
-    desc.checkpoint_columns = places.columns;
-    desc.num_checkpoints = places.count;
-    if (run.device_seqlens) desc.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
+    desc.checkpoints.slots = slots.data();
+    desc.checkpoints.columns = places.columns;
+    desc.checkpoints.num_slots = places.count;
+    if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
   }
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, s);
@@ -577,10 +577,10 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   Layout<T> layout(p, run);
   fw_inputs in, grads;
   fw_outputs out, d;
-  FW_INIT(&in);
-  FW_INIT(&grads);
-  FW_INIT(&out);
-  FW_INIT(&d);
+  fw_inputs_init(&in);
+  fw_inputs_init(&grads);
+  fw_outputs_init(&out);
+  fw_outputs_init(&d);
   layout.have_bf16_states(run.bf16_states);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   layout.have_bf16_states(false);  // of gradients none are
@@ -596,7 +596,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
     Layout<T>& at = moves ? moved : layout;
     fw_inputs inputs = in;
     if (moves) {
-      FW_INIT(&inputs);
+      fw_inputs_init(&inputs);
       moved.have_bf16_states(run.bf16_states);
       moved.give(inputs, kInputTensors, reference_input_fields(), p.in);
     }
@@ -644,17 +644,17 @@ std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRu
   }
   const DeviceNumbers token_slots(slots, run.device), taken(accepted, run.device);
   fw_desc& desc = layout.options();
-  desc.token_slots = token_slots.data();
-  desc.token_columns = pool.drafted;
-  desc.num_token_slots = pool.slots;
-  desc.accepted = taken.data();
-  desc.first_slot = 1;
-  desc.skipped = FW_SKIPPED_ZERO;
-  if (run.device_seqlens) desc.max_seqlen = std::min(pool.drafted, desc.T);
+  desc.speculation.token_slots = token_slots.data();
+  desc.speculation.columns = pool.drafted;
+  desc.speculation.num_slots = pool.slots;
+  desc.speculation.accepted = taken.data();
+  desc.state_pool.first_slot = 1;
+  desc.state_pool.skipped = FW_SKIPPED_ZERO;
+  if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(pool.drafted, desc.T);
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), part.in);
   Tensor<T>& states = layout.place("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
   out.final_state = in.initial_state;

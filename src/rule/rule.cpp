@@ -11,6 +11,7 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "rule/formula.h"
+#include "rule/reserved.h"
 
 namespace fw {
 namespace {
@@ -294,23 +295,11 @@ Rule parse_rule(std::string_view text) {
 namespace {
 
 // The fields of the C struct in the order of axes() and kNumbers.
-struct AxisField {
-  int (*get)(const fw_rule&);
-  void (*set)(fw_rule&, int);
-};
-#define FW_FIELD(name)                                                       \
-  AxisField {                                                                \
-    [](const fw_rule& c) -> int { return c.name; },                          \
-        [](fw_rule& c, int v) { c.name = static_cast<decltype(c.name)>(v); } \
-  }
-constexpr AxisField kAxisFields[] = {
-    FW_FIELD(decay),   FW_FIELD(update),       FW_FIELD(gain),        FW_FIELD(erase),
-    FW_FIELD(write),   FW_FIELD(erase_key),    FW_FIELD(feedback),    FW_FIELD(read),
-    FW_FIELD(precond), FW_FIELD(precond_form), FW_FIELD(normaliser),  FW_FIELD(q_norm),
-    FW_FIELD(k_norm),  FW_FIELD(key_source),   FW_FIELD(erase_state), FW_FIELD(erase_write)};
-#undef FW_FIELD
-// Programs that were compiled with version 0.1 of the header have the numbers there.
-static_assert(offsetof(fw_rule, norm_eps) == 64);
+constexpr int32_t fw_rule::*kAxisFields[] = {
+    &fw_rule::decay,   &fw_rule::update,       &fw_rule::gain,        &fw_rule::erase,
+    &fw_rule::write,   &fw_rule::erase_key,    &fw_rule::feedback,    &fw_rule::read,
+    &fw_rule::precond, &fw_rule::precond_form, &fw_rule::normaliser,  &fw_rule::q_norm,
+    &fw_rule::k_norm,  &fw_rule::key_source,   &fw_rule::erase_state, &fw_rule::erase_write};
 constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,     &fw_rule::gain_eps,  &fw_rule::gain_bound,
                                               &fw_rule::lambda,       &fw_rule::precond_x, &fw_rule::precond_eps,
                                               &fw_rule::precond_ridge};
@@ -319,8 +308,14 @@ static_assert(std::size(kNumberFields) == kNumbers.size());
 }  // namespace
 
 Rule from_c(const fw_rule& c) {
+  if (c.size != sizeof(c))
+    fail_usage(
+        "rule: size: expected {}, the bytes of fw_rule, got {}: call fw_rule_init or fw_desc_init before other fields "
+        "are set",
+        sizeof(c), c.size);
+  for (const int64_t x : c.reserved) check_reserved("rule: reserved", x);
   Rule rule;
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, kAxisFields[i].get(c));
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, c.*kAxisFields[i]);
   for (size_t i = 0; i < std::size(kNumberFields); ++i) rule.*kNumbers[i].field = c.*kNumberFields[i];
   validate(rule);
   return rule;
@@ -329,7 +324,7 @@ Rule from_c(const fw_rule& c) {
 fw_rule to_c(const Rule& rule) {
   fw_rule c{};
   c.size = sizeof(c);
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) kAxisFields[i].set(c, axes()[i].get(rule));
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) c.*kAxisFields[i] = axes()[i].get(rule);
   for (size_t i = 0; i < std::size(kNumberFields); ++i) c.*kNumberFields[i] = rule.*kNumbers[i].field;
   return c;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "rule/enum_names.h"
 
 namespace fw {
 namespace {
@@ -71,11 +72,9 @@ class Checker {
                  to_string(plan_.rule));
     constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
     if (t.dtype != kType && (narrow == 0 || t.dtype != narrow)) {
-      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name.text(), kType,
-                 narrow == FW_BF16  ? " or FW_BF16"
-                 : narrow == FW_F16 ? " or FW_F16"
-                                    : "",
-                 t.dtype);
+      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name.text(),
+                 enum_text<fw_dtype>(kType), narrow != 0 ? " or " + enum_text<fw_dtype>(narrow) : "",
+                 enum_text<fw_dtype>(t.dtype));
     }
     const int rank = dims.rank;
     if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name.text(), rank, t.rank);
@@ -277,7 +276,8 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
     if (tensor->data == nullptr) continue;
     if (role == TensorRole::kGradient)
       fail_usage("gradient of {}: expected none, since checkpoints have no gradient, got a tensor", name);
-    if (plan.checkpoints.interval == 0) fail_usage("{}: expected none without checkpoint_interval, got a tensor", name);
+    if (plan.checkpoints.interval == 0)
+      fail_usage("{}: expected none without checkpoints.interval, got a tensor", name);
   }
   x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.places);
   x.precond_checkpoints =

@@ -39,7 +39,7 @@ inline HeaderRun device_run(fw_form form) {
 // of T tokens.
 inline std::string text_of_call(const Problem& problem, int64_t B, int64_t T) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.rule = to_c(problem.rule);
   desc.gates = to_c(problem.shape.gates);
   desc.dtype = FW_F32, desc.io_dtype = desc.operands = FW_BF16;

@@ -28,7 +28,7 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   g.from_host(decay.data(), gates);
 
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   ASSERT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;
@@ -37,13 +37,13 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   desc.K = desc.V = kDim;
   desc.segment = 64;
   std::vector<int64_t> offsets = {0, 70, 70, kTokens};
-  desc.num_sequences = 3;
+  desc.seqlens.num_sequences = 3;
   fw_inputs in, grads;
   fw_outputs out, d;
-  FW_INIT(&in);
-  FW_INIT(&grads);
-  FW_INIT(&out);
-  FW_INIT(&d);
+  fw_inputs_init(&in);
+  fw_inputs_init(&grads);
+  fw_outputs_init(&out);
+  fw_outputs_init(&d);
   const auto tensor = [](const DeviceMemory& memory, const std::vector<int64_t>& shape) {
     return fw_tensor_of(memory.data(), FW_F32, static_cast<int>(shape.size()), shape.data());
   };
@@ -56,9 +56,9 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   d.o = tensor(d_o, shape4);
   grads.q = tensor(dq, shape4);
   grads.k = tensor(dk, shape4);
-  desc.cu_seqlens = offsets.data();
+  desc.seqlens.cu_seqlens = offsets.data();
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
   const auto call = [&](int, void* stream) {

@@ -12,7 +12,7 @@ namespace {
 
 fw_desc descriptor(const char* rule) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.io_dtype = FW_BF16;
@@ -46,7 +46,7 @@ TEST(DevicePlan, ExtraMemoryIsBounded) {
                                    {"gated_deltanet2_neg", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     EXPECT_LE(static_cast<double>(sizes.saved + std::max(sizes.forward_saving, sizes.backward)), most) << rule;
     EXPECT_GT(sizes.saved, 0u);
@@ -72,8 +72,8 @@ TEST(DevicePlan, SaysTheForm) {
 TEST(DevicePlan, SavesValuesOfNumbers) {
   fw_desc desc = descriptor("gated_deltanet");
   fw_sizes values, logits;
-  FW_INIT(&values);
-  FW_INIT(&logits);
+  fw_sizes_init(&values);
+  fw_sizes_init(&logits);
   ASSERT_EQ(fw_workspace_query(&desc, &values), FW_OK) << fw_last_error();
   desc.gates.beta = FW_GIVEN_SIGMOID;
   ASSERT_EQ(fw_workspace_query(&desc, &logits), FW_OK) << fw_last_error();
@@ -128,8 +128,8 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   std::vector<int64_t> offsets = {0, desc.T};
   for (int n = 0; n < 200; ++n) offsets.push_back(offsets.back() + 1);
   desc.T = offsets.back();
-  desc.cu_seqlens = offsets.data();
-  desc.num_sequences = 201;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.num_sequences = 201;
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
 }
 
@@ -139,7 +139,7 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
     fw_desc desc = descriptor(rule);
     EXPECT_NE(plan_text(desc).find("scan: from the raw tensors"), std::string::npos) << plan_text(desc);
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     EXPECT_EQ(sizes.saved, size_t{256} * 16 * 2 * 64 * 128 * 2) << rule;
     desc.B = 1;
@@ -217,7 +217,7 @@ TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
     fw_desc desc = descriptor(rule);
     desc.io_dtype = io;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     return sizes.saved;
   };
@@ -274,17 +274,17 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   fw_desc desc = descriptor("gated_deltanet");
   desc.B = 1;
   desc.T = offsets.back();
-  desc.cu_seqlens = offsets.data();
-  desc.num_sequences = kCount + 1;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.num_sequences = kCount + 1;
   EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
   // With few it is the same cut, and the gradients begin alongside its reverse scan.
   fw_desc alone = desc, few = desc;
-  alone.cu_seqlens = few.cu_seqlens = nullptr;
-  alone.num_sequences = 0;
+  alone.seqlens.cu_seqlens = few.seqlens.cu_seqlens = nullptr;
+  alone.seqlens.num_sequences = 0;
   alone.T = kLong;
   const std::vector<int64_t> few_offsets = {0, kLong, kLong + 16, kLong + 32};
-  few.cu_seqlens = few_offsets.data();
-  few.num_sequences = 3;
+  few.seqlens.cu_seqlens = few_offsets.data();
+  few.seqlens.num_sequences = 3;
   few.T = few_offsets.back();
   EXPECT_NE(plan_text(alone).find("segments: 3 of 171 chunks"), std::string::npos) << plan_text(alone);
   EXPECT_NE(plan_text(few).find("segments: 5 of 171 chunks"), std::string::npos) << plan_text(few);
@@ -299,7 +299,7 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
 TEST(DevicePlan, RefusesWhatNoGridHolds) {
   fw_desc desc = descriptor("gated_deltanet");
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   desc.B = 1;
   desc.T = 64;
   desc.H = desc.HV = 65535;
@@ -323,14 +323,14 @@ TEST(DevicePlan, RefusesWhatNoGridHolds) {
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {
   const auto message = [](const fw_desc& desc) {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
     return std::string(fw_last_error());
   };
   fw_desc desc = descriptor("gated_deltanet");
   desc.form = FW_FORM_CHUNK;
   desc.operands = 0;
-  EXPECT_NE(message(desc).find("form: expected auto or token"), std::string::npos);
+  EXPECT_NE(message(desc).find("form: expected FW_FORM_AUTO or FW_FORM_TOKEN"), std::string::npos);
   desc = descriptor("gated_deltanet");
   desc.K = 257;
   EXPECT_NE(message(desc).find("K: expected 1 to 256"), std::string::npos);

@@ -62,20 +62,20 @@ class Replay {
   static constexpr int64_t kRoom = 300, kDim = 64, kSequences = 5;
 
   Replay(const char* rule, int64_t max_seqlen) {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
     desc.device = FW_DEVICE_CUDA;
     desc.operands = FW_BF16;
     desc.B = desc.H = desc.HV = 1;
     desc.T = kRoom;
     desc.K = desc.V = kDim;
-    desc.num_sequences = kSequences;
+    desc.seqlens.num_sequences = kSequences;
     desc.segment = -1;
-    desc.max_seqlen = max_seqlen;
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    desc.seqlens.max_seqlen = max_seqlen;
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     const bool channel = desc.rule.decay == FW_DECAY_CHANNEL;
     in.q = rows(-0.5f, 0.5f), in.k = rows(-0.5f, 0.5f), in.v = rows(-1, 1),
     in.g = channel ? rows(-0.2f, 0) : numbers(-0.2f, 0);
@@ -110,12 +110,12 @@ class Replay {
     fw_desc all = desc;
     std::vector<int64_t> whole = lengths;
     whole.push_back(kRoom);  // what is after them, as a sequence
-    all.seqlens_memory = FW_SEQLENS_HOST;
-    all.cu_seqlens = whole.data();
-    all.num_sequences = kSequences + 1;
-    all.max_seqlen = 0;
+    all.seqlens.memory = FW_SEQLENS_HOST;
+    all.seqlens.cu_seqlens = whole.data();
+    all.seqlens.num_sequences = kSequences + 1;
+    all.seqlens.max_seqlen = 0;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&all, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
     std::vector<float> values = results([&] {
@@ -191,11 +191,11 @@ TEST(DeviceSeqlens, OneGraphIsReplayedWithOtherLengths) {
     Replay replay(rule, 200);
     fw_desc& desc = replay.desc;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     const size_t bytes = (Replay::kSequences + 1) * sizeof(int64_t);
     const DeviceMemory offsets(bytes), next(bytes);
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
     for (const std::vector<int64_t>& lengths : all_lengths) {
@@ -232,10 +232,10 @@ TEST(DeviceSeqlens, OnePlanServesOtherLengths) {
   Replay replay("kda", 0);
   fw_desc& desc = replay.desc;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   const DeviceMemory offsets((Replay::kSequences + 1) * sizeof(int64_t));
-  desc.cu_seqlens = offsets.data();
-  desc.seqlens_memory = FW_SEQLENS_DEVICE;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.memory = FW_SEQLENS_DEVICE;
   fw_plan* plan = nullptr;
   ASSERT_EQ(fw_plan_create(&desc, 0, &plan), FW_OK) << fw_last_error();
   ASSERT_EQ(fw_plan_sizes(plan, &sizes), FW_OK);
@@ -265,10 +265,10 @@ TEST(DeviceSeqlens, OffsetsThatAreNoneStayInTheCallsMemory) {
     fw_desc& desc = replay.desc;
     desc.form = form;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     const DeviceMemory offsets((Replay::kSequences + 1) * sizeof(int64_t));
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(std::max<size_t>(sizes.saved, 64)), space(std::max(sizes.forward, sizes.backward));
     constexpr int64_t kFar = int64_t{1} << 40;
@@ -289,20 +289,21 @@ TEST(DeviceSeqlens, OffsetsThatAreNoneStayInTheCallsMemory) {
 
 TEST(DeviceSeqlens, WhatTheyCannotBeIsRefused) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   const auto message = [&](auto&& change) {
     fw_desc desc = Replay("gated_deltanet", 0).desc;
-    desc.cu_seqlens = &desc;  // never read
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = &desc;  // never read
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     change(desc);
     return fw_workspace_query(&desc, &sizes) == FW_OK ? std::string() : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&) {}), "");
   EXPECT_THAT(message([](fw_desc& d) { d.device = FW_DEVICE_CPU, d.operands = 0; }),
-              HasSubstr("seqlens_memory: expected FW_SEQLENS_HOST on the CPU"));
-  EXPECT_THAT(message([](fw_desc& d) { d.seqlens_memory = 2; }),
-              HasSubstr("seqlens_memory: expected FW_SEQLENS_HOST or FW_SEQLENS_DEVICE"));
-  EXPECT_THAT(message([](fw_desc& d) { d.max_seqlen = 301; }), HasSubstr("max_seqlen: expected 0 to T = 300, got 301"));
+              HasSubstr("seqlens.memory: expected FW_SEQLENS_HOST on the CPU"));
+  EXPECT_THAT(message([](fw_desc& d) { d.seqlens.memory = 2; }),
+              HasSubstr("seqlens.memory: expected FW_SEQLENS_HOST or FW_SEQLENS_DEVICE"));
+  EXPECT_THAT(message([](fw_desc& d) { d.seqlens.max_seqlen = 301; }),
+              HasSubstr("max_seqlen: expected 0 to T = 300, got 301"));
   EXPECT_THAT(message([](fw_desc& d) { d.segment = 64; }),
               HasSubstr("segment: expected 0 or -1 with FW_SEQLENS_DEVICE"));
 }

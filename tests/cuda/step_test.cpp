@@ -75,7 +75,7 @@ TEST(Step, SlotsAndStatesOfBf16) {
                        slot_memory = on_device(slots);
     const DeviceMemory o = on_device(std::vector<float>(3 * 2 * 2 * 32, 7.0f));
     fw_desc desc;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     desc.rule = to_c(p.rule);
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = FW_BF16;
@@ -84,12 +84,12 @@ TEST(Step, SlotsAndStatesOfBf16) {
     desc.H = desc.HV = 2;
     desc.K = 64;
     desc.V = 32;
-    desc.slots = static_cast<const int32_t*>(slot_memory.data());
-    desc.num_slots = 5;
+    desc.state_pool.slots = static_cast<const int32_t*>(slot_memory.data());
+    desc.state_pool.num_slots = 5;
     fw_inputs in;
     fw_outputs out;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     in.q = device_tensor(q, FW_BF16, {3, 2, 2, 64});
     in.k = device_tensor(k, FW_BF16, {3, 2, 2, 64});
     in.v = device_tensor(v, FW_BF16, {3, 2, 2, 32});

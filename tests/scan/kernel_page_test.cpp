@@ -34,7 +34,7 @@ std::string line_of(const std::string& plan, const std::string& name) {
 // 4 sequences of 4096 tokens, not cut, 16 heads of 128, bf16.
 fw_desc desc_of(const char* rule) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.io_dtype = desc.operands = FW_BF16;

@@ -181,11 +181,11 @@ TEST(Bf16, ProductsOfRoundedOperandsAreNearTheReference) {
 
 TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.B = desc.T = desc.H = desc.HV = 1;
   desc.K = desc.V = 2;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   desc.dtype = FW_F64;
   desc.io_dtype = FW_BF16;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
@@ -207,8 +207,8 @@ TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   const int64_t shape[4] = {1, 1, 1, 2};
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   in.q = fw_tensor_of(q, FW_BF16, 4, shape);
   in.k = in.v = fw_tensor_of(rest, FW_F32, 4, shape);
   out.o = fw_tensor_of(rest + 2, FW_F32, 4, shape);

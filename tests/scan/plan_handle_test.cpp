@@ -21,13 +21,13 @@ using ::testing::HasSubstr;
 struct Call {
   static constexpr int64_t kTokens = 40, kDim = 16;
   Call() {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
     desc.B = 2, desc.T = kTokens, desc.H = desc.HV = 2, desc.K = desc.V = kDim;
-    FW_INIT(&in);
-    FW_INIT(&out);
-    FW_INIT(&d);
-    FW_INIT(&grads);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
+    fw_inputs_init(&grads);
     const int64_t rows[4] = {2, kTokens, 2, kDim}, gates[3] = {2, kTokens, 2};
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = -0.01f * static_cast<float>(i % 37);
     in.q = in.k = in.v = d.o = fw_tensor_of(numbers.data(), FW_F32, 4, rows);
@@ -68,7 +68,7 @@ Plan plan_of(const fw_desc& desc, bool step) {
 }
 fw_sizes sizes_of(const Plan& plan) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   EXPECT_EQ(fw_plan_sizes(plan.get(), &sizes), FW_OK);
   return sizes;
 }
@@ -87,7 +87,7 @@ void run(const Plan& plan, Call& call) {
 TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
   Call direct;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&direct.desc, &sizes), FW_OK);
   const Space space(std::max(sizes.forward, sizes.backward)), saved(sizes.saved);
   ASSERT_EQ(fw_forward(&direct.desc, &direct.in, &direct.out, saved.data, saved.size(), space.data, space.size()),
@@ -114,7 +114,7 @@ TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
 TEST(PlanHandle, StepsWithPlansMadeForThem) {
   Call direct, planned;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&direct.desc, &sizes), FW_OK);
   const Plan plan = plan_of(planned.desc, true);
   const Space space(std::max(sizes.forward, sizes_of(plan).forward));
@@ -172,7 +172,7 @@ TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   int refused = 0;
   for (int i = 0; i < 2000; ++i) {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&call.desc, &sizes), FW_OK);
     const Space space(sizes.forward + kBehind);
     const fw_status status = fw_forward(&call.desc, &call.in, &call.out, nullptr, 0, space.data, sizes.forward);

@@ -186,14 +186,14 @@ void check_slots(const Plan& plan) {
     if (slot >= count) fail_usage("{} of sequence {}: expected a slot below {}, got {}", name, n, count, slot);
   };
   for (int64_t n = 0; slots && n < plan.N; ++n) {
-    check(slots.accepted != nullptr ? "token_slots" : "slots", n, slots.start(n), plan.states);
-    if (slots.finals != nullptr) check("final_slots", n, slots.end(n), plan.final_states);
+    check(slots.accepted != nullptr ? "speculation.token_slots" : "state_pool.slots", n, slots.start(n), plan.states);
+    if (slots.finals != nullptr) check("state_pool.final_slots", n, slots.end(n), plan.final_states);
     for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t)
-      check("token_slots", n, slots.after(n, t), plan.final_states);
+      check("speculation.token_slots", n, slots.after(n, t), plan.final_states);
   }
   for (int64_t n = 0; plan.checkpoints.slots != nullptr && n < plan.N; ++n) {
     for (int64_t i = 0; i < plan.checkpoints_of(n); ++i)
-      check("checkpoint_slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
+      check("checkpoints.slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
   }
 }
 

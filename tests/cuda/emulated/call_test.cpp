@@ -35,7 +35,7 @@ class OnGpu {
 fw_status forward(fw_form form) {
   constexpr int64_t kTokens = 64, kDim = 64;
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;
@@ -44,7 +44,7 @@ fw_status forward(fw_form form) {
   desc.T = kTokens;
   desc.K = desc.V = kDim;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   const fw::DeviceMemory rows(4 * kTokens * kDim * sizeof(float)), workspace(std::max<size_t>(sizes.forward, 64));
   rows.fill(0);
@@ -53,10 +53,10 @@ fw_status forward(fw_form form) {
     return fw_tensor_of(static_cast<float*>(rows.data()) + i * kTokens * kDim, FW_F32, 4, shape);
   };
   fw_inputs in;
-  FW_INIT(&in);
+  fw_inputs_init(&in);
   in.q = tensor(0), in.k = tensor(1), in.v = tensor(2);
   fw_outputs out;
-  FW_INIT(&out);
+  fw_outputs_init(&out);
   out.o = tensor(3);
   return fw_forward(&desc, &in, &out, nullptr, 0, workspace.data(), workspace.size());
 }
@@ -91,7 +91,7 @@ TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
 
 TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;

@@ -55,8 +55,8 @@ DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan)
     fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'",
                what, expected, to_string(plan.rule));
   };
-  if (plan.device_offsets != nullptr) refuse("cu_seqlens", "offsets in the host's memory");
-  if (plan.slots.tokens != nullptr) refuse("token_slots", "no slots of tokens");
+  if (plan.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
+  if (plan.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
   const int64_t most = cuda_backend().most_tokens / 2;
   if (plan.tokens() > most) {
     fail_usage(

@@ -355,13 +355,10 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count) {
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
-        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most "
-        "{} ({} without a preconditioner and means "
-        "of gates, with gains up to 1 and no erase key of its own; where there is one decay a token or none, with "
-        "gates of one value a head; where channels "
-        "decay and nothing is erased, without norms and gates of channels); got chunk with operands {}, K {} and rule "
-        "{}",
-        kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
+        "descriptor: form: expected FW_FORM_AUTO or FW_FORM_TOKEN, since the chunk form on CUDA needs operands FW_BF16 "
+        "and K at most {} ({} for the rules in "
+        "docs/internals/gpu_kernels.md), got FW_FORM_CHUNK with operands {}, K {} and rule {}",
+        kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "FW_F32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();

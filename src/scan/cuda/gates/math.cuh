@@ -56,15 +56,15 @@ FW_DEVICE GateScalars<kN> gate_scalars(const HeadArg& a_log, const HeadArg& dt_b
 // leave them. Here they stand in the way of a chunk's other work: no branch stands between one number and the next,
 // whose exponentials wait for each other then, and units are of log 2.
 
-// A log-decay's law (gate_law.h) with the numbers of a channel. The value is size F(t / log2 e) of t = work_tile x +
+// A log-decay's law (gate_law.h) with the numbers of a channel. The value is size F(t / log2 e) of t = slope x +
 // at_0. F is softplus or, of a lower bound, the sigmoid (kSigmoid).
 struct DecayLaw {
-  float work_tile, at_0, size;
+  float slope, at_0, size;
   FW_DEVICE DecayLaw(const GateLaw<float>& law, float bias, float rate) {
-    work_tile = kLog2E * (law.given == Given::kLowerBound   ? rate
-                          : law.given == Given::kLogSigmoid ? -1.0f
-                                                            : 1.0f),
-    at_0 = work_tile * bias;
+    slope = kLog2E * (law.given == Given::kLowerBound   ? rate
+                      : law.given == Given::kLogSigmoid ? -1.0f
+                                                        : 1.0f),
+    at_0 = slope * bias;
     size = law.given == Given::kLowerBound ? law.factor : law.given == Given::kLogSigmoid ? -law.factor : -rate;
   }
 };
@@ -76,13 +76,13 @@ FW_DEVICE float softplus_of_log2(float t) {
 }
 template <bool kSigmoid>
 FW_DEVICE float decay_value(const DecayLaw& law, float x) {
-  const float t = fmaf(law.work_tile, x, law.at_0);
+  const float t = fmaf(law.slope, x, law.at_0);
   return law.size * (kSigmoid ? sigmoid_of_log2(t) : softplus_of_log2(t));
 }
 // What it changes by with x and with a_log.
 template <bool kSigmoid>
 FW_DEVICE float2 decay_slopes(const DecayLaw& law, float x) {
-  const float t = fmaf(law.work_tile, x, law.at_0), size = law.size * (law.work_tile * kLn2);
+  const float t = fmaf(law.slope, x, law.at_0), size = law.size * (law.slope * kLn2);
   if constexpr (kSigmoid) {
     const float s = sigmoid_of_log2(t), slope = fmaf(-s, s, s);
     return make_float2(size * slope, law.size * slope * (t * kLn2));
