@@ -22,7 +22,8 @@ WORD = re.compile(r"[A-Za-z][A-Za-z'_-]*")
 
 def sources():
     out = subprocess.run([ROOT / "tools/sources.sh"], check=True, capture_output=True, text=True).stdout
-    return [Path(line) for line in out.splitlines()]
+    # The frozen header of a release stays as it was released.
+    return [Path(line) for line in out.splitlines() if not line.startswith("tests/abi/")]
 
 
 def comment(line):

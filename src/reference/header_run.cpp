@@ -240,6 +240,10 @@ class Layout {
     fw_sizes s;
     fw_sizes_init(&s);
     expect_ok(fw_workspace_query(&desc_, &s), "fw_workspace_query");
+    if (run_.plan_text != nullptr) {
+      run_.plan_text->resize(fw_plan_text(&desc_, nullptr, 0) + 1);
+      run_.plan_text->resize(fw_plan_text(&desc_, run_.plan_text->data(), run_.plan_text->size()));
+    }
     return s;
   }
 

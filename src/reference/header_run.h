@@ -33,6 +33,7 @@ struct HeaderRun {
   bool bf16_operands = false;             // with dtype FW_F32
   bool saved = true;                      // backward gets what forward saved; false: it recomputes
   bool forward_saves = false;             // header_forward() has forward save too
+  std::string* plan_text = nullptr;       // gets fw_plan_text() of the last call's descriptor
 };
 
 // Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace fw::cuda::emulation {
 
@@ -29,6 +30,9 @@ struct GridShape {
 // Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish()
 // (gpu.h), so that the next grid's blocks can begin before.
 void run_grid(const GridShape& shape, std::function<void()> kernel);
+// From now on the kernel of every grid is appended to `kernels`, in the order of the launches; null ends it. Of all
+// threads that launch, so only one may.
+void record_launches(std::vector<const void*>* kernels);
 
 // By a thread of a grid that may have begun early: returns when the grid in front is over.
 void grid_wait();

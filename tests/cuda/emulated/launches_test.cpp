@@ -1,6 +1,6 @@
 // What a plan says is what a call launches: the kernels of fw_plan_text() against those that the emulated device was
-// asked to run, for every preset, every composed rule and random ones, over shapes, layouts, number formats and both
-// directions. A kernel's name in the plan is folder/file; names of functions come from the program's symbols.
+// asked to run. It holds for every preset, every composed rule and random ones, over shapes, layouts, number formats
+// and both directions. A kernel's name in the plan is folder/file; names of functions come from the program's symbols.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <link.h>
