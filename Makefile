@@ -90,9 +90,11 @@ floors:
 	@tools/check_floors.py
 	@tools/check_citations.py
 	@tools/check_words.py
+	@tools/check_comments.py
 	@tools/check_docs.py $(if $(wildcard build/fastweight),--program build/fastweight)
 	@tools/readme_table.py --check
 	@tools/c_api_page.py --check
+	@tools/freeze_abi.py --check
 
 tidy:
 	@tools/install-deps.sh ci

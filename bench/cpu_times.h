@@ -10,8 +10,11 @@
 
 namespace fw::bench {
 
-// Microseconds since some time: of the clock on the wall, or of the processor, all threads together, which counts where other work runs beside.
-inline double wall_us() { return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+// Microseconds since some time: of the clock on the wall, or of the processor, all threads together, which counts where
+// other work runs beside.
+inline double wall_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 inline double processor_us() { return 1e6 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 // Median of `repeats` calls, a token of `tokens`.

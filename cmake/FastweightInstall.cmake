@@ -26,11 +26,11 @@ if(NOT FW_SANITIZE)
   add_custom_target(fastweight_pages ALL DEPENDS ${pages})
 endif()
 
-# The library has no dependency that a user must find at compile time, so the targets file is the whole package. Version
-# 0.x promises nothing between minor versions.
+# The library has no dependency that a user must find at compile time, so the targets file is the whole package. The ABI
+# is kept from 0.2.0 on (tools/freeze_abi.py).
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fastweight)
 install(EXPORT fastweightTargets NAMESPACE fastweight:: FILE fastweightConfig.cmake DESTINATION ${package_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/fastweightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fastweightConfigVersion.cmake COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/fastweightConfigVersion.cmake DESTINATION ${package_dir})
 
 # Paths relative to the .pc file: it stays right whatever prefix `cmake --install --prefix` is given.

@@ -2,9 +2,10 @@
  *
  *     cc attention.c $(pkg-config --cflags --libs fastweight) -lm -o attention && ./attention
  *
- * Shows the order of calls: rule, descriptor, workspace query, forward (keeping what backward needs), backward, then the
- * same sequence again token by token with the state updated in place, as a generating program would do it. It checks what
- * must hold: the steps give the outputs of the forward pass, and the gradient predicts how the loss changes. */
+ * Shows the order of calls: rule, descriptor, workspace query, forward (keeping what backward needs), backward. Then
+ * the same sequence again token by token with the state updated in place, as a generating program would do it. It
+ * checks what must hold: the steps give the outputs of the forward pass, and the gradient predicts how the loss
+ * changes. */
 #include <fastweight/fastweight.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@ static float dq[QK_COUNT], dk[QK_COUNT], dv[V_COUNT], dg[GATE_COUNT], dbeta[GATE
 
 static void require(fw_status status, const char* what) {
   if (status == FW_OK) return;
-  fprintf(stderr, "attention: %s: status %d: %s\n", what, (int)status, fw_last_error());
+  fprintf(stderr, "attention: %s: %s: %s\n", what, fw_status_name(status), fw_last_error());
   exit(1);
 }
 
@@ -31,14 +32,11 @@ static float uniform(void) {
   return (float)(bits >> 8) / 8388608.0f - 1.0f;
 }
 
-static void* aligned(size_t bytes, void** to_free) {
-  char* memory = malloc(bytes + 64);
-  if (memory == NULL) {
-    fprintf(stderr, "attention: out of memory (%lu bytes)\n", (unsigned long)bytes);
-    exit(1);
-  }
-  *to_free = memory;
-  return memory + (64 - (size_t)((uintptr_t)memory % 64));
+/* Memory for a workspace or a saved buffer. */
+static void* allocated(size_t bytes) {
+  void* memory = fw_alloc(bytes);
+  if (memory == NULL) require(FW_ERROR_MEMORY, "fw_alloc");
+  return memory;
 }
 
 static fw_tensor tensor3(float* data, int64_t tokens) {
@@ -59,7 +57,7 @@ static fw_tensor state_tensor(float* data) {
 /* `tokens` tokens of the sequence, from token t on. B is 1, so they lie one after the other. */
 static fw_inputs inputs_from(int64_t t, int64_t tokens) {
   fw_inputs in;
-  FW_INIT(&in);
+  fw_inputs_init(&in);
   in.q = tensor4(q + t * H * K, tokens, H, K);
   in.k = tensor4(k + t * H * K, tokens, H, K);
   in.v = tensor4(v + t * HV * V, tokens, HV, V);
@@ -80,7 +78,7 @@ int main(void) {
   fw_sizes sizes;
   fw_inputs in, grads;
   fw_outputs out, d_out;
-  void *free_workspace, *free_saved, *workspace, *saved;
+  void *workspace, *saved;
   size_t workspace_bytes;
   double predicted = 0, measured, before, worst = 0, largest = 0;
   const float step = 1e-3f;
@@ -93,8 +91,8 @@ int main(void) {
   for (i = 0; i < GATE_COUNT; ++i) g[i] = -0.05f * (1.0f + uniform());  /* log-decay, <= 0 */
   for (i = 0; i < GATE_COUNT; ++i) beta[i] = 0.5f * (1.0f + uniform()); /* in [0, 1) */
 
-  FW_INIT(&desc);
-  require(fw_rule_preset("gated_deltanet", &desc.rule), "fw_rule_preset");
+  fw_desc_init(&desc);
+  require(fw_rule_parse("gated_deltanet", &desc.rule), "fw_rule_parse");
   desc.dtype = FW_F32;
   desc.form = FW_FORM_CHUNK;
   desc.B = B;
@@ -104,23 +102,23 @@ int main(void) {
   desc.K = K;
   desc.V = V;
 
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   require(fw_workspace_query(&desc, &sizes), "fw_workspace_query");
   workspace_bytes = sizes.forward > sizes.backward ? sizes.forward : sizes.backward;
-  workspace = aligned(workspace_bytes, &free_workspace);
-  saved = aligned(sizes.saved, &free_saved);
+  workspace = allocated(workspace_bytes);
+  saved = allocated(sizes.saved);
 
   /* Forward by chunks, from a zero state. */
   in = inputs_from(0, T);
-  FW_INIT(&out);
+  fw_outputs_init(&out);
   out.o = tensor4(o, T, HV, V);
   out.final_state = state_tensor(final_state);
   require(fw_forward(&desc, &in, &out, saved, sizes.saved, workspace, workspace_bytes), "fw_forward");
 
   /* Gradients of sum(o * d_o). */
-  FW_INIT(&d_out);
+  fw_outputs_init(&d_out);
   d_out.o = tensor4(d_o, T, HV, V);
-  FW_INIT(&grads);
+  fw_inputs_init(&grads);
   grads.q = tensor4(dq, T, H, K);
   grads.k = tensor4(dk, T, H, K);
   grads.v = tensor4(dv, T, HV, V);
@@ -130,19 +128,19 @@ int main(void) {
 
   /* Decode: the same tokens one by one, the state updated in place. */
   desc.T = 1;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   require(fw_workspace_query(&desc, &sizes), "fw_workspace_query of a step");
   if (sizes.forward > workspace_bytes) {
-    free(free_workspace);
+    fw_free(workspace);
     workspace_bytes = sizes.forward;
-    workspace = aligned(workspace_bytes, &free_workspace);
+    workspace = allocated(workspace_bytes);
   }
   memset(state, 0, sizeof(state));
   for (t = 0; t < T; ++t) {
     float o_token[HV * V];
     in = inputs_from(t, 1);
     in.initial_state = state_tensor(state);
-    FW_INIT(&out);
+    fw_outputs_init(&out);
     out.o = tensor4(o_token, 1, HV, V);
     out.final_state = state_tensor(state);
     require(fw_step(&desc, &in, &out, workspace, workspace_bytes), "fw_step");
@@ -153,8 +151,8 @@ int main(void) {
     }
   }
   for (i = 0; i < STATE_COUNT; ++i) worst = fmax(worst, fabs((double)state[i] - final_state[i]));
-  printf("fastweight %s on %s: %d tokens by chunks and one by one agree to %.1e (largest output %.2f)\n", fw_version(), fw_simd_target(), (int)T, worst,
-         largest);
+  printf("fastweight %s on %s: %d tokens by chunks and one by one agree to %.1e (largest output %.2f)\n", fw_version(),
+         fw_simd_target(), (int)T, worst, largest);
 
   /* Move every input a little along its gradient's sign: the loss must change as the gradient says. */
   before = loss(o);
@@ -176,16 +174,17 @@ int main(void) {
   }
   desc.T = T;
   in = inputs_from(0, T);
-  FW_INIT(&out);
+  fw_outputs_init(&out);
   out.o = tensor4(o_moved, T, HV, V);
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   require(fw_workspace_query(&desc, &sizes), "fw_workspace_query");
   require(fw_forward(&desc, &in, &out, NULL, 0, workspace, workspace_bytes), "fw_forward of the moved inputs");
   measured = loss(o_moved) - before;
-  printf("moving the inputs by %g along their gradients changes the loss by %.4f, predicted %.4f\n", step, measured, predicted);
+  printf("moving the inputs by %g along their gradients changes the loss by %.4f, predicted %.4f\n", step, measured,
+         predicted);
 
-  free(free_workspace);
-  free(free_saved);
+  fw_free(workspace);
+  fw_free(saved);
   if (!(worst <= 1e-4 * largest)) {
     fprintf(stderr, "attention: the steps differ from the forward pass by %g\n", worst);
     return 1;

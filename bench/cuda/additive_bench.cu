@@ -1,5 +1,6 @@
-// Times of the kernels of rules without an erase (kernels.h: offline_*) on a GPU: medians of 20 launches by CUDA events, scalar decay, bf16 tensors.
-// The inputs of a launch are larger than the L2, so they come from memory each time.
+// Times of the kernels of rules without an erase (kernels.h: offline_*) on a GPU: medians of 20 launches by CUDA
+// events, scalar decay, bf16 tensors. The inputs of a launch are larger than the L2, so they come from memory each
+// time.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -20,7 +21,8 @@ T* filled(int64_t count, const std::vector<T>& pattern) {
   T* const to = allocate<T>(count);
   for (int64_t done = 0; done < count; done += static_cast<int64_t>(pattern.size())) {
     const int64_t some = std::min<int64_t>(static_cast<int64_t>(pattern.size()), count - done);
-    check(cudaMemcpy(to + done, pattern.data(), static_cast<size_t>(some) * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaMemcpy(to + done, pattern.data(), static_cast<size_t>(some) * sizeof(T), cudaMemcpyHostToDevice),
+          "cudaMemcpy");
   }
   return to;
 }
@@ -34,12 +36,14 @@ void time_kernels(const char* name, int key, int B, int T, int H, int V) {
   for (auto& x : rows) x = static_cast<uint16_t>(0x3e00 + (random() & 0x80ff));
   std::vector<float> decays(1 << 16);
   for (auto& x : decays) x = -static_cast<float>(random() & 0xff) / 2560;
-  uint16_t *const q = filled(tokens * key, rows), *const k = filled(tokens * key, rows), *const v = filled(tokens * V, rows),
-                  *const d_o = filled(tokens * V, rows);
+  uint16_t *const q = filled(tokens * key, rows), *const k = filled(tokens * key, rows),
+                  *const v = filled(tokens * V, rows), *const d_o = filled(tokens * V, rows);
   float* const g = filled(tokens, decays);
-  uint16_t *const o = allocate<uint16_t>(tokens * V), *const dq = allocate<uint16_t>(tokens * key), *const dk = allocate<uint16_t>(tokens * key);
+  uint16_t *const o = allocate<uint16_t>(tokens * V), *const dq = allocate<uint16_t>(tokens * key),
+                  *const dk = allocate<uint16_t>(tokens * key);
   float *const dg = allocate<float>(tokens), *const last = allocate<float>(static_cast<int64_t>(B) * H * key * V);
-  uint16_t *const states = allocate<uint16_t>(tiles * blocks * 64 * key), *const d_states = allocate<uint16_t>(tiles * blocks * 64 * key);
+  uint16_t *const states = allocate<uint16_t>(tiles * blocks * 64 * key), *const d_states = allocate<uint16_t>(
+                                                                              tiles * blocks * 64 * key);
 
   Problem x;
   x.rule.update = Update::kAdditive, x.rule.decay = Decay::kScalar, x.scale = 0.1f;
@@ -54,7 +58,8 @@ void time_kernels(const char* name, int key, int B, int T, int H, int V) {
                state_bytes = static_cast<double>(tiles) * blocks * 64 * key * 2;
   const auto line = [&](const char* what, double bytes, const std::function<void()>& launch_once) {
     const double ms = median_ms(launch_once);
-    std::printf("%-22s key %3d  %-16s %8.4f ms  %6.3f GB  %5.2f TB/s\n", name, key, what, ms, bytes / 1e9, bytes / ms / 1e9);
+    std::printf("%-22s key %3d  %-16s %8.4f ms  %6.3f GB  %5.2f TB/s\n", name, key, what, ms, bytes / 1e9,
+                bytes / ms / 1e9);
     std::fflush(stdout);
   };
   AdditiveScanArgs f;
@@ -68,11 +73,14 @@ void time_kernels(const char* name, int key, int B, int T, int H, int V) {
   line("reverse, saves", key_row + value_row + state_bytes, [&] { additive_scan(f, key, nullptr); });
   AdditiveGradientArgs d;
   d.problem = x, d.d_o = f.d_o, d.states = states, d.d_states = d_states;
-  d.grads.d.q = arg(dq, key, true), d.grads.d.k = arg(dk, key, true), d.grads.d.v = arg(o, V, true), d.grads.d.g = arg(dg, 1, false);
-  line("gradients", 4 * key_row + 3 * value_row + 2 * state_bytes, [&] { additive_gradients(d, key, static_cast<int64_t>(B) * chunks, nullptr); });
-  for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(d_o), static_cast<void*>(g), static_cast<void*>(o),
-                  static_cast<void*>(dq), static_cast<void*>(dk), static_cast<void*>(dg), static_cast<void*>(last), static_cast<void*>(states),
-                  static_cast<void*>(d_states)})
+  d.grads.d.q = arg(dq, key, true), d.grads.d.k = arg(dk, key, true), d.grads.d.v = arg(o, V, true),
+  d.grads.d.g = arg(dg, 1, false);
+  line("gradients", 4 * key_row + 3 * value_row + 2 * state_bytes,
+       [&] { additive_gradients(d, key, static_cast<int64_t>(B) * chunks, nullptr); });
+  for (void* p :
+       {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(d_o),
+        static_cast<void*>(g), static_cast<void*>(o), static_cast<void*>(dq), static_cast<void*>(dk),
+        static_cast<void*>(dg), static_cast<void*>(last), static_cast<void*>(states), static_cast<void*>(d_states)})
     check(cudaFree(p), "cudaFree");
 }
 

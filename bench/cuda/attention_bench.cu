@@ -1,6 +1,8 @@
-// Times of attention on the device, one JSON line a shape: forward, backward (both passes) and their shares of what the products alone would need at
-// `tflops` (7 products back instead of 5). Operations counted are of the pairs that are seen, 4 D forward and 10 D backward each, as others count them.
-// turned_ms: backward that turns dq and dk back as well (rotary position embedding), of heads of 64 or 128 channels; else 0.
+// Times of attention on the device, one JSON line a shape: forward, backward (both passes) and their shares of what the
+// products alone would need at `tflops` (7 products back instead of 5). Operations counted are of the pairs that are
+// seen, 4 D forward and 10 D backward each, as others count them.
+// turned_ms: backward that turns dq and dk back as well (rotary position embedding), of heads of 64 or 128 channels;
+// else 0.
 //
 //   attention_bench [B T H HK D W]...
 #include <cmath>
@@ -38,11 +40,15 @@ void time_shape(const Shape& s) {
   std::vector<AttentionSequence> sequences;
   for (int b = 0; b < s.B; ++b) sequences.push_back({b * s.T, s.T, b * s.T, s.T});
   AttentionArgs args;
-  const auto tensor = [&](uint16_t* data, int heads) { return TokenArg{data, 0, static_cast<int64_t>(heads) * s.D, s.D, 1, 1}; };
-  args.q = tensor(random_rows(q_size, 1), s.H), args.k = tensor(random_rows(kv_size, 2), s.HK), args.v = tensor(random_rows(kv_size, 3), s.HK);
+  const auto tensor = [&](uint16_t* data, int heads) {
+    return TokenArg{data, 0, static_cast<int64_t>(heads) * s.D, s.D, 1, 1};
+  };
+  args.q = tensor(random_rows(q_size, 1), s.H), args.k = tensor(random_rows(kv_size, 2), s.HK),
+  args.v = tensor(random_rows(kv_size, 3), s.HK);
   args.d_o = tensor(random_rows(q_size, 4), s.H), args.o = tensor(bench::allocate<uint16_t>(q_size), s.H);
   args.dq = tensor(bench::allocate<uint16_t>(q_size), s.H);
-  args.dk = tensor(bench::allocate<uint16_t>(kv_size), s.HK), args.dv = tensor(bench::allocate<uint16_t>(kv_size), s.HK);
+  args.dk = tensor(bench::allocate<uint16_t>(kv_size), s.HK),
+  args.dv = tensor(bench::allocate<uint16_t>(kv_size), s.HK);
   args.lse = bench::allocate<float>(rows * s.H), args.delta = bench::allocate<float>(rows * s.H);
   args.heads = s.H, args.kv_heads = s.HK, args.dim = s.D, args.window = s.W, args.query_rows = args.key_rows = rows;
   check(cudaDeviceGetAttribute(&args.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
@@ -52,7 +58,8 @@ void time_shape(const Shape& s) {
     check(cudaMemcpy(device, tiles.data(), tiles.size() * sizeof(AttentionTile), cudaMemcpyHostToDevice), "copy");
     return device;
   };
-  const std::vector<AttentionTile> of_queries = attention_tiles(sequences, false, s.W), of_keys = attention_tiles(sequences, true, s.W);
+  const std::vector<AttentionTile> of_queries = attention_tiles(sequences, false, s.W),
+                                   of_keys = attention_tiles(sequences, true, s.W);
   AttentionArgs keys = args;
   args.tiles = upload(of_queries), args.tile_count = static_cast<int>(of_queries.size());
   keys.tiles = upload(of_keys), keys.tile_count = static_cast<int>(of_keys.size());
@@ -75,9 +82,12 @@ void time_shape(const Shape& s) {
   for (int64_t t = 0; t < s.T; ++t) pairs += static_cast<double>(s.W == 0 ? t + 1 : std::min<int64_t>(t + 1, s.W));
   pairs *= static_cast<double>(s.B) * s.H;
   std::printf(
-      "{\"peer\": \"fastweight\", \"B\": %d, \"T\": %d, \"H\": %d, \"HK\": %d, \"D\": %d, \"window\": %d, \"forward_ms\": %.4f, \"backward_ms\": %.4f, "
-      "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"turned_ms\": %.4f, \"forward_tflops\": %.1f, \"backward_tflops\": %.1f}\n",
-      s.B, s.T, s.H, s.HK, s.D, s.W, forward, both, queries, of_key, turned, 4e-9 * pairs * s.D / forward, 10e-9 * pairs * s.D / both);
+      "{\"peer\": \"fastweight\", \"B\": %d, \"T\": %d, \"H\": %d, \"HK\": %d, \"D\": %d, \"window\": %d, "
+      "\"forward_ms\": %.4f, \"backward_ms\": %.4f, "
+      "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"turned_ms\": %.4f, \"forward_tflops\": %.1f, \"backward_tflops\": "
+      "%.1f}\n",
+      s.B, s.T, s.H, s.HK, s.D, s.W, forward, both, queries, of_key, turned, 4e-9 * pairs * s.D / forward,
+      10e-9 * pairs * s.D / both);
   std::fflush(stdout);
 }
 
@@ -86,8 +96,8 @@ void time_shape(const Shape& s) {
 int main(int argc, char** argv) {
   std::vector<Shape> shapes;
   for (int i = 1; i + 5 < argc; i += 6) {
-    shapes.push_back(
-        {std::atoi(argv[i]), std::atoi(argv[i + 1]), std::atoi(argv[i + 2]), std::atoi(argv[i + 3]), std::atoi(argv[i + 4]), std::atoi(argv[i + 5])});
+    shapes.push_back({std::atoi(argv[i]), std::atoi(argv[i + 1]), std::atoi(argv[i + 2]), std::atoi(argv[i + 3]),
+                      std::atoi(argv[i + 4]), std::atoi(argv[i + 5])});
   }
   if (shapes.empty()) {
     shapes = {{8, 2048, 16, 16, 128, 2048}, {1, 16384, 16, 16, 128, 2048}, {1, 16384, 16, 16, 128, 0},

@@ -1,5 +1,6 @@
-// What a call costs alongside its kernels on a GPU, by the C header alone: the host's time of a call through a plan, checkpoints of the states, float16 tensors
-// in place of bf16 ones. call_bench [rule]: medians; device times by events over three sets of tensors in turn, 16 heads, K = V = 128.
+// What a call costs alongside its kernels on a GPU, by the C header alone: the host's time of a call through a plan,
+// checkpoints of the states, float16 tensors in place of bf16 ones. call_bench [rule]: medians; device times by events
+// over three sets of tensors in turn, 16 heads, K = V = 128.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,17 +35,17 @@ double median(std::vector<double> x) {
 class Set {
  public:
   Set(const char* rule, int64_t B, int64_t T, fw_dtype type) {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     check(fw_rule_preset(rule, &desc.rule));
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = type;
     desc.operands = FW_BF16;
     desc.B = B, desc.T = T, desc.H = desc.HV = kHeads, desc.K = desc.V = kDim;
     desc.state_layout = FW_STATE_V_FIRST;
-    FW_INIT(&in);
-    FW_INIT(&out);
-    FW_INIT(&grads);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&d);
     const bool channel = desc.rule.decay == FW_DECAY_CHANNEL;
     in.q = rows(type, -1, 1), in.k = rows(type, -1, 1), in.v = rows(type, -1, 1);
     if (desc.rule.decay >= FW_DECAY_SCALAR) in.g = channel ? rows(type, -0.1F, 0) : numbers(-0.1F, 0);
@@ -61,7 +62,9 @@ class Set {
   fw_outputs out, d;
 
  private:
-  fw_tensor rows(fw_dtype type, float low, float high) { return make(type, {desc.B, desc.T, kHeads, kDim}, 4, low, high); }
+  fw_tensor rows(fw_dtype type, float low, float high) {
+    return make(type, {desc.B, desc.T, kHeads, kDim}, 4, low, high);
+  }
   fw_tensor numbers(float low, float high) { return make(FW_F32, {desc.B, desc.T, kHeads, 0}, 3, low, high); }
   fw_tensor make(fw_dtype type, const int64_t (&shape)[4], int rank, float low, float high) {
     size_t count = 1;
@@ -86,9 +89,11 @@ class Set {
     }
     const DeviceMemory& memory = memory_.emplace_back(count * size);
     const DeviceMemory pattern(some * size);
-    pattern.from_host(size == 2 ? static_cast<const void*>(narrow.data()) : static_cast<const void*>(k256.data()), some * size);
+    pattern.from_host(size == 2 ? static_cast<const void*>(narrow.data()) : static_cast<const void*>(k256.data()),
+                      some * size);
     for (size_t at = 0; at < count; at += some) {
-      fw::device_copy(static_cast<char*>(memory.data()) + at * size, pattern.data(), std::min(some, count - at) * size, nullptr);
+      fw::device_copy(static_cast<char*>(memory.data()) + at * size, pattern.data(), std::min(some, count - at) * size,
+                      nullptr);
     }
     fw::device_synchronize();
     return fw_tensor_of(memory.data(), type, rank, shape);
@@ -99,14 +104,15 @@ class Set {
 };
 
 // Device times of forward, and of both directions, with `change` made to each set.
-void device_row(const char* what, const char* rule, int64_t B, int64_t T, fw_dtype type, bool backward, const std::function<void(Set&)>& change) {
+void device_row(const char* what, const char* rule, int64_t B, int64_t T, fw_dtype type, bool backward,
+                const std::function<void(Set&)>& change) {
   std::deque<Set> sets;
   for (int i = 0; i < 3; ++i) {
     sets.emplace_back(rule, B, T, type);
     change(sets.back());
   }
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&sets[0].desc, &sizes));
   const DeviceMemory space(std::max(sizes.forward, sizes.backward)), saved(backward ? sizes.saved : 1);
   const std::vector<double> forward = fw::device_times(5, 30, [&](int i, void* stream) {
@@ -114,8 +120,8 @@ void device_row(const char* what, const char* rule, int64_t B, int64_t T, fw_dty
     s.desc.stream = stream;
     check(fw_forward(&s.desc, &s.in, &s.out, nullptr, 0, space.data(), space.size()));
   });
-  std::printf("%-44s %-16s %lldx%lldx%lld forward %.4f ms", what, rule, static_cast<long long>(B), static_cast<long long>(T), static_cast<long long>(kHeads),
-              median(forward));
+  std::printf("%-44s %-16s %lldx%lldx%lld forward %.4f ms", what, rule, static_cast<long long>(B),
+              static_cast<long long>(T), static_cast<long long>(kHeads), median(forward));
   if (backward) {
     const std::vector<double> both = fw::device_times(5, 30, [&](int i, void* stream) {
       Set& s = sets[static_cast<size_t>(i % 3)];
@@ -135,7 +141,8 @@ double host_time(int calls, const std::function<void()>& body) {
     fw::device_synchronize();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < calls; ++i) body();
-    rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / calls);
+    rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() /
+                     calls);
   }
   fw::device_synchronize();
   return median(rounds);
@@ -146,17 +153,21 @@ void host_rows(const char* rule) {
   Set s(rule, 1, 64, FW_BF16), t(rule, 1, 1, FW_BF16);
   t.in.initial_state = t.out.final_state = t.states(1);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&s.desc, &sizes));
   const DeviceMemory space(std::max(sizes.forward, sizes.backward) + 64), saved(sizes.saved);
   fw_plan *plan = nullptr, *step = nullptr;
   check(fw_plan_create(&s.desc, 0, &plan));
   check(fw_plan_create(&t.desc, 1, &step));
-  const auto row = [&](const char* what, const std::function<void()>& body) { std::printf("host %-44s %-16s %.2f us\n", what, rule, host_time(kCalls, body)); };
+  const auto row = [&](const char* what, const std::function<void()>& body) {
+    std::printf("host %-44s %-16s %.2f us\n", what, rule, host_time(kCalls, body));
+  };
   row("fw_plan_step", [&] { check(fw_plan_step(step, &t.in, &t.out, space.data(), space.size())); });
   row("fw_step, without a plan", [&] { check(fw_step(&t.desc, &t.in, &t.out, space.data(), space.size())); });
-  row("fw_plan_forward, 64 tokens", [&] { check(fw_plan_forward(plan, &s.in, &s.out, nullptr, 0, space.data(), space.size())); });
-  row("fw_forward, without a plan", [&] { check(fw_forward(&s.desc, &s.in, &s.out, nullptr, 0, space.data(), space.size())); });
+  row("fw_plan_forward, 64 tokens",
+      [&] { check(fw_plan_forward(plan, &s.in, &s.out, nullptr, 0, space.data(), space.size())); });
+  row("fw_forward, without a plan",
+      [&] { check(fw_forward(&s.desc, &s.in, &s.out, nullptr, 0, space.data(), space.size())); });
   row("fw_plan_forward that saves, fw_plan_backward", [&] {
     check(fw_plan_forward(plan, &s.in, &s.out, saved.data(), saved.size(), space.data(), space.size()));
     check(fw_plan_backward(plan, &s.in, &s.d, &s.grads, saved.data(), saved.size(), space.data(), space.size()));
@@ -176,13 +187,13 @@ int main(int argc, char** argv) {
     char what[64];
     std::snprintf(what, sizeof(what), "bf16, a checkpoint every %lld tokens", static_cast<long long>(interval));
     device_row(what, rule, 4, 4096, FW_BF16, false, [&](Set& s) {
-      s.desc.checkpoint_interval = interval;
+      s.desc.checkpoints.interval = interval;
       s.out.checkpoints = s.states(4 * 4096 / interval);
     });
   }
   device_row("bf16", rule, 1, 32768, FW_BF16, false, [](Set&) {});
   device_row("bf16, a checkpoint every 1024 tokens", rule, 1, 32768, FW_BF16, false, [](Set& s) {
-    s.desc.checkpoint_interval = 1024;
+    s.desc.checkpoints.interval = 1024;
     s.out.checkpoints = s.states(32);
   });
   return 0;

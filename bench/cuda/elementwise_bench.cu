@@ -1,6 +1,8 @@
-// Times of the operations of src/ops/cuda that memory limits, in bf16, one JSON line each: milliseconds, the bytes that must move (each tensor once), and
-// their rate as a share of that of a copy of [tokens, width] on the same device in the same run ("of_copy"), and of a copy of [tokens, conv_channels],
-// which is long enough that its beginning and end do not count ("of_long_copy").
+// Times of the operations of src/ops/cuda that memory limits, in bf16, one JSON line each. A line has:
+// - the milliseconds,
+// - the bytes that must move (each tensor once),
+// - "of_copy": their rate as a share of that of a copy of [tokens, width], on the same device in the same run,
+// - "of_long_copy": the same of a copy of [tokens, conv_channels], long enough that its beginning and end do not count.
 //
 //   elementwise_bench [tokens width conv_channels]
 #include <cstdio>
@@ -20,26 +22,37 @@ using bench::median_ms;
 
 // All of [tokens, width] unless said otherwise: gates, maps, norms of heads of 128, rows, embedding, optimiser.
 template <class Tensor, class Report>
-void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor& tensor, const Report& report, const PassLayout& pass) {
+void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor& tensor, const Report& report,
+             const PassLayout& pass) {
   Device& device = exec.device;
   constexpr int64_t kHead = 128, kVocab = 32000, kPiece = 16384, kVec16 = 4096;
   const double u = 2.0 * static_cast<double>(tokens * width);
-  Buffer<Bf16> x = tensor(tokens, width), z = tensor(tokens, width), dy = tensor(tokens, width), y = tensor(tokens, width), w = tensor(tokens, width);
-  Buffer<float> k256(device, tokens * width), parameters(device, width), sums(device, width), rstd(device, tokens * width / kHead);
+  Buffer<Bf16> x = tensor(tokens, width), z = tensor(tokens, width), dy = tensor(tokens, width),
+               y = tensor(tokens, width), w = tensor(tokens, width);
+  Buffer<float> k256(device, tokens * width), parameters(device, width), sums(device, width),
+      rstd(device, tokens * width / kHead);
   const auto mat = [&](Buffer<Bf16>& b) { return Mat<Bf16>(b.data(), tokens, width); };
   const Mat<float> g(k256.data(), tokens, width);
   float *const p = parameters.data(), *const s = sums.data();
   report("copy_rows", 2 * u, [&] { exec.copy_rows(mat(x), mat(y)); });
-  report("gated_rmsnorm_forward", 3 * u, [&] { exec.gated_rmsnorm_forward(mat(x), mat(z), nullptr, p, 1e-5F, kHead, GateKind::kSilu, mat(y), rstd.data()); });
-  report("gated_rmsnorm_backward", 5 * u,
-         [&] { exec.gated_rmsnorm_backward(mat(dy), mat(x), mat(z), nullptr, p, rstd.data(), kHead, GateKind::kSilu, mat(y), mat(w), s); });
-  report("gated_conv_forward", 3 * u, [&] { exec.gated_conv_forward(mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, nullptr, mat(y)); });
+  report("gated_rmsnorm_forward", 3 * u, [&] {
+    exec.gated_rmsnorm_forward(mat(x), mat(z), nullptr, p, 1e-5F, kHead, GateKind::kSilu, mat(y), rstd.data());
+  });
+  report("gated_rmsnorm_backward", 5 * u, [&] {
+    exec.gated_rmsnorm_backward(mat(dy), mat(x), mat(z), nullptr, p, rstd.data(), kHead, GateKind::kSilu, mat(y),
+                                mat(w), s);
+  });
+  report("gated_conv_forward", 3 * u,
+         [&] { exec.gated_conv_forward(mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, nullptr, mat(y)); });
   Buffer<float> taps(device, 4 * width);
-  report("gated_conv_backward", 5 * u,
-         [&] { exec.gated_conv_backward(mat(dy), mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, mat(y), mat(w), taps.data(), s); });
+  report("gated_conv_backward", 5 * u, [&] {
+    exec.gated_conv_backward(mat(dy), mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, mat(y), mat(w),
+                             taps.data(), s);
+  });
   report("sigmoid_gate_forward", 2 * u, [&] { exec.sigmoid_gate_forward(mat(x), nullptr, 1.0F, mat(y)); });
   report("sigmoid_gate_backward", 3 * u, [&] { exec.sigmoid_gate_backward(mat(dy), mat(x), 1.0F, mat(y), nullptr); });
-  report("sigmoid_gate_backward with bias", 3 * u, [&] { exec.sigmoid_gate_backward(mat(dy), mat(x), 1.0F, mat(y), s); });
+  report("sigmoid_gate_backward with bias", 3 * u,
+         [&] { exec.sigmoid_gate_backward(mat(dy), mat(x), 1.0F, mat(y), s); });
   report("decay_gate_forward", 3 * u, [&] { exec.decay_gate_forward(mat(x), p, p, kHead, g); });
   report("decay_gate_backward", 4 * u, [&] { exec.decay_gate_backward(g, mat(x), p, p, kHead, mat(y), s, s); });
   report("log_sigmoid_decay_forward", 3 * u, [&] { exec.log_sigmoid_decay_forward(mat(x), p, 1.0F, g); });
@@ -59,7 +72,8 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
   report("head_subtract_forward", 3 * u, [&] { exec.head_subtract_forward(mat(x), p, kHead, mat(y)); });
   report("head_subtract_backward", 4 * u, [&] { exec.head_subtract_backward(mat(dy), mat(x), p, kHead, mat(y), s); });
   report("group_mean_forward", u, [&] { exec.group_mean_forward(mat(x), Mat<Bf16>(y.data(), tokens, width / kHead)); });
-  report("group_mean_backward", 2 * u, [&] { exec.group_mean_backward(Mat<Bf16>(z.data(), tokens, width / kHead), mat(y)); });
+  report("group_mean_backward", 2 * u,
+         [&] { exec.group_mean_backward(Mat<Bf16>(z.data(), tokens, width / kHead), mat(y)); });
   report("swiglu_forward", 3 * u, [&] { exec.swiglu_forward(mat(x), mat(z), mat(y)); });
   report("swiglu_backward", 5 * u, [&] { exec.swiglu_backward(mat(dy), mat(x), mat(z), mat(y), mat(w)); });
 
@@ -71,21 +85,24 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
     id = static_cast<int32_t>((seed >> 8) % kVocab);
     seen[static_cast<size_t>(id)] = 1;
   }
-  const double rows = static_cast<double>(std::count(seen.begin(), seen.end(), 1)), row = 4.0 * static_cast<double>(width);
+  const double rows = static_cast<double>(std::count(seen.begin(), seen.end(), 1)),
+               row = 4.0 * static_cast<double>(width);
   Buffer<int32_t> ids(device, tokens);
   ids.write(0, drawn);
   Buffer<float> table(device, kVocab * width);
   Buffer<Bf16> rounded(device, kVocab * width);
   const Weight<float> weight(Mat<float>(table.data(), kVocab, width), {rounded.data(), kVocab, width});
   report("embedding_forward", rows * row / 2 + u, [&] { exec.embedding_forward(ids.data(), weight, mat(y)); });
-  report("embedding_backward", 2 * rows * row + u, [&] { exec.embedding_backward(ids.data(), mat(dy), Mat<float>(table.data(), kVocab, width)); });
+  report("embedding_backward", 2 * rows * row + u,
+         [&] { exec.embedding_backward(ids.data(), mat(dy), Mat<float>(table.data(), kVocab, width)); });
 
   std::vector<ParamPiece> list;
   for (int64_t i = 0; i < kVec16; ++i) list.push_back({i * kPiece, static_cast<int32_t>(kPiece), 1});
   Buffer<ParamPiece> pieces(device, kVec16);
   pieces.write(0, list);
   const ParamPieces all{pieces.data(), kVec16};
-  Buffer<float> grads(device, kVec16 * kPiece), values(device, kVec16 * kPiece), m(device, kVec16 * kPiece), v(device, kVec16 * kPiece);
+  Buffer<float> grads(device, kVec16 * kPiece), values(device, kVec16 * kPiece), m(device, kVec16 * kPiece),
+      v(device, kVec16 * kPiece);
   Buffer<double> sum(device, 1);
   const double bytes = 4.0 * kVec16 * kPiece;
   report("square_sum", bytes, [&] { exec.square_sum(grads.data(), all, sum.data()); });
@@ -125,7 +142,9 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
     std::fflush(stdout);
     return rate;
   };
-  const auto report = [&](const char* name, double bytes, const std::function<void()>& call) { time(name, bytes, call); };
+  const auto report = [&](const char* name, double bytes, const std::function<void()>& call) {
+    time(name, bytes, call);
+  };
 
   const double u = 2.0 * static_cast<double>(tokens * width), c = 2.0 * static_cast<double>(tokens * channels);
   {
@@ -138,11 +157,14 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
     Buffer<float> weight(device, width), rstd(device, tokens), dweight(device, width);
     const auto mat = [&](Buffer<Bf16>& b) { return Mat<Bf16>(b.data(), tokens, width); };
     report("rmsnorm_forward", 2 * u, [&] { exec.rmsnorm_forward(mat(x), weight.data(), 1e-6F, mat(y), rstd.data()); });
-    report("add_rmsnorm_forward", 4 * u, [&] { exec.add_rmsnorm_forward(mat(x), mat(delta), weight.data(), 1e-6F, mat(y), rstd.data()); });
-    report("rmsnorm_backward", 3 * u,
-           [&] { exec.rmsnorm_backward(mat(delta), mat(x), weight.data(), rstd.data(), mat(y), dweight.data(), Write::kOverwrite); });
-    report("rmsnorm_backward accumulating", 4 * u,
-           [&] { exec.rmsnorm_backward(mat(delta), mat(x), weight.data(), rstd.data(), mat(y), dweight.data(), Write::kAccumulate); });
+    report("add_rmsnorm_forward", 4 * u,
+           [&] { exec.add_rmsnorm_forward(mat(x), mat(delta), weight.data(), 1e-6F, mat(y), rstd.data()); });
+    report("rmsnorm_backward", 3 * u, [&] {
+      exec.rmsnorm_backward(mat(delta), mat(x), weight.data(), rstd.data(), mat(y), dweight.data(), Write::kOverwrite);
+    });
+    report("rmsnorm_backward accumulating", 4 * u, [&] {
+      exec.rmsnorm_backward(mat(delta), mat(x), weight.data(), rstd.data(), mat(y), dweight.data(), Write::kAccumulate);
+    });
   }
   constexpr int64_t kWidth = 4, kSequences = 8;
   const SeqLayout layout = SeqLayout::uniform(kSequences, tokens / kSequences);
@@ -152,9 +174,12 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
   Buffer<Bf16> x = tensor(tokens, channels), dy = tensor(tokens, channels), y = tensor(tokens, channels);
   Buffer<float> weight(device, channels * kWidth), dweight(device, channels * kWidth);
   const auto mat = [&](Buffer<Bf16>& b) { return Mat<Bf16>(b.data(), tokens, channels); };
-  report("short_conv_forward", 2 * c, [&] { exec.short_conv_forward(mat(x), weight.data(), nullptr, kWidth, pass, nullptr, nullptr, mat(y)); });
-  report("short_conv_backward", 3 * c,
-         [&] { exec.short_conv_backward(mat(dy), mat(x), weight.data(), nullptr, kWidth, pass, nullptr, mat(y), dweight.data(), nullptr); });
+  report("short_conv_forward", 2 * c,
+         [&] { exec.short_conv_forward(mat(x), weight.data(), nullptr, kWidth, pass, nullptr, nullptr, mat(y)); });
+  report("short_conv_backward", 3 * c, [&] {
+    exec.short_conv_backward(mat(dy), mat(x), weight.data(), nullptr, kWidth, pass, nullptr, mat(y), dweight.data(),
+                             nullptr);
+  });
 
   time_lo(tokens, width, exec, tensor, report, pass);
 }

@@ -1,6 +1,6 @@
-// The products of a decoded token in bf16 (rows of x: 1, 4 or 8 by gemm_m8.h, 16, 32 or 64 by gemm_m64.h), one JSON line each: microseconds a product in a
-// captured graph of 40 of them over weights that do not fit into the second-level cache, and the weight's bytes as a share of what a copy moves in the same
-// time.
+// The products of a decoded token in bf16, one JSON line each. Rows of x: 1, 4 or 8 by gemm_m8.h, and 16, 32 or 64 by
+// gemm_m64.h. A line has the microseconds of a product and its weight's bytes, as a share of what a copy moves in the
+// same time. A captured graph holds 40 products over weights that do not fit into the L2 cache.
 #include <algorithm>
 #include <cstdio>
 #include <vector>
@@ -37,7 +37,8 @@ void run() {
   Bf16* y = allocate<Bf16>(kGemmM64MaxM * 65536);
   check(cudaMemset(pool, 0x3c, kPool), "fill");
   check(cudaMemset(x, 0x3c, sizeof(Bf16) * kGemmM64MaxM * 16384), "fill");
-  const double copy_ms = median_ms([&] { check(cudaMemcpyAsync(pool, pool + kPool / 2, kPool / 2, cudaMemcpyDeviceToDevice), "copy"); });
+  const double copy_ms =
+      median_ms([&] { check(cudaMemcpyAsync(pool, pool + kPool / 2, kPool / 2, cudaMemcpyDeviceToDevice), "copy"); });
   const double copy_rate = static_cast<double>(kPool) / copy_ms * 1e-9;  // TB/s, read and written
   std::printf("{\"copy_TB_s\": %.2f}\n", copy_rate);
   struct Shape {
@@ -69,8 +70,9 @@ void run() {
                         }) /
                         kProducts;
       const double rate = static_cast<double>(bytes) / ms * 1e-9;
-      std::printf("{\"product\": \"%s\", \"rows\": %d, \"us\": %.2f, \"MB\": %.1f, \"TB_s\": %.2f, \"of_copy\": %.3f}\n", s.name, static_cast<int>(rows),
-                  ms * 1e3, static_cast<double>(bytes) * 1e-6, rate, rate / copy_rate);
+      std::printf(
+          "{\"product\": \"%s\", \"rows\": %d, \"us\": %.2f, \"MB\": %.1f, \"TB_s\": %.2f, \"of_copy\": %.3f}\n",
+          s.name, static_cast<int>(rows), ms * 1e3, static_cast<double>(bytes) * 1e-6, rate, rate / copy_rate);
       std::fflush(stdout);
     }
   }

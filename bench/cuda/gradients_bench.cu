@@ -1,4 +1,5 @@
-// Time of the gradient kernel on synthetic tiles larger than the L2 cache: gradients_bench [rule ...]. Medians of 20 runs.
+// Time of the gradient kernel on synthetic tiles larger than the L2 cache: gradients_bench [rule ...]. Medians of 20
+// runs.
 #include <algorithm>
 
 #include "gradients_problem.h"
@@ -23,7 +24,8 @@ void* random_memory(size_t count, bool bf16, double low, double high) {
     }
   }
   char* p = static_cast<char*>(device_alloc(count * size));
-  for (size_t at = 0; at < count; at += pattern) to_device(p + at * size, host.data(), std::min(pattern, count - at) * size);
+  for (size_t at = 0; at < count; at += pattern)
+    to_device(p + at * size, host.data(), std::min(pattern, count - at) * size);
   return p;
 }
 
@@ -78,16 +80,21 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   a.problem = p;
   if (fc::gradients_make_m(a)) {
     const size_t heads = static_cast<size_t>(chunks) * H;
-    const auto floats = [&](size_t count, double low, double high) { return static_cast<float*>(memory.make(count, false, low, high)); };
+    const auto floats = [&](size_t count, double low, double high) {
+      return static_cast<float*>(memory.make(count, false, low, high));
+    };
     p.in.precond_g = memory.tokens(B, T, H, 1, false, 1, -0.2, 0), p.in.precond_beta = in(1, 0, 1);
     p.precond_center = floats(static_cast<size_t>(H), -0.2, -0.2);
     p.boundaries = floats(heads * D, 0.2, 1);
-    a.precond = fc::precond_share(p, floats(heads * (2 * D + 2), 0, 0), floats(heads, 0, 0), floats(static_cast<size_t>(p.tokens) * H * 8, 0, 0), chunks);
+    a.precond = fc::precond_share(p, floats(heads * (2 * D + 2), 0, 0), floats(heads, 0, 0),
+                                  floats(static_cast<size_t>(p.tokens) * H * 8, 0, 0), chunks);
   } else if (r.uses_precond()) {
     p.m = static_cast<const float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0.7, 1.5));
     a.grads.dm = static_cast<float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0, 0));
   }
-  const auto tile = [&](int64_t count) { return static_cast<const uint16_t*>(memory.make(static_cast<size_t>(count), true, -0.2, 0.2)); };
+  const auto tile = [&](int64_t count) {
+    return static_cast<const uint16_t*>(memory.make(static_cast<size_t>(count), true, -0.2, 0.2));
+  };
   a.pairs = reinterpret_cast<const fc::IntraChunk*>(tile(tiles * 8192));
   a.states = tile(tiles * blocks * 64 * D), a.d_states = tile(tiles * blocks * 64 * D);
   a.w = tile(tiles * blocks * 4096), a.v = tile(tiles * blocks * 4096);
@@ -106,8 +113,9 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   }
   must(cudaDeviceSynchronize());
   std::sort(times.begin(), times.end());
-  std::printf("%-24s B%d T%d H%d D%d: %.4f ms (least %.4f), %.2f TB/s, %.2f us a chunk and SM\n", name.c_str(), B, T, H, D, times[10], times[0],
-              static_cast<double>(memory.bytes) / times[10] / 1e9, times[10] * 1e3 / static_cast<double>(tiles) * 132);
+  std::printf("%-24s B%d T%d H%d D%d: %.4f ms (least %.4f), %.2f TB/s, %.2f us a chunk and SM\n", name.c_str(), B, T, H,
+              D, times[10], times[0], static_cast<double>(memory.bytes) / times[10] / 1e9,
+              times[10] * 1e3 / static_cast<double>(tiles) * 132);
   must(cudaEventDestroy(from)), must(cudaEventDestroy(to));
 }
 
@@ -115,7 +123,8 @@ void measure(const std::string& name, int B, int T, int H, int D) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> rules(argv + 1, argv + argc);
-  if (rules.empty()) rules = {"gated_deltanet", "deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "precond_gated_deltanet"};
+  if (rules.empty())
+    rules = {"gated_deltanet", "deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "precond_gated_deltanet"};
   for (const std::string& name : rules) {
     measure(name, 4, 4096, 16, 128);
     measure(name, 1, 32768, 16, 128);

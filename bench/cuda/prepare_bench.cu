@@ -1,7 +1,7 @@
-// Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the L2 cache.
-//   prepare_bench [rule, all if none]
-// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Iinclude bench/cuda/prepare_bench.cu
-//   src/scan/cuda/prepare/*.cu -lfmt
+// Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the
+//   L2 cache. prepare_bench [rule, all if none]
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Iinclude
+//   bench/cuda/prepare_bench.cu src/scan/cuda/prepare/*.cu -lfmt
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ TokenArg tensor(int64_t B, int64_t T, int64_t heads, int64_t dim, bool bf16, flo
   TokenArg a;
   a.data = allocate(count * (bf16 ? 2 : 4));
   a.stride_b = T * heads * dim, a.stride_t = heads * dim, a.stride_h = dim, a.bf16 = bf16;
-  fill<<<static_cast<unsigned>((count + 255) / 256), 256>>>(bf16 ? static_cast<uint16_t*>(a.data) : nullptr, static_cast<float*>(a.data), count, scale, shift,
-                                                            seed);
+  fill<<<static_cast<unsigned>((count + 255) / 256), 256>>>(bf16 ? static_cast<uint16_t*>(a.data) : nullptr,
+                                                            static_cast<float*>(a.data), count, scale, shift, seed);
   return a;
 }
 
@@ -55,7 +55,8 @@ struct Named {
 void bench(const Named& named, const char* shape, int B, int T, int H) {
   constexpr int K = 128, V = 128, kCopies = 2, kRuns = 20;
   const Rule& rule = named.rule;
-  const int64_t chunks = static_cast<int64_t>(B) * (T / 64), items = chunks * H, tokens = static_cast<int64_t>(B) * T * H;
+  const int64_t chunks = static_cast<int64_t>(B) * (T / 64), items = chunks * H,
+                tokens = static_cast<int64_t>(B) * T * H;
   const bool z = rule.write == Gate::kChannel;
   const int erase_gates = rule.erase == Gate::kScalar ? 1 : K;
   std::vector<PrepareArgs> copies(kCopies);
@@ -67,8 +68,10 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     x.tokens = static_cast<int64_t>(B) * T;
     x.sequences.N = B, x.sequences.T = T, x.sequences.chunks = T / 64;
     const uint32_t seed = static_cast<uint32_t>(c) * 77u;
-    x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
-    if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
+    x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2),
+    x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
+    if (rule.uses_g())
+      x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
     for_each_scalar(
         rule,
         [&, salt = 20u](TokenArg& to) mutable {
@@ -79,10 +82,13 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, erase_gates, erase_gates > 1, 0.4f, 0.5f, seed + 6);
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
     if (rule.uses_precond()) {
-      x.in.precond_g = tensor(B, T, H, 1, false, 0.05f, -0.06f, seed + 10), x.in.precond_beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 11);
+      x.in.precond_g = tensor(B, T, H, 1, false, 0.05f, -0.06f, seed + 10),
+      x.in.precond_beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 11);
       x.precond_center = static_cast<const float*>(tensor(1, 1, H, 1, false, 0, -0.2f, seed + 12).data);
-      const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13), m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
-      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data) : x.m = static_cast<const float*>(m.data);
+      const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13),
+                     m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
+      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data)
+                            : x.m = static_cast<const float*>(m.data);
       a.spare_m = static_cast<float*>(m.data);
       for (void* p : {x.in.precond_g.data, x.in.precond_beta.data, a_before.data, m.data}) memory.push_back(p);
       if (rule.decay == Decay::kChannel) {
@@ -111,9 +117,10 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       }
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
-    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
-    for (void* p :
-         {a.forward, a.solved, static_cast<void*>(a.keys), a.backward, static_cast<void*>(a.numbers), static_cast<void*>(a.pairs), static_cast<void*>(a.z)})
+    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.erase_gate, x.in.write_gate})
+      memory.push_back(t.data);
+    for (void* p : {a.forward, a.solved, static_cast<void*>(a.keys), a.backward, static_cast<void*>(a.numbers),
+                    static_cast<void*>(a.pairs), static_cast<void*>(a.z)})
       memory.push_back(p);
   }
   cudaEvent_t start, stop;
@@ -135,7 +142,8 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     }
     std::sort(times.begin(), times.end());
     const bool is_delta = rule.is_delta();
-    double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
+    double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) +
+                   (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
     const bool pairs = copies[0].keeps_intra_chunk;
     bytes += (pairs                                   ? 30 + 256
@@ -149,8 +157,9 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
                                          : 512 + 128) +
              (uses_hi_lo(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];
-    std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
-                ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);
+    std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape,
+                training ? "training" : "forward", ms, ms * 1e3 * 132 / static_cast<double>(items),
+                bytes * static_cast<double>(tokens) / ms * 1e-9);
   }
   std::fflush(stdout);
   cudaEventDestroy(start);
@@ -165,17 +174,22 @@ int main(int argc, char** argv) {
   using namespace fw;
   using cuda::Named;
   std::vector<Named> rules(9);
-  rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2", rules[4].name = "deltanet_neg";
-  rules[5].name = "qdelta", rules[6].name = "comba", rules[7].name = "precond_gated_deltanet", rules[8].name = "precond_mamba2";
+  rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2",
+  rules[4].name = "deltanet_neg";
+  rules[5].name = "qdelta", rules[6].name = "comba", rules[7].name = "precond_gated_deltanet",
+  rules[8].name = "precond_mamba2";
   for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
   rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
   rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
-  rules[3].rule.decay = Decay::kScalar, rules[3].rule.update = Update::kAdditive, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
+  rules[3].rule.decay = Decay::kScalar, rules[3].rule.update = Update::kAdditive,
+  rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
   rules[4].rule.decay = Decay::kNone, rules[4].rule.gain = Gain::kGate, rules[4].rule.gain_bound = 2;
   rules[5].rule.decay = rules[6].rule.decay = Decay::kScalar, rules[5].rule.gain = rules[6].rule.gain = Gain::kGate;
-  rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar, rules[6].rule.read = Read::kCorrected;
+  rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar,
+  rules[6].rule.read = Read::kCorrected;
   rules[7].rule.decay = rules[8].rule.decay = Decay::kScalar, rules[7].rule.gain = rules[8].rule.gain = Gain::kGate;
-  rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.update = Update::kAdditive;
+  rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead,
+  rules[8].rule.update = Update::kAdditive;
   rules.push_back(rules[1]);
   rules.back().name = "kda_bf16_g", rules.back().low_g = true;
   rules.push_back(rules[2]);

@@ -1,6 +1,6 @@
-// Times the kernels that go token by token, and the preconditioner, on a GPU: medians of a graph of launches over different memory (more
-// than the cache holds), and of plain launches. K = V = 128, 16 heads. token_bench [part of a line's text] [once]: only those lines; once,
-// without a graph, for a profiler.
+// Times the kernels that go token by token, and the preconditioner, on a GPU: medians of a graph of launches over
+// different memory (more than the cache holds), and of plain launches. K = V = 128, 16 heads. token_bench [part of a
+// line's text] [once]: only those lines; once, without a graph, for a profiler.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -63,7 +63,9 @@ struct Memory {
     check(cudaMemcpy(p, values.data(), values.size() * 2, cudaMemcpyHostToDevice), "copy");
     return {p, T * kHeads * dim, kHeads * dim, dim, 1, 1};
   }
-  TokenArg floats(int64_t B, int64_t T, int64_t dim) { return {zeros<float>(B * T * kHeads * dim), T * kHeads * dim, kHeads * dim, dim, 0, 1}; }
+  TokenArg floats(int64_t B, int64_t T, int64_t dim) {
+    return {zeros<float>(B * T * kHeads * dim), T * kHeads * dim, kHeads * dim, dim, 0, 1};
+  }
   StateArg state(int64_t N, bool bf16, bool v_first) {
     const int64_t one = kDim * kDim;
     void* p = bf16 ? static_cast<void*>(zeros<uint16_t>(N * kHeads * one)) : zeros<float>(N * kHeads * one);
@@ -138,15 +140,16 @@ Times times(int count, const std::function<void(int, void*)>& call) {
 }
 
 void report(const char* what, const Times& t, double bytes) {
-  std::printf("%-64s graph %9.2f us  plain %9.2f us  %7.0f GB/s (%.0f%% of 4270)\n", what, t.graph, t.plain, bytes / t.graph * 1e-3,
-              bytes / t.graph * 1e-3 / 42.7);
+  std::printf("%-64s graph %9.2f us  plain %9.2f us  %7.0f GB/s (%.0f%% of 4270)\n", what, t.graph, t.plain,
+              bytes / t.graph * 1e-3, bytes / t.graph * 1e-3 / 42.7);
   std::fflush(stdout);
 }
 
 void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, bool v_first) {
   char text[160];
-  std::snprintf(text, sizeof text, "decode %s, %lld x 16 heads, %lld token, state %s %s", rule, static_cast<long long>(sequences), static_cast<long long>(T),
-                bf16_state ? "bf16" : "f32", v_first ? "[V, K]" : "[K, V]");
+  std::snprintf(text, sizeof text, "decode %s, %lld x 16 heads, %lld token, state %s %s", rule,
+                static_cast<long long>(sequences), static_cast<long long>(T), bf16_state ? "bf16" : "f32",
+                v_first ? "[V, K]" : "[K, V]");
   if (std::strstr(text, only) == nullptr) return;
   Memory memory;
   const Problem base = problem(memory, rule, sequences, T);
@@ -175,16 +178,19 @@ void long_token(int64_t B, int64_t T) {
   a.problem = problem(memory, "gated_deltanet", B, T);
   a.o = memory.tensor(B, T, kDim, 0);
   char text[160];
-  std::snprintf(text, sizeof text, "token_forward gated_deltanet B%lld T%lld", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "token_forward gated_deltanet B%lld T%lld", static_cast<long long>(B),
+                static_cast<long long>(T));
   const double bytes = static_cast<double>(B * T) * kHeads * kDim * 8;
   report(text, times(2, [&](int, void* stream) { token_forward(a, stream); }), bytes);
   TokenBackwardArgs b;
   b.problem = a.problem;
   b.d_o = a.o;
-  b.grads.d.q = memory.floats(B, T, kDim), b.grads.d.k = memory.floats(B, T, kDim), b.grads.d.v = memory.floats(B, T, kDim);
+  b.grads.d.q = memory.floats(B, T, kDim), b.grads.d.k = memory.floats(B, T, kDim),
+  b.grads.d.v = memory.floats(B, T, kDim);
   b.grads.d.g = memory.floats(B, T, 1), b.grads.d.beta = memory.floats(B, T, 1);
   b.workspace = memory.zeros<char>(token_backward_bytes(B, kHeads, kDim, kDim, T, sm_count()));
-  std::snprintf(text, sizeof text, "token_backward gated_deltanet B%lld T%lld", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "token_backward gated_deltanet B%lld T%lld", static_cast<long long>(B),
+                static_cast<long long>(T));
   report(text, times(2, [&](int, void* stream) { token_backward(b, T, stream); }), 2.5 * bytes);
 }
 
@@ -199,7 +205,8 @@ void precond(int64_t B, int64_t T) {
   a.boundaries = memory.zeros<float>(chunks * kHeads * kDim);
   a.scratch = memory.zeros<float>(chunks * kHeads * (kDim + 1));
   char text[160];
-  std::snprintf(text, sizeof text, "precond_forward B%lld T%lld (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "precond_forward B%lld T%lld (least bytes)", static_cast<long long>(B),
+                static_cast<long long>(T));
   const double elements = static_cast<double>(tokens * kHeads * kDim);
   report(text, times(4, [&](int, void* stream) { precond_forward(a, chunks, stream); }), 6 * elements);
   PrecondBackwardArgs b;
@@ -211,17 +218,20 @@ void precond(int64_t B, int64_t T) {
   b.dprecond_g = memory.floats(B, T, 1), b.dprecond_beta = memory.floats(B, T, 1);
   b.dcenter_parts = memory.zeros<float>(chunks * kHeads);
   b.dcenter = memory.zeros<float>(kHeads);
-  std::snprintf(text, sizeof text, "precond_backward B%lld T%lld (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "precond_backward B%lld T%lld (least bytes)", static_cast<long long>(B),
+                static_cast<long long>(T));
   report(text, times(4, [&](int, void* stream) { precond_backward(b, chunks, stream); }), 10 * elements);
   PrecondBackwardArgs after = b;
   after.share = precond_share(x, b.scratch, b.dcenter_parts, memory.noise(tokens * kHeads * 8), chunks);
-  std::snprintf(text, sizeof text, "precond_backward B%lld T%lld after gradients with M (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "precond_backward B%lld T%lld after gradients with M (least bytes)",
+                static_cast<long long>(B), static_cast<long long>(T));
   report(text, times(4, [&](int, void* stream) { precond_backward(after, chunks, stream); }), 6 * elements);
   Problem grouped = x;
   grouped.H = kHeads / 2, grouped.group = 2;
   TokenArg out = b.dk;
   out.stride_t = kHeads / 2 * kDim, out.stride_b = T * out.stride_t;
-  std::snprintf(text, sizeof text, "sum_groups B%lld T%lld, groups of 2", static_cast<long long>(B), static_cast<long long>(T));
+  std::snprintf(text, sizeof text, "sum_groups B%lld T%lld, groups of 2", static_cast<long long>(B),
+                static_cast<long long>(T));
   report(text, times(4, [&](int, void* stream) { sum_groups(grouped, b.grads.dm, kDim, out, stream); }), 5 * elements);
 }
 
@@ -233,7 +243,8 @@ void uploads() {
   for (const int64_t count : {65, 8000, 200002}) {
     char text[160];
     std::snprintf(text, sizeof text, "upload of %lld numbers", static_cast<long long>(count));
-    report(text, times(8, [&](int, void* stream) { upload(values.data(), count, device, stream); }), 4.0 * static_cast<double>(count));
+    report(text, times(8, [&](int, void* stream) { upload(values.data(), count, device, stream); }),
+           4.0 * static_cast<double>(count));
   }
 }
 

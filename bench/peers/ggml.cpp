@@ -1,6 +1,6 @@
-// Times ggml's own operation for Gated DeltaNet (scalar decay) and KDA (channel decay) on this machine, for comparison with
-// `fastweight bench`: the same shapes, threads and repeats, random inputs of the same kind. See bench/README.md.
-//   ggml_peer [tokens heads dim threads repeats]
+// Times ggml's own operation for Gated DeltaNet (scalar decay) and KDA (channel decay) on this machine, for comparison
+// with `fastweight bench`: the same shapes, threads and repeats, random inputs of the same kind. See bench/README.md.
+// ggml_peer [tokens heads dim threads repeats]
 #include <ggml-cpu.h>
 #include <ggml.h>
 
@@ -16,7 +16,8 @@ namespace {
 
 // Median us per token of `repeats` runs on one sequence of `tokens`; with tokens = 1 a decode step.
 double us_per_token(int64_t tokens, int64_t heads, int64_t dim, bool channel, int threads, int repeats) {
-  const size_t bytes = static_cast<size_t>(8 * tokens * heads * dim + 4 * heads * dim * dim) * sizeof(float) + (size_t{64} << 20);
+  const size_t bytes =
+      static_cast<size_t>(8 * tokens * heads * dim + 4 * heads * dim * dim) * sizeof(float) + (size_t{64} << 20);
   ggml_context* context = ggml_init({bytes, nullptr, false});
   ggml_tensor* q = ggml_new_tensor_4d(context, GGML_TYPE_F32, dim, heads, tokens, 1);
   ggml_tensor* k = ggml_new_tensor_4d(context, GGML_TYPE_F32, dim, heads, tokens, 1);
@@ -59,11 +60,14 @@ double us_per_token(int64_t tokens, int64_t heads, int64_t dim, bool channel, in
 
 int main(int argc, char** argv) {
   const auto argument = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
-  const int tokens = argument(1, 2048), heads = argument(2, 16), dim = argument(3, 128), threads = argument(4, 2), repeats = argument(5, 7);
+  const int tokens = argument(1, 2048), heads = argument(2, 16), dim = argument(3, 128), threads = argument(4, 2),
+            repeats = argument(5, 7);
   ggml_cpu_init();
-  std::printf("ggml %s: T=%d H=%d K=V=%d, f32, %d threads, median of %d\n", ggml_commit(), tokens, heads, dim, threads, repeats);
+  std::printf("ggml %s: T=%d H=%d K=V=%d, f32, %d threads, median of %d\n", ggml_commit(), tokens, heads, dim, threads,
+              repeats);
   for (const bool channel : {false, true}) {
     std::printf("%-22s forward %.2f us/token, decode %.2f us/token\n", channel ? "kda" : "gated_deltanet",
-                us_per_token(tokens, heads, dim, channel, threads, repeats), us_per_token(1, heads, dim, channel, threads, repeats));
+                us_per_token(tokens, heads, dim, channel, threads, repeats),
+                us_per_token(1, heads, dim, channel, threads, repeats));
   }
 }

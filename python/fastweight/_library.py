@@ -15,6 +15,7 @@ import pathlib
 from fastweight._header import Header
 
 _HERE = pathlib.Path(__file__).resolve().parent
+_SIZED = ("fw_desc", "fw_rule", "fw_inputs", "fw_outputs", "fw_sizes")  # the structs that begin with their size
 
 
 class Error(ValueError):
@@ -86,7 +87,9 @@ def library():
     lib = ctypes.CDLL(find_library())
     pointer, size, status = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for name, result, arguments in (
-        ("fw_init_struct", None, [pointer, size]),
+        *((f"{struct}_init_sized", None, [pointer, size]) for struct in _SIZED),
+        ("fw_rule_parse", status, [ctypes.c_char_p, pointer]),
+        ("fw_rule_format", size, [pointer, pointer, size]),
         ("fw_rule_preset", status, [ctypes.c_char_p, pointer]),
         ("fw_rule_name", ctypes.c_char_p, [ctypes.c_int]),
         ("fw_workspace_query", status, [pointer, pointer]),
@@ -108,8 +111,7 @@ def library():
         function.restype = result
         function.argtypes = arguments
     version = lib.fw_version().decode()
-    probe = header().structs["fw_desc"]()
-    lib.fw_init_struct(ctypes.byref(probe), ctypes.sizeof(probe))
+    probe = new("fw_desc", lib)
     sizes = new("fw_sizes", lib)
     probe.B = probe.T = probe.H = probe.HV = probe.K = probe.V = 1
     if lib.fw_workspace_query(ctypes.byref(probe), ctypes.byref(sizes)) != 0:
@@ -120,8 +122,13 @@ def library():
 def new(struct, lib=None):
     """A struct of the header with every field at its default."""
     value = header().structs[struct]()
-    (lib or library()).fw_init_struct(ctypes.byref(value), ctypes.sizeof(value))
+    initialise(struct, ctypes.addressof(value), lib)
     return value
+
+
+def initialise(struct, address, lib=None):
+    """Sets the size and the defaults of the struct at that address."""
+    getattr(lib or library(), f"{struct}_init_sized")(address, ctypes.sizeof(header().structs[struct]))
 
 
 def check(status):
@@ -179,25 +186,16 @@ def gates_struct(text):
 def rule_struct(text):
     """A rule as it is written everywhere: a preset's name, axis=value words, or the one followed by the others."""
     rule = new("fw_rule")
-    words = text.split()
-    if not words:
-        raise Error("rule: expected a preset's name or axis=value ..., got an empty text")
-    if "=" not in words[0]:
-        check(library().fw_rule_preset(words.pop(0).encode(), ctypes.byref(rule)))
-    fields = [name for name, _ in rule._fields_ if name != "size"]
-    for word in words:
-        axis, equals, value = word.partition("=")
-        if not equals or axis not in fields:
-            raise Error(f"rule: expected axis=value with an axis of {', '.join(fields)}, got '{word}'")
-        enum = header().field_enums.get(("fw_rule", axis))
-        if enum is None:
-            try:
-                setattr(rule, axis, float(value))
-            except ValueError:
-                raise Error(f"rule: {axis}: expected a number, got '{value}'") from None
-        else:
-            values = header().enums[enum]
-            if value not in values:
-                raise Error(f"rule: axis {axis}: expected one of {', '.join(values)}, got '{value}'")
-            setattr(rule, axis, values[value])
+    check(library().fw_rule_parse(text.encode(), ctypes.byref(rule)))
     return rule
+
+
+def rule_text(rule):
+    """The axes and numbers of a rule that differ from the default rule's."""
+    lib = library()
+    length = lib.fw_rule_format(ctypes.byref(rule), None, 0)
+    if length == 0:
+        raise Error(lib.fw_last_error().decode())
+    text = ctypes.create_string_buffer(length + 1)
+    lib.fw_rule_format(ctypes.byref(rule), text, length + 1)
+    return text.value.decode()

@@ -51,6 +51,7 @@ _MEANINGS = {
     "beta": "step size beta",
     "lambda_": "query feedback: the erase key is k + lambda q",
     "erase_key": "erase key p, in place of k",
+    "erase_write": "vector along which the erased part is removed, in place of the write key",
     "erase_gate": "erase gate, multiplies the erase key",
     "write_gate": "write gate, multiplies the value",
     "read_correction": "d of the read vector q - d k",
@@ -63,7 +64,6 @@ _MEANINGS = {
     "dt_bias": "bias of the logits of g, with the heads of g; 0 if absent",
     "precond_a_log": "as a_log, for precond_g",
     "precond_dt_bias": "as dt_bias, for precond_g",
-    "erase_write": "vector along which the erased part is removed, in place of the write key",
     "o": "output, in the dtype of q",
     "final_state": "state after the last token",
     "final_precond": "preconditioner after the last token",
@@ -116,7 +116,7 @@ class RuleInfo(typing.NamedTuple):
     outputs: tuple[TensorInfo, ...]
 
     def __str__(self) -> str:
-        lines = [self.name, f"  axes     {self.text or '(the defaults)'}"]
+        lines = [self.name, f"  axes     {self.text}"]
         tensors = self.inputs + self.outputs
         name_width = max(len(t.name) for t in tensors) + 2
         shape_width = max(len(_shape_text(t.shape)) for t in tensors) + 3
@@ -171,17 +171,17 @@ def _shape_text(shape):
 @functools.lru_cache(maxsize=None)
 def _axes(rule):
     """Text, axes and numbers of a rule."""
-    header, struct, default = _library.header(), _library.rule_struct(rule), _library.new("fw_rule")
-    axes, numbers, words = [], [], []
+    header, struct = _library.header(), _library.rule_struct(rule)
+    axes, numbers = [], []
     for name, _ in struct._fields_:
-        if name == "size":
+        if name in ("size", "reserved"):
             continue
         value, enum = getattr(struct, name), header.field_enums.get(("fw_rule", name))
-        shown = f"{value:g}" if enum is None else next(word for word, number in header.enums[enum].items() if number == value)
-        (numbers if enum is None else axes).append((name, value if enum is None else shown))
-        if value != getattr(default, name):
-            words.append(f"{name}={shown}")
-    return " ".join(words), tuple(axes), tuple(numbers)
+        if enum is None:
+            numbers.append((name, value))
+        else:
+            axes.append((name, next(word for word, number in header.enums[enum].items() if number == value)))
+    return _library.rule_text(struct), tuple(axes), tuple(numbers)
 
 
 class _Tensor:
@@ -228,7 +228,7 @@ class _Trial:
         for letter in ("B", "T", "H", "HV", "K", "V"):
             setattr(desc, letter, _SIZES[letter])
         self._offsets = (ctypes.c_int64 * len(_OFFSETS))(*_OFFSETS)
-        desc.cu_seqlens, desc.num_sequences = ctypes.addressof(self._offsets), _SIZES["N"]
+        desc.seqlens.cu_seqlens, desc.seqlens.num_sequences = ctypes.addressof(self._offsets), _SIZES["N"]
         self._desc = desc
         sizes = _library.new("fw_sizes")
         _library.check(lib.fw_workspace_query(ctypes.byref(desc), ctypes.byref(sizes)))

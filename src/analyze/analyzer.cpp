@@ -37,7 +37,10 @@ class Sink {
   }
 
  private:
-  Distribution& of(Quantity q) { return layer_.distributions[static_cast<size_t>(q)][static_cast<size_t>(info(q).of_key_head(layer_.rule) ? h_ : hv_)]; }
+  Distribution& of(Quantity q) {
+    return layer_
+        .distributions[static_cast<size_t>(q)][static_cast<size_t>(info(q).of_key_head(layer_.rule) ? h_ : hv_)];
+  }
   LayerAnalysis& layer_;
   int64_t h_, hv_;
 };
@@ -56,7 +59,8 @@ void add_gates(const Rule& rule, const HeadStreams& x, bool first_of_group, Sink
   // What belongs to the key head is the same for all its value heads.
   if (first_of_group || !info(Quantity::kEraseGate).of_key_head(rule)) sink.add_all(Quantity::kEraseGate, x.erase_gate);
   if (!first_of_group) return;
-  for (int64_t i = 0; i < x.count; ++i) sink.add(Quantity::kKeyWrite, dot(x.K, x.k.data() + i * x.K, x.w.data() + i * x.K));
+  for (int64_t i = 0; i < x.count; ++i)
+    sink.add(Quantity::kKeyWrite, dot(x.K, x.k.data() + i * x.K, x.w.data() + i * x.K));
 }
 
 // What follows from the state's answers at token i.
@@ -83,7 +87,8 @@ void add_reads(const HeadStreams& x, int64_t i, const TokenReads& reads, Sink& s
 
 void add_state(const HeadReplay& replay, int64_t K, int64_t V, int64_t index, HeadAnalysis& head, Sink& sink) {
   const double size = norm(K * V, replay.state().data());
-  const double rank = std::isfinite(size) ? effective_rank(K, V, replay.state()) : size;  // a diverged model is shown as what it is
+  // a diverged model is shown as what it is
+  const double rank = std::isfinite(size) ? effective_rank(K, V, replay.state()) : size;
   sink.add(Quantity::kStateNorm, size);
   sink.add(Quantity::kEffectiveRank, rank);
   if (std::isfinite(size)) head.state_norm.add(index, size);
@@ -119,7 +124,8 @@ Analyzer<T>::Analyzer(std::vector<int64_t> layers, int64_t every) : wanted_(std:
 template <class T>
 LayerAnalysis* Analyzer<T>::find(const RecurrenceView<T>& view) {
   if (!wanted_.empty() && std::find(wanted_.begin(), wanted_.end(), layer_) == wanted_.end()) return nullptr;
-  auto at = std::lower_bound(layers_.begin(), layers_.end(), layer_, [](const LayerAnalysis& l, int64_t i) { return l.layer < i; });
+  auto at = std::lower_bound(layers_.begin(), layers_.end(), layer_,
+                             [](const LayerAnalysis& l, int64_t i) { return l.layer < i; });
   if (at != layers_.end() && at->layer == layer_) return &*at;
   LayerAnalysis layer;
   layer.layer = layer_;
@@ -150,7 +156,8 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
   const int64_t K = view.key_dim, V = view.value_dim, group = view.v_heads / view.heads;
   std::vector<HeadReplay> replays(static_cast<size_t>(group), HeadReplay(K, V));
   for (int64_t i = 0; i < group; ++i) {
-    replays[static_cast<size_t>(i)].start(view.in.s != nullptr ? view.in.s + (sequence * view.v_heads + h * group + i) * K * V : nullptr);
+    replays[static_cast<size_t>(i)].start(
+        view.in.s != nullptr ? view.in.s + (sequence * view.v_heads + h * group + i) * K * V : nullptr);
   }
   std::vector<double> a(static_cast<size_t>(K));
   if (view.in.a != nullptr) std::copy_n(view.in.a + (sequence * view.heads + h) * K, K, a.begin());

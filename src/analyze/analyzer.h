@@ -1,7 +1,7 @@
-// The observer that analyses: replays every head of the layers it is asked for and keeps distributions, the state's norm
-// and effective rank over positions, and the moments of the reads. Memory is that of the results, whatever the number of
-// tokens. A task is one key head of one sequence with its value heads; the sequences of a head follow one another, so that
-// results do not depend on threads.
+// The observer that analyses: replays every head of the layers it is asked for and keeps distributions, the state's
+// norm and effective rank over positions, and the moments of the reads. Memory is that of the results, whatever the
+// number of tokens. A task is one key head of one sequence with its value heads; the sequences of a head follow one
+// another, so that results do not depend on threads.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,8 @@ void add_point(FigureCurve& curve, int64_t layer, double y) {
 }
 
 // Mean and quantiles of every layer that has the quantity.
-void add_depth(FigurePanel& panel, const Analysis& run, const QuantityInfo& q, Distribution::Scale scale, const char* color) {
+void add_depth(FigurePanel& panel, const Analysis& run, const QuantityInfo& q, Distribution::Scale scale,
+               const char* color) {
   FigureCurve mean = line(FigureCurve::Kind::kLine, color), low = line(FigureCurve::Kind::kDashed, color), high = low;
   for (const LayerAnalysis& layer : run.layers) {
     if (!q.applies(layer.rule) || q.scale(layer.rule) != scale) continue;
@@ -67,14 +68,17 @@ class Figures {
   void quantity(const QuantityInfo& q, bool logarithmic, const std::string& suffix) {
     const Distribution::Scale scale = logarithmic ? Distribution::Scale::kLog10 : Distribution::Scale::kLinear;
     Figure spread =
-        figure(fmt::format("{}{}", q.name, suffix), fmt::format("{}: {}; all heads and layers of a run", q.name, q.formula), q.name, "share of values");
-    Figure depth = figure(fmt::format("{}{}_depth", q.name, suffix), fmt::format("{}: {}; over the layers: mean, 5% and 95% (dashed)", q.name, q.formula),
-                          "layer", q.name);
+        figure(fmt::format("{}{}", q.name, suffix),
+               fmt::format("{}: {}; all heads and layers of a run", q.name, q.formula), q.name, "share of values");
+    Figure depth =
+        figure(fmt::format("{}{}_depth", q.name, suffix),
+               fmt::format("{}: {}; over the layers: mean, 5% and 95% (dashed)", q.name, q.formula), "layer", q.name);
     spread.logarithmic = logarithmic;
     for (const NamedAnalysis& run : runs_) {
       const std::optional<Distribution> d = pooled(run.analysis, q, scale);
       if (!d || d->count() == 0) continue;
-      spread.panels.push_back({fmt::format("{}   mean {:.3g}", run.name, d->mean()), {bins_of(*d, bins_, kFigureBlue)}});
+      spread.panels.push_back(
+          {fmt::format("{}   mean {:.3g}", run.name, d->mean()), {bins_of(*d, bins_, kFigureBlue)}});
       FigurePanel panel{run.name, {}};
       add_depth(panel, run.analysis, q, scale, kFigureBlue);
       depth.panels.push_back(std::move(panel));
@@ -86,16 +90,19 @@ class Figures {
   void cosines() {
     const QuantityInfo &key = info(Quantity::kCosKeyRead), &query = info(Quantity::kCosQueryRead);
     const char* title = "cosine of v with the key's read S^T k (blue) and with the query's read o (red)";
-    Figure spread = figure("cos_reads", fmt::format("{}; all heads and layers of a run", title), "cosine", "share of values");
-    Figure depth = figure("cos_reads_depth", fmt::format("{}; over the layers: mean, 5% and 95% (dashed)", title), "layer", "cosine");
+    Figure spread =
+        figure("cos_reads", fmt::format("{}; all heads and layers of a run", title), "cosine", "share of values");
+    Figure depth = figure("cos_reads_depth", fmt::format("{}; over the layers: mean, 5% and 95% (dashed)", title),
+                          "layer", "cosine");
     for (const NamedAnalysis& run : runs_) {
       const std::optional<Distribution> of_key = pooled(run.analysis, key, Distribution::Scale::kLinear),
                                         of_query = pooled(run.analysis, query, Distribution::Scale::kLinear);
       if (!of_key || !of_query || of_key->count() == 0 || of_query->count() == 0) continue;
       // Bins of the same width, so that the heights compare.
       const double width = std::max(of_key->histogram(bins_).width, of_query->histogram(bins_).width);
-      spread.panels.push_back({fmt::format("{}   {:.2f}, {:.2f}", run.name, of_key->mean(), of_query->mean()),
-                               {bins_of(*of_key, bins_, kFigureBlue, width), bins_of(*of_query, bins_, kFigureRed, width)}});
+      spread.panels.push_back(
+          {fmt::format("{}   {:.2f}, {:.2f}", run.name, of_key->mean(), of_query->mean()),
+           {bins_of(*of_key, bins_, kFigureBlue, width), bins_of(*of_query, bins_, kFigureRed, width)}});
       FigurePanel panel{run.name, {}};
       add_depth(panel, run.analysis, key, Distribution::Scale::kLinear, kFigureBlue);
       add_depth(panel, run.analysis, query, Distribution::Scale::kLinear, kFigureRed);
@@ -106,8 +113,10 @@ class Figures {
   }
 
   void overlaps() {
-    Figure depth = figure("subspace_overlap_depth", "overlap of the principal components of key reads and query reads; over the layers: mean over heads",
-                          "layer", "overlap");
+    Figure depth =
+        figure("subspace_overlap_depth",
+               "overlap of the principal components of key reads and query reads; over the layers: mean over heads",
+               "layer", "overlap");
     for (const NamedAnalysis& run : runs_) {
       FigureCurve mean = line(FigureCurve::Kind::kLine, kFigureBlue);
       for (const LayerAnalysis& layer : run.analysis.layers) add_point(mean, layer.layer, mean_overlap(layer));
@@ -154,7 +163,8 @@ std::string cell(const Distribution& d) {
 
 // Whether any layer of the runs has it with bins of this scale.
 bool any_has(const std::vector<NamedAnalysis>& runs, const QuantityInfo& q, Distribution::Scale scale) {
-  return std::ranges::any_of(runs, [&](const NamedAnalysis& run) { return pooled(run.analysis, q, scale).has_value(); });
+  return std::ranges::any_of(runs,
+                             [&](const NamedAnalysis& run) { return pooled(run.analysis, q, scale).has_value(); });
 }
 
 }  // namespace
@@ -183,7 +193,8 @@ Table comparison_table(const std::vector<NamedAnalysis>& runs) {
   };
   row("rule", [](const Analysis& run) { return run.rule; });
   row("tokens", [](const Analysis& run) { return fmt::format("{}", run.tokens); });
-  row("nats per token", [](const Analysis& run) { return std::isfinite(run.loss) ? fmt::format("{:.4f}", run.loss) : "-"; });
+  row("nats per token",
+      [](const Analysis& run) { return std::isfinite(run.loss) ? fmt::format("{:.4f}", run.loss) : "-"; });
   for (const QuantityInfo& q : quantities()) {
     if (!any_has(runs, q, Distribution::Scale::kLinear) && !any_has(runs, q, Distribution::Scale::kLog10)) continue;
     row(q.name, [&](const Analysis& run) {
@@ -207,14 +218,17 @@ Table comparison_table(const std::vector<NamedAnalysis>& runs) {
 std::string comparison_csv(const std::vector<NamedAnalysis>& runs) {
   std::string csv = "run,layer,quantity,statistic,value\n";
   for (const NamedAnalysis& run : runs) {
-    const auto row = [&](const std::string& layer, std::string_view quantity, std::string_view statistic, double value) {
-      if (std::isfinite(value)) csv += fmt::format("{},{},{},{},{}\n", csv_text(run.name), layer, quantity, statistic, value);
+    const auto row = [&](const std::string& layer, std::string_view quantity, std::string_view statistic,
+                         double value) {
+      if (std::isfinite(value))
+        csv += fmt::format("{},{},{},{},{}\n", csv_text(run.name), layer, quantity, statistic, value);
     };
     const auto rows = [&](const std::string& layer, const QuantityInfo& q, const Distribution& d) {
       row(layer, q.name, "count", static_cast<double>(d.count()));
       row(layer, q.name, "mean", d.mean());
       row(layer, q.name, "std", d.deviation());
-      for (const auto& [name, p] : std::array<std::pair<const char*, double>, 5>{{{"q05", kLow}, {"q25", 0.25}, {"q50", 0.5}, {"q75", 0.75}, {"q95", kHigh}}}) {
+      for (const auto& [name, p] : std::array<std::pair<const char*, double>, 5>{
+               {{"q05", kLow}, {"q25", 0.25}, {"q50", 0.5}, {"q75", 0.75}, {"q95", kHigh}}}) {
         row(layer, q.name, name, d.quantile(p));
       }
     };
@@ -227,7 +241,8 @@ std::string comparison_csv(const std::vector<NamedAnalysis>& runs) {
       if (linear) rows("all", q, *linear);
       if (logarithmic) rows(linear ? "all_log" : "all", q, *logarithmic);
     }
-    for (const LayerAnalysis& layer : run.analysis.layers) row(fmt::format("{}", layer.layer), "subspace_overlap", "mean", mean_overlap(layer));
+    for (const LayerAnalysis& layer : run.analysis.layers)
+      row(fmt::format("{}", layer.layer), "subspace_overlap", "mean", mean_overlap(layer));
   }
   return csv;
 }

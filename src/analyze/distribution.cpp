@@ -41,7 +41,8 @@ void Distribution::add(const Distribution& other) {
     skipped_ = skipped;
     return;
   }
-  const double here = static_cast<double>(count_), there = static_cast<double>(other.count_), step = other.mean_ - mean_;
+  const double here = static_cast<double>(count_), there = static_cast<double>(other.count_),
+               step = other.mean_ - mean_;
   mean_ += step * there / (here + there);
   squares_ += other.squares_ + step * step * here * there / (here + there);
   count_ += other.count_;
@@ -57,7 +58,8 @@ void Distribution::add(const Distribution& other) {
   const int64_t base = low - (kBins - (high - low + 1)) / 2;
   std::vector<int64_t> both(kBins, 0);
   for (const Distribution* one : {static_cast<const Distribution*>(this), static_cast<const Distribution*>(&second)}) {
-    for (int64_t i = one->lowest_; i <= one->highest_; ++i) both[static_cast<size_t>(i - base)] += one->counts_[static_cast<size_t>(i - one->base_)];
+    for (int64_t i = one->lowest_; i <= one->highest_; ++i)
+      both[static_cast<size_t>(i - base)] += one->counts_[static_cast<size_t>(i - one->base_)];
   }
   counts_.swap(both);
   base_ = base;
@@ -84,7 +86,8 @@ void Distribution::place(double at) {
     // Room on both sides, so that a slowly growing range does not move the counts each time.
     std::vector<int64_t> moved(kBins, 0);
     const int64_t base = low - (kBins - (high - low + 1)) / 2;
-    for (int64_t i = lowest_; i <= highest_; ++i) moved[static_cast<size_t>(i - base)] = counts_[static_cast<size_t>(i - base_)];
+    for (int64_t i = lowest_; i <= highest_; ++i)
+      moved[static_cast<size_t>(i - base)] = counts_[static_cast<size_t>(i - base_)];
     counts_.swap(moved);
     base_ = base;
   }
@@ -96,7 +99,8 @@ void Distribution::place(double at) {
 void Distribution::coarsen() {
   const int64_t base = floor_half(base_);
   std::vector<int64_t> merged(kBins, 0);
-  for (int64_t i = lowest_; i <= highest_; ++i) merged[static_cast<size_t>(floor_half(i) - base)] += counts_[static_cast<size_t>(i - base_)];
+  for (int64_t i = lowest_; i <= highest_; ++i)
+    merged[static_cast<size_t>(floor_half(i) - base)] += counts_[static_cast<size_t>(i - base_)];
   counts_.swap(merged);
   base_ = base;
   lowest_ = floor_half(lowest_);
@@ -107,7 +111,9 @@ void Distribution::coarsen() {
 double Distribution::value_at(double at) const { return scale_ == Scale::kLog10 ? std::pow(10.0, at) : at; }
 
 double Distribution::mean() const { return count_ > 0 ? mean_ : kNan; }
-double Distribution::deviation() const { return count_ > 0 ? std::sqrt(std::max(squares_, 0.0) / static_cast<double>(count_)) : kNan; }
+double Distribution::deviation() const {
+  return count_ > 0 ? std::sqrt(std::max(squares_, 0.0) / static_cast<double>(count_)) : kNan;
+}
 double Distribution::min() const { return count_ > 0 ? min_ : kNan; }
 double Distribution::max() const { return count_ > 0 ? max_ : kNan; }
 
@@ -118,7 +124,8 @@ double Distribution::quantile(double p) const {
   double before = 0;
   for (int64_t i = lowest_; i <= highest_; ++i) {
     const double here = static_cast<double>(counts_[static_cast<size_t>(i - base_)]);
-    if (here > 0 && before + here >= rank) return std::clamp(value_at((static_cast<double>(i) + (rank - before) / here) * width_), min_, max_);
+    if (here > 0 && before + here >= rank)
+      return std::clamp(value_at((static_cast<double>(i) + (rank - before) / here) * width_), min_, max_);
     before += here;
   }
   return max_;
@@ -134,7 +141,8 @@ Distribution::Histogram Distribution::histogram(int64_t most, double width) cons
   const int64_t first = floor_divide(lowest_, group), last = floor_divide(highest_, group);
   result.width = static_cast<double>(group) * width_;
   result.counts.assign(static_cast<size_t>(last - first + 1), 0);
-  for (int64_t i = lowest_; i <= highest_; ++i) result.counts[static_cast<size_t>(floor_divide(i, group) - first)] += counts_[static_cast<size_t>(i - base_)];
+  for (int64_t i = lowest_; i <= highest_; ++i)
+    result.counts[static_cast<size_t>(floor_divide(i, group) - first)] += counts_[static_cast<size_t>(i - base_)];
   for (int64_t i = first; i <= last + 1; ++i) result.edges.push_back(value_at(static_cast<double>(i * group) * width_));
   return result;
 }

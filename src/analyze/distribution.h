@@ -1,6 +1,6 @@
-// Distribution: a stream of numbers as count, mean, standard deviation, extremes, quantiles and histogram, in one pass and
-// constant memory. The histogram adapts: its bins are multiples of a power of two and double in width whenever the values
-// would need more than kBins of them, so that bins are merged whole and every value stays counted once.
+// Distribution: a stream of numbers as count, mean, standard deviation, extremes, quantiles and histogram, in one pass
+// and constant memory. The histogram adapts: its bins are multiples of a power of two. They double in width whenever
+// the values would need more than kBins of them. So bins are merged whole and every value stays counted once.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,12 @@ class Distribution {
 
   explicit Distribution(Scale scale = Scale::kLinear) : scale_(scale) {}
 
-  // Values that are not finite, and on a logarithmic scale those that are not positive, are skipped and counted as such.
+  // Values that are not finite, and on a logarithmic scale those that are not positive, are skipped and counted as
+  // such.
   void add(double x);
-  // All values of another one of the same scale: counts, extremes and the histogram as if they had been added here, moments up to rounding. Bins that differ
-  // in width become as wide as the wider ones, or wider where both together need more than kBins.
+  // All values of another one of the same scale: counts, extremes and the histogram as if they had been added here,
+  // moments up to rounding. Bins that differ in width become as wide as the wider ones, or wider where both together
+  // need more than kBins.
   void add(const Distribution& other);
 
   Scale scale() const { return scale_; }
@@ -32,8 +34,8 @@ class Distribution {
   // p in [0, 1]; exact up to the width of one of the kBins bins.
   double quantile(double p) const;
 
-  // Neighbouring bins merged until at most `most` (>= 2) are left and each is at least `width` wide (on the scale of the
-  // bins); edges has one more than counts, in units of the values.
+  // Neighbouring bins merged until at most `most` (>= 2) are left and each is at least `width` wide (on the scale of
+  // the bins); edges has one more than counts, in units of the values.
   struct Histogram {
     std::vector<double> edges;
     std::vector<int64_t> counts;
@@ -49,8 +51,9 @@ class Distribution {
   Scale scale_;
   int64_t count_ = 0, skipped_ = 0;
   double mean_ = 0, squares_ = 0, min_ = 0, max_ = 0;
-  double width_ = 0;                  // of a bin, a power of two; 0: no value yet
-  int64_t base_ = 0;                  // counts_[i] belongs to bin base_ + i, that is [(base_ + i) width, (base_ + i + 1) width)
+  double width_ = 0;  // of a bin, a power of two; 0: no value yet
+  // counts_[i] belongs to bin base_ + i, that is [(base_ + i) width, (base_ + i + 1) width)
+  int64_t base_ = 0;
   int64_t lowest_ = 0, highest_ = 0;  // bins with counts
   std::vector<int64_t> counts_;
 };

@@ -54,7 +54,8 @@ Figure make_figure(const Analysis& analysis, const Layers& rows, const std::stri
   figure.columns = columns.size();
   figure.title = title;
   if (layers.size() < rows.size() || columns.size() < heads) {
-    figure.title += fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), rows.size(), columns.size(), heads);
+    figure.title +=
+        fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), rows.size(), columns.size(), heads);
   }
   figure.title += fmt::format(" [{}]", analysis.rule);
   for (const size_t l : layers) {
@@ -75,7 +76,8 @@ std::string mean_text(const Distribution& d) { return d.count() > 0 ? fmt::forma
 
 bool has_points(const Figure& figure) {
   return std::any_of(figure.panels.begin(), figure.panels.end(), [](const FigurePanel& panel) {
-    return std::any_of(panel.curves.begin(), panel.curves.end(), [](const FigureCurve& curve) { return !curve.x.empty(); });
+    return std::any_of(panel.curves.begin(), panel.curves.end(),
+                       [](const FigureCurve& curve) { return !curve.x.empty(); });
   });
 }
 
@@ -100,9 +102,11 @@ struct Range {
   std::string settings(const std::string& axis, bool logarithmic, bool whole = false) const {
     if (empty()) return "";
     const std::string range = fmt::format("set {}range [{}:{}]\n", axis, low, high);
-    if (!logarithmic) return range + fmt::format("set {}tics {}\n", axis, std::max(tick_step(high - low), whole ? 1.0 : 0.0));
+    if (!logarithmic)
+      return range + fmt::format("set {}tics {}\n", axis, std::max(tick_step(high - low), whole ? 1.0 : 0.0));
     const double decades = std::ceil(std::log10(high / low) / 4);
-    return range + fmt::format("set logscale {0}\nset {0}tics 1e{1}\nset format {0} '10^{{%T}}'\n", axis, std::max(decades, 1.0));
+    return range + fmt::format("set logscale {0}\nset {0}tics 1e{1}\nset format {0} '10^{{%T}}'\n", axis,
+                               std::max(decades, 1.0));
   }
 };
 
@@ -130,14 +134,18 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   const Layers all = layers_where(analysis, [](const LayerAnalysis&) { return true; });
   for (const QuantityInfo& q : quantities()) {
     // The state is drawn over time, and the two cosines together.
-    const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank || q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
+    const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank ||
+                           q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
     if (elsewhere) continue;
-    const auto heads_of = [&q](const LayerAnalysis& layer) { return q.of_key_head(layer.rule) ? layer.heads : layer.v_heads; };
+    const auto heads_of = [&q](const LayerAnalysis& layer) {
+      return q.of_key_head(layer.rule) ? layer.heads : layer.v_heads;
+    };
     const auto panel = [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
       const Distribution& d = layer.of(q.id)[h];
       return {mean_text(d), {bins_of(d, bins, kFigureBlue)}};
     };
-    // Layers may have different rules: those without the quantity have no row, and those with another axis a picture of their own.
+    // Layers may have different rules: those without the quantity have no row, and those with another axis a picture of
+    // their own.
     Layers with[2];
     for (const LayerAnalysis* layer : all) {
       if (q.applies(layer->rule)) with[q.logarithmic(layer->rule) ? 1 : 0].push_back(layer);
@@ -146,43 +154,48 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
       const Layers& layers = with[logarithmic ? 1 : 0];
       if (layers.empty()) continue;
       const bool second = logarithmic && !with[0].empty();
-      figures.push_back(
-          make_figure(analysis, layers, fmt::format("{}{}", q.name, second ? "_log" : ""), fmt::format("{}: {}", q.name, q.formula), heads_of, panel));
+      figures.push_back(make_figure(analysis, layers, fmt::format("{}{}", q.name, second ? "_log" : ""),
+                                    fmt::format("{}: {}", q.name, q.formula), heads_of, panel));
       figures.back().logarithmic = logarithmic;
       label(q.name, kShare);
     }
   }
   figures.push_back(make_figure(
-      analysis, all, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", value_heads,
-      [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+      analysis, all, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)",
+      value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
         const Distribution &key = layer.of(Quantity::kCosKeyRead)[h], &query = layer.of(Quantity::kCosQueryRead)[h];
         // Bins of the same width, so that the heights compare.
         const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
-        return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kFigureBlue, width), bins_of(query, bins, kFigureRed, width)}};
+        return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()),
+                {bins_of(key, bins, kFigureBlue, width), bins_of(query, bins, kFigureRed, width)}};
       }));
   label("cosine", kShare);
-  figures.push_back(make_figure(analysis, all, "subspace_overlap",
-                                "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", value_heads,
-                                [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
-                                  const SubspaceOverlap& o = layer.value_heads[h].overlap;
-                                  FigureCurve line{FigureCurve::Kind::kLine, kFigureBlue, {}, {}, o.by_rank};
-                                  FigureCurve chance{FigureCurve::Kind::kDashed, kGrey, {}, {}, {}};
-                                  for (size_t r = 1; r <= o.by_rank.size(); ++r) {
-                                    line.x.push_back(static_cast<double>(r));
-                                    chance.x.push_back(static_cast<double>(r));
-                                    chance.y.push_back(static_cast<double>(r) / static_cast<double>(o.by_rank.size()));
-                                  }
-                                  return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
-                                }));
+  figures.push_back(make_figure(
+      analysis, all, "subspace_overlap",
+      "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", value_heads,
+      [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+        const SubspaceOverlap& o = layer.value_heads[h].overlap;
+        FigureCurve line{FigureCurve::Kind::kLine, kFigureBlue, {}, {}, o.by_rank};
+        FigureCurve chance{FigureCurve::Kind::kDashed, kGrey, {}, {}, {}};
+        for (size_t r = 1; r <= o.by_rank.size(); ++r) {
+          line.x.push_back(static_cast<double>(r));
+          chance.x.push_back(static_cast<double>(r));
+          chance.y.push_back(static_cast<double>(r) / static_cast<double>(o.by_rank.size()));
+        }
+        return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
+      }));
   label("r", "overlap");
-  const auto over_time = [&](const char* name, const char* title, const char* what, PositionSeries HeadAnalysis::*series) {
-    figures.push_back(make_figure(analysis, all, name, title, value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
-      return {"", {line_of(layer.value_heads[h].*series, analysis.every)}};
-    }));
+  const auto over_time = [&](const char* name, const char* title, const char* what,
+                             PositionSeries HeadAnalysis::*series) {
+    figures.push_back(
+        make_figure(analysis, all, name, title, value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+          return {"", {line_of(layer.value_heads[h].*series, analysis.every)}};
+        }));
     label("position (tokens)", what);
   };
   over_time("state_norm", "norm of the state |S| over the position in the window", "|S|", &HeadAnalysis::state_norm);
-  over_time("effective_rank", "effective rank of the state over the position in the window", "rank", &HeadAnalysis::effective_rank);
+  over_time("effective_rank", "effective rank of the state over the position in the window", "rank",
+            &HeadAnalysis::effective_rank);
   std::erase_if(figures, [](const Figure& figure) { return !has_points(figure); });
   return figures;
 }
@@ -223,14 +236,16 @@ std::string figure_script(const Figure& figure) {
       for (const double y : curve.y) y_range.add(y);
     }
   }
-  std::string script =
-      fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, wrapped_title(figure.title, figure.columns));
+  std::string script = fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns,
+                                   wrapped_title(figure.title, figure.columns));
   script +=
-      "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset 0,0.4\nset style fill transparent solid "
+      "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset "
+      "0,0.4\nset style fill transparent solid "
       "0.6 "
       "noborder\nset lmargin 8\nset rmargin 2\nset bmargin 2.4\nset tmargin 2\n";
-  script += fmt::format("set xlabel {} noenhanced font ',8' offset 0,1.4\nset ylabel {} noenhanced font ',8' offset 2,0\n", gnuplot_quote(figure.x_label),
-                        gnuplot_quote(figure.y_label));
+  script +=
+      fmt::format("set xlabel {} noenhanced font ',8' offset 0,1.4\nset ylabel {} noenhanced font ',8' offset 2,0\n",
+                  gnuplot_quote(figure.x_label), gnuplot_quote(figure.y_label));
   script += x_range.settings("x", figure.logarithmic, figure.whole_x);
   if (bins) {
     script += "set yrange [0:*]\nset ytics autofreq\n";  // of each panel its own: heads spread differently
@@ -266,7 +281,8 @@ std::string figure_script(const Figure& figure) {
           break;
       }
     }
-    script += plots.empty() ? std::string("set multiplot next\n") : data + fmt::format("plot {}\n", fmt::join(plots, ", "));
+    script +=
+        plots.empty() ? std::string("set multiplot next\n") : data + fmt::format("plot {}\n", fmt::join(plots, ", "));
   }
   return script + "unset multiplot\n";
 }
@@ -276,8 +292,8 @@ PictureResult write_figures(const std::vector<Figure>& figures, const std::strin
   for (const Figure& figure : figures) {
     const int rows = static_cast<int>((figure.panels.size() + figure.columns - 1) / figure.columns);
     const int width = std::max(static_cast<int>(figure.columns) * kPanelWidth, 3 * kPanelWidth);
-    const PictureResult one =
-        draw_picture("picture of " + figure.name, folder + "/" + figure.name, width, rows * kPanelHeight + kHeadHeight, [&] { return figure_script(figure); });
+    const PictureResult one = draw_picture("picture of " + figure.name, folder + "/" + figure.name, width,
+                                           rows * kPanelHeight + kHeadHeight, [&] { return figure_script(figure); });
     all.files.insert(all.files.end(), one.files.begin(), one.files.end());
     if (all.note.empty()) all.note = one.note;
     if (one.files.empty()) break;  // no gnuplot: the others would fail the same way

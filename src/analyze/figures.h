@@ -37,7 +37,8 @@ inline constexpr const char *kFigureBlue = "#3b6ea5", *kFigureRed = "#c8553d";
 // A histogram as a curve of shares, at most `bins` of them and each at least `width` wide (Distribution::histogram).
 FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width = 0);
 
-// What there is to draw, without what would be empty. At most kFigureLayers x kFigureHeads panels: of larger models evenly spaced ones, and the title says so.
+// What there is to draw, without what would be empty. At most kFigureLayers x kFigureHeads panels: of larger models
+// evenly spaced ones, and the title says so.
 inline constexpr size_t kFigureLayers = 12, kFigureHeads = 8;
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins);
 

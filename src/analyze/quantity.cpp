@@ -19,11 +19,16 @@ bool gain_of_raw_keys(const Rule& r) { return raw_keys(r) && r.gain_uses_key_nor
 
 constexpr std::array<QuantityInfo, kQuantities> kTable = {{
     {Quantity::kDecay, "decay", "exp(g), every channel", never, decays, never},
-    {Quantity::kBeta, "beta", "the gate before the gain is made of it", never, [](const Rule& r) { return r.uses_beta(); }, never},
-    {Quantity::kGain, "gain", "s, the scalar on e and z", never, [](const Rule& r) { return r.uses_gain(); }, gain_of_raw_keys},
-    {Quantity::kEraseGate, "erase_gate", "b, every key channel", erase_of_key_head, [](const Rule& r) { return r.uses_erase_gate(); }, never},
-    {Quantity::kWriteGate, "write_gate", "c, every value channel", never, [](const Rule& r) { return r.uses_write_gate(); }, never},
-    {Quantity::kLambda, "lambda", "the weight of the query in the erase key", never, [](const Rule& r) { return r.uses_lambda(); }, never},
+    {Quantity::kBeta, "beta", "the gate before the gain is made of it", never,
+     [](const Rule& r) { return r.uses_beta(); }, never},
+    {Quantity::kGain, "gain", "s, the scalar on e and z", never, [](const Rule& r) { return r.uses_gain(); },
+     gain_of_raw_keys},
+    {Quantity::kEraseGate, "erase_gate", "b, every key channel", erase_of_key_head,
+     [](const Rule& r) { return r.uses_erase_gate(); }, never},
+    {Quantity::kWriteGate, "write_gate", "c, every value channel", never,
+     [](const Rule& r) { return r.uses_write_gate(); }, never},
+    {Quantity::kLambda, "lambda", "the weight of the query in the erase key", never,
+     [](const Rule& r) { return r.uses_lambda(); }, never},
     {Quantity::kEigenvalue, "eigenvalue", "1 - e.w", never, is_delta, never},
     {Quantity::kKeyWrite, "key_write", "k.w", always, always, raw_keys},
     {Quantity::kPrecondDecay, "precond_decay", "exp(gP)", always, preconditioned, never},
@@ -32,12 +37,14 @@ constexpr std::array<QuantityInfo, kQuantities> kTable = {{
     {Quantity::kPrecond, "precond", "M, every channel", always, preconditioned, never},
     {Quantity::kCosKeyRead, "cos_key_read", "cos(v, S^T k)", never, always, never},
     {Quantity::kCosQueryRead, "cos_query_read", "cos(v, o)", never, always, never},
-    {Quantity::kEffectiveStep, "effective_step", "e.k / |k|^2, that is s a with a = k.(k + lambda q) / |k|^2", never, fed_back, never},
+    {Quantity::kEffectiveStep, "effective_step", "e.k / |k|^2, that is s a with a = k.(k + lambda q) / |k|^2", never,
+     fed_back, never},
     {Quantity::kDrift, "drift", "|Sbar^T f|", never, fed_back, never},
     {Quantity::kDriftToKey, "drift_to_key", "|Sbar^T f| / |Sbar^T (e - f)|", never, fed_back, always},
     {Quantity::kDriftToWrite, "drift_to_write", "|Sbar^T f| / |z - Sbar^T e|", never, fed_back, always},
     {Quantity::kStateNorm, "state_norm", "|S|_F, sampled", never, always, never},
-    {Quantity::kEffectiveRank, "effective_rank", "exp(entropy of the normalised singular values of S), sampled", never, always, never},
+    {Quantity::kEffectiveRank, "effective_rank", "exp(entropy of the normalised singular values of S), sampled", never,
+     always, never},
 }};
 
 constexpr bool in_order() {

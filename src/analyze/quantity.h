@@ -1,4 +1,5 @@
-// The quantities that have a distribution over tokens: names, formulas, which rules have them. docs/analyze.md explains each.
+// The quantities that have a distribution over tokens: names, formulas, which rules have them. docs/analyze.md explains
+// each.
 #pragma once
 
 #include <span>
@@ -42,7 +43,9 @@ struct QuantityInfo {
   bool (*applies)(const Rule&);
   bool (*logarithmic)(const Rule&);
 
-  Distribution::Scale scale(const Rule& rule) const { return logarithmic(rule) ? Distribution::Scale::kLog10 : Distribution::Scale::kLinear; }
+  Distribution::Scale scale(const Rule& rule) const {
+    return logarithmic(rule) ? Distribution::Scale::kLog10 : Distribution::Scale::kLinear;
+  }
 };
 
 // All of them, kQuantities entries.

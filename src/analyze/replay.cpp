@@ -13,7 +13,8 @@ void add(int64_t n, double a, const double* __restrict x, double* __restrict y) 
 }  // namespace
 
 HeadReplay::HeadReplay(int64_t K, int64_t V) : K_(K), V_(V), s_(static_cast<size_t>(K * V)) {
-  for (std::vector<double>* x : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed, &reads_.u}) x->resize(static_cast<size_t>(V));
+  for (std::vector<double>* x : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed, &reads_.u})
+    x->resize(static_cast<size_t>(V));
 }
 
 template <class T>
@@ -22,7 +23,8 @@ void HeadReplay::start(const T* state) {
 }
 
 void HeadReplay::step(const HeadStreams& x, int64_t i) {
-  for (std::vector<double>* y : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed}) std::fill(y->begin(), y->end(), 0.0);
+  for (std::vector<double>* y : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed})
+    std::fill(y->begin(), y->end(), 0.0);
   const int64_t at = i * K_;
   for (int64_t j = 0; j < K_; ++j) {
     double* row = s_.data() + j * V_;

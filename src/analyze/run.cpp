@@ -18,9 +18,11 @@ void check(const LanguageModel<float>& model, const TokenFile& file, const Analy
     if (layer < 0 || layer >= layers) fail_usage("layers: expected numbers from 0 to {}, got {}", layers - 1, layer);
   }
   if (options.tokens < 0) fail_usage("tokens: expected a number >= 0 (0: the whole text), got {}", options.tokens);
-  if (options.context < 0) fail_usage("context: expected a number of tokens >= 0 (0: whole documents), got {}", options.context);
+  if (options.context < 0)
+    fail_usage("context: expected a number of tokens >= 0 (0: whole documents), got {}", options.context);
   if (file.vocab_size() > model.config().vocab_size) {
-    fail_usage("'{}' has a vocabulary of {}, the model of {}: the file was made for another model", file.name(), file.vocab_size(), model.config().vocab_size);
+    fail_usage("'{}' has a vocabulary of {}, the model of {}: the file was made for another model", file.name(),
+               file.vocab_size(), model.config().vocab_size);
   }
 }
 
@@ -52,7 +54,8 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
   for (int64_t document = 0; document < file.documents() && result.tokens < limit; ++document) {
     const int64_t end = file.document_begin(document + 1);
     for (int64_t begin = file.document_begin(document); begin < end && result.tokens < limit;) {
-      const int64_t length = std::min({options.context > 0 ? options.context : end, end - begin, limit - result.tokens});
+      const int64_t length =
+          std::min({options.context > 0 ? options.context : end, end - begin, limit - result.tokens});
       ids.resize(static_cast<size_t>(length));
       file.read(begin, ids);
       ModelState<float> state(model.config(), 1, model.device());
@@ -62,8 +65,9 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
         targets.assign(ids.begin() + from + 1, ids.begin() + std::min(from + count + 1, length));
         targets.resize(static_cast<size_t>(count), -1);
         analyzer.set_position(from);
-        const LossSum piece = model.evaluate(std::span<const int32_t>(ids).subspan(static_cast<size_t>(from), static_cast<size_t>(count)), targets,
-                                             SeqLayout({0, count}), &state);
+        const LossSum piece =
+            model.evaluate(std::span<const int32_t>(ids).subspan(static_cast<size_t>(from), static_cast<size_t>(count)),
+                           targets, SeqLayout({0, count}), &state);
         sum.nll += piece.nll;
         sum.count += piece.count;
       }

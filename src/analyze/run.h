@@ -25,7 +25,8 @@ struct Analysis {
   std::vector<LayerAnalysis> layers;
 };
 
-// Error(kUsage) for layers that the model does not have or that have no recurrence, negative numbers, and a file of another vocabulary.
+// Error(kUsage) for layers that the model does not have or that have no recurrence, negative numbers, and a file of
+// another vocabulary.
 Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const AnalyzeOptions& options);
 
 }  // namespace fw

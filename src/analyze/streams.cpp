@@ -46,7 +46,8 @@ double mean(const std::vector<double>& x, int64_t i, int64_t n) {
 template <class T>
 void load_key(const RecurrenceView<T>& view, int64_t t, int64_t h, std::vector<double>& k) {
   const T* x = (view.rule.uses_k() ? view.in.k : view.in.g).row(t) + h * view.key_dim;
-  for (size_t j = 0; j < k.size(); ++j) k[j] = view.rule.uses_k() ? static_cast<double>(x[j]) : -std::expm1(static_cast<double>(x[j]));
+  for (size_t j = 0; j < k.size(); ++j)
+    k[j] = view.rule.uses_k() ? static_cast<double>(x[j]) : -std::expm1(static_cast<double>(x[j]));
 }
 
 template <class T>
@@ -73,7 +74,8 @@ void load_decay(const RecurrenceView<T>& view, int64_t t, int64_t hv, int64_t h,
 }  // namespace
 
 template <class T>
-void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state, PrecondStreams& out) {
+void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state,
+                  PrecondStreams& out) {
   const int64_t K = view.key_dim;
   const double center = view.in.precond_center != nullptr ? static_cast<double>(view.in.precond_center[h]) : 0.0;
   const PrecondMap<double> map = precond_map(view.rule, std::log(view.rule.precond_x), center);
@@ -103,8 +105,8 @@ namespace {
 
 // What the coefficients of token i depend on. Gates that are one number a head enter here, channel gates only as means.
 template <class T>
-FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, const double* k, int64_t hv, int64_t i, const PrecondStreams* precond,
-                                   const HeadStreams& out) {
+FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, const double* k, int64_t hv, int64_t i,
+                                   const PrecondStreams* precond, const HeadStreams& out) {
   const Rule& rule = view.rule;
   const int64_t K = view.key_dim, h = hv / (view.v_heads / view.heads);
   FrontScalars<double> x;
@@ -130,7 +132,8 @@ FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, con
 }  // namespace
 
 template <class T>
-void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t hv, const PrecondStreams* precond, HeadStreams& out) {
+void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t hv,
+                  const PrecondStreams* precond, HeadStreams& out) {
   const Rule& rule = view.rule;
   const RecurrenceInputs<T>& in = view.in;
   const int64_t K = view.key_dim, V = view.value_dim, h = hv / (view.v_heads / view.heads);
@@ -161,8 +164,11 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     load_key(view, t, h, key);
     const double* k = key.data();
     const T* v = in.v.row(t) + hv * V;
-    if (rule.uses_erase_gate()) scaled(b_dim, 1.0, in.erase_gate.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr, row(out.erase_gate, i, b_dim));
-    if (rule.uses_write_gate()) scaled(c_dim, 1.0, in.write_gate.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
+    if (rule.uses_erase_gate())
+      scaled(b_dim, 1.0, in.erase_gate.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr,
+             row(out.erase_gate, i, b_dim));
+    if (rule.uses_write_gate())
+      scaled(c_dim, 1.0, in.write_gate.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
     load_decay(view, t, hv, h, row(out.decay, i, K));
     const FrontScalars<double> x = front_scalars(view, t, k, hv, i, precond, out);
     const FrontCoefs<double> c = front_coefs(rule, scale, x);
@@ -193,9 +199,13 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   }
 }
 
-template void load_precond<float>(const RecurrenceView<float>&, int64_t, int64_t, int64_t, std::vector<double>&, PrecondStreams&);
-template void load_precond<double>(const RecurrenceView<double>&, int64_t, int64_t, int64_t, std::vector<double>&, PrecondStreams&);
-template void load_streams<float>(const RecurrenceView<float>&, int64_t, int64_t, int64_t, const PrecondStreams*, HeadStreams&);
-template void load_streams<double>(const RecurrenceView<double>&, int64_t, int64_t, int64_t, const PrecondStreams*, HeadStreams&);
+template void load_precond<float>(const RecurrenceView<float>&, int64_t, int64_t, int64_t, std::vector<double>&,
+                                  PrecondStreams&);
+template void load_precond<double>(const RecurrenceView<double>&, int64_t, int64_t, int64_t, std::vector<double>&,
+                                   PrecondStreams&);
+template void load_streams<float>(const RecurrenceView<float>&, int64_t, int64_t, int64_t, const PrecondStreams*,
+                                  HeadStreams&);
+template void load_streams<double>(const RecurrenceView<double>&, int64_t, int64_t, int64_t, const PrecondStreams*,
+                                   HeadStreams&);
 
 }  // namespace fw

@@ -1,11 +1,11 @@
 // The streams of one value head in double, from what an observer sees. The coefficients are rule/front.h's and M is
-// rule/precond.h's, so that a rule's formulas are written once; the factor rho that front.h moves between e, z and w
+// rule/precond.h's, so that a rule's formulas are written once. The factor rho that front.h moves between e, z and w
 // (gain_pair) is taken out again, so that e, w and z are those of recurrence.md:
 //     e = b (.) (p + lambda q)      f = b (.) lambda q, the feedback's part of e      z = c (.) v      w = M_w (.) k
 //     r = scale M_r (.) (q - d k)      with p = k unless the erase key is one of its own
 //
-// A new coefficient of front.h, or a new input of a rule, is a line in load_streams; tests/analyze/replay_test.cpp fails for
-// a preset that needs one and has none.
+// A new coefficient of front.h, or a new input of a rule, is a line in load_streams; tests/analyze/replay_test.cpp
+// fails for a preset that needs one and has none.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,12 @@ struct PrecondStreams {
 
 // Tokens [begin, begin + count) of key head h. `state` [K] goes on from A before to A after them.
 template <class T>
-void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state, PrecondStreams& out);
+void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state,
+                  PrecondStreams& out);
 
 // Tokens [begin, begin + count) of value head hv. precond: of its key head, null without.
 template <class T>
-void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t hv, const PrecondStreams* precond, HeadStreams& out);
+void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t hv,
+                  const PrecondStreams* precond, HeadStreams& out);
 
 }  // namespace fw

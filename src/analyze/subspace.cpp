@@ -82,7 +82,8 @@ SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b) {
   double sum = 0;  // of the squares of the leading r x r block
   for (int64_t r = 1; r <= V; ++r) {
     for (int64_t i = 0; i < r; ++i) {
-      const double right = cosines[static_cast<size_t>(i * V + r - 1)], below = cosines[static_cast<size_t>((r - 1) * V + i)];
+      const double right = cosines[static_cast<size_t>(i * V + r - 1)],
+                   below = cosines[static_cast<size_t>((r - 1) * V + i)];
       sum += right * right + (i < r - 1 ? below * below : 0.0);
     }
     result.by_rank.push_back(sum / static_cast<double>(r));

@@ -8,14 +8,15 @@
 
 namespace fw {
 
-// exp of the entropy of the normalised singular values of a matrix [m, n]: p_i = sigma_i / sum sigma, rank = exp(-sum p_i
-// log p_i). 1 for a rank-one matrix, min(m, n) when all are equal; NaN for a zero matrix.
+// exp of the entropy of the normalised singular values of a matrix [m, n]: p_i = sigma_i / sum sigma, rank = exp(-sum
+// p_i log p_i). 1 for a rank-one matrix, min(m, n) when all are equal; NaN for a zero matrix.
 double effective_rank(int64_t m, int64_t n, std::span<const double> a);
 
 // Mean and covariance of vectors [V] that come block by block.
 class Moments {
  public:
-  explicit Moments(int64_t dim) : dim_(dim), sum_(static_cast<size_t>(dim)), products_(static_cast<size_t>(dim * dim)) {}
+  explicit Moments(int64_t dim)
+      : dim_(dim), sum_(static_cast<size_t>(dim)), products_(static_cast<size_t>(dim * dim)) {}
   void add(int64_t count, const double* rows);  // [count, V], rows one after the other
   int64_t dim() const { return dim_; }
   int64_t count() const { return count_; }
@@ -30,8 +31,9 @@ class Moments {
 struct SubspaceOverlap {
   // The smallest numbers of components that hold kExplained of the variance; 0 where there is none.
   int64_t components_a = 0, components_b = 0;
-  int64_t components = 0;                        // r: the larger of the two; 0 when either is 0
-  double overlap = 0;                            // |U^T W|_F^2 / r, the mean squared cosine of the principal angles; NaN when r is 0
+  int64_t components = 0;  // r: the larger of the two; 0 when either is 0
+  // |U^T W|_F^2 / r, the mean squared cosine of the principal angles; NaN when r is 0
+  double overlap = 0;
   double chance = 0;                             // r / V: what two random subspaces have on average
   std::vector<double> by_rank;                   // overlap with r = 1 ... V
   std::vector<double> explained_a, explained_b;  // share of the variance in the first 1 ... V components

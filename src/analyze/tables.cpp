@@ -20,9 +20,15 @@ Json distribution_json(const Distribution& d, size_t head, int64_t bins) {
   Json quantiles = Json::object();
   for (const double p : kQuantiles) quantiles[fmt::format("{}", p)] = d.quantile(p);
   const Distribution::Histogram histogram = d.histogram(bins);
-  return {{"head", head},     {"count", d.count()},     {"skipped", d.skipped()},
-          {"mean", d.mean()}, {"std", d.deviation()},   {"min", d.min()},
-          {"max", d.max()},   {"quantiles", quantiles}, {"histogram", {{"edges", histogram.edges}, {"counts", histogram.counts}}}};
+  return {{"head", head},
+          {"count", d.count()},
+          {"skipped", d.skipped()},
+          {"mean", d.mean()},
+          {"std", d.deviation()},
+          {"min", d.min()},
+          {"max", d.max()},
+          {"quantiles", quantiles},
+          {"histogram", {{"edges", histogram.edges}, {"counts", histogram.counts}}}};
 }
 
 Json series_json(const PositionSeries& series, size_t head, int64_t every) {
@@ -61,26 +67,35 @@ Column distribution_column(const std::string& heading, Quantity q, double (*stat
           }};
 }
 
-double last_mean(const PositionSeries& series) { return series.sum.empty() ? std::numeric_limits<double>::quiet_NaN() : series.mean(series.sum.size() - 1); }
+double last_mean(const PositionSeries& series) {
+  return series.sum.empty() ? std::numeric_limits<double>::quiet_NaN() : series.mean(series.sum.size() - 1);
+}
 
 std::vector<Column> columns() {
   const auto mean = [](const Distribution& d) { return d.mean(); };
   const auto median = [](const Distribution& d) { return d.quantile(0.5); };
   const auto always = [](const Rule&) { return true; };
-  return {distribution_column("decay", Quantity::kDecay, mean),
-          distribution_column("gain", Quantity::kGain, median),
-          distribution_column("erase", Quantity::kEraseGate, mean),
-          distribution_column("write", Quantity::kWriteGate, mean),
-          distribution_column("lambda", Quantity::kLambda, mean),
-          distribution_column("eigenvalue", Quantity::kEigenvalue, mean),
-          distribution_column("k.w", Quantity::kKeyWrite, median),
-          distribution_column("cos key", Quantity::kCosKeyRead, mean),
-          distribution_column("cos query", Quantity::kCosQueryRead, mean),
-          {"overlap", always, [](const LayerAnalysis& l, int64_t hv) { return l.value_heads[static_cast<size_t>(hv)].overlap.overlap; }},
-          {"drift/write", info(Quantity::kDriftToWrite).applies,
-           [](const LayerAnalysis& l, int64_t hv) { return l.of(Quantity::kDriftToWrite)[static_cast<size_t>(hv)].quantile(0.5); }},
-          {"|S| last", always, [](const LayerAnalysis& l, int64_t hv) { return last_mean(l.value_heads[static_cast<size_t>(hv)].state_norm); }},
-          {"rank last", always, [](const LayerAnalysis& l, int64_t hv) { return last_mean(l.value_heads[static_cast<size_t>(hv)].effective_rank); }}};
+  return {
+      distribution_column("decay", Quantity::kDecay, mean),
+      distribution_column("gain", Quantity::kGain, median),
+      distribution_column("erase", Quantity::kEraseGate, mean),
+      distribution_column("write", Quantity::kWriteGate, mean),
+      distribution_column("lambda", Quantity::kLambda, mean),
+      distribution_column("eigenvalue", Quantity::kEigenvalue, mean),
+      distribution_column("k.w", Quantity::kKeyWrite, median),
+      distribution_column("cos key", Quantity::kCosKeyRead, mean),
+      distribution_column("cos query", Quantity::kCosQueryRead, mean),
+      {"overlap", always,
+       [](const LayerAnalysis& l, int64_t hv) { return l.value_heads[static_cast<size_t>(hv)].overlap.overlap; }},
+      {"drift/write", info(Quantity::kDriftToWrite).applies,
+       [](const LayerAnalysis& l, int64_t hv) {
+         return l.of(Quantity::kDriftToWrite)[static_cast<size_t>(hv)].quantile(0.5);
+       }},
+      {"|S| last", always,
+       [](const LayerAnalysis& l, int64_t hv) { return last_mean(l.value_heads[static_cast<size_t>(hv)].state_norm); }},
+      {"rank last", always, [](const LayerAnalysis& l, int64_t hv) {
+         return last_mean(l.value_heads[static_cast<size_t>(hv)].effective_rank);
+       }}};
 }
 
 std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.4g}", x) : "-"; }
@@ -88,8 +103,13 @@ std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.4g}", x
 }  // namespace
 
 Json analysis_json(const Analysis& analysis, int64_t bins) {
-  Json report = {{"format", "fastweight-analysis-1"}, {"rule", analysis.rule},   {"tokens", analysis.tokens}, {"windows", analysis.windows},
-                 {"context", analysis.context},       {"every", analysis.every}, {"loss", analysis.loss}};
+  Json report = {{"format", "fastweight-analysis-1"},
+                 {"rule", analysis.rule},
+                 {"tokens", analysis.tokens},
+                 {"windows", analysis.windows},
+                 {"context", analysis.context},
+                 {"every", analysis.every},
+                 {"loss", analysis.loss}};
   Json definitions = Json::object(), layers = Json::array();
   for (const LayerAnalysis& layer : analysis.layers) {
     Json quantity_map = Json::object();
@@ -98,8 +118,9 @@ Json analysis_json(const Analysis& analysis, int64_t bins) {
       definitions[std::string(q.name)] = q.formula;
       Json heads = Json::array();
       for (size_t h = 0; h < layer.of(q.id).size(); ++h) heads.push_back(distribution_json(layer.of(q.id)[h], h, bins));
-      quantity_map[std::string(q.name)] = {
-          {"of", q.of_key_head(layer.rule) ? "key head" : "value head"}, {"bins", q.logarithmic(layer.rule) ? "logarithmic" : "linear"}, {"heads", heads}};
+      quantity_map[std::string(q.name)] = {{"of", q.of_key_head(layer.rule) ? "key head" : "value head"},
+                                           {"bins", q.logarithmic(layer.rule) ? "logarithmic" : "linear"},
+                                           {"heads", heads}};
     }
     Json norms = Json::array(), ranks = Json::array(), overlaps = Json::array();
     for (size_t h = 0; h < layer.value_heads.size(); ++h) {
@@ -126,8 +147,10 @@ Json analysis_json(const Analysis& analysis, int64_t bins) {
 std::string analysis_csv(const Analysis& analysis, int64_t bins) {
   std::string csv = "layer,head,quantity,statistic,x,x_end,value\n";
   for (const LayerAnalysis& layer : analysis.layers) {
-    const auto row = [&](size_t head, std::string_view quantity, std::string_view statistic, const std::string& x, const std::string& x_end, double value) {
-      if (std::isfinite(value)) csv += fmt::format("{},{},{},{},{},{},{}\n", layer.layer, head, quantity, statistic, x, x_end, value);
+    const auto row = [&](size_t head, std::string_view quantity, std::string_view statistic, const std::string& x,
+                         const std::string& x_end, double value) {
+      if (std::isfinite(value))
+        csv += fmt::format("{},{},{},{},{},{},{}\n", layer.layer, head, quantity, statistic, x, x_end, value);
     };
     for (const QuantityInfo& q : quantities()) {
       for (size_t h = 0; h < layer.of(q.id).size(); ++h) {
@@ -141,14 +164,16 @@ std::string analysis_csv(const Analysis& analysis, int64_t bins) {
         for (const double p : kQuantiles) row(h, q.name, "quantile", fmt::format("{}", p), "", d.quantile(p));
         const Distribution::Histogram histogram = d.histogram(bins);
         for (size_t i = 0; i < histogram.counts.size(); ++i) {
-          row(h, q.name, "bin", fmt::format("{}", histogram.edges[i]), fmt::format("{}", histogram.edges[i + 1]), static_cast<double>(histogram.counts[i]));
+          row(h, q.name, "bin", fmt::format("{}", histogram.edges[i]), fmt::format("{}", histogram.edges[i + 1]),
+              static_cast<double>(histogram.counts[i]));
         }
       }
     }
     for (size_t h = 0; h < layer.value_heads.size(); ++h) {
       const HeadAnalysis& head = layer.value_heads[h];
       const auto series = [&](std::string_view name, const PositionSeries& s) {
-        for (size_t i = 0; i < s.sum.size(); ++i) row(h, name, "at_position", fmt::format("{}", static_cast<int64_t>(i + 1) * analysis.every), "", s.mean(i));
+        for (size_t i = 0; i < s.sum.size(); ++i)
+          row(h, name, "at_position", fmt::format("{}", static_cast<int64_t>(i + 1) * analysis.every), "", s.mean(i));
       };
       series("state_norm", head.state_norm);
       series("effective_rank", head.effective_rank);
@@ -190,7 +215,8 @@ Table analysis_table(const Analysis& analysis, int64_t rows) {
     for (int64_t h = 0; h < (each ? layer.v_heads : 1); ++h) {
       std::vector<std::string> cells{fmt::format("{}", layer.layer)};
       if (each) cells.push_back(fmt::format("{}", h));
-      for (const Column& column : used) cells.push_back(number(each ? mean(column, h, h + 1) : mean(column, 0, layer.v_heads)));
+      for (const Column& column : used)
+        cells.push_back(number(each ? mean(column, h, h + 1) : mean(column, 0, layer.v_heads)));
       table.row(std::move(cells));
     }
   }

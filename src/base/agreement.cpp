@@ -86,7 +86,8 @@ void require_agreement(Communicator& ranks, const Facts& facts) {
     message += fmt::format("{}{} (rank 0: {}, rank {}: {})", message.empty() ? "" : "; ", name, a, second, b);
   }
   if (count > kShown) message += fmt::format("; and {} more", count - kShown);
-  throw RanksDisagree(fmt::format("the ranks were not started alike: {}. Start all with the same command, program and files", message));
+  throw RanksDisagree(
+      fmt::format("the ranks were not started alike: {}. Start all with the same command, program and files", message));
 }
 
 }  // namespace fw

@@ -1,5 +1,5 @@
-// What ranks that were started apart must have in common. Ranks that disagree would send each other parts of other sizes, wait for ever, or train a model that
-// none of them was asked for.
+// What ranks that were started apart must have in common. Ranks that disagree would send each other parts of other
+// sizes, wait for ever, or train a model that none of them was asked for.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ class RanksDisagree : public Error {
 // A name, as a user knows it, and its value on this rank.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// All ranks call it, each with its facts in the same order. Where one digest of them differs, every rank throws RanksDisagree with what differs and on which
-// ranks.
+// All ranks call it, each with its facts in the same order. Where one digest of them differs, every rank throws
+// RanksDisagree with what differs and on which ranks.
 void require_agreement(Communicator& ranks, const Facts& facts);
 
 }  // namespace fw

@@ -16,7 +16,9 @@ void* Arena::alloc_bytes(size_t bytes) {
   }
   if (current_ >= blocks_.size() || blocks_[current_].used + bytes > blocks_[current_].bytes) {
     const size_t size = std::max(block_bytes_, bytes);
-    blocks_.push_back({std::unique_ptr<std::byte, Release>(static_cast<std::byte*>(device_->allocate(size)), Release{device_}), size, 0});
+    blocks_.push_back(
+        {std::unique_ptr<std::byte, Release>(static_cast<std::byte*>(device_->allocate(size)), Release{device_}), size,
+         0});
     current_ = blocks_.size() - 1;
   }
   Block& block = blocks_[current_];

@@ -1,6 +1,7 @@
-// Arena: scratch memory of a device, aligned as the device wants it (host: 64 bytes, CUDA: 256), that grows by blocks and is released as
-// a whole or back to a mark. A model has two: one of its device for activations, which live there until the backward pass has used
-// them, and one of the host for the contexts that say where they lie. Not thread safe: one per thread or per model.
+// Arena: scratch memory of a device, aligned as the device wants it (host: 64 bytes, CUDA: 256), that grows by blocks
+// and is released as a whole or back to a mark. A model has two: one of its device for activations, which live there
+// until the backward pass has used them, and one of the host for the contexts that say where they lie. Not thread safe:
+// one per thread or per model.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,8 @@ class Arena {
   template <class T>
   T* alloc(int64_t n) {
     static_assert(std::is_trivially_destructible_v<T>);
-    return static_cast<T*>(alloc_bytes(sizeof(T) * static_cast<size_t>(n)));  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+    return static_cast<T*>(
+        alloc_bytes(sizeof(T) * static_cast<size_t>(n)));  // NOLINT(bugprone-sizeof-expression): T may be a pointer
   }
   // The same, filled with zero bytes.
   template <class T>

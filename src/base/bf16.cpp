@@ -13,8 +13,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// step(d, in, out) makes the results of one vector of float lanes; what is left of a row goes lane by lane. (No buffer for it on
-// the stack: GCC 12 misaligns vectors there when AddressSanitizer looks for uses after return.)
+// step(d, in, out) makes the results of one vector of float lanes; what is left of a row goes lane by lane. (No buffer
+// for it on the stack: GCC 12 misaligns vectors there when AddressSanitizer looks for uses after return.)
 template <class In, class Out, class Step>
 HWY_INLINE void for_vectors(int64_t n, const In* x, Out* out, const Step& step) {
   const hn::ScalableTag<float> d;
@@ -35,7 +35,8 @@ void round_bits(int64_t n, const float* x, Bf16* out) {
 }
 
 void round_values(int64_t n, const float* x, float* out) {
-  for_vectors(n, x, out, [](auto d, const float* in, float* to) HWY_ATTR { hn::StoreU(bf16_value(d, hn::LoadU(d, in)), d, to); });
+  for_vectors(n, x, out,
+              [](auto d, const float* in, float* to) HWY_ATTR { hn::StoreU(bf16_value(d, hn::LoadU(d, in)), d, to); });
 }
 
 void widen(int64_t n, const Bf16* x, float* out) {

@@ -32,8 +32,10 @@ std::vector<Bf16> as_bf16(const std::vector<float>& values) {
 }
 
 bool right(Bf16Product product, const Form& f) {
-  const int64_t lda = (f.ta == Trans::kNo ? f.k : f.m) + f.gap, ldb = (f.tb == Trans::kNo ? f.n : f.k) + f.gap, ldc = f.n + f.gap;
-  const std::vector<float> a = integers((f.ta == Trans::kNo ? f.m : f.k) * lda, 1), b = integers((f.tb == Trans::kNo ? f.k : f.n) * ldb, 2);
+  const int64_t lda = (f.ta == Trans::kNo ? f.k : f.m) + f.gap, ldb = (f.tb == Trans::kNo ? f.n : f.k) + f.gap,
+                ldc = f.n + f.gap;
+  const std::vector<float> a = integers((f.ta == Trans::kNo ? f.m : f.k) * lda, 1),
+                           b = integers((f.tb == Trans::kNo ? f.k : f.n) * ldb, 2);
   const std::vector<Bf16> a_bits = as_bf16(a), b_bits = as_bf16(b);
   std::vector<float> expected = integers(f.m * ldc, 3);
   std::vector<float> c = expected;
@@ -41,12 +43,15 @@ bool right(Bf16Product product, const Form& f) {
     for (int64_t j = 0; j < f.n; ++j) {
       float sum = f.accumulate ? expected[static_cast<size_t>(i * ldc + j)] : 0.0F;
       for (int64_t l = 0; l < f.k; ++l) {
-        sum += a[static_cast<size_t>(f.ta == Trans::kNo ? i * lda + l : l * lda + i)] * b[static_cast<size_t>(f.tb == Trans::kNo ? l * ldb + j : j * ldb + l)];
+        sum += a[static_cast<size_t>(f.ta == Trans::kNo ? i * lda + l : l * lda + i)] *
+               b[static_cast<size_t>(f.tb == Trans::kNo ? l * ldb + j : j * ldb + l)];
       }
       expected[static_cast<size_t>(i * ldc + j)] = sum;
     }
   }
-  parallel_for(1, [&](int64_t) { product(f.ta, f.tb, f.m, f.n, f.k, a_bits.data(), lda, b_bits.data(), ldb, f.accumulate, c.data(), ldc); });
+  parallel_for(1, [&](int64_t) {
+    product(f.ta, f.tb, f.m, f.n, f.k, a_bits.data(), lda, b_bits.data(), ldb, f.accumulate, c.data(), ldc);
+  });
   return c == expected;
 }
 

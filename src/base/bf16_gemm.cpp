@@ -1,5 +1,5 @@
-// oneDNN's bf16 matrix product. Making a primitive costs far more than running a small one, so each thread keeps those it
-// has used, with the memory objects they run on; a key has everything the primitive depends on.
+// oneDNN's bf16 matrix product. Making a primitive costs far more than running a small one, so each thread keeps those
+// it has used, with the memory objects they run on; a key has everything the primitive depends on.
 #include "base/bf16_gemm.h"
 
 #include <algorithm>
@@ -75,7 +75,8 @@ struct Product {
     b.set_data_handle(const_cast<void*>(b_data));
     c.set_data_handle(c_data);
     scratchpad.set_data_handle(scratch.alloc<std::byte>(static_cast<int64_t>(scratchpad_bytes)));
-    primitive.execute(stream(), {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratchpad}});
+    primitive.execute(stream(),
+                      {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratchpad}});
     stream().wait();
   }
 };
@@ -104,9 +105,10 @@ void guarded(int64_t m, int64_t n, int64_t k, const Run& run) {
   }
 }
 
-void bf16_gemm_through_packing(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b, int64_t ldb, bool accumulate,
-                               float* c, int64_t ldc) {
-  if (ta != Trans::kNo) return bf16_gemm(ta, tb, m, n, k, a, lda, b, ldb, accumulate, c, ldc);  // packed products have no such form
+void bf16_gemm_through_packing(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda,
+                               const Bf16* b, int64_t ldb, bool accumulate, float* c, int64_t ldc) {
+  // packed products have no such form
+  if (ta != Trans::kNo) return bf16_gemm(ta, tb, m, n, k, a, lda, b, ldb, accumulate, c, ldc);
   LocalScratch scratch;
   bf16_gemm_packed(m, a, lda, pack_bf16(tb, n, k, b, ldb, scratch), accumulate, c, ldc);
 }
@@ -115,7 +117,8 @@ void bf16_gemm_through_packing(Trans ta, Trans tb, int64_t m, int64_t n, int64_t
 
 bool bf16_products_exist() {
   try {
-    describe(plain(16, 16, memory::data_type::bf16, Trans::kNo, 16), plain(16, 16, memory::data_type::bf16, Trans::kYes, 16),
+    describe(plain(16, 16, memory::data_type::bf16, Trans::kNo, 16),
+             plain(16, 16, memory::data_type::bf16, Trans::kYes, 16),
              plain(16, 16, memory::data_type::f32, Trans::kNo, 16), true);
     return true;
   } catch (const dnnl::error&) {
@@ -145,9 +148,10 @@ Bf16Packed pack_bf16(Trans tb, int64_t n, int64_t k, const Bf16* b, int64_t ldb,
   return packed;
 }
 
-void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b, bool accumulate, float* c, int64_t ldc) {
-  // oneDNN 2.6 falls back to its reference code (a thousand times slower) when packed operands meet a C with gaps between
-  // its rows: such a C is made dense and copied.
+void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b, bool accumulate, float* c,
+                      int64_t ldc) {
+  // oneDNN 2.6 falls back to its reference code (a thousand times slower) when packed operands meet a C with gaps
+  // between its rows: such a C is made dense and copied.
   if (ldc != b.n) {
     LocalScratch scratch;
     float* dense = scratch.alloc<float>(m * b.n);
@@ -165,15 +169,15 @@ void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b
   }
   guarded(m, b.n, b.k, [&] {
     Product& product = cached({kPacked, 0, 0, accumulate, m, b.n, b.k, lda, 0, ldc}, [&] {
-      return Product(plain(m, b.k, memory::data_type::bf16, Trans::kNo, lda), packed_desc(b.n, b.k), plain(m, b.n, memory::data_type::f32, Trans::kNo, ldc),
-                     accumulate);
+      return Product(plain(m, b.k, memory::data_type::bf16, Trans::kNo, lda), packed_desc(b.n, b.k),
+                     plain(m, b.n, memory::data_type::f32, Trans::kNo, ldc), accumulate);
     });
     product.run(a, b.data, c);
   });
 }
 
-void bf16_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b, int64_t ldb, bool accumulate, float* c,
-               int64_t ldc) {
+void bf16_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b,
+               int64_t ldb, bool accumulate, float* c, int64_t ldc) {
   guarded(m, n, k, [&] {
     Product& product = cached({kPlain, ta == Trans::kYes, tb == Trans::kYes, accumulate, m, n, k, lda, ldb, ldc}, [&] {
       return Product(plain(m, k, memory::data_type::bf16, ta, lda), plain(k, n, memory::data_type::bf16, tb, ldb),

@@ -1,5 +1,5 @@
-// Products of bfloat16 operands with float accumulation: oneDNN's bf16 matrix product, which runs on AMX or AVX-512 where the
-// machine has them.
+// Products of bfloat16 operands with float accumulation: oneDNN's bf16 matrix product, which runs on AMX or AVX-512
+// where the machine has them.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,12 @@ struct Bf16Packed {
 };
 Bf16Packed pack_bf16(Trans tb, int64_t n, int64_t k, const Bf16* b, int64_t ldb, LocalScratch& scratch);
 
-// C [m, n] = A [m, k] op(B), added to C when accumulate; on the calling thread, inside a task. C's values do not depend on
-// what else is computed.
-void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b, bool accumulate, float* c, int64_t ldc);
+// C [m, n] = A [m, k] op(B), added to C when accumulate; on the calling thread, inside a task. C's values do not depend
+// on what else is computed.
+void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b, bool accumulate, float* c,
+                      int64_t ldc);
 // The same for C = op(A) op(B) without packing.
-void bf16_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b, int64_t ldb, bool accumulate, float* c,
-               int64_t ldc);
+void bf16_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b,
+               int64_t ldb, bool accumulate, float* c, int64_t ldc);
 
 }  // namespace fw

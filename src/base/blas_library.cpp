@@ -36,7 +36,8 @@ void require_address_space() {
   const uint64_t needed = blas_address_space(threads);
   if (!left || *left >= needed) return;
   fail_usage(
-      "OpenBLAS, which computes in double, takes {} MB of address space with {} threads, and the limit of address space (ulimit -v) leaves {} MB: raise it, or "
+      "OpenBLAS, which computes in double, takes {} MB of address space with {} threads, and the limit of address "
+      "space (ulimit -v) leaves {} MB: raise it, or "
       "set OPENBLAS_NUM_THREADS=1 ({} MB)",
       needed >> 20, threads, *left >> 20, blas_address_space(1) >> 20);
 }
@@ -44,7 +45,10 @@ void require_address_space() {
 template <class Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr) fail_usage("{}: expected a function {}, found none: install Debian's libopenblas0-openmp or another build of OpenBLAS", kName, name);
+  if (function == nullptr)
+    fail_usage(
+        "{}: expected a function {}, found none: install Debian's libopenblas0-openmp or another build of OpenBLAS",
+        kName, name);
 }
 
 BlasLibrary open() {
@@ -52,16 +56,18 @@ BlasLibrary open() {
   void* const library = ::dlopen(kName, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = ::dlerror();
-    fail_usage("cannot open {}, which computes in double: {}; install Debian's libopenblas0-openmp or another build of OpenBLAS", kName,
-               reason != nullptr ? reason : "no reason given");
+    fail_usage(
+        "cannot open {}, which computes in double: {}; install Debian's libopenblas0-openmp or another build of "
+        "OpenBLAS",
+        kName, reason != nullptr ? reason : "no reason given");
   }
   BlasLibrary blas;
   find(library, "cblas_dgemm", blas.dgemm);
   find(library, "dgesvd_", blas.dgesvd);
   find(library, "dposv_", blas.dposv);
   find(library, "dsyev_", blas.dsyev);
-  // It must not open threads of its own, whichever of its builds the system has. The OpenMP build passes the number on to OpenMP for the calling thread, so
-  // that is put back.
+  // It must not open threads of its own, whichever of its builds the system has. The OpenMP build passes the number on
+  // to OpenMP for the calling thread, so that is put back.
   void (*set_threads)(int) = nullptr;
   find(library, "openblas_set_num_threads", set_threads);
 #if !defined(FW_STD_THREADS)

@@ -1,5 +1,6 @@
-// Buffer: memory of a device that one object owns, zero at first. The host reaches it through read(), write() and host(); data() and
-// span() are the device's memory, which only its kernels (and, of a device with host memory, the host) may touch.
+// Buffer: memory of a device that one object owns, zero at first. The host reaches it through read(), write() and
+// host(); data() and span() are the device's memory, which only its kernels (and, of a device with host memory, the
+// host) may touch.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,8 @@ class Buffer {
     if (count_ > 0) device_->copy(other.data_, data_, bytes(count_));
     return other;
   }
-  Buffer(Buffer&& other) noexcept : device_(other.device_), data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
+  Buffer(Buffer&& other) noexcept
+      : device_(other.device_), data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(data_, other.data_);
@@ -81,14 +83,17 @@ class Buffer {
     return values;
   }
   HostView<T> host(int64_t at, int64_t count) const {
-    if (count == 0 || device_->host_memory()) return HostView<T>(span().subspan(static_cast<size_t>(at), static_cast<size_t>(count)));
+    if (count == 0 || device_->host_memory())
+      return HostView<T>(span().subspan(static_cast<size_t>(at), static_cast<size_t>(count)));
     std::vector<T> copy(static_cast<size_t>(count));
     read(at, copy);
     return HostView<T>(std::move(copy));
   }
 
  private:
-  static size_t bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(T); }  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  static size_t bytes(int64_t count) {
+    return static_cast<size_t>(count) * sizeof(T);
+  }  // NOLINT(bugprone-sizeof-expression): T may be a pointer
 
   Device* device_ = nullptr;
   T* data_ = nullptr;

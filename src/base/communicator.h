@@ -1,7 +1,9 @@
-// Communicator: what the ranks of a run tell each other. A rank is one process (tests: one thread) of several that run the same program; all of them make the
-// same calls in the same order, with sizes that agree. Sizes are in bytes, memory is what the communicator carries: the host's, or a GPU's.
+// Communicator: what the ranks of a run tell each other. A rank is one process (tests: one thread) of several that run
+// the same program; all of them make the same calls in the same order, with sizes that agree. Sizes are in bytes,
+// memory is what the communicator carries: the host's, or a GPU's.
 //
-// A call that fails throws Error(kIo), or ends the process where the library below knows nothing else: a run cannot go on without one of its ranks.
+// A call that fails throws Error(kIo), or ends the process where the library below knows nothing else: a run cannot go
+// on without one of its ranks.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +31,8 @@ class Communicator {
   virtual int rank() const = 0;  // 0 to size() - 1
   virtual int size() const = 0;
 
-  // send[s] of rank r arrives in receive[r] of rank s; both have size() parts, of which any may be empty. The memory of the two does not overlap.
+  // send[s] of rank r arrives in receive[r] of rank s; both have size() parts, of which any may be empty. The memory of
+  // the two does not overlap.
   virtual void all_to_all(std::span<const ConstPart> send, std::span<const Part> receive) = 0;
   // parts[r] of rank r arrives in parts[r] of all others.
   virtual void all_gather(std::span<const Part> parts) = 0;

@@ -29,7 +29,8 @@ double relative_error(std::span<const double> got, std::span<const double> expec
   return scale > 0 ? std::sqrt(square) / scale : kWrong;
 }
 
-std::string furthest_element(const std::string& name, std::span<const int64_t> shape, std::span<const double> got, std::span<const double> expected) {
+std::string furthest_element(const std::string& name, std::span<const int64_t> shape, std::span<const double> got,
+                             std::span<const double> expected) {
   size_t at = 0;
   double largest = -1;
   for (size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {

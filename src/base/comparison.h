@@ -15,9 +15,10 @@ struct Comparison {
   std::string subject;  // a rule or a model
   std::string what;     // "gradients, chunk form"
   double error = 0, bound = 0;
-  std::string where;     // the worst of what was compared: a tensor and its element, a token, a step
-  std::string unknown;   // not empty: the subject is one that this program does not have, and nothing was compared
-  bool widened = false;  // the bound is larger than the kind's own: what rounding alone does to this subject was computed, and is a part of it
+  std::string where;    // the worst of what was compared: a tensor and its element, a token, a step
+  std::string unknown;  // not empty: the subject is one that this program does not have, and nothing was compared
+  // the bound is larger than the kind's own: what rounding alone does to this subject was computed, and is a part of it
+  bool widened = false;
   bool passes() const { return unknown.empty() && error <= bound; }
 };
 
@@ -28,6 +29,7 @@ double relative_error(std::span<const double> got, std::span<const double> expec
 double euclidean_norm(std::span<const double> x);
 
 // "name[1, 0, 7]": the element of a tensor of this shape where got is furthest from expected.
-std::string furthest_element(const std::string& name, std::span<const int64_t> shape, std::span<const double> got, std::span<const double> expected);
+std::string furthest_element(const std::string& name, std::span<const int64_t> shape, std::span<const double> got,
+                             std::span<const double> expected);
 
 }  // namespace fw

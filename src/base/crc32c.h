@@ -1,4 +1,5 @@
-// CRC-32C (Castagnoli, as in iSCSI, RFC 3720): for formats of others that ask for it. Our own files have base/checksum.h.
+// CRC-32C (Castagnoli, as in iSCSI, RFC 3720): for formats of others that ask for it. Our own files have
+// base/checksum.h.
 #pragma once
 
 #include <cstdint>

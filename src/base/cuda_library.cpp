@@ -29,8 +29,10 @@ std::vector<std::string> folders(bool given_alone) {
     patterns.push_back(fmt::format("{}/.cache/fastweight/cuda-*/nvidia/*/lib", home));
     patterns.push_back(fmt::format("{}/.local/lib/python3*/site-packages/nvidia/*/lib", home));
   }
-  if (const char* venv = std::getenv("VIRTUAL_ENV")) patterns.push_back(fmt::format("{}/lib/python3*/site-packages/nvidia/*/lib", venv));
-  patterns.insert(patterns.end(), {"/usr/local/lib/python3*/*-packages/nvidia/*/lib", "/usr/lib/python3*/*-packages/nvidia/*/lib"});
+  if (const char* venv = std::getenv("VIRTUAL_ENV"))
+    patterns.push_back(fmt::format("{}/lib/python3*/site-packages/nvidia/*/lib", venv));
+  patterns.insert(patterns.end(),
+                  {"/usr/local/lib/python3*/*-packages/nvidia/*/lib", "/usr/lib/python3*/*-packages/nvidia/*/lib"});
   for (const std::string& pattern : patterns) {
     glob_t found = {};
     if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {

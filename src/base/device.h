@@ -1,7 +1,11 @@
-// Devices. `Device` is what everything above the operations knows of one: its memory and the order of its work. The host is one; the
-// CUDA device is the other, and one of device/cuda.cpp (a build with CUDA), device/none.cpp (without: each call throws DeviceError)
-// and device/emulated.cpp (kernels run on the CPU) is linked for it. Below, for programs that call the C header with device
-// pointers (tests, selftest, bench): its name, plain memory and times.
+// Devices. `Device` is what everything above the operations knows of one: its memory and the order of its work. The
+// host is one. The CUDA device is the other, and one of three files is linked for it:
+// - device/cuda.cpp: a build with CUDA,
+// - device/none.cpp: a build without, where each call throws DeviceError,
+// - device/emulated.cpp: kernels run on the CPU.
+//
+// Below, for programs that call the C header with device pointers (tests, selftest, bench): its name, plain memory and
+// times.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +18,8 @@
 
 namespace fw {
 
-// Work of a device that is queued again and again with the same arguments: what changes from one time to the next is read from its memory.
+// Work of a device that is queued again and again with the same arguments: what changes from one time to the next is
+// read from its memory.
 class RecordedWork {
  public:
   RecordedWork() = default;
@@ -33,11 +38,13 @@ class ReadBack {
   virtual ~ReadBack() = default;
   // One at a time: wait() comes between two, and before what is at `from` is overwritten.
   virtual void queue(const void* from) = 0;
-  // The bytes, valid until the next queue(), once what was queued in front of that copy is done; what was queued behind it is not waited for.
+  // The bytes, valid until the next queue(), once what was queued in front of that copy is done; what was queued behind
+  // it is not waited for.
   virtual const void* wait() = 0;
 };
 
-// Calls of one device come from one thread at a time and are done in order: what is queued later sees what was queued before.
+// Calls of one device come from one thread at a time and are done in order: what is queued later sees what was queued
+// before.
 class Device {
  public:
   virtual ~Device() = default;
@@ -60,8 +67,9 @@ class Device {
   virtual void fill(void* to, int byte, size_t bytes) = 0;
   // Waits for all work; throws Error(kInternal) if any of it failed.
   virtual void synchronise() = 0;
-  // What `work` queues, as one thing: a CUDA graph there, elsewhere `work` itself, which is called anew each time (and not here). It must not allocate, wait
-  // or read the host's memory but for arguments; memory it names and what it captures outlive the result.
+  // What `work` queues, as one thing: a CUDA graph there, elsewhere `work` itself, which is called anew each time (and
+  // not here). It must not allocate, wait or read the host's memory but for arguments; memory it names and what it
+  // captures outlive the result.
   virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
   virtual std::unique_ptr<ReadBack> read_back(size_t bytes);
   // The most that was allocated at a time, where the device counts it; else 0.
@@ -71,10 +79,12 @@ class Device {
 Device& host_device();
 // The calling thread's current CUDA device. Throws DeviceError saying why there is none.
 Device& cuda_device();
-// Makes that of the number the current one, before the first call of cuda_device(). Throws Error(kUsage) for a number that there is not.
+// Makes that of the number the current one, before the first call of cuda_device(). Throws Error(kUsage) for a number
+// that there is not.
 void select_cuda_device(int number);
 
-// By the name that users give: cpu, cuda, or cuda:N for the N-th of several. Throws Error(kUsage) for another, DeviceError saying why there is none.
+// By the name that users give: cpu, cuda, or cuda:N for the N-th of several. Throws Error(kUsage) for another,
+// DeviceError saying why there is none.
 Device& device_named(const std::string& name);
 // Whether it is such a name.
 bool is_device_name(const std::string& name);
@@ -118,9 +128,11 @@ void device_copy(void* target, const void* source, size_t bytes, void* stream);
 // Waits for all work on the device; throws Error(kInternal) if any of it failed.
 void device_synchronize();
 
-// Milliseconds on the device of each call of body(i) on the default stream, i < repeats, by events; after `warmup` calls
-// that are not timed. With graph: each timed call is a replay of a captured graph of `inner` calls, and the time is divided by it.
+// Milliseconds on the device of each call of body(i) on the default stream, i < repeats, by events; after `warmup`
+// calls that are not timed. With graph: each timed call is a replay of a captured graph of `inner` calls, and the time
+// is divided by it.
 std::vector<double> device_times(int warmup, int repeats, const std::function<void(int, void* stream)>& body);
-std::vector<double> device_graph_times(int warmup, int repeats, int inner, const std::function<void(int, void* stream)>& body);
+std::vector<double> device_graph_times(int warmup, int repeats, int inner,
+                                       const std::function<void(int, void* stream)>& body);
 
 }  // namespace fw

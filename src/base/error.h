@@ -22,7 +22,8 @@ enum class ErrorKind {
 inline constexpr size_t kMessageBegin = 6144, kMessageEnd = 2048;
 inline std::string bounded_message(const std::string& message) {
   if (message.size() <= kMessageBegin + kMessageEnd) return message;
-  const auto inside = [&](size_t i) { return (static_cast<unsigned char>(message[i]) & 0xc0u) == 0x80u; };  // a character
+  // a character
+  const auto inside = [&](size_t i) { return (static_cast<unsigned char>(message[i]) & 0xc0u) == 0x80u; };
   size_t begin = kMessageBegin, end = message.size() - kMessageEnd;
   while (begin > 0 && inside(begin)) --begin;
   while (end < message.size() && inside(end)) ++end;

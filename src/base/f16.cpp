@@ -11,12 +11,14 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// In integers, so that every target has the same bits: the processor's own conversions differ in what becomes of NaN, and the baseline has none.
+// In integers, so that every target has the same bits: the processor's own conversions differ in what becomes of NaN,
+// and the baseline has none.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> f16_bits(D d, V x) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, x), sign = hn::And(bits, hn::Set(du, 0x80000000u)), size = hn::Xor(bits, sign);
-  // A normal number: the exponent's bias becomes 15 and 13 bits of the mantissa are rounded off, which may carry into the exponent, up to infinity.
+  // A normal number: the exponent's bias becomes 15 and 13 bits of the mantissa are rounded off, which may carry into
+  // the exponent, up to infinity.
   const auto even = hn::And(hn::ShiftRight<13>(size), hn::Set(du, 1u));
   const auto normal = hn::ShiftRight<13>(hn::Add(size, hn::Add(even, hn::Set(du, 0xFFFu - (112u << 23)))));
   // Below 2^-14 the last place is 2^-24, that of a float of 0.5: the sum rounds to it.
@@ -34,7 +36,8 @@ HWY_INLINE hn::Vec<D> f16_value(D d, hn::Vec<hn::RebindToUnsigned<D>> bits) {
   const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u))), size = hn::And(bits, hn::Set(du, 0x7FFFu));
   const auto normal = hn::Add(hn::ShiftLeft<13>(size), hn::Set(du, 112u << 23));
   // A whole number of 2^-24.
-  const auto small = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<D>(), size)), hn::Set(d, 0x1p-24f)));
+  const auto small =
+      hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<D>(), size)), hn::Set(d, 0x1p-24f)));
   const auto other = hn::Or(hn::ShiftLeft<13>(size), hn::Set(du, 0x7F800000u));  // infinity, NaN
   auto y = hn::IfThenElse(hn::Lt(size, hn::Set(du, 0x400u)), small, normal);
   y = hn::IfThenElse(hn::Lt(size, hn::Set(du, 0x7C00u)), y, other);

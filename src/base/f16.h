@@ -1,4 +1,5 @@
-// float16 (IEEE binary16). Rounding to nearest even; what is beyond 65504 after it becomes an infinity, what is below 2^-14 a subnormal number, NaN stays NaN.
+// float16 (IEEE binary16). Rounding to nearest even; what is beyond 65504 after it becomes an infinity, what is below
+// 2^-14 a subnormal number, NaN stays NaN.
 #pragma once
 
 #include <cstdint>

@@ -118,14 +118,16 @@ constexpr size_t kSideDigits = 12;
 
 std::string random_digits() {
   uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) fail_io("the system gave no random number: {}", reason(errno));
+  if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
+    fail_io("the system gave no random number: {}", reason(errno));
   return fmt::format("{:016x}", bits).substr(0, kSideDigits);
 }
 
 // Whether `name` is one of a file written aside, of `target` or ("") of any.
 bool is_side_name(std::string_view name, std::string_view target) {
   const size_t digits = name.size() - std::min(name.size(), kSideDigits);
-  return name.size() > kSideDigits + kSide.size() && name.find_first_not_of("0123456789abcdef", digits) == std::string_view::npos &&
+  return name.size() > kSideDigits + kSide.size() &&
+         name.find_first_not_of("0123456789abcdef", digits) == std::string_view::npos &&
          name.substr(0, digits).ends_with(kSide) && (target.empty() || name.substr(0, digits - kSide.size()) == target);
 }
 
@@ -143,7 +145,8 @@ void remove_if_abandoned(const std::string& path) {
 // target: the name of a file in the folder; "": of any.
 void remove_abandoned(const std::string& folder, std::string_view target) {
   std::error_code ignored;
-  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
     if (is_side_name(entry->path().filename().string(), target)) remove_if_abandoned(entry->path().string());
   }
 }
@@ -225,11 +228,13 @@ std::string file_start(const std::string& path, size_t count) {
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat first = {}, second = {};
-  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
-  write_file_atomic(path, [content](const FileSink& sink) { sink(std::as_bytes(std::span(content.data(), content.size()))); });
+  write_file_atomic(
+      path, [content](const FileSink& sink) { sink(std::as_bytes(std::span(content.data(), content.size()))); });
 }
 
 void write_file_atomic(const std::string& path, const std::function<void(const FileSink&)>& write) {

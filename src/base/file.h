@@ -1,8 +1,10 @@
 // Files: read whole, map, and write so that a crash or a full disk never destroys what was there (written aside in the
-// same folder, synced, renamed, folder synced). Every failure is an Error(kIo or kUsage) naming the path and the reason.
+// same folder, synced, renamed, folder synced). Every failure is an Error(kIo or kUsage) naming the path and the
+// reason.
 //
-// A file written aside is PATH.tmp-XXXXXXXXXXXX, twelve random digits, so that no two processes of any host have one name, and its process has its lock
-// (base/file_lock.h) until it is renamed. One that nobody has locked was left by a process that was killed: the next writing of PATH removes it.
+// A file written aside is PATH.tmp-XXXXXXXXXXXX, twelve random digits, so that no two processes of any host have one
+// name, and its process has its lock (base/file_lock.h) until it is renamed. One that nobody has locked was left by a
+// process that was killed: the next writing of PATH removes it.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +16,8 @@
 
 namespace fw {
 
-// Missing, unreadable, no regular file (a folder; a device or a named pipe, which may have no end or never begin), or larger than
-// max_bytes: Error(kUsage).
+// Missing, unreadable, no regular file (a folder; a device or a named pipe, which may have no end or never begin), or
+// larger than max_bytes: Error(kUsage).
 std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 40);
 // The same, where a user may ask for standard input with "-".
 std::string read_file_or_input(const std::string& path, size_t max_bytes);
@@ -25,7 +27,8 @@ std::string file_start(const std::string& path, size_t count);
 bool same_file(const std::string& a, const std::string& b);
 
 void write_file_atomic(const std::string& path, std::string_view content);
-// The same for content written in pieces: `write` gets a sink that appends. An exception of `write` removes the side file.
+// The same for content written in pieces: `write` gets a sink that appends. An exception of `write` removes the side
+// file.
 using FileSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomic(const std::string& path, const std::function<void(const FileSink&)>& write);
 

@@ -16,7 +16,8 @@ FileLock try_lock(int fd) {
 
 bool is_file_at(int fd, const std::string& path) {
   struct stat held = {}, there = {};
-  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &there) == 0 && held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &there) == 0 && held.st_ino == there.st_ino &&
+         held.st_dev == there.st_dev;
 }
 
 }  // namespace fw

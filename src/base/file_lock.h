@@ -1,5 +1,6 @@
-// The lock of an open file (flock). The system takes it back when the process that has it ends, however it ends, and knows it in every PID namespace; network
-// file systems with locks know it on every host. So who has a file is asked of its lock, never of the number of a process.
+// The lock of an open file (flock). The system takes it back when the process that has it ends, however it ends, and
+// knows it in every PID namespace; network file systems with locks know it on every host. So who has a file is asked of
+// its lock, never of the number of a process.
 #pragma once
 
 #include <string>

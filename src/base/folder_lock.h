@@ -1,6 +1,6 @@
-// A folder that one process at a time works in: the file .lock in it is locked (flock, which the system takes back when the
-// process ends, however it ends) and says which host and process it is. The file goes with the value; one that a crash leaves
-// behind is locked by nobody and hinders nobody.
+// A folder that one process at a time works in. The file .lock in it is locked and says which host and process it is.
+// The lock is flock, which the system takes back when the process ends, however it ends. The file goes with the value;
+// one that a crash leaves behind is locked by nobody and hinders nobody.
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ class FolderLocked : public Error {
 
 class FolderLock {
  public:
-  // The folder must exist. FolderLocked naming host and process when another process has it, Error(kIo) when the file cannot be
-  // made. On a file system that has no locks nothing is locked.
+  // The folder must exist. FolderLocked naming host and process when another process has it, Error(kIo) when the file
+  // cannot be made. On a file system that has no locks nothing is locked.
   explicit FolderLock(const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -19,7 +19,9 @@ TemporaryFolder::TemporaryFolder() {
   const fs::path parent = fs::temp_directory_path(error);
   if (error) fail_io("cannot make a temporary folder: {}; TMPDIR says where", error.message());
   path_ = (parent / "fastweight-XXXXXX").string();
-  if (::mkdtemp(path_.data()) == nullptr) fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", path_, std::generic_category().message(errno));
+  if (::mkdtemp(path_.data()) == nullptr)
+    fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", path_,
+            std::generic_category().message(errno));
 }
 
 TemporaryFolder::~TemporaryFolder() {
@@ -30,7 +32,8 @@ TemporaryFolder::~TemporaryFolder() {
 void NewFolders::make(const std::string& path) {
   std::vector<std::string> missing;
   std::error_code ignored;
-  for (fs::path folder = fs::path(path).lexically_normal(); !folder.empty() && !fs::exists(folder, ignored); folder = folder.parent_path()) {
+  for (fs::path folder = fs::path(path).lexically_normal(); !folder.empty() && !fs::exists(folder, ignored);
+       folder = folder.parent_path()) {
     if (folder.has_filename()) missing.push_back(folder.string());
     if (folder == folder.parent_path()) break;
   }

@@ -6,7 +6,8 @@
 
 namespace fw {
 
-// A new folder in TMPDIR under a name that nobody can foresee, readable by this user alone. It goes with the value, and all that is in it.
+// A new folder in TMPDIR under a name that nobody can foresee, readable by this user alone. It goes with the value, and
+// all that is in it.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -19,7 +20,8 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Makes folders before a command's work. Those that it made and that are empty at the end go again, so that a command that fails leaves none behind.
+// Makes folders before a command's work. Those that it made and that are empty at the end go again, so that a command
+// that fails leaves none behind.
 class NewFolders {
  public:
   NewFolders() = default;

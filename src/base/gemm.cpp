@@ -17,20 +17,24 @@ namespace fw {
 namespace {
 
 #if defined(FW_BLAS)
-void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
-             int64_t ldc) {
-  const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+             const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a,
+                                          lda, b, ldb, beta, c, ldc);
   if (status != dnnl_success) fail_internal("dnnl_sgemm {}x{}x{}: status {}", m, n, k, static_cast<int>(status));
 }
 
-void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
-             double* c, int64_t ldc) {
-  blas_library().dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
-                       static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
+             const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+  blas_library().dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans,
+                       tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m), static_cast<int>(n),
+                       static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c,
+                       static_cast<int>(ldc));
 }
 #else
 template <class T>
-void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
+             int64_t ldb, T beta, T* c, int64_t ldc) {
   own_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 #endif
@@ -43,7 +47,8 @@ void scale_only(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
 }
 
 template <class T>
-void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
+                int64_t ldb, T beta, T* c, int64_t ldc) {
   if (k <= 0) return scale_only(m, n, beta, c, ldc);  // a and b may be null
   // Tall products (activations) are cut by rows, weight gradients (small m, n; large k) by both. A tile of 256 x 512
   // keeps its operands in L2 and is large enough for the library to reach its speed.
@@ -54,44 +59,49 @@ void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, co
   parallel_for(tiles_m * tiles_n, [&](int64_t tile) {
     const int64_t i = tile / tiles_n * tile_m;
     const int64_t j = tile % tiles_n * tile_n;
-    gemm(ta, tb, std::min(tile_m, m - i), std::min(tile_n, n - j), k, alpha, ta == Trans::kNo ? a + i * lda : a + i, lda,
-         tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
+    gemm(ta, tb, std::min(tile_m, m - i), std::min(tile_n, n - j), k, alpha, ta == Trans::kNo ? a + i * lda : a + i,
+         lda, tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
   });
 }
 
 void check_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc) {
   const auto fits = [](int64_t ld, int64_t columns) { return ld >= columns && ld <= kMostLeading; };
-  if (std::max({m, n, k}) <= kMostLeading && fits(lda, ta == Trans::kNo ? k : m) && fits(ldb, tb == Trans::kNo ? n : k) && fits(ldc, n)) return;
-  fail_internal("product {}x{}x{}: expected leading dimensions from the columns of a row to {}, got {}, {} and {}", m, n, k, kMostLeading, lda, ldb, ldc);
+  if (std::max({m, n, k}) <= kMostLeading && fits(lda, ta == Trans::kNo ? k : m) &&
+      fits(ldb, tb == Trans::kNo ? n : k) && fits(ldc, n))
+    return;
+  fail_internal("product {}x{}x{}: expected leading dimensions from the columns of a row to {}, got {}, {} and {}", m,
+                n, k, kMostLeading, lda, ldb, ldc);
 }
 
 }  // namespace
 
-void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
-          int64_t ldc) {
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
+          int64_t ldb, float beta, float* c, int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
-  if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  if (!inside_task())
+    return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   check_product(ta, tb, m, n, k, lda, ldb, ldc);
   product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
-          int64_t ldc) {
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
+          const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
-  if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  if (!inside_task())
+    return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   check_product(ta, tb, m, n, k, lda, ldb, ldc);
   product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta,
-                   float* c, int64_t ldc) {
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                   const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
-                   double* c, int64_t ldc) {
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
+                   const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
   gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

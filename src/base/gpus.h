@@ -1,4 +1,5 @@
-// The GPUs that a process sees and the host's memory beside them: for what runs on several. Of device/*.cpp, as the CUDA device of device.h.
+// The GPUs that a process sees and the host's memory beside them: for what runs on several. Of device/*.cpp, as the
+// CUDA device of device.h.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +12,12 @@ namespace fw {
 
 // How many there are to select from (select_cuda_device). Throws DeviceError saying why there is none.
 int cuda_device_count();
-// What tells the calling thread's device from every other one of this machine, whatever number a process has it under: its PCI address.
+// What tells the calling thread's device from every other one of this machine, whatever number a process has it under:
+// its PCI address.
 std::string cuda_device_address();
 
-// Memory of the host that copies to and from the CUDA device take fastest: page-locked. from_host() of it may return before it has been read: synchronise()
-// comes before it is written again. bytes > 0. Throws std::bad_alloc.
+// Memory of the host that copies to and from the CUDA device take fastest: page-locked. from_host() of it may return
+// before it has been read: synchronise() comes before it is written again. bytes > 0. Throws std::bad_alloc.
 std::shared_ptr<std::byte> cuda_staging(size_t bytes);
 
 }  // namespace fw

@@ -100,7 +100,8 @@ void GrowingFile::sync() {
 
 void GrowingFile::replace(const std::string& target) {
   struct stat old = {};
-  if (::stat(target.c_str(), &old) == 0 && ::fchmod(fd_, old.st_mode & 07777) != 0) fail_io("cannot write '{}': {}", shown_, reason(errno));
+  if (::stat(target.c_str(), &old) == 0 && ::fchmod(fd_, old.st_mode & 07777) != 0)
+    fail_io("cannot write '{}': {}", shown_, reason(errno));
   sync();
   if (::rename(path_.c_str(), target.c_str()) != 0) fail_io("cannot write '{}': {}", shown_, reason(errno));
   if (::close(std::exchange(fd_, -1)) != 0) fail_io("cannot write '{}': {}", shown_, reason(errno));

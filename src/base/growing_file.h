@@ -1,6 +1,6 @@
-// A file that grows beside the one it will replace, for results that take long to make: what was synced survives a crash and can be
-// gone on with. While it is open no other process can open it as one (a lock that ends with the process). Every failure is an
-// Error(kIo) that names the file it is for.
+// A file that grows beside the one it will replace, for results that take long to make: what was synced survives a
+// crash and can be gone on with. While it is open no other process can open it as one (a lock that ends with the
+// process). Every failure is an Error(kIo) that names the file it is for.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,12 @@ class GrowingFile {
 
   uint64_t size() const { return size_ + buffer_.size(); }
   void append(std::span<const std::byte> bytes);
-  void truncate(uint64_t size);                                                             // to at most size()
-  void overwrite(uint64_t offset, std::span<const std::byte> bytes);                        // bytes that are there
-  void read(uint64_t offset, const std::function<void(std::span<const std::byte>)>& take);  // all from there on, piece by piece
-  void sync();                                                                              // what was appended is on the disk
+  void truncate(uint64_t size);                                       // to at most size()
+  void overwrite(uint64_t offset, std::span<const std::byte> bytes);  // bytes that are there
+  // all from there on, piece by piece
+  void read(uint64_t offset, const std::function<void(std::span<const std::byte>)>& take);
+  // what was appended is on the disk
+  void sync();
   const std::string& path() const { return path_; }
 
   // Synced, then `target` is this file (with the mode that target had); the object is done with.

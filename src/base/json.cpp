@@ -7,8 +7,8 @@
 
 namespace fw {
 
-// Counts what the parser would open: brackets outside of strings. In text that is not JSON it may count others too; then either
-// refusal is right.
+// Counts what the parser would open: brackets outside of strings. In text that is not JSON it may count others too;
+// then either refusal is right.
 void check_json_depth(std::string_view text, const std::string& where) {
   int depth = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -17,7 +17,8 @@ void check_json_depth(std::string_view text, const std::string& where) {
       for (++i; i < text.size() && text[i] != '"'; ++i) i += text[i] == '\\';
     } else if (c == '[' || c == '{') {
       if (++depth > kMaxJsonDepth)
-        fail_usage("{}: expected JSON with at most {} objects and arrays inside each other, got more at byte {}", where, kMaxJsonDepth, i);
+        fail_usage("{}: expected JSON with at most {} objects and arrays inside each other, got more at byte {}", where,
+                   kMaxJsonDepth, i);
     } else if (c == ']' || c == '}') {
       --depth;
     }

@@ -37,9 +37,13 @@ struct FromJson {
   const std::string& where;
   const std::string& name;
 
-  [[noreturn]] void fail(const char* expected) const { fail_usage("{}: {}: expected {}, got {}", where, name, expected, shown(json)); }
+  [[noreturn]] void fail(const char* expected) const {
+    fail_usage("{}: {}: expected {}, got {}", where, name, expected, shown(json));
+  }
   static bool is_whole(const Json& value) {
-    return value.is_number_integer() && !(value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+    return value.is_number_integer() &&
+           !(value.is_number_unsigned() &&
+             value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
   }
 
   void operator()(bool* target) const {
@@ -63,7 +67,8 @@ struct FromJson {
     *target = json.get<std::string>();
   }
   void operator()(StringList* target) const {
-    if (!json.is_array() || !std::all_of(json.begin(), json.end(), [](const Json& item) { return item.is_string(); })) fail("an array of strings");
+    if (!json.is_array() || !std::all_of(json.begin(), json.end(), [](const Json& item) { return item.is_string(); }))
+      fail("an array of strings");
     *target = json.get<StringList>();
   }
   void operator()(IntList* target) const {
@@ -73,7 +78,8 @@ struct FromJson {
 };
 
 // The object `json` of the table called `path` ("" for the first one's).
-void read_object(const KeyTables& tables, const std::string& path, const Json& json, const std::string& where, const StringList& also) {
+void read_object(const KeyTables& tables, const std::string& path, const Json& json, const std::string& where,
+                 const StringList& also) {
   StringList known = also;
   std::set<std::string> inner;  // names of the objects inside
   const std::vector<Key>* keys = nullptr;
@@ -91,11 +97,13 @@ void read_object(const KeyTables& tables, const std::string& path, const Json& j
   for (const auto& [key, value] : json.items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string near = nearest(key, known);
-    fail_usage("{}: unknown key {}{}{}", where, shown(key), path.empty() ? "" : " in " + path, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+    fail_usage("{}: unknown key {}{}{}", where, shown(key), path.empty() ? "" : " in " + path,
+               near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   if (keys != nullptr) {
     for (const Key& key : *keys) {
-      if (const auto it = json.find(key.name); it != json.end()) std::visit(FromJson{*it, where, dotted(path, key.name)}, key.target);
+      if (const auto it = json.find(key.name); it != json.end())
+        std::visit(FromJson{*it, where, dotted(path, key.name)}, key.target);
     }
   }
   for (const std::string& name : inner) {
@@ -109,13 +117,20 @@ void read_object(const KeyTables& tables, const std::string& path, const Json& j
 
 }  // namespace
 
-Key::Key(std::string key_name, std::string key_value_name, const std::string& key_help, KeyTarget key_target, KeyRange key_range)
-    : name(std::move(key_name)), value_name(std::move(key_value_name)), help(key_help), target(key_target), range(std::move(key_range)) {
+Key::Key(std::string key_name, std::string key_value_name, const std::string& key_help, KeyTarget key_target,
+         KeyRange key_range)
+    : name(std::move(key_name)),
+      value_name(std::move(key_value_name)),
+      help(key_help),
+      target(key_target),
+      range(std::move(key_range)) {
   if (const size_t place = help.find("{}"); place != std::string::npos) help.replace(place, 2, joined(range.names));
 }
 
 KeyRange between(int64_t low, int64_t high) {
-  return {fmt::format("{} to {}", low, high), [low, high](const KeyTarget& t) { return integer_of(t) >= low && integer_of(t) <= high; }, {}};
+  return {fmt::format("{} to {}", low, high),
+          [low, high](const KeyTarget& t) { return integer_of(t) >= low && integer_of(t) <= high; },
+          {}};
 }
 
 KeyRange at_least(int64_t low) {
@@ -123,11 +138,17 @@ KeyRange at_least(int64_t low) {
 }
 
 KeyRange number(const std::string& expected, bool (*holds)(double)) {
-  return {expected, [holds](const KeyTarget& t) { return std::isfinite(value_of<double>(t)) && holds(value_of<double>(t)); }, {}};
+  return {expected,
+          [holds](const KeyTarget& t) { return std::isfinite(value_of<double>(t)) && holds(value_of<double>(t)); },
+          {}};
 }
 
 KeyRange one_of(const StringList& names) {
-  return {joined(names), [names](const KeyTarget& t) { return std::find(names.begin(), names.end(), value_of<std::string>(t)) != names.end(); }, names};
+  return {joined(names),
+          [names](const KeyTarget& t) {
+            return std::find(names.begin(), names.end(), value_of<std::string>(t)) != names.end();
+          },
+          names};
 }
 
 KeyRange device_name() {
@@ -160,12 +181,14 @@ void check_ranges(const KeyTables& tables, bool as_in_run_file) {
       } else {
         came = fmt::format("{}", integer_of(key.target));
       }
-      fail_usage("{}: expected {}, got {}{}", name, key.range.expected, came, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+      fail_usage("{}: expected {}, got {}{}", name, key.range.expected, came,
+                 near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
     }
   }
 }
 
-void keys_from_json(const KeyTables& tables, const nlohmann::json& json, const std::string& where, const StringList& also) {
+void keys_from_json(const KeyTables& tables, const nlohmann::json& json, const std::string& where,
+                    const StringList& also) {
   read_object(tables, "", json, where, also);
 }
 

@@ -12,7 +12,8 @@ namespace fw {
 namespace {
 
 std::vector<double> checked_copy(const char* what, int64_t m, int64_t n, std::span<const double> a) {
-  if (static_cast<int64_t>(a.size()) != m * n) fail_internal("{}: expected {} x {} values, got {}", what, m, n, a.size());
+  if (static_cast<int64_t>(a.size()) != m * n)
+    fail_internal("{}: expected {} x {} values, got {}", what, m, n, a.size());
   for (const double x : a) {
     if (!std::isfinite(x)) fail_numeric("{}: expected finite values, got {}", what, x);
   }
@@ -50,7 +51,8 @@ std::vector<double> singular_values(int64_t m, int64_t n, std::span<const double
   if (values.empty()) return values;
   const int rows = static_cast<int>(n), cols = static_cast<int>(m), one = 1;  // column-major: the transpose
   with_workspace("singular values", [&](double* work, int size, int* info) {
-    blas_library().dgesvd("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work, &size, info, 1, 1);
+    blas_library().dgesvd("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work,
+                          &size, info, 1, 1);
   });
   return values;
 }
@@ -71,12 +73,14 @@ SymmetricEigen symmetric_eigen(int64_t n, std::span<const double> a) {
   if (n == 0) return result;
   const int order = static_cast<int>(n);
   with_workspace("eigenvalues", [&](double* work, int size, int* info) {
-    blas_library().dsyev("V", "U", &order, result.vectors.data(), &order, result.values.data(), work, &size, info, 1, 1);
+    blas_library().dsyev("V", "U", &order, result.vectors.data(), &order, result.values.data(), work, &size, info, 1,
+                         1);
   });
   // LAPACK gives them in ascending order, vectors as columns of a column-major matrix: as our rows.
   std::reverse(result.values.begin(), result.values.end());
   for (int64_t i = 0; i < n / 2; ++i) {
-    std::swap_ranges(result.vectors.begin() + i * n, result.vectors.begin() + (i + 1) * n, result.vectors.begin() + (n - 1 - i) * n);
+    std::swap_ranges(result.vectors.begin() + i * n, result.vectors.begin() + (i + 1) * n,
+                     result.vectors.begin() + (n - 1 - i) * n);
   }
   return result;
 }

@@ -33,7 +33,9 @@ class LocalScratch {
   static constexpr int64_t kBlockBytes = int64_t{1} << 18;
 
   // What does not fit into a block gets a power of two, so that requests that grow from call to call find old blocks.
-  static int64_t reserve(int64_t bytes) { return bytes <= kBlockBytes ? bytes : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))); }
+  static int64_t reserve(int64_t bytes) {
+    return bytes <= kBlockBytes ? bytes : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+  }
 
   static Arena& arena() {
     thread_local Arena instance(static_cast<size_t>(kBlockBytes));

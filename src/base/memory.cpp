@@ -47,14 +47,16 @@ struct GroupFiles {
 constexpr GroupFiles kVersion1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"};
 constexpr GroupFiles kVersion2 = {"/memory.max", "/memory.current", "inactive_file"};
 
-// What a group and those above it leave. In a container the path may be that of the host, of which only the root is there.
+// What a group and those above it leave. In a container the path may be that of the host, of which only the root is
+// there.
 void lower_by_groups(Bytes& least, const std::string& root, std::string path, const GroupFiles& files) {
   for (;;) {
     while (path.ends_with('/')) path.pop_back();
     const std::string folder = root + path;
     const Bytes limit = number_in(folder + files.limit), used = number_in(folder + files.used);
     if (limit && used) {
-      const uint64_t held = *used - std::min(*used, number_behind(folder + "/memory.stat", files.reclaimable).value_or(0));
+      const uint64_t held =
+          *used - std::min(*used, number_behind(folder + "/memory.stat", files.reclaimable).value_or(0));
       lower(least, *limit - std::min(*limit, held));
     }
     if (path.empty()) return;
@@ -108,7 +110,8 @@ void require_memory(double bytes, const std::string& what, const std::string& ad
   if (!memory_is_checked()) return;
   const std::optional<uint64_t> available = available_memory();
   if (!available || bytes <= static_cast<double>(*available)) return;
-  fail_usage("{} takes {} of memory, {} are available: {}", what, amount(bytes), amount(static_cast<double>(*available)), advice);
+  fail_usage("{} takes {} of memory, {} are available: {}", what, amount(bytes),
+             amount(static_cast<double>(*available)), advice);
 }
 
 bool memory_is_checked() { return !too_much_is_allowed; }
@@ -123,7 +126,8 @@ std::optional<uint64_t> parse_bytes(const std::string& text) {
   if (!unit.empty()) {
     const size_t power = kUnits.find(unit.front());
     const bool decimal = unit.size() == 2 && unit.back() == 'B';
-    if (power == std::string_view::npos || !(unit.size() == 1 || decimal || unit.substr(1) == "iB")) return std::nullopt;
+    if (power == std::string_view::npos || !(unit.size() == 1 || decimal || unit.substr(1) == "iB"))
+      return std::nullopt;
     factor = std::pow(decimal ? 1000.0 : 1024.0, static_cast<double>(power + 1));
   }
   const double bytes = std::floor(number * factor);

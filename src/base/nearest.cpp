@@ -31,7 +31,9 @@ std::string nearest(std::string_view name, std::span<const std::string> known) {
   const size_t letters = std::max<size_t>(1, name.size() / 2);  // that may differ
   size_t best_distance = letters + 1, steps = 0;
   for (const std::string& candidate : known) {
-    if (candidate.size() > kLongestName || candidate.size() > name.size() + letters || name.size() > candidate.size() + letters) continue;
+    if (candidate.size() > kLongestName || candidate.size() > name.size() + letters ||
+        name.size() > candidate.size() + letters)
+      continue;
     steps += name.size() * candidate.size();
     if (steps > kMostSteps) break;
     const size_t d = edit_distance(name, candidate);

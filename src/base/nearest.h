@@ -10,7 +10,8 @@
 namespace fw {
 
 // By edit distance; "" when nothing is near (more than half of the letters differ).
-// Bounded work: names of more than kLongestName bytes are near to none, and after kMostSteps steps the search ends with what it has.
+// Bounded work: names of more than kLongestName bytes are near to none, and after kMostSteps steps the search ends with
+// what it has.
 inline constexpr size_t kLongestName = 256;
 inline constexpr size_t kMostSteps = 50'000'000;
 std::string nearest(std::string_view name, std::span<const std::string> known);

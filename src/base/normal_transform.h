@@ -1,6 +1,7 @@
-// A normal number of two numbers of the generator (Box and Muller 1958), with the same bits on the host and on a CUDA device: logarithm and cosine are sums and
-// products of doubles, each rounded by itself, in an order that is written here. (The functions of the two standard libraries differ in their last bit now and
-// then, and so do products that a compiler adds on unrounded.) Both are within 3 units in the last place.
+// A normal number of two numbers of the generator (Box and Muller 1958), with the same bits on the host and on a CUDA
+// device. Logarithm and cosine are sums and products of doubles, each rounded by itself, in an order that is written
+// here. (The functions of the two standard libraries differ in their last bit now and then, and so do products that a
+// compiler adds on unrounded.) Both are within 3 units in the last place.
 #pragma once
 
 #include <cmath>
@@ -36,9 +37,11 @@ FW_SIDE inline double polynomial(const double (&c)[kCount], double x) {
   return y;
 }
 
-// log(n 2^-53), 1 <= n <= 2^53: with n 2^-53 = 2^k f, 0.7 < f <= 1.42, and s = (f - 1) / (f + 1) it is k log 2 + 2 s (1 + s^2/3 + s^4/5 + ...), |s| < 0.172.
+// log(n 2^-53), 1 <= n <= 2^53: with n 2^-53 = 2^k f, 0.7 < f <= 1.42, and s = (f - 1) / (f + 1) it is k log 2 + 2 s (1
+// + s^2/3 + s^4/5 + ...), |s| < 0.172.
 FW_SIDE inline double log_of_share(uint64_t n) {
-  const double series[] = {1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
+  const double series[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
+                           1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   constexpr double kHigh = 0x1.62e42feep-1, kLow = 0x1.a39ef35793c76p-33;  // of log 2: k kHigh is exact
   double f = static_cast<double>(n);
   uint64_t bits = 0;
@@ -57,11 +60,29 @@ FW_SIDE inline double log_of_share(uint64_t n) {
 
 // cos(2 pi n 2^-53), 0 <= n < 2^53: by quarters of a turn, the rest at most an eighth either way.
 FW_SIDE inline double cos_of_turn(uint64_t n) {
-  const double cosine[] = {
-      1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000, -1.0 / 6402373705728000};
-  const double sine[] = {1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
+  const double cosine[] = {1.0,
+                           -1.0 / 2,
+                           1.0 / 24,
+                           -1.0 / 720,
+                           1.0 / 40320,
+                           -1.0 / 3628800,
+                           1.0 / 479001600,
+                           -1.0 / 87178291200,
+                           1.0 / 20922789888000,
+                           -1.0 / 6402373705728000};
+  const double sine[] = {1.0,
+                         -1.0 / 6,
+                         1.0 / 120,
+                         -1.0 / 5040,
+                         1.0 / 362880,
+                         -1.0 / 39916800,
+                         1.0 / 6227020800,
+                         -1.0 / 1307674368000,
+                         1.0 / 355687428096000};
   const uint64_t quarter = (n + (uint64_t{1} << 50)) >> 51;
-  const double part = product(static_cast<double>(static_cast<int64_t>(n) - static_cast<int64_t>(quarter << 51)), 0x1p-51);  // of a quarter, exact
+  // of a quarter, exact
+  const double part =
+      product(static_cast<double>(static_cast<int64_t>(n) - static_cast<int64_t>(quarter << 51)), 0x1p-51);
   const double angle = product(part, 1.5707963267948966), square = product(angle, angle);
   const double value = quarter % 2 == 0 ? polynomial(cosine, square) : product(angle, polynomial(sine, square));
   return quarter % 4 == 1 || quarter % 4 == 2 ? -value : value;
@@ -70,17 +91,22 @@ FW_SIDE inline double cos_of_turn(uint64_t n) {
 FW_SIDE inline double normal(uint64_t first, uint64_t second) {
   return product(root(product(-2.0, log_of_share((uint64_t{1} << 53) - (first >> 11)))), cos_of_turn(second >> 11));
 }
-FW_SIDE inline double uniform(uint64_t bits, double low, double width) { return sum(low, product(width, product(static_cast<double>(bits >> 11), 0x1p-53))); }
+FW_SIDE inline double uniform(uint64_t bits, double low, double width) {
+  return sum(low, product(width, product(static_cast<double>(bits >> 11), 0x1p-53)));
+}
 
 }  // namespace fw::normal_detail
 
 namespace fw {
 
-// normal_of: mean 0, deviation 1, of 64 random bits twice, of which it takes the upper 53; of the first the share lies in (0, 1], whose logarithm is finite.
+// normal_of: mean 0, deviation 1, of 64 random bits twice, of which it takes the upper 53; of the first the share lies
+// in (0, 1], whose logarithm is finite.
 // uniform_of: in [low, low + width).
 #if defined(__CUDACC__)
 FW_SIDE inline double normal_of(uint64_t first, uint64_t second) { return normal_detail::normal(first, second); }
-FW_SIDE inline double uniform_of(uint64_t bits, double low, double width) { return normal_detail::uniform(bits, low, width); }
+FW_SIDE inline double uniform_of(uint64_t bits, double low, double width) {
+  return normal_detail::uniform(bits, low, width);
+}
 #else
 double normal_of(uint64_t first, uint64_t second);
 double uniform_of(uint64_t bits, double low, double width);

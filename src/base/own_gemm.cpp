@@ -1,5 +1,6 @@
-// Blocks of 4 rows by 2 vectors of C stay in registers while k runs. Made for the recurrence's products: a chunk by a head's width, whose operands fit the
-// second cache, so nothing else is blocked; a transposed B is copied once so that its rows are contiguous. See own_gemm.h.
+// Blocks of 4 rows by 2 vectors of C stay in registers while k runs. Made for the recurrence's products: a chunk by a
+// head's width, whose operands fit the second cache, so nothing else is blocked; a transposed B is copied once so that
+// its rows are contiguous. See own_gemm.h.
 #include "base/own_gemm.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -85,8 +86,8 @@ HWY_EXPORT(product_f32);
 HWY_EXPORT(product_f64);
 
 template <class T, class Run>
-void run(const Run& kernel, Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c,
-         int64_t ldc) {
+void run(const Run& kernel, Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda,
+         const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
   LocalScratch scratch;
   OwnProduct<T> p{n, k, alpha, a, ta == Trans::kNo ? lda : 1, ta == Trans::kNo ? 1 : lda, b, ldb, beta, c, ldc};
   if (tb == Trans::kYes) {
@@ -102,13 +103,13 @@ void run(const Run& kernel, Trans ta, Trans tb, int64_t m, int64_t n, int64_t k,
 
 }  // namespace
 
-void own_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
-              int64_t ldc) {
+void own_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+              const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   run(HWY_DYNAMIC_DISPATCH(product_f32), ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void own_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
-              double* c, int64_t ldc) {
+void own_gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
+              const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
   run(HWY_DYNAMIC_DISPATCH(product_f64), ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

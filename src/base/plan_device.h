@@ -1,7 +1,8 @@
-// PlanDevice: a device that computes nothing and counts the memory that a computation would take on the host, or on a CUDA device, which need not be
-// there. Its allocations are address space that nothing may touch; what is copied into it is dropped, and what is read from it is zeros. A model
-// that is made with it runs its passes as any other, with operations that only allocate (ops/cpu/planned.cpp, ops/planned_cuda.cpp): so the memory of
-// a run is known before it is taken, by the code that takes it.
+// PlanDevice: a device that computes nothing and counts the memory that a computation would take on the host, or on a
+// CUDA device, which need not be there. Its allocations are address space that nothing may touch; what is copied into
+// it is dropped, and what is read from it is zeros. A model that is made with it runs its passes as any other, with
+// operations that only allocate (ops/cpu/planned.cpp, ops/planned_cuda.cpp). So the memory of a run is known before it
+// is taken, by the code that takes it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,8 @@ class PlanDevice final : public Device {
 
   size_t bytes() const { return bytes_; }  // allocated now
   size_t peak_bytes() const override { return peak_; }
-  // Of memory that was allocated before it was known how much of it would be needed (an arena's block): so many bytes of it are in use.
+  // Of memory that was allocated before it was known how much of it would be needed (an arena's block): so many bytes
+  // of it are in use.
   void note_used(const void* memory, size_t bytes) {
     size_t& most = used_[memory];
     most = std::max(most, bytes);

@@ -14,7 +14,9 @@ struct CodePoint {
 };
 
 CodePoint code_point_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<uint32_t>(static_cast<unsigned char>(text[at + i])) : 0u; };
+  const auto byte = [&](size_t i) {
+    return at + i < text.size() ? static_cast<uint32_t>(static_cast<unsigned char>(text[at + i])) : 0u;
+  };
   const uint32_t first = byte(0);
   if (first < 0x80) return {first, 1};
   const size_t bytes = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
@@ -24,13 +26,15 @@ CodePoint code_point_at(std::string_view text, size_t at) {
     value = value << 6 | (byte(i) & 0x3f);
   }
   constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool good = first >= 0xc0 && first < 0xf8 && value >= kSmallest[bytes] && value < 0x110000 && (value < 0xd800 || value >= 0xe000);
+  const bool good = first >= 0xc0 && first < 0xf8 && value >= kSmallest[bytes] && value < 0x110000 &&
+                    (value < 0xd800 || value >= 0xe000);
   return good ? CodePoint{value, bytes} : CodePoint{};
 }
 
 // C1 controls, line and paragraph separators, and what turns the direction of text.
 bool is_shown(uint32_t c) {
-  return (c >= 0x80 && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+  return (c >= 0x80 && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
+         (c >= 0x2066 && c <= 0x2069);
 }
 
 std::string escaped(std::string_view text, std::string_view kept) {

@@ -1,5 +1,5 @@
-// Text that may come from anywhere (names of files above all), fit for a terminal: one that holds an escape sequence could otherwise
-// redraw the screen, and one with a NUL would end what is said of it.
+// Text that may come from anywhere (names of files above all), fit for a terminal. An escape sequence in it could
+// otherwise redraw the screen, and a NUL would end what is said of it.
 #pragma once
 
 #include <string>
@@ -7,8 +7,11 @@
 
 namespace fw {
 
-// Shown as \x1b or \u202e: control characters of ASCII and of U+0080 to U+009F, separators of lines, what turns the order of
-// characters (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069), and bytes 0x80 to 0x9f that are no part of UTF-8.
+// Shown as \x1b or \u202e:
+// - control characters of ASCII and of U+0080 to U+009F,
+// - separators of lines,
+// - what turns the order of characters (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069),
+// - bytes 0x80 to 0x9f that are no part of UTF-8.
 std::string printable(std::string_view text);
 // The same but for line ends and tabs, which text of several lines has.
 std::string printable_lines(std::string_view text);

@@ -22,7 +22,9 @@ constexpr Stand kNan = {"5e-324", 5e-324, std::numeric_limits<double>::quiet_NaN
 constexpr Stand kPositive = {"1e-323", 1e-323, kInfinity};
 constexpr Stand kNegative = {"-1e-323", -1e-323, -kInfinity};
 
-bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' || c == '-' || c == '.'; }
+bool is_word(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' || c == '-' || c == '.';
+}
 
 // Null: the word is one that JSON has.
 const Stand* stand_for(std::string_view word) {

@@ -36,7 +36,9 @@ void Random::load(const std::string& text) {
   std::istringstream in(text);
   std::mt19937_64 engine;
   in >> engine;
-  if (in.fail()) fail_usage("random generator state: expected the 312 words of a saved mt19937_64, got {} bytes of other text", text.size());
+  if (in.fail())
+    fail_usage("random generator state: expected the 312 words of a saved mt19937_64, got {} bytes of other text",
+               text.size());
   engine_ = engine;
 }
 

@@ -41,7 +41,8 @@ using Polynomial = std::vector<uint64_t>;
 
 bool bit(const Polynomial& p, size_t i) { return (p[i / 64] >> (i % 64) & 1) != 0; }
 
-// The words that follow state [kWords], which are what the generator puts in the place of these, before it tempers them.
+// The words that follow state [kWords], which are what the generator puts in the place of these, before it tempers
+// them.
 std::vector<uint64_t> words_after(const State& state, size_t count) {
   constexpr uint64_t kLower = (uint64_t{1} << 31) - 1, kTwist = 0xB5026F5AA96619E9;
   std::vector<uint64_t> words(state.words.begin(), state.words.end());
@@ -170,7 +171,8 @@ void RandomJump::apply(Random& random) const {
     if (!bit(power_, i)) continue;
     for (size_t j = 0; j < kWords; ++j) far.words[j] ^= words[i + 1 + j];
   }
-  // The library has its words in blocks that begin at multiples of kWords, of which `next` are spent: so shall it be here.
+  // The library has its words in blocks that begin at multiples of kWords, of which `next` are spent: so shall it be
+  // here.
   far.next = (state.next + static_cast<size_t>(draws())) % kWords;
   if (far.next == 0) far.next = kWords;
   const size_t forward = kWords + state.next - far.next;

@@ -1,4 +1,5 @@
-// Recorded work and copies to the host of a device whose calls are over when they return: the work itself, and a copy at once.
+// Recorded work and copies to the host of a device whose calls are over when they return: the work itself, and a copy
+// at once.
 #include <vector>
 
 #include "base/device.h"
@@ -28,7 +29,9 @@ class CopiedAtOnce final : public ReadBack {
 
 }  // namespace
 
-std::unique_ptr<RecordedWork> Device::record(const std::function<void()>& work) { return std::make_unique<CalledAnew>(work); }
+std::unique_ptr<RecordedWork> Device::record(const std::function<void()>& work) {
+  return std::make_unique<CalledAnew>(work);
+}
 std::unique_ptr<ReadBack> Device::read_back(size_t bytes) { return std::make_unique<CopiedAtOnce>(*this, bytes); }
 
 }  // namespace fw

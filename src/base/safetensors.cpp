@@ -80,9 +80,13 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("true or false"); }
-  bool number_integer(number_integer_t value) override { return value < 0 ? unexpected("a negative number") : number(static_cast<uint64_t>(value)); }
+  bool number_integer(number_integer_t value) override {
+    return value < 0 ? unexpected("a negative number") : number(static_cast<uint64_t>(value));
+  }
   bool number_unsigned(number_unsigned_t value) override { return number(value); }
-  bool number_float(number_float_t, const string_t&) override { return unexpected("a number that is not whole or too large"); }
+  bool number_float(number_float_t, const string_t&) override {
+    return unexpected("a number that is not whole or too large");
+  }
   bool binary(binary_t&) override { return unexpected("binary data"); }
 
   bool string(string_t& value) override {
@@ -157,18 +161,34 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool end_array() override {
-    if (place_ == Place::kOffsetValues && offsets_ != 2) fail("data_offsets: expected [begin, end], got {} numbers", offsets_);
+    if (place_ == Place::kOffsetValues && offsets_ != 2)
+      fail("data_offsets: expected [begin, end], got {} numbers", offsets_);
     place_ = Place::kTensor;
     return true;
   }
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    fail_usage("'{}': the safetensors header is not valid JSON at byte {}; the file is damaged or not a safetensors file", file_, 8 + position);
+    fail_usage(
+        "'{}': the safetensors header is not valid JSON at byte {}; the file is damaged or not a safetensors file",
+        file_, 8 + position);
   }
 
  private:
   // What comes next.
-  enum class Place { kBegin, kHeader, kHeaderValue, kMetadata, kMetadataValue, kTensor, kDtype, kShape, kShapeValues, kOffsets, kOffsetValues, kEnd };
+  enum class Place {
+    kBegin,
+    kHeader,
+    kHeaderValue,
+    kMetadata,
+    kMetadataValue,
+    kTensor,
+    kDtype,
+    kShape,
+    kShapeValues,
+    kOffsets,
+    kOffsetValues,
+    kEnd
+  };
 
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
@@ -256,15 +276,18 @@ bool convert_from(const std::string& dtype, std::span<const std::byte> bytes, st
   if constexpr (std::is_floating_point_v<T>) {
     if (dtype == "F32") return convert<float>(bytes, out, [](float x) { return static_cast<T>(x); }), true;
     if (dtype == "F64") return convert<double>(bytes, out, [](double x) { return static_cast<T>(x); }), true;
-    if (dtype == "BF16") return convert<uint16_t>(bytes, out, [](uint16_t x) { return static_cast<T>(bfloat_to_float(x)); }), true;
-    if (dtype == "F16") return convert<uint16_t>(bytes, out, [](uint16_t x) { return static_cast<T>(half_to_float(x)); }), true;
+    if (dtype == "BF16")
+      return convert<uint16_t>(bytes, out, [](uint16_t x) { return static_cast<T>(bfloat_to_float(x)); }), true;
+    if (dtype == "F16")
+      return convert<uint16_t>(bytes, out, [](uint16_t x) { return static_cast<T>(half_to_float(x)); }), true;
   } else if constexpr (std::is_same_v<T, uint8_t>) {
     if (dtype == "U8") return convert<uint8_t>(bytes, out, [](uint8_t x) { return x; }), true;
   } else {
     if (dtype == "I32") return convert<int32_t>(bytes, out, [](int32_t x) { return static_cast<T>(x); }), true;
     if (dtype == "I64") {
       convert<int64_t>(bytes, out, [](int64_t x) {
-        if (x < std::numeric_limits<T>::min() || x > std::numeric_limits<T>::max()) fail_usage("the value {} does not fit 32 bits", x);
+        if (x < std::numeric_limits<T>::min() || x > std::numeric_limits<T>::max())
+          fail_usage("the value {} does not fit 32 bits", x);
         return static_cast<T>(x);
       });
       return true;
@@ -294,24 +317,31 @@ int64_t TensorInfo::count() const { return element_count(shape); }
 
 SafetensorsReader::SafetensorsReader(const std::string& path) : map_(path), name_(path) { parse(map_.bytes()); }
 
-SafetensorsReader::SafetensorsReader(std::span<const std::byte> content, const std::string& name) : name_(name) { parse(content); }
+SafetensorsReader::SafetensorsReader(std::span<const std::byte> content, const std::string& name) : name_(name) {
+  parse(content);
+}
 
 void SafetensorsReader::parse(std::span<const std::byte> content) {
   if (content.size() < 8) {
-    fail_usage("'{}': expected a safetensors file (an 8-byte header length first), it has {} bytes: empty, truncated or not a safetensors file", name_,
-               content.size());
+    fail_usage(
+        "'{}': expected a safetensors file (an 8-byte header length first), it has {} bytes: empty, truncated or not a "
+        "safetensors file",
+        name_, content.size());
   }
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, content.data(), 8);
   if (header_bytes > kMaxHeader || header_bytes > content.size() - 8) {
-    fail_usage("'{}': its first 8 bytes say that {} bytes of header follow, the file has {}: truncated, damaged or not a safetensors file", name_, header_bytes,
-               content.size() - 8);
+    fail_usage(
+        "'{}': its first 8 bytes say that {} bytes of header follow, the file has {}: truncated, damaged or not a "
+        "safetensors file",
+        name_, header_bytes, content.size() - 8);
   }
   const std::string_view header(reinterpret_cast<const char*>(content.data()) + 8, header_bytes);
   const std::span<const std::byte> data = content.subspan(8 + header_bytes);
 
   HeaderParser parser(name_);
-  if (!nlohmann::json::sax_parse(header.begin(), header.end(), &parser)) fail_usage("'{}': the safetensors header cannot be read", name_);
+  if (!nlohmann::json::sax_parse(header.begin(), header.end(), &parser))
+    fail_usage("'{}': the safetensors header cannot be read", name_);
   metadata_ = std::move(parser.metadata);
 
   std::vector<const std::pair<const std::string, Entry>*> order;
@@ -324,36 +354,46 @@ void SafetensorsReader::parse(std::span<const std::byte> content) {
     const Entry& e = item->second;
     const std::string tensor = excerpt(item->first);
     if (e.begin > e.end || e.end > data.size()) {
-      fail_usage("'{}': tensor '{}': data_offsets [{}, {}] lie outside the {} bytes that the file has for tensors: truncated or damaged", name_, tensor,
-                 e.begin, e.end, data.size());
+      fail_usage(
+          "'{}': tensor '{}': data_offsets [{}, {}] lie outside the {} bytes that the file has for tensors: truncated "
+          "or damaged",
+          name_, tensor, e.begin, e.end, data.size());
     }
     if (e.begin != position) {
-      fail_usage("'{}': tensor '{}': its bytes begin at {}, the tensor before it ends at {}: overlaps and holes are not allowed", name_, tensor, e.begin,
-                 position);
+      fail_usage(
+          "'{}': tensor '{}': its bytes begin at {}, the tensor before it ends at {}: overlaps and holes are not "
+          "allowed",
+          name_, tensor, e.begin, position);
     }
     position = e.end;
     const int64_t count = element_count(e.shape);
     uint64_t bytes = 0;
-    if (count < 0 || __builtin_mul_overflow(static_cast<uint64_t>(count), dtype_bytes(e.dtype), &bytes) || bytes != e.end - e.begin) {
-      fail_usage("'{}': tensor '{}': {} of shape {} does not take the {} bytes that data_offsets give it", name_, tensor, e.dtype, shape_text(e.shape),
-                 e.end - e.begin);
+    if (count < 0 || __builtin_mul_overflow(static_cast<uint64_t>(count), dtype_bytes(e.dtype), &bytes) ||
+        bytes != e.end - e.begin) {
+      fail_usage("'{}': tensor '{}': {} of shape {} does not take the {} bytes that data_offsets give it", name_,
+                 tensor, e.dtype, shape_text(e.shape), e.end - e.begin);
     }
     tensors_[item->first] = TensorInfo{e.dtype, e.shape, data.subspan(e.begin, e.end - e.begin)};
   }
   if (position != data.size()) {
-    fail_usage("'{}': {} bytes follow the last tensor, expected none: damaged, or two files in one", name_, data.size() - position);
+    fail_usage("'{}': {} bytes follow the last tensor, expected none: damaged, or two files in one", name_,
+               data.size() - position);
   }
 
   const auto sum = metadata_.find(std::string(kChecksumKey));
   if (sum == metadata_.end()) return;
   const size_t place = checksum_place(header);
   // A header that another program has laid out anew cannot be checked; one written here can.
-  if (place == kNoPlace || sum->second.size() != kNoChecksum.size() || header.substr(place, kNoChecksum.size()) != sum->second) return;
+  if (place == kNoPlace || sum->second.size() != kNoChecksum.size() ||
+      header.substr(place, kNoChecksum.size()) != sum->second)
+    return;
   const std::array<std::span<const std::byte>, 1> all = {data};
   const std::string actual = fmt::format("{:016x}", checksum_of(header, place, all));
   if (actual != sum->second) {
-    fail_usage("'{}': checksum {} expected, {} found: the file is damaged (use another copy; if a program changed it on purpose, remove {} from its metadata)",
-               name_, excerpt(sum->second), actual, kChecksumKey);
+    fail_usage(
+        "'{}': checksum {} expected, {} found: the file is damaged (use another copy; if a program changed it on "
+        "purpose, remove {} from its metadata)",
+        name_, excerpt(sum->second), actual, kChecksumKey);
   }
 }
 
@@ -364,20 +404,24 @@ void SafetensorsReader::read(const std::string& name, std::span<const int64_t> s
     std::vector<std::string> names;
     for (const auto& item : tensors_) names.push_back(item.first);
     const std::string near = nearest(name, names);
-    fail_usage("'{}': tensor '{}' is missing{}", name_, name, near.empty() ? "" : fmt::format(" (the nearest name there is '{}')", excerpt(near)));
+    fail_usage("'{}': tensor '{}' is missing{}", name_, name,
+               near.empty() ? "" : fmt::format(" (the nearest name there is '{}')", excerpt(near)));
   }
   const TensorInfo& tensor = found->second;
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
-    fail_usage("'{}': tensor '{}': expected shape {}, got {}", name_, name, shape_text(shape), shape_text(tensor.shape));
+    fail_usage("'{}': tensor '{}': expected shape {}, got {}", name_, name, shape_text(shape),
+               shape_text(tensor.shape));
   }
-  if (static_cast<int64_t>(out.size()) != tensor.count()) fail_internal("tensor '{}': {} values asked for, shape {}", name, out.size(), shape_text(shape));
+  if (static_cast<int64_t>(out.size()) != tensor.count())
+    fail_internal("tensor '{}': {} values asked for, shape {}", name, out.size(), shape_text(shape));
   bool known = false;
   try {
     known = convert_from<T>(tensor.dtype, tensor.bytes, out);
   } catch (const Error& error) {
     fail_usage("'{}': tensor '{}': {}", name_, name, error.what());
   }
-  if (!known) fail_usage("'{}': tensor '{}': expected dtype {}, got {}", name_, name, readable_dtypes<T>(), tensor.dtype);
+  if (!known)
+    fail_usage("'{}': tensor '{}': expected dtype {}, got {}", name_, name, readable_dtypes<T>(), tensor.dtype);
 }
 
 template void SafetensorsReader::read(const std::string&, std::span<const int64_t>, std::span<float>) const;
@@ -386,12 +430,14 @@ template void SafetensorsReader::read(const std::string&, std::span<const int64_
 template void SafetensorsReader::read(const std::string&, std::span<const int64_t>, std::span<int64_t>) const;
 template void SafetensorsReader::read(const std::string&, std::span<const int64_t>, std::span<uint8_t>) const;
 
-void SafetensorsWriter::add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes) {
+void SafetensorsWriter::add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
+                            std::span<const std::byte> bytes) {
   const size_t element = dtype_bytes(dtype);
   const int64_t count = element_count(shape);
   if (element == 0) fail_internal("tensor '{}': unknown dtype '{}'", name, dtype);
   if (count < 0 || static_cast<size_t>(count) * element != bytes.size()) {
-    fail_internal("tensor '{}': {} of shape {} needs {} bytes, got {}", name, dtype, shape_text(shape), static_cast<size_t>(count) * element, bytes.size());
+    fail_internal("tensor '{}': {} of shape {} needs {} bytes, got {}", name, dtype, shape_text(shape),
+                  static_cast<size_t>(count) * element, bytes.size());
   }
   if (name == "__metadata__" || !tensors_.emplace(name, TensorInfo{dtype, std::move(shape), bytes}).second) {
     fail_internal("tensor '{}': the name is taken", name);
@@ -427,7 +473,9 @@ template void SafetensorsWriter::add_copy(const std::string&, std::vector<int64_
 void SafetensorsWriter::write(const std::string& path) const {
   std::vector<const std::pair<const std::string, TensorInfo>*> order;
   for (const auto& item : tensors_) order.push_back(&item);
-  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return dtype_bytes(a->second.dtype) > dtype_bytes(b->second.dtype); });
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return dtype_bytes(a->second.dtype) > dtype_bytes(b->second.dtype);
+  });
 
   nlohmann::ordered_json header;
   header["__metadata__"][std::string(kChecksumKey)] = std::string(kNoChecksum);
@@ -438,7 +486,8 @@ void SafetensorsWriter::write(const std::string& path) const {
   size_t position = 0;
   for (const auto* item : order) {
     const TensorInfo& t = item->second;
-    header[item->first] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {position, position + t.bytes.size()}}};
+    header[item->first] = {
+        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {position, position + t.bytes.size()}}};
     position += t.bytes.size();
     data.push_back(t.bytes);
   }

@@ -11,7 +11,8 @@ SeqLayout::SeqLayout(std::vector<int64_t> offsets) : offsets_(std::move(offsets)
   }
   for (size_t i = 1; i < offsets_.size(); ++i) {
     if (offsets_[i] < offsets_[i - 1]) {
-      fail_usage("sequence offsets: expected values that do not decrease, got {} after {} at index {}", offsets_[i], offsets_[i - 1], i);
+      fail_usage("sequence offsets: expected values that do not decrease, got {} after {} at index {}", offsets_[i],
+                 offsets_[i - 1], i);
     }
   }
 }

@@ -1,5 +1,6 @@
-// StagedRanks: the ranks of a Communicator that carries host memory, for the memory of the CUDA device: piece by piece it is copied to page-locked memory of
-// the host, sent from there, and copied to the other's device. What carries a GPU's tensors where nothing below knows GPUs.
+// StagedRanks: the ranks of a Communicator that carries host memory, for the memory of the CUDA device. Memory is
+// copied piece by piece to page-locked memory of the host, sent from there, and copied to the other's device. What
+// carries a GPU's tensors where nothing below knows GPUs.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,8 @@ class StagedRanks final : public Communicator {
  public:
   static constexpr size_t kStaging = size_t{64} << 20;
 
-  // Both outlive it. `staging`: bytes of host memory for what is sent, and as many for what is received; at least 16 for each rank.
+  // Both outlive it. `staging`: bytes of host memory for what is sent, and as many for what is received; at least 16
+  // for each rank.
   StagedRanks(Communicator& host, Device& device, size_t staging = kStaging);
 
   int rank() const override { return host_.rank(); }

@@ -1,5 +1,5 @@
-// The wish that the process ends soon. A signal's handler utters it (src/cli/signals.cpp); loops that take long look at it
-// and either return (Trainer::run, which writes a checkpoint first) or throw Stopped, which says how far they came.
+// The wish that the process ends soon. A signal's handler utters it (src/cli/signals.cpp); loops that take long look at
+// it and either return (Trainer::run, which writes a checkpoint first) or throw Stopped, which says how far they came.
 #pragma once
 
 #include <atomic>

@@ -23,8 +23,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLooksBetweenTimes = 32;
-constexpr auto kBusy = std::chrono::microseconds(10);     // looking only
-constexpr auto kPolite = std::chrono::microseconds(200);  // and then letting others run between looks, until so long after the beginning
+constexpr auto kBusy = std::chrono::microseconds(10);  // looking only
+// and then letting others run between looks, until so long after the beginning
+constexpr auto kPolite = std::chrono::microseconds(200);
 
 std::atomic<int> g_generation{0};
 // One's own handler instead of a comparison of process numbers, which would be a system call a loop.
@@ -115,7 +116,8 @@ void ThreadPool::grow(int workers) {
       self.thread = std::thread([this, &self, index] { work(self, index); });
     } catch (const std::system_error& error) {
       workers_.pop_back();
-      fail_io("cannot start thread {} of {}: {}; use fewer threads (--threads)", index + 1, workers + 1, error.code().message());
+      fail_io("cannot start thread {} of {}: {}; use fewer threads (--threads)", index + 1, workers + 1,
+              error.code().message());
     }
   }
 }
@@ -147,7 +149,8 @@ void ThreadPool::run(int threads, const std::function<void(int)>& body) {
     calls.notify_one();
   }
   body(0);
-  for (uint32_t left = left_.load(std::memory_order_acquire); left != 0; left = left_.load(std::memory_order_acquire)) await(left_, left, spin_.load());
+  for (uint32_t left = left_.load(std::memory_order_acquire); left != 0; left = left_.load(std::memory_order_acquire))
+    await(left_, left, spin_.load());
 }
 
 }  // namespace fw

@@ -1,10 +1,10 @@
-// Threads that wait for work. Each calling thread has a pool of its own, so that calls from several threads of a program do not
-// wait for each other; its threads are made when they are first needed and end with the calling thread.
+// Threads that wait for work. Each calling thread has a pool of its own, so that calls from several threads of a
+// program do not wait for each other. Its threads are made when they are first needed and end with the calling thread.
 //
-// Waiting: a thread looks for a few microseconds, then lets others have its core between looks, and soon sleeps. Loops of a
-// model follow each other so closely that sleeping at once would cost more than it saves, but a wait without bound (libgomp's
-// is milliseconds) takes the core from whoever else computes on it, and two programs beside each other then hardly move.
-// OMP_WAIT_POLICY=passive, or more threads than cores, means to sleep at once.
+// Waiting: a thread looks for a few microseconds, then lets others have its core between looks, and soon sleeps. Loops
+// of a model follow each other so closely that sleeping at once would cost more than it saves. But a wait without bound
+// (libgomp's is milliseconds) takes the core from whoever else computes on it. Two programs beside each other then
+// hardly move. OMP_WAIT_POLICY=passive, or more threads than cores, means to sleep at once.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,9 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // body(0) on the calling thread, body(1) to body(threads - 1) on others; returns when all have returned. body must not
-  // throw. Signals are blocked in the pool's threads (base/signal_mask.h). Throws Error(kIo) when a thread cannot be made.
+  // body(0) on the calling thread, body(1) to body(threads - 1) on others; returns when all have returned. body must
+  // not throw. Signals are blocked in the pool's threads (base/signal_mask.h). Throws Error(kIo) when a thread cannot
+  // be made.
   void run(int threads, const std::function<void(int)>& body);
 
  private:

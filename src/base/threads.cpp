@@ -30,12 +30,13 @@ int default_threads() {
   return threads;
 }
 
-// While it lives oneDNN and OpenBLAS open no threads of their own in calls from this thread; it may be a caller's, whose number is
-// put back.
+// While it lives oneDNN and OpenBLAS open no threads of their own in calls from this thread; it may be a caller's,
+// whose number is put back.
 class OneLibraryThread {
  public:
 #if defined(FW_STD_THREADS)
-  // Nothing to say it with: the sanitizers' presets set OMP_NUM_THREADS. A defaulted one would leave a variable that nothing used.
+  // Nothing to say it with: the sanitizers' presets set OMP_NUM_THREADS. A defaulted one would leave a variable that
+  // nothing used.
   OneLibraryThread() {}  // NOLINT(modernize-use-equals-default)
 #else
   OneLibraryThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
@@ -48,12 +49,13 @@ class OneLibraryThread {
 #endif
 };
 
-// Runs tasks until none is left; keeps the first exception. Every thread has a share of neighbouring tasks and helps the
-// others when it is done with it: a task that comes again (a head of the next token) finds its memory in the cache of the
-// core that had it last.
+// Runs tasks until none is left; keeps the first exception. Every thread has a share of neighbouring tasks and helps
+// the others when it is done with it. So a task that comes again (a head of the next token) finds its memory in the
+// cache of the core that had it last.
 class TaskQueue {
  public:
-  TaskQueue(int64_t count, int threads, const std::function<void(int64_t)>& body) : body_(body), shares_(static_cast<size_t>(threads)) {
+  TaskQueue(int64_t count, int threads, const std::function<void(int64_t)>& body)
+      : body_(body), shares_(static_cast<size_t>(threads)) {
     for (int64_t i = 0; i < threads; ++i) {
       shares_[static_cast<size_t>(i)].next = count * i / threads;
       shares_[static_cast<size_t>(i)].end = count * (i + 1) / threads;
@@ -109,7 +111,9 @@ int num_threads() {
 
 void set_num_threads(int n) { g_threads.store(std::max(0, n)); }
 
-ThreadsOfCall::ThreadsOfCall(int planned) : before_(t_of_call) { t_of_call = std::max(1, std::min(planned, num_threads())); }
+ThreadsOfCall::ThreadsOfCall(int planned) : before_(t_of_call) {
+  t_of_call = std::max(1, std::min(planned, num_threads()));
+}
 ThreadsOfCall::~ThreadsOfCall() { t_of_call = before_; }
 
 int thread_index() { return t_index; }

@@ -13,8 +13,8 @@ int num_threads();
 // n >= 1; 0 restores the default (the cores of the process's affinity mask, or OMP_NUM_THREADS).
 void set_num_threads(int n);
 
-// While it lives, loops of the calling thread use the number of threads that there was when it was made, and at most `planned`: what is sized by a number of
-// threads stays right whatever other threads set meanwhile.
+// While it lives, loops of the calling thread use the number of threads that there was when it was made, and at most
+// `planned`. So what is sized by a number of threads stays right whatever other threads set meanwhile.
 class ThreadsOfCall {
  public:
   explicit ThreadsOfCall(int planned);

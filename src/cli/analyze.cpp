@@ -31,32 +31,42 @@ namespace {
 class Analyze : public Command {
  public:
   std::string name() const override { return "analyze"; }
-  std::string summary() const override { return "gates, eigenvalues, reads and states of every head on a text, as JSON, CSV and pictures"; }
+  std::string summary() const override {
+    return "gates, eigenvalues, reads and states of every head on a text, as JSON, CSV and pictures";
+  }
   std::string details() const override {
-    return "The recurrence of every head is replayed in double, on the CPU, from what the model gave it; with --device cuda the model itself runs on a GPU, "
-           "in bf16. Into the folder --out go analysis.json (all numbers), analysis.csv (one number a row) and a picture for each quantity with a panel for "
+    return "The recurrence of every head is replayed in double, on the CPU, from what the model gave it; with --device "
+           "cuda the model itself runs on a GPU, "
+           "in bf16. Into the folder --out go analysis.json (all numbers), analysis.csv (one number a row) and a "
+           "picture for each quantity with a panel for "
            "each layer and head, as PNG and SVG. docs/analyze.md defines the "
            "quantities.\n\n"
-           "Of several models each has a folder of its own in --out, by its name; into --out itself go comparison.md (a table), comparison.csv and pictures "
+           "Of several models each has a folder of its own in --out, by its name; into --out itself go comparison.md "
+           "(a table), comparison.csv and pictures "
            "with a panel for each model: every quantity over all heads and layers, and over the depth.\n\n"
            "Without --text the held-out data of the run is read, of several runs that of the first.\n\n"
-           "Examples:\n  fastweight analyze my-run --out my-analysis\n  fastweight analyze my-run --text held-out.txt --tokens 8192 --out my-analysis\n"
+           "Examples:\n  fastweight analyze my-run --out my-analysis\n  fastweight analyze my-run --text held-out.txt "
+           "--tokens 8192 --out my-analysis\n"
            "  fastweight analyze run-gdn run-kaczmarz run-qdelta --text held-out.txt --out comparison";
   }
   void declare(Options& options) override {
-    options.positional("MODEL", &models_, "model folders, or run folders (their finished model, else the newest checkpoint)", true);
+    options.positional("MODEL", &models_,
+                       "model folders, or run folders (their finished model, else the newest checkpoint)", true);
     options.add("text", "FILE", &text_,
-                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several times for several texts");
+                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several "
+                "times for several texts");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("tokens", "N", &analyze_.tokens, "tokens to look at, from the beginning; 0: all");
-    options.add("context", "LEN", &analyze_.context, "tokens of a window, which starts from nothing; 0: whole documents");
+    options.add("context", "LEN", &analyze_.context,
+                "tokens of a window, which starts from nothing; 0: whole documents");
     options.add("layers", "N,N,...", &analyze_.layers, "only these layers, counted from 0", ',');
     options.add("every", "N", &analyze_.every, "tokens between two looks at the state's norm and rank");
     options.add("bins", "N", &bins_, "bins of a histogram, at most");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("out", "DIR", &out_, "folder for the results; files of the same names are replaced");
     options.add("pictures", "", &pictures_, "draw the pictures, with gnuplot");
-    options.add("device", "DEVICE", &device_, std::string(device_help()) + ": of the model's passes; the replay is the CPU's");
+    options.add("device", "DEVICE", &device_,
+                std::string(device_help()) + ": of the model's passes; the replay is the CPU's");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
   }
@@ -79,19 +89,24 @@ class Analyze : public Command {
 // A text that lies in the folder of the results under a name that a picture can have.
 void Analyze::refuse_picture(const std::string& text, const std::string& folder) const {
   const std::filesystem::path path(text), parent = path.has_parent_path() ? path.parent_path() : ".";
-  if (!pictures_ || (path.extension() != ".svg" && path.extension() != ".png") || !same_file(parent.string(), folder)) return;
-  fail_usage("--out: a picture of the results could replace '{}', which is read: choose another folder than '{}'", text, folder);
+  if (!pictures_ || (path.extension() != ".svg" && path.extension() != ".png") || !same_file(parent.string(), folder))
+    return;
+  fail_usage("--out: a picture of the results could replace '{}', which is read: choose another folder than '{}'", text,
+             folder);
 }
 
-// A difference beyond rounding would mean that the analysis and the model compute different rules. On a GPU the model's outputs are bf16 and so are the
-// operands of their products (docs/numerics.md has what that makes of each rule: up to 1.7e-2).
+// A difference beyond rounding would mean that the analysis and the model compute different rules. On a GPU the model's
+// outputs are bf16 and so are the operands of their products (docs/numerics.md has what that makes of each rule: up to
+// 1.7e-2).
 void print_replay_error(const Analysis& analysis, const Device& device) {
   const double rounding = device.kind() == FW_DEVICE_CPU ? 1e-2 : 3e-2;
   double worst = 0;
   for (const LayerAnalysis& layer : analysis.layers) {
     const double error = layer.replay_error();
     if (!(error <= rounding))
-      say("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its numbers\n", layer.layer, error);
+      say("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its "
+          "numbers\n",
+          layer.layer, error);
     if (!(error <= worst)) worst = error;  // also one that is not a number
   }
   say("replay against the model's own output: relative difference at most {:.1e}\n", worst);
@@ -110,8 +125,10 @@ void print_pictures(const PictureResult& pictures) {
 
 Analysis Analyze::analyze_one(const std::string& model, const std::string& folder) const {
   OpenModel open = open_model(model, "f32", "", device_);
-  require_memory_of_pass(open.model, analyze_.context > 0 ? std::min<int64_t>(analyze_.context, 16 * kEvaluationTokens) : kEvaluationTokens,
-                         "lower --context, or read fewer --layers; --no-check-memory tries all the same");
+  require_memory_of_pass(
+      open.model,
+      analyze_.context > 0 ? std::min<int64_t>(analyze_.context, 16 * kEvaluationTokens) : kEvaluationTokens,
+      "lower --context, or read fewer --layers; --no-check-memory tries all the same");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
   Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
@@ -125,8 +142,8 @@ Analysis Analyze::analyze_one(const std::string& model, const std::string& folde
   write_file_atomic(csv, analysis_csv(analysis, bins_));
   const PictureResult pictures = pictures_ ? write_figures(analysis_figures(analysis, bins_), folder) : PictureResult{};
 
-  say("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows, analysis.loss,
-      analysis_table(analysis).text());
+  say("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows,
+      analysis.loss, analysis_table(analysis).text());
   print_replay_error(analysis, open.model.device());
   if (!pictures.note.empty()) say("note: {}\n", pictures.note);
   say("files:\n  {}\n  {}\n", json, csv);
@@ -138,8 +155,10 @@ Analysis Analyze::analyze_one(const std::string& model, const std::string& folde
 
 void Analyze::compare(const std::vector<NamedAnalysis>& runs) const {
   const std::string table = out_ + "/comparison.md", csv = out_ + "/comparison.csv";
-  write_file_atomic(table, fmt::format("Mean, and 5% and 95% quantiles, over all heads, layers and tokens; docs/analyze.md has the quantities. Text: {}.\n\n{}",
-                                       markdown_text(fmt::format("{}", fmt::join(text_, ", "))), comparison_table(runs).markdown()));
+  write_file_atomic(
+      table, fmt::format("Mean, and 5% and 95% quantiles, over all heads, layers and tokens; docs/analyze.md has the "
+                         "quantities. Text: {}.\n\n{}",
+                         markdown_text(fmt::format("{}", fmt::join(text_, ", "))), comparison_table(runs).markdown()));
   write_file_atomic(csv, comparison_csv(runs));
   const PictureResult pictures = pictures_ ? write_figures(comparison_figures(runs, bins_), out_) : PictureResult{};
   say("\n{}\n", comparison_table(runs).text());
@@ -148,16 +167,19 @@ void Analyze::compare(const std::vector<NamedAnalysis>& runs) const {
   print_pictures(pictures);
 }
 
-// What a run is called among others: its folder's last name, that of the run where the folder is a run's model/; numbered where another has the name.
+// What a run is called among others: its folder's last name, that of the run where the folder is a run's model/;
+// numbered where another has the name.
 std::vector<std::string> names_of(const StringList& models) {
   std::vector<std::string> names;
   for (const std::string& model : models) {
     std::filesystem::path path = std::filesystem::absolute(model).lexically_normal();
     if (!path.has_filename()) path = path.parent_path();
-    if (path.filename() == "model" && path.has_parent_path() && path.parent_path().has_filename()) path = path.parent_path();
+    if (path.filename() == "model" && path.has_parent_path() && path.parent_path().has_filename())
+      path = path.parent_path();
     const std::string own = path.filename().string();
     std::string name = own;
-    for (int number = 2; std::ranges::find(names, name) != names.end(); ++number) name = fmt::format("{}-{}", own, number);
+    for (int number = 2; std::ranges::find(names, name) != names.end(); ++number)
+      name = fmt::format("{}-{}", own, number);
     names.push_back(name);
   }
   return names;
@@ -169,10 +191,12 @@ int Analyze::run(Options& options) {
   allow_too_much_memory(!check_memory_);
   if (text_.empty()) {
     if (const std::string held = held_out_tokens(models_.front()); !held.empty()) text_ = {held};
-    if (text_.empty()) fail_usage("no text: give a file with --text; '{}' is no run with held-out data", models_.front());
+    if (text_.empty())
+      fail_usage("no text: give a file with --text; '{}' is no run with held-out data", models_.front());
     say_aside("text: the held-out data of the run, '{}'\n", text_.front());
   }
-  if (bins_ < 2 || bins_ > Distribution::kBins) fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
+  if (bins_ < 2 || bins_ > Distribution::kBins)
+    fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
   if (out_.empty()) fail_usage("--out: expected a folder, got nothing");
   const std::vector<std::string> files{"analysis.json", "analysis.csv"};
   if (models_.size() == 1) {
@@ -180,10 +204,12 @@ int Analyze::run(Options& options) {
     analyze_one(models_.front(), out_);
     return kExitOk;
   }
-  if (std::ranges::find(text_, "-") != text_.end()) fail_usage("--text: standard input can be read once, for one model; give a file for {}", models_.size());
+  if (std::ranges::find(text_, "-") != text_.end())
+    fail_usage("--text: standard input can be read once, for one model; give a file for {}", models_.size());
   const std::vector<std::string> names = names_of(models_);
   for (const std::string& model : models_) {
-    if (!std::filesystem::is_directory(model)) fail_usage("MODEL: expected the folder of a model or of a run, got '{}'", model);
+    if (!std::filesystem::is_directory(model))
+      fail_usage("MODEL: expected the folder of a model or of a run, got '{}'", model);
   }
   check_outputs(options, out_, {"comparison.md", "comparison.csv"});
   for (const std::string& name : names) check_outputs(options, out_ + "/" + name, files);

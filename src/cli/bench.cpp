@@ -29,17 +29,23 @@ class Bench : public Command {
   std::string name() const override { return "bench"; }
   std::string summary() const override { return "time the recurrence, training steps and decoding on this machine"; }
   std::string details() const override {
-    return "Without --train, --decode-model, --decode-sequences or --prefill: the recurrence of each rule. Each figure is the median of the repeats, the best "
+    return "Without --train, --decode-model, --decode-sequences or --prefill: the recurrence of each rule. Each figure "
+           "is the median of the repeats, the best "
            "behind it: on a shared machine "
-           "the median says what one gets and the best what the code can do. Forward, backward and decode are timed in turn, and bwd/fwd is the median of the "
+           "the median says what one gets and the best what the code can do. Forward, backward and decode are timed in "
+           "turn, and bwd/fwd is the median of the "
            "ratios of neighbours.\n\n"
-           "GFLOP/s counts the algebra of the chunk form and nothing else, per token and value head with chunks of C (token form: C = 1): forward "
-           "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's tensors once each; decode: the state in "
+           "GFLOP/s counts the algebra of the chunk form and nothing else, per token and value head with chunks of C "
+           "(token form: C = 1): forward "
+           "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's "
+           "tensors once each; decode: the state in "
            "and out and one token's inputs.\n\n"
-           "Examples:\n  fastweight bench --rule gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
+           "Examples:\n  fastweight bench --rule gated_deltanet,kda --threads 2\n  fastweight bench --train --json "
+           "train.json\n"
            "  mpirun -n 2 fastweight bench --train --device cuda --accumulate 2\n"
            "  fastweight bench --decode-model --decode-tokens 100000\n"
-           "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json generation.json";
+           "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json "
+           "generation.json";
   }
   void declare(Options& options) override {
     options.add("json", "FILE", &json_, "write the results as JSON as well").writes();
@@ -47,44 +53,67 @@ class Bench : public Command {
     declare_memory_check(options, check_memory_);
     options
         .add("device", "NAME", &device_,
-             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given")
+             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 "
+             "unless it is given")
         .words = {"cpu", "cuda"};
     options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
-    options.add("rule", "RULE,...", &rules_, "time these rules (names or axes); without: the recurrence of all named rules, a model with gated_deltanet2", ',')
+    options
+        .add("rule", "RULE,...", &rules_,
+             "time these rules (names or axes); without: the recurrence of all named rules, a model with "
+             "gated_deltanet2",
+             ',')
         .words = rule_names();
     options.section("", "Recurrence");
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
     options.add("sequences", "N", &recurrence_.batch, "sequences");
-    options.add("beside", "N", &recurrence_.beside, "with --device cuda: N short sequences besides, all of them packed");
+    options.add("beside", "N", &recurrence_.beside,
+                "with --device cuda: N short sequences besides, all of them packed");
     options.add("beside_tokens", "N", &recurrence_.beside_tokens, "tokens of a short sequence");
     options.add("heads", "N", &recurrence_.heads, "key heads");
     options.add("value_heads", "N", &recurrence_.value_heads, "value heads; 0: as many");
     options.add("key_dim", "N", &recurrence_.key_dim, "key dimension");
     options.add("value_dim", "N", &recurrence_.value_dim, "value dimension");
-    options.add("dtype", "TYPE", &recurrence_.dtype, "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32").words = {"f32", "f64", "bf16"};
-    options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {"f32", "bf16"};
+    options
+        .add("dtype", "TYPE", &recurrence_.dtype,
+             "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32")
+        .words = {"f32", "f64", "bf16"};
+    options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {
+        "f32", "bf16"};
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
     options.add("segment", "N", &recurrence_.segment,
-                "with --device cuda: tokens of the segments that long sequences are cut into, a multiple of 64; 0: the library's choice, -1: none");
-    options.add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)").words = {"values", "logits"};
-    options.add("decay_scale", "X", &recurrence_.decay_scale, "factor of the log-decays, which are minus the softplus of normal numbers");
+                "with --device cuda: tokens of the segments that long sequences are cut into, a multiple of 64; 0: the "
+                "library's choice, -1: none");
+    options
+        .add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)")
+        .words = {"values", "logits"};
+    options.add("decay_scale", "X", &recurrence_.decay_scale,
+                "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
     options.section("", "Models");
     options.add("train", "", &train_, "time training steps of the model below, on the CPU in f32 and in bf16");
-    options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
+    options.add("decode_model", "", &decode_,
+                "time decoding with the model below, at the start and at the end of a long text");
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("accumulate", "N", &model_.accumulate, "batches whose gradients make one training step");
-    options.add("sums", "HOW", &model_.sums, "of several ranks (mpirun, with --train --device cuda): apart or local, as train has it").words = {"apart",
-                                                                                                                                                "local"};
+    options
+        .add("sums", "HOW", &model_.sums,
+             "of several ranks (mpirun, with --train --device cuda): apart or local, as train has it")
+        .words = {"apart", "local"};
     options.add("steps", "N", &model_.steps, "training steps timed");
-    options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words = recompute_names();
-    options.add("memory", "SIZE", &model_.memory, "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
-    options.add("moments", "FORMAT", &model_.moments, "of training steps: auto, float32, or bf16").words = {"auto", "float32", "bf16"};
+    options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words =
+        recompute_names();
+    options.add(
+        "memory", "SIZE", &model_.memory,
+        "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
+    options.add("moments", "FORMAT", &model_.moments, "of training steps: auto, float32, or bf16").words = {
+        "auto", "float32", "bf16"};
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
-    options.add("decode_sequences", "N,N,...", &model_.decode_sequences, "time the model generating so many sequences side by side, greedily", ',');
-    options.add("decode_seen", "N,N,...", &model_.decode_seen, "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
+    options.add("decode_sequences", "N,N,...", &model_.decode_sequences,
+                "time the model generating so many sequences side by side, greedily", ',');
+    options.add("decode_seen", "N,N,...", &model_.decode_seen,
+                "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
     options.add("prefill", "N", &model_.prefill, "time the model reading a prompt of N tokens; 0: do not");
     options.add(model_tables(), false);
   }
@@ -114,18 +143,24 @@ class Bench : public Command {
 
 // An option that no timing of this call reads is an error.
 void Bench::check_options(const Options& options) {
-  const std::vector<std::string> recurrence{"tokens", "sequences", "beside", "beside_tokens", "heads",   "value_heads", "key_dim",     "value_dim",
-                                            "dtype",  "operands",  "form",   "chunk",         "segment", "gates",       "decay_scale", "repeats"};
+  const std::vector<std::string> recurrence{
+      "tokens", "sequences", "beside", "beside_tokens", "heads",   "value_heads", "key_dim",     "value_dim",
+      "dtype",  "operands",  "form",   "chunk",         "segment", "gates",       "decay_scale", "repeats"};
   if (times_a_model()) {
-    options.expect_without_effect(recurrence, "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
+    options.expect_without_effect(recurrence,
+                                  "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
   } else {
-    std::vector<std::string> keys{"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments", "decode_tokens", "decode_seen"};
+    std::vector<std::string> keys{"batch",     "length", "accumulate", "sums",          "steps",
+                                  "recompute", "memory", "moments",    "decode_tokens", "decode_seen"};
     for (const KeyTable& table : model_tables()) {
       for (const Key& key : table.keys) keys.push_back(key.name);
     }
-    options.expect_without_effect(keys, "without --train, --decode-model, --decode-sequences or --prefill: the recurrence alone is timed");
+    options.expect_without_effect(
+        keys, "without --train, --decode-model, --decode-sequences or --prefill: the recurrence alone is timed");
   }
-  if (!train_) options.expect_without_effect({"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments"}, "without --train");
+  if (!train_)
+    options.expect_without_effect({"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments"},
+                                  "without --train");
   if (!decode_) options.expect_without_effect({"decode_tokens"}, "without --decode-model");
   if (model_.decode_sequences.empty()) options.expect_without_effect({"decode_seen"}, "without --decode-sequences");
   if (recurrence_.beside == 0) options.expect_without_effect({"beside_tokens"}, "without --beside");
@@ -148,8 +183,10 @@ void Bench::check() const {
   at_least_one("--key-dim", recurrence_.key_dim);
   at_least_one("--value-dim", recurrence_.value_dim);
   at_least_one("--repeats", recurrence_.repeats);
-  if (recurrence_.value_heads != 0 && (recurrence_.value_heads < 0 || recurrence_.value_heads % recurrence_.heads != 0)) {
-    fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
+  if (recurrence_.value_heads != 0 &&
+      (recurrence_.value_heads < 0 || recurrence_.value_heads % recurrence_.heads != 0)) {
+    fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads,
+               recurrence_.value_heads);
   }
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
   if (times_a_model()) validate(model_.model);
@@ -160,12 +197,15 @@ Communicator& Bench::join_ranks() {
   const Launch launch = launched();
   if (launch.size == 1) return open_ranks();
   if (!train_ || device_ != "cuda" || decode_ || generates()) {
-    fail_usage("expected one process, started as rank {} of {}: only --train with --device cuda, and nothing beside it, is timed on several ranks", launch.rank,
-               launch.size);
+    fail_usage(
+        "expected one process, started as rank {} of {}: only --train with --device cuda, and nothing beside it, is "
+        "timed on several ranks",
+        launch.rank, launch.size);
   }
   Communicator& ranks = open_ranks();
   if (model_.accumulate < ranks.size()) {
-    fail_usage("--accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(), model_.accumulate);
+    fail_usage("--accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(),
+               model_.accumulate);
   }
   take_gpu(ranks, place_on_machine(), device_);
   if (ranks.rank() > 0) be_quiet();
@@ -185,7 +225,8 @@ int Bench::run(Options& options) {
   if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale))
     fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
   if (recurrence_.beside < 0 || recurrence_.beside_tokens < 1 || (recurrence_.beside > 0 && device_ != "cuda"))
-    fail_usage("--beside: expected 0 or more sequences of 1 token or more, with --device cuda; got {} of {}", recurrence_.beside, recurrence_.beside_tokens);
+    fail_usage("--beside: expected 0 or more sequences of 1 token or more, with --device cuda; got {} of {}",
+               recurrence_.beside, recurrence_.beside_tokens);
   if (recurrence_.segment != 0 && (device_ != "cuda" || recurrence_.segment < -1 || recurrence_.segment % 64 > 0))
     fail_usage("--segment: expected 0 or, with --device cuda, -1 or a multiple of 64; got {}", recurrence_.segment);
   if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits")
@@ -193,16 +234,19 @@ int Bench::run(Options& options) {
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }
-  if (model_.sums != "apart" && model_.sums != "local") fail_usage("--sums: expected apart or local, got '{}'", model_.sums);
+  if (model_.sums != "apart" && model_.sums != "local")
+    fail_usage("--sums: expected apart or local, got '{}'", model_.sums);
   Communicator& ranks = join_ranks();
   Json report = json_report("bench");
-  report.update({{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
+  report.update(
+      {{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
   model_.device = device_;
   if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_, ranks) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
   if (generates()) report["generation"] = bench_generation(model_);
   if (!commit_.empty()) report["commit"] = commit_;
-  if (!times_a_model()) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
+  if (!times_a_model())
+    report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty() && ranks.rank() == 0) {
     write_file_atomic(json_, json_text(report, 2));
     say("written: {}\n", json_);

@@ -1,7 +1,8 @@
-// Times forward, forward + backward and decode of rules on the CUDA device through the C header, by events on the device.
+// Times forward, forward + backward and decode of rules on the CUDA device through the C header, by events on the
+// device.
 //
-// The roofline of a call is the larger of two times: the caller's tensors, each read or written once, at the copy bandwidth
-// measured in the same run (bytes read + written of a large copy); and the algebra's operations, counted as
+// The roofline of a call is the larger of two times: the caller's tensors, each read or written once, at the copy
+// bandwidth measured in the same run (bytes read + written of a large copy). And the algebra's operations, counted as
 // cli/bench_recurrence.cpp does, at kMatrixRate.
 #include <fmt/format.h>
 
@@ -29,8 +30,10 @@ namespace {
 
 using PlainJson = nlohmann::json;
 
-constexpr double kMatrixRate = 790e12;           // dense bf16 products of cuBLASLt on an H200 (docs/performance.md), operations a second
-constexpr int64_t kPatternTokens = 509;          // the random tokens that a problem repeats: prime, so that chunks differ
+// dense bf16 products of cuBLASLt on an H200 (docs/performance.md), operations a second
+constexpr double kMatrixRate = 790e12;
+// the random tokens that a problem repeats: prime, so that chunks differ
+constexpr int64_t kPatternTokens = 509;
 constexpr size_t kRotation = size_t{200} << 20;  // inputs of this many bytes rotate, several times the L2 cache
 
 void check(fw_status status) {
@@ -46,11 +49,14 @@ int64_t count_of(const fw_tensor& t) {
   return count;
 }
 
-double bytes_of(const fw_tensor& t) { return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_BF16 ? 2 : 4)); }
+double bytes_of(const fw_tensor& t) {
+  return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_BF16 ? 2 : 4));
+}
 
 // The random tokens that a rule's problems repeat.
 ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
-  require_memory(input_values(rule, bench, kPatternTokens) * sizeof(double), "the random tokens", "lower --heads, --key-dim or --value-dim");
+  require_memory(input_values(rule, bench, kPatternTokens) * sizeof(double), "the random tokens",
+                 "lower --heads, --key-dim or --value-dim");
   ProblemOptions options;
   options.sequences = SeqLayout::uniform(1, kPatternTokens);
   options.H = bench.heads;
@@ -61,7 +67,8 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
   ReferenceProblem problem = random_problem(rule, options);
   for (double& g : problem.in.g) g *= bench.decay_scale;
-  // Of logits, log-decays as logsigmoid(N(0, 1)) has them: with a rate of a head for all of its channels some heads' would be bounded in every chunk.
+  // Of logits, log-decays as logsigmoid(N(0, 1)) has them: with a rate of a head for all of its channels some heads'
+  // would be bounded in every chunk.
   Random random(options.seed + 1);
   const auto normal = [&](std::vector<double>& logits, std::vector<double>& a_log, std::vector<double>& dt_bias) {
     if (a_log.empty()) return;
@@ -79,7 +86,7 @@ class Problem {
  public:
   Problem(const ReferenceProblem& pattern, const RecurrenceBench& bench, int64_t tokens) {
     const Rule& rule = pattern.rule;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     desc.rule = to_c(rule);
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = FW_BF16;
@@ -93,14 +100,16 @@ class Problem {
     desc.HV = bench.value_heads;
     desc.K = bench.key_dim;
     desc.V = bench.value_dim;
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
       for (const auto& named : kInputTensors) {
-        if (shape.empty() || std::string_view(named.name) != field.name || (field.optional && !is_parameter(field.name))) continue;
+        if (shape.empty() || std::string_view(named.name) != field.name ||
+            (field.optional && !is_parameter(field.name)))
+          continue;
         const bool per_token = of_tokens(field.name);
         const fw_dtype dtype = per_token && (shape.size() == 3 || is_logits(pattern, field.name)) ? FW_BF16 : FW_F32;
         in.*named.tensor = tensor(shape, per_token, dtype, &(pattern.in.*field.values));
@@ -147,9 +156,12 @@ class Problem {
       std::vector<Bf16> bits(dtype == FW_BF16 ? wide.size() : 0);
       if (dtype == FW_BF16) round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
       const DeviceMemory pattern(pattern_rows * row * element);
-      pattern.from_host(dtype == FW_BF16 ? static_cast<const void*>(bits.data()) : static_cast<const void*>(wide.data()), pattern.size());
+      pattern.from_host(
+          dtype == FW_BF16 ? static_cast<const void*>(bits.data()) : static_cast<const void*>(wide.data()),
+          pattern.size());
       for (size_t r = 0; r < rows; r += pattern_rows) {
-        device_copy(static_cast<char*>(memory.data()) + r * row * element, pattern.data(), std::min(pattern_rows, rows - r) * row * element, nullptr);
+        device_copy(static_cast<char*>(memory.data()) + r * row * element, pattern.data(),
+                    std::min(pattern_rows, rows - r) * row * element, nullptr);
       }
       device_synchronize();
     } else {
@@ -163,7 +175,7 @@ class Problem {
 
 fw_sizes sizes_of(const fw_desc& desc) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&desc, &sizes));
   return sizes;
 }
@@ -179,8 +191,9 @@ double copy_bandwidth() {
   const DeviceMemory a(bytes), b(bytes);
   a.fill(1);
   b.fill(2);
-  return 2.0 * static_cast<double>(bytes) /
-         samples_of(device_times(3, 15, [&](int, void* stream) { device_copy(b.data(), a.data(), bytes, stream); })).median();
+  return 2.0 * static_cast<double>(bytes) / samples_of(device_times(3, 15, [&](int, void* stream) {
+                                              device_copy(b.data(), a.data(), bytes, stream);
+                                            })).median();
 }
 
 struct Result {
@@ -196,25 +209,28 @@ Result measure(const ReferenceProblem& pattern, const RecurrenceBench& given) {
   std::vector<int64_t> offsets;  // of packed sequences
   if (given.beside > 0) {
     offsets.push_back(0);
-    for (int64_t n = 0; n < given.batch + given.beside; ++n) offsets.push_back(offsets.back() + (n < given.batch ? given.tokens : given.beside_tokens));
+    for (int64_t n = 0; n < given.batch + given.beside; ++n)
+      offsets.push_back(offsets.back() + (n < given.batch ? given.tokens : given.beside_tokens));
     bench.batch = 1, bench.tokens = offsets.back();
   }
   std::deque<Problem> sets;
   const auto add = [&] {
     fw_desc& desc = sets.emplace_back(pattern, bench, bench.tokens).desc;
     if (offsets.empty()) return;
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_dtype = 64;
-    desc.num_sequences = given.batch + given.beside;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.bits = 64;
+    desc.seqlens.num_sequences = given.batch + given.beside;
   };
   add();
-  while (sets.size() < 4 && sets[0].input_bytes() * static_cast<double>(sets.size()) < static_cast<double>(kRotation)) add();
+  while (sets.size() < 4 && sets[0].input_bytes() * static_cast<double>(sets.size()) < static_cast<double>(kRotation))
+    add();
   const fw_sizes sizes = sizes_of(sets[0].desc);
   const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
   const auto forward = [&](int i, void* stream, bool save) {
     Problem& p = sets[static_cast<size_t>(i) % sets.size()];
     p.desc.stream = stream;
-    check(fw_forward(&p.desc, &p.in, &p.out, save ? saved.data() : nullptr, save ? saved.size() : 0, space.data(), space.size()));
+    check(fw_forward(&p.desc, &p.in, &p.out, save ? saved.data() : nullptr, save ? saved.size() : 0, space.data(),
+                     space.size()));
   };
   const auto both = [&](int i, void* stream) {
     forward(i, stream, true);
@@ -229,8 +245,8 @@ Result measure(const ReferenceProblem& pattern, const RecurrenceBench& given) {
   r.forward_bytes = p.input_bytes() + bytes_of(p.out.o);
   r.both_bytes = r.forward_bytes + p.input_bytes() + bytes_of(p.d.o) + p.input_bytes();
   const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = 64;
-  r.flops =
-      (rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V)) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
+  r.flops = (rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V)) *
+            static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
   r.extra_bytes = sizes.saved + std::max(sizes.forward_saving, sizes.backward);
   r.forward_workspace = sizes.forward;
   r.chunk_form = sizes.saved > 0;
@@ -249,7 +265,8 @@ DecodeResult measure_decode(const ReferenceProblem& pattern, const RecurrenceBen
   std::deque<Problem> sets;
   std::deque<DeviceMemory> states;
   DecodeResult r;
-  const std::vector<int64_t> shape{sequences, bench.value_heads, bench.value_dim, bench.key_dim}, precond_shape{sequences, bench.heads, bench.key_dim};
+  const std::vector<int64_t> shape{sequences, bench.value_heads, bench.value_dim, bench.key_dim},
+      precond_shape{sequences, bench.heads, bench.key_dim};
   double total = 0;
   while (sets.empty() || (total < static_cast<double>(kRotation) && sets.size() < 8)) {
     Problem& p = sets.emplace_back(pattern, bench, 1);
@@ -263,8 +280,8 @@ DecodeResult measure_decode(const ReferenceProblem& pattern, const RecurrenceBen
     };
     p.in.initial_state = p.out.final_state = place(shape);
     if (rule.uses_precond()) p.in.initial_precond = p.out.final_precond = place(precond_shape);
-    r.bytes = 2 * (bytes_of(p.out.final_state) + bytes_of(p.out.final_precond)) + p.input_bytes() - bytes_of(p.in.initial_state) -
-              bytes_of(p.in.initial_precond) + bytes_of(p.out.o);
+    r.bytes = 2 * (bytes_of(p.out.final_state) + bytes_of(p.out.final_precond)) + p.input_bytes() -
+              bytes_of(p.in.initial_state) - bytes_of(p.in.initial_precond) + bytes_of(p.out.o);
     total += r.bytes;
   }
   const fw_sizes sizes = sizes_of(sets[0].desc);
@@ -293,14 +310,15 @@ PlainJson bench_device(const RecurrenceBench& given) {
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const DeviceInfo info = device_info();
   const double bandwidth = copy_bandwidth();
-  say("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians (best) of {}\n", info.name, info.driver,
-      1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, bench.operands == "f32" ? "f32" : "bf16",
-      bench.repeats);
+  say("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians "
+      "(best) of {}\n",
+      info.name, info.driver, 1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads,
+      bench.key_dim, bench.value_dim, bench.operands == "f32" ? "f32" : "bf16", bench.repeats);
   Table table;
   table.column("rule", Table::Align::kLeft);
   table.column("form", Table::Align::kLeft);
-  for (const char* heading :
-       {"fwd ms", "roofline", "TB/s", "TFLOP/s", "fwd+bwd ms", "roofline", "extra MB", "decode us, 1 seq.", "64 seq.", "64 seq. TB/s", "of copy"}) {
+  for (const char* heading : {"fwd ms", "roofline", "TB/s", "TFLOP/s", "fwd+bwd ms", "roofline", "extra MB",
+                              "decode us, 1 seq.", "64 seq.", "64 seq. TB/s", "of copy"}) {
     table.column(heading);
   }
   PlainJson results = PlainJson::array();
@@ -314,20 +332,22 @@ PlainJson bench_device(const RecurrenceBench& given) {
     const double decode_rate = many.bytes / many.step.median();
     const auto ms = [](const Samples& s) { return fmt::format("{:.3f} ({:.3f})", 1e3 * s.median(), 1e3 * s.best()); };
     table.row({name, r.chunk_form ? "chunk" : "token", ms(r.forward), fmt::format("{:.0f}%", 100 * forward_floor / f),
-               fmt::format("{:.2f}", 1e-12 * r.forward_bytes / f), fmt::format("{:.0f}", 1e-12 * r.flops / f), ms(r.both),
-               fmt::format("{:.0f}%", 100 * both_floor / b), fmt::format("{:.0f}", 1e-6 * static_cast<double>(r.extra_bytes)),
-               fmt::format("{:.2f}", 1e6 * one.step.median()), fmt::format("{:.2f}", 1e6 * many.step.median()), fmt::format("{:.2f}", 1e-12 * decode_rate),
-               fmt::format("{:.0f}%", 100 * decode_rate / bandwidth)});
-    results.push_back({{"rule", name},
-                       {"form", r.chunk_form ? "chunk" : "token"},
-                       {"forward_ms", {{"median", 1e3 * f}, {"best", 1e3 * r.forward.best()}, {"roofline", forward_floor / f}}},
-                       {"forward_backward_ms", {{"median", 1e3 * b}, {"best", 1e3 * r.both.best()}, {"roofline", both_floor / b}}},
-                       {"forward_bytes", r.forward_bytes},
-                       {"forward_flops", r.flops},
-                       {"workspace_forward_bytes", r.forward_workspace},
-                       {"extra_bytes", r.extra_bytes},
-                       {"decode_us", {{"1", 1e6 * one.step.median()}, {"64", 1e6 * many.step.median()}}},
-                       {"decode_64_bytes_per_s", decode_rate}});
+               fmt::format("{:.2f}", 1e-12 * r.forward_bytes / f), fmt::format("{:.0f}", 1e-12 * r.flops / f),
+               ms(r.both), fmt::format("{:.0f}%", 100 * both_floor / b),
+               fmt::format("{:.0f}", 1e-6 * static_cast<double>(r.extra_bytes)),
+               fmt::format("{:.2f}", 1e6 * one.step.median()), fmt::format("{:.2f}", 1e6 * many.step.median()),
+               fmt::format("{:.2f}", 1e-12 * decode_rate), fmt::format("{:.0f}%", 100 * decode_rate / bandwidth)});
+    results.push_back(
+        {{"rule", name},
+         {"form", r.chunk_form ? "chunk" : "token"},
+         {"forward_ms", {{"median", 1e3 * f}, {"best", 1e3 * r.forward.best()}, {"roofline", forward_floor / f}}},
+         {"forward_backward_ms", {{"median", 1e3 * b}, {"best", 1e3 * r.both.best()}, {"roofline", both_floor / b}}},
+         {"forward_bytes", r.forward_bytes},
+         {"forward_flops", r.flops},
+         {"workspace_forward_bytes", r.forward_workspace},
+         {"extra_bytes", r.extra_bytes},
+         {"decode_us", {{"1", 1e6 * one.step.median()}, {"64", 1e6 * many.step.median()}}},
+         {"decode_64_bytes_per_s", decode_rate}});
     say_aside("{}: forward {:.3f} ms, both {:.3f} ms\n", name, 1e3 * f, 1e3 * b);
   }
   say("{}", table.text());
@@ -336,7 +356,13 @@ PlainJson bench_device(const RecurrenceBench& given) {
           {"date", today()},
           {"copy_bytes_per_s", bandwidth},
           {"beside", {{"sequences", bench.beside}, {"tokens", bench.beside_tokens}}},
-          {"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
+          {"shape",
+           {{"B", bench.batch},
+            {"T", bench.tokens},
+            {"H", bench.heads},
+            {"HV", bench.value_heads},
+            {"K", bench.key_dim},
+            {"V", bench.value_dim}}},
           {"operands", bench.operands},
           {"gates", bench.gates},
           {"decay_scale", bench.decay_scale},

@@ -1,5 +1,5 @@
-// Times a model: training steps (optimiser and data included) in float32 and bf16 with their peak memory, and decoding of a
-// long text, whose time and memory per token must not grow.
+// Times a model: training steps (optimiser and data included) in float32 and bf16 with their peak memory, and decoding
+// of a long text, whose time and memory per token must not grow.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,8 +67,9 @@ TrainConfig config_of(const ModelBench& bench) {
   return config;
 }
 
-void train_once(const ModelBench& bench, const std::string& precision, const std::shared_ptr<const Tokenizer>& tokenizer,
-                const std::shared_ptr<const TokenFile>& tokens, TrainResult& result) {
+void train_once(const ModelBench& bench, const std::string& precision,
+                const std::shared_ptr<const Tokenizer>& tokenizer, const std::shared_ptr<const TokenFile>& tokens,
+                TrainResult& result) {
   const TemporaryFolder folder;
   TrainConfig config = config_of(bench);
   config.out = folder.path() + "/run";
@@ -109,11 +110,13 @@ PlainJson bench_train(const ModelBench& bench) {
   const TemporaryFolder folder;
   const std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
   const std::string path = folder.path() + "/text.tokens";
-  write_token_file(random_text(std::max<size_t>(size_t{1} << 20, static_cast<size_t>(4 * bench.batch * bench.length))), "", *tokenizer, path);
+  write_token_file(random_text(std::max<size_t>(size_t{1} << 20, static_cast<size_t>(4 * bench.batch * bench.length))),
+                   "", *tokenizer, path);
   const auto tokens = std::make_shared<const TokenFile>(path);
 
   const double step_tokens = static_cast<double>(bench.batch * bench.length * bench.accumulate);
-  say("training: {}; {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), shape_of(bench), num_threads(), bench.steps);
+  say("training: {}; {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), shape_of(bench),
+      num_threads(), bench.steps);
   std::fflush(stdout);
   const std::vector<std::string> precisions{"f32", "bf16"};
   std::vector<TrainResult> results(precisions.size());
@@ -122,19 +125,26 @@ PlainJson bench_train(const ModelBench& bench) {
   }
   Table table;
   table.column("precision", Table::Align::kLeft);
-  for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "peak memory"}) table.column(heading);
+  for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "peak memory"})
+    table.column(heading);
   PlainJson rows = PlainJson::array();
   for (size_t i = 0; i < precisions.size(); ++i) {
     const TrainResult& r = results[i];
-    table.row({precisions[i], fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.best()),
-               fmt::format("{:.1f}", r.ms.median()), fmt::format("{:.1f}", r.ms.best()), format_bytes(static_cast<double>(r.peak))});
+    table.row({precisions[i], fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.median()),
+               fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.best()), fmt::format("{:.1f}", r.ms.median()),
+               fmt::format("{:.1f}", r.ms.best()), format_bytes(static_cast<double>(r.peak))});
     rows.push_back({{"precision", precisions[i]},
                     {"ms_per_step", figures(r.ms)},
-                    {"tokens_per_second", {{"median", 1e3 * step_tokens / r.ms.median()}, {"best", 1e3 * step_tokens / r.ms.best()}}},
+                    {"tokens_per_second",
+                     {{"median", 1e3 * step_tokens / r.ms.median()}, {"best", 1e3 * step_tokens / r.ms.best()}}},
                     {"peak_bytes", r.peak}});
   }
   say("{}", table.text());
-  return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"accumulate", bench.accumulate}, {"results", rows}};
+  return {{"model", describe(bench.model)},
+          {"batch", bench.batch},
+          {"length", bench.length},
+          {"accumulate", bench.accumulate},
+          {"results", rows}};
 }
 
 namespace {
@@ -181,7 +191,8 @@ class TimedRanks final : public Communicator {
 
 // An optimiser's step on this rank: alone, or together with others.
 struct TimedStep {
-  TimedStep(Communicator& ranks, const ModelBench& bench, const MemoryPlan& plan, LanguageModel<float>& of) : model(of) {
+  TimedStep(Communicator& ranks, const ModelBench& bench, const MemoryPlan& plan, LanguageModel<float>& of)
+      : model(of) {
     const AdamWConfig adamw = {.moments = plan.format, .seed = 1};
     if (ranks.size() == 1) {
       alone.emplace(adamw, model.params());
@@ -189,7 +200,8 @@ struct TimedStep {
     }
     between = device_ranks(ranks, model.device());
     sending.emplace(ranks, *between.tensors, model.device());
-    together.emplace(ranks, *sending, adamw, model.params(), bench.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
+    together.emplace(ranks, *sending, adamw, model.params(),
+                     bench.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
   }
   void run(std::span<const Batch> batches) {
     if (together) {
@@ -208,16 +220,18 @@ struct TimedStep {
 
 }  // namespace
 
-// A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card: the products as one step queues them, in
-// its order.
+// A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card:
+// the products as one step queues them, in its order.
 PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   Device& device = device_named(bench.device);
   const int count = ranks.size();
   const MemoryPlan plan = plan_memory(bench.model, config_of(bench), count);
-  const std::string where = count > 1 ? fmt::format("{} ranks, each with {}", count, device_info().name) : device_info().name;
-  say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), shape_of(bench), where, bench.steps,
-      describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
+  const std::string where =
+      count > 1 ? fmt::format("{} ranks, each with {}", count, device_info().name) : device_info().name;
+  say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model),
+      shape_of(bench), where, bench.steps, describe(plan.recompute, bench.model.num_hidden_layers),
+      name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
   std::fflush(stdout);
   const double planned = seconds_since_process_start();
   LanguageModel<float> model(bench.model, device);
@@ -242,7 +256,8 @@ PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
            });
   };
   for (int64_t i = 0; i < kWarmSteps + bench.steps; ++i) {
-    if (any_rank(ranks, stop_flag().load())) throw Stopped(fmt::format("bench: stopped after {} of {} training steps", i, kWarmSteps + bench.steps));
+    if (any_rank(ranks, stop_flag().load()))
+      throw Stopped(fmt::format("bench: stopped after {} of {} training steps", i, kWarmSteps + bench.steps));
     const double taken = step();
     if (i == 0) first_ms = taken, first_step = seconds_since_process_start();
     if (i >= kWarmSteps) ms.add(taken);
@@ -258,57 +273,67 @@ PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
   }
   ProductRecord record;
   step();
-  for (const double seconds : record.seconds_alone(device, static_cast<int>(std::min<int64_t>(bench.steps, 20)))) products_ms.add(1e3 * seconds);
+  for (const double seconds : record.seconds_alone(device, static_cast<int>(std::min<int64_t>(bench.steps, 20))))
+    products_ms.add(1e3 * seconds);
 
-  const double step_tokens = static_cast<double>(bench.batch * bench.length * bench.accumulate), ktok_s = step_tokens / ms.median(),
-               ratio = ms.median() / products_ms.median();
+  const double step_tokens = static_cast<double>(bench.batch * bench.length * bench.accumulate),
+               ktok_s = step_tokens / ms.median(), ratio = ms.median() / products_ms.median();
   const double peak_gib = static_cast<double>(peak) / 0x1p30;
   Table table;
-  for (const char* heading :
-       {"ktok/s median", "ktok/s best", "ms/step median", "ms/step best", "its products ms", "step/products", "first step ms", "from start s", "peak GiB"})
+  for (const char* heading : {"ktok/s median", "ktok/s best", "ms/step median", "ms/step best", "its products ms",
+                              "step/products", "first step ms", "from start s", "peak GiB"})
     table.column(heading);
-  table.row({fmt::format("{:.2f}", ktok_s), fmt::format("{:.2f}", step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
-             fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", products_ms.median()), fmt::format("{:.3f}", ratio), fmt::format("{:.1f}", first_ms),
+  table.row({fmt::format("{:.2f}", ktok_s), fmt::format("{:.2f}", step_tokens / ms.best()),
+             fmt::format("{:.1f}", ms.median()), fmt::format("{:.1f}", ms.best()),
+             fmt::format("{:.1f}", products_ms.median()), fmt::format("{:.3f}", ratio), fmt::format("{:.1f}", first_ms),
              fmt::format("{:.2f}", first_step), fmt::format("{:.2f}", peak_gib)});
-  say("from the start of the process: device and plan {:.2f} s, memory {:.2f}, parameters {:.2f}, first step {:.2f}\n", planned, allocated, drawn, first_step);
-  say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(), record.flops() / 1e12,
-      record.flops() / products_ms.median() / 1e9);
-  PlainJson report = {{"model", describe(bench.model)},
-                      {"shape", shape_of(bench)},
-                      {"batch", bench.batch},
-                      {"length", bench.length},
-                      {"accumulate", bench.accumulate},
-                      {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
-                      {"moments", name_of(plan.format)},
-                      {"memory", bench.memory},
-                      {"device", device_info().name},
-                      {"ms_per_step", figures(ms)},
-                      {"products", record.count()},
-                      {"products_flops", record.flops()},
-                      {"products_ms", figures(products_ms)},
-                      {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
-                      {"ktok_s", ktok_s},
-                      {"step_over_products", ratio},
-                      {"first_step_ms", first_ms},
-                      {"first_step_s", first_step},
-                      {"start_s", {{"plan", planned}, {"memory", allocated}, {"parameters", drawn}, {"first_step", first_step}}},
-                      {"planned_bytes", plan.total()},
-                      {"peak_bytes", peak},
-                      {"peak_gib", peak_gib}};
+  say("from the start of the process: device and plan {:.2f} s, memory {:.2f}, parameters {:.2f}, first step {:.2f}\n",
+      planned, allocated, drawn, first_step);
+  say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(),
+      record.flops() / 1e12, record.flops() / products_ms.median() / 1e9);
+  PlainJson report = {
+      {"model", describe(bench.model)},
+      {"shape", shape_of(bench)},
+      {"batch", bench.batch},
+      {"length", bench.length},
+      {"accumulate", bench.accumulate},
+      {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
+      {"moments", name_of(plan.format)},
+      {"memory", bench.memory},
+      {"device", device_info().name},
+      {"ms_per_step", figures(ms)},
+      {"products", record.count()},
+      {"products_flops", record.flops()},
+      {"products_ms", figures(products_ms)},
+      {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
+      {"ktok_s", ktok_s},
+      {"step_over_products", ratio},
+      {"first_step_ms", first_ms},
+      {"first_step_s", first_step},
+      {"start_s", {{"plan", planned}, {"memory", allocated}, {"parameters", drawn}, {"first_step", first_step}}},
+      {"planned_bytes", plan.total()},
+      {"peak_bytes", peak},
+      {"peak_gib", peak_gib}};
   if (count > 1) {
     const double share = sending_ms.median() / ms.median();
-    say("{} ranks together; tensors go by {}; sending takes {:.1f} ms of a step, {:.1f}%\n", count, trained.between.carrier, sending_ms.median(), 100 * share);
-    report.update(
-        {{"ranks", count}, {"sums", bench.sums}, {"carrier", trained.between.carrier}, {"sending_ms", figures(sending_ms)}, {"sending_share", share}});
+    say("{} ranks together; tensors go by {}; sending takes {:.1f} ms of a step, {:.1f}%\n", count,
+        trained.between.carrier, sending_ms.median(), 100 * share);
+    report.update({{"ranks", count},
+                   {"sums", bench.sums},
+                   {"carrier", trained.between.carrier},
+                   {"sending_ms", figures(sending_ms)},
+                   {"sending_share", share}});
   }
   return report;
 }
 
 PlainJson bench_decode(const ModelBench& bench) {
   constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
-  if (bench.decode_tokens < 2 * kWarm) fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
+  if (bench.decode_tokens < 2 * kWarm)
+    fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
   if (bench.device == "cpu")
-    require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
+    require_memory(parameter_count(bench.model) * sizeof(float), "the model",
+                   "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   LanguageModel<float> model(bench.model, device_named(bench.device));
   Random random(1);
   model.init(random);
@@ -330,8 +355,8 @@ PlainJson bench_decode(const ModelBench& bench) {
   const int64_t first_bytes = resident_bytes();
   const double seconds = generate(far, bench.decode_tokens - kWarm);
   const int64_t last_bytes = resident_bytes();
-  // A session at the end of the long text and one at its start take turns, so that a machine that is slower for a while is
-  // slower for both.
+  // A session at the end of the long text and one at its start take turns, so that a machine that is slower for a while
+  // is slower for both.
   Session near(model, *tokenizer, 1);
   generate(near, kWarm);
   Samples first_us, last_us;
@@ -343,12 +368,14 @@ PlainJson bench_decode(const ModelBench& bench) {
   table.column("at token", Table::Align::kLeft);
   for (const char* heading : {"us/token median", "us/token best", "memory"}) table.column(heading);
   const auto row = [&](int64_t at, const Samples& us, int64_t bytes) {
-    table.row({fmt::format("{}", at), fmt::format("{:.1f}", us.median()), fmt::format("{:.1f}", us.best()), format_bytes(static_cast<double>(bytes))});
+    table.row({fmt::format("{}", at), fmt::format("{:.1f}", us.median()), fmt::format("{:.1f}", us.best()),
+               format_bytes(static_cast<double>(bytes))});
     return PlainJson{{"at_token", at}, {"us_per_token", figures(us)}, {"resident_bytes", bytes}};
   };
   PlainJson first = row(kWarm, first_us, first_bytes);
   PlainJson last = row(bench.decode_tokens, last_us, last_bytes);
-  say("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds, format_bytes(static_cast<double>(far.state_bytes())));
+  say("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds,
+      format_bytes(static_cast<double>(far.state_bytes())));
   return {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
           {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
 }
@@ -364,7 +391,8 @@ std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
 
 }  // namespace
 
-// Each row's tokens are timed one by one, from when the host has one to when it has the next; those before the first twenty make ready.
+// Each row's tokens are timed one by one, from when the host has one to when it has the next; those before the first
+// twenty make ready.
 PlainJson bench_generation(const ModelBench& bench) {
   constexpr int64_t kWarm = 20, kPrefills = 5;
   for (const int64_t n : bench.decode_sequences) {
@@ -380,7 +408,8 @@ PlainJson bench_generation(const ModelBench& bench) {
   if (tokens < 1) fail_usage("--decode-tokens: expected at least 1, got {}", tokens);
   Device& device = device_named(bench.device);
   if (bench.device == "cpu")
-    require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
+    require_memory(parameter_count(bench.model) * sizeof(float), "the model",
+                   "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   LanguageModel<float> model(bench.model, device);
   Random random(1);
   model.init(random);
@@ -390,7 +419,10 @@ PlainJson bench_generation(const ModelBench& bench) {
   const std::string on = bench.device == "cpu" ? fmt::format("{} threads", num_threads()) : device_info().name;
   say("generation: {}; {}\n", describe(bench.model), on);
   std::fflush(stdout);
-  PlainJson report = {{"model", describe(bench.model)}, {"device", on}, {"results", PlainJson::array()}, {"prefill", PlainJson::array()}};
+  PlainJson report = {{"model", describe(bench.model)},
+                      {"device", on},
+                      {"results", PlainJson::array()},
+                      {"prefill", PlainJson::array()}};
   if (bench.prefill > 0) {
     const std::vector<int32_t> ids = random_ids(bench.prefill, bench.model.vocab_size);
     Samples ms;
@@ -401,10 +433,12 @@ PlainJson bench_generation(const ModelBench& bench) {
     }
     const double tok_s = 1e3 * static_cast<double>(bench.prefill) / ms.median();
     say("prefill of {} tokens: {:.1f} ms (best {:.1f}), {:.0f} tok/s\n", bench.prefill, ms.median(), ms.best(), tok_s);
-    report["prefill"].push_back({{"model", describe(bench.model)}, {"tokens", bench.prefill}, {"ms", figures(ms)}, {"tok_s", tok_s}});
+    report["prefill"].push_back(
+        {{"model", describe(bench.model)}, {"tokens", bench.prefill}, {"ms", figures(ms)}, {"tok_s", tok_s}});
   }
   Table table;
-  for (const char* heading : {"sequences", "seen", "tok/s median", "tok/s best", "ms/token median"}) table.column(heading);
+  for (const char* heading : {"sequences", "seen", "tok/s median", "tok/s best", "ms/token median"})
+    table.column(heading);
   for (const int64_t at : bench.decode_sequences.empty() ? std::vector<int64_t>() : seen) {
     Session prompt(model, *tokenizer, 1);
     prompt.prefill(random_ids(at, bench.model.vocab_size));
@@ -418,10 +452,13 @@ PlainJson bench_generation(const ModelBench& bench) {
         if (i >= kWarm) ms.add(taken);
       }
       const auto rate = [&](double one) { return 1e3 * static_cast<double>(sequences) / one; };
-      table.row({fmt::format("{}", sequences), fmt::format("{}", at), fmt::format("{:.0f}", rate(ms.median())), fmt::format("{:.0f}", rate(ms.best())),
-                 fmt::format("{:.3f}", ms.median())});
-      report["results"].push_back(
-          {{"model", describe(bench.model)}, {"sequences", sequences}, {"seen", at}, {"tok_s", rate(ms.median())}, {"ms_per_token", figures(ms)}});
+      table.row({fmt::format("{}", sequences), fmt::format("{}", at), fmt::format("{:.0f}", rate(ms.median())),
+                 fmt::format("{:.0f}", rate(ms.best())), fmt::format("{:.3f}", ms.median())});
+      report["results"].push_back({{"model", describe(bench.model)},
+                                   {"sequences", sequences},
+                                   {"seen", at},
+                                   {"tok_s", rate(ms.median())},
+                                   {"ms_per_token", figures(ms)}});
     }
   }
   if (!bench.decode_sequences.empty()) say("{}", table.text());

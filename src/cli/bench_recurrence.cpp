@@ -40,11 +40,11 @@ void check(fw_status status) {
 }
 
 struct Free {
-  void operator()(void* p) const { std::free(p); }
+  void operator()(void* p) const { fw_free(p); }
 };
 struct Workspace {
-  explicit Workspace(size_t n) : bytes(n), data(std::aligned_alloc(64, (n + 64) / 64 * 64)) {
-    if (!data) throw std::bad_alloc();
+  explicit Workspace(size_t n) : bytes(n), data(fw_alloc(n)) {
+    if (!data) fail_io("{}", fw_last_error());
   }
   size_t bytes;
   std::unique_ptr<void, Free> data;
@@ -61,7 +61,7 @@ double tensor_bytes(const fw_tensor& t) {
 
 fw_desc desc_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.rule = to_c(rule);
   desc.dtype = bench.dtype == "f64" ? FW_F64 : FW_F32;
   if (bench.dtype == "bf16") desc.io_dtype = FW_BF16;
@@ -81,18 +81,23 @@ fw_desc desc_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
 void require_memory_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   const fw_desc desc = desc_of(rule, bench, form);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&desc, &sizes));
-  const std::string what =
-      fmt::format("a call of B={} T={} H={} HV={} K={} V={}", bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim);
-  const char* advice = "lower --tokens, --sequences, --heads, --key-dim or --value-dim; --no-check-memory tries all the same";
+  const std::string what = fmt::format("a call of B={} T={} H={} HV={} K={} V={}", bench.batch, bench.tokens,
+                                       bench.heads, bench.value_heads, bench.key_dim, bench.value_dim);
+  const char* advice =
+      "lower --tokens, --sequences, --heads, --key-dim or --value-dim; --no-check-memory tries all the same";
   const double element = bench.dtype == "f64" ? 8 : 4;
   const double tokens = static_cast<double>(bench.batch) * static_cast<double>(bench.tokens);
-  const double states =
-      static_cast<double>(bench.batch) * static_cast<double>(bench.value_heads) * static_cast<double>(bench.key_dim) * static_cast<double>(bench.value_dim);
-  const double outputs = tokens * static_cast<double>(bench.value_heads) * static_cast<double>(bench.value_dim) * (8 + 2 * element) + states * (8 + element);
+  const double states = static_cast<double>(bench.batch) * static_cast<double>(bench.value_heads) *
+                        static_cast<double>(bench.key_dim) * static_cast<double>(bench.value_dim);
+  const double outputs =
+      tokens * static_cast<double>(bench.value_heads) * static_cast<double>(bench.value_dim) * (8 + 2 * element) +
+      states * (8 + element);
   const double bytes = input_values(rule, bench, tokens) * (8 + 2 * element) + outputs;
-  require_memory(bytes + static_cast<double>(sizes.forward) + static_cast<double>(sizes.backward) + static_cast<double>(sizes.saved), what, advice);
+  require_memory(bytes + static_cast<double>(sizes.forward) + static_cast<double>(sizes.backward) +
+                     static_cast<double>(sizes.saved),
+                 what, advice);
 }
 
 // One problem in type T, contiguous [B, T, ...]: inputs, outputs, cotangents, gradients.
@@ -110,10 +115,10 @@ class Problem {
     ReferenceProblem p = random_problem(rule, options);
     for (double& g : p.in.g) g *= bench.decay_scale;
     desc = desc_of(rule, bench, form);
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, p.shape);
       for (const auto& named : kInputTensors) {
@@ -151,13 +156,15 @@ class Problem {
       }
       return fw_tensor_of(bits, FW_BF16, static_cast<int>(shape.size()), shape.data());
     }
-    if (values != nullptr) std::transform(values->begin(), values->end(), memory.begin(), [](double x) { return static_cast<T>(x); });
+    if (values != nullptr)
+      std::transform(values->begin(), values->end(), memory.begin(), [](double x) { return static_cast<T>(x); });
     return fw_tensor_of(memory.data(), static_cast<fw_dtype>(desc.dtype), static_cast<int>(shape.size()), shape.data());
   }
   fw_tensor state_tensor(const std::vector<int64_t>& shape) {
     size_t count = 1;
     for (const int64_t n : shape) count *= static_cast<size_t>(n);
-    return fw_tensor_of(memory_.emplace_back(count).data(), static_cast<fw_dtype>(desc.dtype), static_cast<int>(shape.size()), shape.data());
+    return fw_tensor_of(memory_.emplace_back(count).data(), static_cast<fw_dtype>(desc.dtype),
+                        static_cast<int>(shape.size()), shape.data());
   }
 
   std::vector<std::vector<T>> memory_;
@@ -169,7 +176,8 @@ class Decoder {
  public:
   explicit Decoder(Problem<T>& problem) : desc_(problem.desc), in_(problem.in), out_(problem.out) {
     desc_.T = 1;
-    for (const auto& named : kInputTensors) {  // the problem has no initial states: these are tensors of tokens and the center
+    // the problem has no initial states: these are tensors of tokens and the center
+    for (const auto& named : kInputTensors) {
       fw_tensor& t = in_.*named.tensor;
       if (t.data != nullptr && t.rank > 1) moving_.push_back(&t);
     }
@@ -178,7 +186,7 @@ class Decoder {
     moving_.push_back(&out_.o);
     for (fw_tensor* t : moving_) t->shape[1] = 1;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     check(fw_workspace_query(&desc_, &sizes));
     workspace_ = std::make_unique<Workspace>(sizes.forward);
   }
@@ -220,16 +228,22 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   require_memory_of(rule, bench, form);
   Problem<T> p(rule, bench, form);
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   check(fw_workspace_query(&p.desc, &sizes));
   const Workspace forward_space(sizes.forward), backward_space(sizes.backward), saved(sizes.saved);
   Decoder<T> decoder(p);
   const int64_t steps = std::min<int64_t>(bench.tokens, 64);
 
-  const auto forward = [&] { check(fw_forward(&p.desc, &p.in, &p.out, nullptr, 0, forward_space.data.get(), forward_space.bytes)); };
-  const auto forward_saving = [&] { check(fw_forward(&p.desc, &p.in, &p.out, saved.data.get(), saved.bytes, forward_space.data.get(), forward_space.bytes)); };
+  const auto forward = [&] {
+    check(fw_forward(&p.desc, &p.in, &p.out, nullptr, 0, forward_space.data.get(), forward_space.bytes));
+  };
+  const auto forward_saving = [&] {
+    check(fw_forward(&p.desc, &p.in, &p.out, saved.data.get(), saved.bytes, forward_space.data.get(),
+                     forward_space.bytes));
+  };
   const auto backward = [&] {
-    check(fw_backward(&p.desc, &p.in, &p.d, &p.grads, saved.data.get(), saved.bytes, backward_space.data.get(), backward_space.bytes));
+    check(fw_backward(&p.desc, &p.in, &p.d, &p.grads, saved.data.get(), saved.bytes, backward_space.data.get(),
+                      backward_space.bytes));
   };
   // Once untimed, so that all memory has been touched; then one of each in turn, so that a slow moment meets all alike.
   Result r;
@@ -249,9 +263,11 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
 
   const Plan plan = make_plan(p.desc);
   r.chunk = plan.token_form(0) ? 1 : std::min(plan.chunk, bench.tokens);
-  const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = static_cast<double>(r.chunk);
+  const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim),
+               C = static_cast<double>(r.chunk);
   const double per_head = rule.is_delta() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V);
-  const double of_second_key = rule.uses_erase_write() ? 2 * K * V + 2 * C * (K + V) : 0;  // its triangles, and what it writes
+  // its triangles, and what it writes
+  const double of_second_key = rule.uses_erase_write() ? 2 * K * V + 2 * C * (K + V) : 0;
   r.forward_flops = (per_head + of_second_key) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
   for (const auto& named : kInputTensors) r.forward_bytes += tensor_bytes(p.in.*named.tensor);
   r.forward_bytes += tensor_bytes(p.out.o) + tensor_bytes(p.out.final_state) + tensor_bytes(p.out.final_precond);
@@ -262,8 +278,10 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
 }  // namespace
 
 double input_values(const Rule& rule, const RecurrenceBench& bench, double tokens) {
-  // Shapes of the reference begin with all tokens, here one, or, for the center, with heads; their product is made in double, as it may be huge.
-  const ReferenceShape shape = {SeqLayout::uniform(1, 1), bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, 0, 0, 0};
+  // Shapes of the reference begin with all tokens, here one, or, for the center, with heads; their product is made in
+  // double, as it may be huge.
+  const ReferenceShape shape = {
+      SeqLayout::uniform(1, 1), bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, 0, 0, 0};
   double sum = 0;
   for (const auto& field : reference_input_fields()) {
     const std::vector<int64_t> dims = field.shape(rule, shape);
@@ -286,21 +304,23 @@ PlainJson bench_recurrence(const RecurrenceBench& given) {
   RecurrenceBench bench = given;
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const fw_form form = form_of(bench.form);
-  if (bench.dtype != "f32" && bench.dtype != "f64" && bench.dtype != "bf16") fail_usage("--dtype: expected f32, f64 or bf16, got '{}'", bench.dtype);
+  if (bench.dtype != "f32" && bench.dtype != "f64" && bench.dtype != "bf16")
+    fail_usage("--dtype: expected f32, f64 or bf16, got '{}'", bench.dtype);
   if (bench.operands != "f32" && (bench.operands != "bf16" || bench.dtype == "f64")) {
     fail_usage("--operands: expected f32 or, unless --dtype is f64, bf16, got '{}'", bench.operands);
   }
   std::vector<Rule> rules;
   for (const std::string& name : bench.rules) rules.push_back(parse_rule(name));
 
-  say("recurrence: B={} T={} H={} HV={} K={} V={}, {}{}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
-      bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, bench.operands == "bf16" ? " with bf16 products" : "", num_threads(), fw_simd_target(),
-      bench.repeats);
+  say("recurrence: B={} T={} H={} HV={} K={} V={}, {}{}, {} threads, {}; {} repeats, median (best)\n", bench.batch,
+      bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype,
+      bench.operands == "bf16" ? " with bf16 products" : "", num_threads(), fw_simd_target(), bench.repeats);
   std::fflush(stdout);
   Table table;
   table.column("rule", Table::Align::kLeft);
   table.column("form", Table::Align::kLeft);
-  for (const char* heading : {"forward us/token", "fwd+bwd us/token", "bwd/fwd", "decode us/token", "fwd GFLOP/s", "f+b GFLOP/s", "fwd GB/s", "decode GB/s"}) {
+  for (const char* heading : {"forward us/token", "fwd+bwd us/token", "bwd/fwd", "decode us/token", "fwd GFLOP/s",
+                              "f+b GFLOP/s", "fwd GB/s", "decode GB/s"}) {
     table.column(heading);
   }
   PlainJson results = PlainJson::array();
@@ -308,13 +328,21 @@ PlainJson bench_recurrence(const RecurrenceBench& given) {
   for (size_t i = 0; i < rules.size(); ++i) {
     stop_point("bench", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
     if (can_redraw(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
-    const Result r = bench.dtype == "f64" ? measure<double>(rules[i], bench, form) : measure<float>(rules[i], bench, form);
-    const auto us = [](const Samples& s, double count) { return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count); };
+    const Result r =
+        bench.dtype == "f64" ? measure<double>(rules[i], bench, form) : measure<float>(rules[i], bench, form);
+    const auto us = [](const Samples& s, double count) {
+      return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count);
+    };
     const std::string form_text = r.chunk == 1 ? "token" : fmt::format("chunk {}", r.chunk);
-    table.row({bench.rules[i], form_text, us(r.forward, tokens), us(r.both, tokens), fmt::format("{:.2f}", r.ratio.median()), us(r.decode, sequences),
-               fmt::format("{:.1f}", 1e-9 * r.forward_flops / r.forward.median()), fmt::format("{:.1f}", 3e-9 * r.forward_flops / r.both.median()),
-               fmt::format("{:.1f}", 1e-9 * r.forward_bytes / r.forward.median()), fmt::format("{:.1f}", 1e-9 * r.decode_bytes / r.decode.median())});
-    const auto both_figures = [](const Samples& s, double factor) { return PlainJson{{"median", factor * s.median()}, {"best", factor * s.best()}}; };
+    table.row({bench.rules[i], form_text, us(r.forward, tokens), us(r.both, tokens),
+               fmt::format("{:.2f}", r.ratio.median()), us(r.decode, sequences),
+               fmt::format("{:.1f}", 1e-9 * r.forward_flops / r.forward.median()),
+               fmt::format("{:.1f}", 3e-9 * r.forward_flops / r.both.median()),
+               fmt::format("{:.1f}", 1e-9 * r.forward_bytes / r.forward.median()),
+               fmt::format("{:.1f}", 1e-9 * r.decode_bytes / r.decode.median())});
+    const auto both_figures = [](const Samples& s, double factor) {
+      return PlainJson{{"median", factor * s.median()}, {"best", factor * s.best()}};
+    };
     results.push_back({{"rule", bench.rules[i]},
                        {"form", r.chunk == 1 ? "token" : "chunk"},
                        {"chunk", r.chunk},
@@ -329,7 +357,13 @@ PlainJson bench_recurrence(const RecurrenceBench& given) {
   }
   if (can_redraw(2)) fmt::print(stderr, "\r\033[K");
   say("{}", table.text());
-  return {{"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
+  return {{"shape",
+           {{"B", bench.batch},
+            {"T", bench.tokens},
+            {"H", bench.heads},
+            {"HV", bench.value_heads},
+            {"K", bench.key_dim},
+            {"V", bench.value_dim}}},
           {"dtype", bench.dtype},
           {"operands", bench.operands},
           {"decay_scale", bench.decay_scale},

@@ -38,16 +38,17 @@ struct RecurrenceBench {
   std::vector<std::string> rules;
   int64_t batch = 1, tokens = 2048, heads = 16, value_heads = 0, key_dim = 128, value_dim = 128, chunk = 0, repeats = 7;
   std::string dtype = "f32", operands = "f32", form = "auto", gates = "values";
-  int64_t segment = 0;                     // the descriptor's, with a device
-  int64_t beside = 0, beside_tokens = 16;  // with a device: so many sequences of so many tokens behind the others, all packed in one
-  double decay_scale = 1;                  // of log-decays, which are minus the softplus of normal numbers
+  int64_t segment = 0;  // the descriptor's, with a device
+  // with a device: so many sequences of so many tokens behind the others, all packed in one
+  int64_t beside = 0, beside_tokens = 16;
+  double decay_scale = 1;  // of log-decays, which are minus the softplus of normal numbers
 };
 fw_form form_of(const std::string& name);  // auto, chunk, token
 // How many values the inputs of a rule have, for so many tokens of all sequences.
 double input_values(const Rule& rule, const RecurrenceBench& bench, double tokens);
 nlohmann::json bench_recurrence(const RecurrenceBench& bench);
-// The same on the CUDA device, by events on it; tensors of tokens are bf16 (one value a head: float32), products of bf16 operands
-// unless operands is "f32". gates "logits": all gates are bf16 logits, log-decays with a_log and dt_bias.
+// The same on the CUDA device, by events on it; tensors of tokens are bf16 (one value a head: float32), products of
+// bf16 operands unless operands is "f32". gates "logits": all gates are bf16 logits, log-decays with a_log and dt_bias.
 nlohmann::json bench_device(const RecurrenceBench& bench);
 
 struct ModelBench {
@@ -59,10 +60,12 @@ struct ModelBench {
   std::string sums = "apart";                                // of several ranks
 };
 nlohmann::json bench_train(const ModelBench& bench);  // on the CPU
-// On a GPU, or on one of each rank: then the figures are those of all together, but for products and memory, which are rank 0's.
+// On a GPU, or on one of each rank: then the figures are those of all together, but for products and memory, which are
+// rank 0's.
 nlohmann::json bench_train_device(const ModelBench& bench, Communicator& ranks);
 nlohmann::json bench_decode(const ModelBench& bench);
-// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, tokens, ms, tok_s} of prefill.
+// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, tokens, ms, tok_s}
+// of prefill.
 nlohmann::json bench_generation(const ModelBench& bench);
 
 }  // namespace fw::cli

@@ -26,7 +26,9 @@ Value value_of(const Option& option) {
 std::string bare(const std::string& word) {
   std::string out;
   for (const char c : word) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && std::string_view("_-+./:,=").find(c) == std::string_view::npos) out += '\\';
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 &&
+        std::string_view("_-+./:,=").find(c) == std::string_view::npos)
+      out += '\\';
     out += c;
   }
   return out;
@@ -63,7 +65,8 @@ StringList flags_of(const Options& options) {
 }
 
 const Option* first_positional(const Options& options) {
-  const auto found = std::find_if(options.entries().begin(), options.entries().end(), [](const Option& option) { return option.positional; });
+  const auto found = std::find_if(options.entries().begin(), options.entries().end(),
+                                  [](const Option& option) { return option.positional; });
   return found == options.entries().end() ? nullptr : &*found;
 }
 
@@ -90,7 +93,9 @@ std::string zsh_value(const Option& option) {
     case Value::kNone:
       return "";
     case Value::kWords:
-      if (option.separator != '\0') return fmt::format(":{}: _values -s {} {} {}", zsh_text(name), option.separator, option.key, bare(option.words));
+      if (option.separator != '\0')
+        return fmt::format(":{}: _values -s {} {} {}", zsh_text(name), option.separator, option.key,
+                           bare(option.words));
       return fmt::format(":{}:({})", zsh_text(name), bare(option.words));
     case Value::kFiles:
       return fmt::format(":{}:_files", zsh_text(name));
@@ -139,7 +144,8 @@ std::string bash_completion(const std::vector<CommandTable>& tables) {
       const Value value = value_of(option);
       if (value == Value::kFiles) files.push_back(option.flag);
       if (value == Value::kUnknown) unknown.push_back(option.flag);
-      if (value == Value::kWords) words += fmt::format("        {}) words={} ;;\n", option.flag, quoted(bare(option.words)));
+      if (value == Value::kWords)
+        words += fmt::format("        {}) words={} ;;\n", option.flag, quoted(bare(option.words)));
       if (value == Value::kWords && option.separator != '\0') lists.push_back(option.flag);
     }
     out += fmt::format("    {})\n      options='{}'\n", table.command->name(), fmt::join(flags_of(table.options), " "));
@@ -147,7 +153,8 @@ std::string bash_completion(const std::vector<CommandTable>& tables) {
     if (!unknown.empty()) out += fmt::format("      unknown=' {} '\n", fmt::join(unknown, " "));
     if (!lists.empty()) out += fmt::format("      lists=' {} '\n", fmt::join(lists, " "));
     if (const Option* argument = first_positional(table.options)) {
-      if (value_of(*argument) == Value::kWords) out += fmt::format("      arguments={}\n", quoted(bare(argument->words)));
+      if (value_of(*argument) == Value::kWords)
+        out += fmt::format("      arguments={}\n", quoted(bare(argument->words)));
       if (value_of(*argument) == Value::kFiles) out += "      arguments=files\n";
     }
     if (!words.empty()) out += "      case $before in\n" + words + "      esac\n";
@@ -184,16 +191,19 @@ std::string zsh_completion(const std::vector<CommandTable>& tables) {
       "  local -A opt_args\n"
       "  local -a commands\n"
       "  commands=(\n";
-  for (const CommandTable& table : tables) out += "    " + quoted(table.command->name() + ":" + zsh_text(table.command->summary())) + "\n";
+  for (const CommandTable& table : tables)
+    out += "    " + quoted(table.command->name() + ":" + zsh_text(table.command->summary())) + "\n";
   out +=
       "  )\n"
-      "  _arguments -C '(- *)'{-h,--help}'[this page]' '(- *)--version[the version]' '1:command:->command' '*::argument:->argument' && return\n"
+      "  _arguments -C '(- *)'{-h,--help}'[this page]' '(- *)--version[the version]' '1:command:->command' "
+      "'*::argument:->argument' && return\n"
       "  case $state in\n"
       "    (command) _describe command commands ;;\n"
       "    (argument)\n"
       "      case $words[1] in\n";
   for (const CommandTable& table : tables) {
-    out += fmt::format("        ({})\n          _arguments \\\n            '(- *)'{{-h,--help}}'[this page]'", table.command->name());
+    out += fmt::format("        ({})\n          _arguments \\\n            '(- *)'{{-h,--help}}'[this page]'",
+                       table.command->name());
     int position = 0;
     for (const Option& option : table.options.entries()) {
       const std::string value = zsh_value(option);
@@ -204,7 +214,8 @@ std::string zsh_completion(const std::vector<CommandTable>& tables) {
         specs.push_back(fmt::format("{}[{}]", option.flag, zsh_text(option.help)));
         specs.push_back(fmt::format("{}[off\\: {}]", option.negative(), zsh_text(option.help)));
       } else {
-        specs.push_back(fmt::format("{}{}=[{}]{}", option.is_list() && option.separator == '\0' ? "*" : "", option.flag, zsh_text(option.help), value));
+        specs.push_back(fmt::format("{}{}=[{}]{}", option.is_list() && option.separator == '\0' ? "*" : "", option.flag,
+                                    zsh_text(option.help), value));
       }
       for (const std::string& spec : specs) out += " \\\n            " + quoted(spec);
     }
@@ -239,7 +250,8 @@ std::string fish_completion(const std::vector<CommandTable>& tables) {
       "complete -c fastweight -n __fastweight_begins -l help -s h -d 'this page'\n"
       "complete -c fastweight -n __fastweight_begins -l version -d 'the version'\n";
   for (const CommandTable& table : tables) {
-    out += fmt::format("complete -c fastweight -n __fastweight_begins -a {} -d {}\n", table.command->name(), text(table.command->summary()));
+    out += fmt::format("complete -c fastweight -n __fastweight_begins -a {} -d {}\n", table.command->name(),
+                       text(table.command->summary()));
   }
   for (const CommandTable& table : tables) {
     const std::string begin = fmt::format("complete -c fastweight -n '__fastweight_is {}'", table.command->name());
@@ -264,7 +276,8 @@ std::string fish_completion(const std::vector<CommandTable>& tables) {
         continue;
       }
       out += fmt::format("{} -l {}{} -d {}\n", begin, option.flag.substr(2), value, text(option.help));
-      if (option.is_switch()) out += fmt::format("{} -l {} -d {}\n", begin, option.negative().substr(2), text("off: " + option.help));
+      if (option.is_switch())
+        out += fmt::format("{} -l {} -d {}\n", begin, option.negative().substr(2), text("off: " + option.help));
     }
   }
   return out;
@@ -275,14 +288,18 @@ namespace {
 class Completion : public Command {
  public:
   std::string name() const override { return "completion"; }
-  std::string summary() const override { return "print a script that completes this program's command line in a shell"; }
+  std::string summary() const override {
+    return "print a script that completes this program's command line in a shell";
+  }
   std::string details() const override {
     return "'make install' puts the scripts where the shells look for them. Without it:\n"
            "  bash: source <(fastweight completion bash)\n"
            "  zsh:  source <(fastweight completion zsh)\n"
            "  fish: fastweight completion fish | source";
   }
-  void declare(Options& options) override { options.positional("SHELL", &shell_, "bash, zsh or fish", true).words = {"bash", "zsh", "fish"}; }
+  void declare(Options& options) override {
+    options.positional("SHELL", &shell_, "bash, zsh or fish", true).words = {"bash", "zsh", "fish"};
+  }
   int run(Options&) override {
     std::string (*script)(const std::vector<CommandTable>&) = shell_ == "bash"   ? bash_completion
                                                               : shell_ == "zsh"  ? zsh_completion

@@ -1,5 +1,5 @@
-// What is made of the commands' tables of options for other programs: completion scripts of three shells, and the man page. They
-// are written at build time and installed (cmake/FastweightInstall.cmake), so they have what --help has.
+// What is made of the commands' tables of options for other programs: completion scripts of three shells, and the man
+// page. They are written at build time and installed (cmake/FastweightInstall.cmake), so they have what --help has.
 #pragma once
 
 #include <memory>

@@ -23,15 +23,19 @@ class Curves : public Command {
   std::string name() const override { return "curves"; }
   std::string summary() const override { return "several runs in one picture"; }
   std::string details() const override {
-    return "Draws OUT.svg and OUT.png from the runs' metrics.jsonl, whether the runs are finished, going on or stopped, and prints a table of them.\n\n"
+    return "Draws OUT.svg and OUT.png from the runs' metrics.jsonl, whether the runs are finished, going on or "
+           "stopped, and prints a table of them.\n\n"
            "VALUE: loss (training, and held out dashed), training, held-out, bits-per-byte, norm, lr or speed.\n\n"
-           "Example:\n  fastweight curves run-a run-b run-c --label \"lr 1e-3\" --label \"lr 2e-3\" --label \"lr 4e-3\" --value held-out --out lr";
+           "Example:\n  fastweight curves run-a run-b run-c --label \"lr 1e-3\" --label \"lr 2e-3\" --label \"lr "
+           "4e-3\" --value held-out --out lr";
   }
   void declare(Options& options) override {
     options.positional("RUN", &runs_, "run folders, or files as metrics.jsonl", true);
     options.add("out", "OUT", &out_, "name of the pictures, without .svg and .png");
-    options.add("label", "TEXT", &labels_, "what the picture calls a run; once for each, in their order; without: the folder's name");
-    options.add("value", "VALUE", &value_, "what is drawn").words = {"loss", "training", "held-out", "bits-per-byte", "norm", "lr", "speed"};
+    options.add("label", "TEXT", &labels_,
+                "what the picture calls a run; once for each, in their order; without: the folder's name");
+    options.add("value", "VALUE", &value_, "what is drawn").words = {"loss", "training", "held-out", "bits-per-byte",
+                                                                     "norm", "lr",       "speed"};
     options.add("over", "AXIS", &over_, "step, tokens or epoch").words = {"step", "tokens", "epoch"};
     options.add("title", "TEXT", &title_, "above the picture");
   }
@@ -49,7 +53,9 @@ StringList names_of(const StringList& runs) {
   for (const std::string& run : runs) {
     fs::path path = fs::path(run).lexically_normal();
     if (!path.has_filename()) path = path.parent_path();  // a slash at the end
-    names.push_back(path.filename() == "metrics.jsonl" && path.has_parent_path() ? path.parent_path().filename().string() : path.filename().string());
+    names.push_back(path.filename() == "metrics.jsonl" && path.has_parent_path()
+                        ? path.parent_path().filename().string()
+                        : path.filename().string());
     ++count[names.back()];
   }
   for (size_t i = 0; i < names.size(); ++i) {
@@ -61,7 +67,8 @@ StringList names_of(const StringList& runs) {
 std::vector<MetricPoint> read_run(const std::string& run) {
   std::error_code error;
   const std::string path = fs::is_directory(run, error) ? (fs::path(run) / "metrics.jsonl").string() : run;
-  if (!fs::exists(path, error)) fail_usage("RUN: expected a run folder or its metrics.jsonl, but there is no '{}'", path);
+  if (!fs::exists(path, error))
+    fail_usage("RUN: expected a run folder or its metrics.jsonl, but there is no '{}'", path);
   return read_metrics(path);
 }
 

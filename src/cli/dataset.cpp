@@ -45,7 +45,8 @@ Entry parse_entry(const std::string& text) {
   const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(begin, end, weight);
   if (error != std::errc() || rest != end || begin == end) return {text, {}};
-  if (!(weight > 0 && std::isfinite(weight))) fail_usage("data.text: expected a weight > 0 behind the colon of '{}'", text);
+  if (!(weight > 0 && std::isfinite(weight)))
+    fail_usage("data.text: expected a weight > 0 behind the colon of '{}'", text);
   return {text.substr(0, colon), weight};
 }
 
@@ -68,8 +69,10 @@ std::vector<Source> parse_sources(const StringList& texts) {
     sources.back().weight = entry.weight.value_or(1);
   }
   if (weighted != 0 && weighted != texts.size()) {
-    const auto plain = std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !parse_entry(text).weight; });
-    fail_usage("data.text: expected a weight behind each of the {} texts or behind none, '{}' has none", texts.size(), *plain);
+    const auto plain =
+        std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !parse_entry(text).weight; });
+    fail_usage("data.text: expected a weight behind each of the {} texts or behind none, '{}' has none", texts.size(),
+               *plain);
   }
   return sources;
 }
@@ -95,7 +98,8 @@ class Fingerprint {
       alone.add(std::string_view(piece).substr(0, static_cast<size_t>(in.gcount())));
       rest -= static_cast<uint64_t>(in.gcount());
     }
-    files_.emplace_back(fmt::format("the file '{}'", path), fmt::format("{} bytes with checksum {:016x}", size, alone.value()));
+    files_.emplace_back(fmt::format("the file '{}'", path),
+                        fmt::format("{} bytes with checksum {:016x}", size, alone.value()));
   }
   const Facts& files() const { return files_; }
   std::string text() const { return fmt::format("{:016x}\n", sum_.value()); }
@@ -106,7 +110,8 @@ class Fingerprint {
 };
 
 // as_before: as older runs have it, of which the field of a test does not count.
-Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer, bool as_before = false) {
+Fingerprint fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer,
+                        bool as_before = false) {
   Fingerprint print;
   const StringList files = text_files(data);
   print.add(tokenizer.type());
@@ -142,9 +147,14 @@ void check_sources(const DataConfig& data, std::vector<Source>& sources) {
     const size_t count = source.files.size();
     const auto tokens = std::find_if(source.files.begin(), source.files.end(), is_token_file);
     if (tokens == source.files.end()) continue;
-    if (count > 1) fail_usage("data.text: expected text files or one token file, got {} files with a token file among them, '{}'", count, *tokens);
+    if (count > 1)
+      fail_usage("data.text: expected text files or one token file, got {} files with a token file among them, '{}'",
+                 count, *tokens);
     if (data.valid.empty() && data.valid_fraction > 0) {
-      fail_usage("data.text: '{}' is a token file, of which no share can be held out: give a held-out file with --valid, or --valid-fraction 0", *tokens);
+      fail_usage(
+          "data.text: '{}' is a token file, of which no share can be held out: give a held-out file with --valid, or "
+          "--valid-fraction 0",
+          *tokens);
     }
     source.tokens = true;
   }
@@ -153,13 +163,20 @@ void check_sources(const DataConfig& data, std::vector<Source>& sources) {
 // Makes the token files of a run folder.
 class Preparation {
  public:
-  Preparation(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options)
-      : data_(data), tokenizer_(tokenizer), options_(options), folder_(folder), cache_(folder + "/data"), sources_(parse_sources(data.text)) {}
+  Preparation(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder,
+              const PrepareOptions& options)
+      : data_(data),
+        tokenizer_(tokenizer),
+        options_(options),
+        folder_(folder),
+        cache_(folder + "/data"),
+        sources_(parse_sources(data.text)) {}
 
   Dataset run() {
     std::string before = file_exists(print_path()) ? read_file(print_path()) : kUnfinished;
     if (before != kUnfinished && lacks_text()) {
-      set_.notes.push_back(fmt::format("the text is no longer where it was; the run goes on with its tokens in '{}'", cache_));
+      set_.notes.push_back(
+          fmt::format("the text is no longer where it was; the run goes on with its tokens in '{}'", cache_));
     } else {
       check_sources(data_, sources_);
       for (const std::string& path : text_files(data_)) check_file(path);
@@ -171,10 +188,12 @@ class Preparation {
       set_.facts.emplace_back("texts, their split and the tokenizer", print.substr(0, print.size() - 1));
       set_.kinds = kinds_of(text_files(data_));
       if (options_.follow) return followed();
-      if (options_.resume && before != print && before == fingerprint(data_, sources_, tokenizer_, true).text()) before = print;
+      if (options_.resume && before != print && before == fingerprint(data_, sources_, tokenizer_, true).text())
+        before = print;
       if (options_.resume && before != kUnfinished && before != print) {
         fail_usage(
-            "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder "
+            "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it "
+            "was, or begin anew in another folder "
             "(--out)",
             folder_);
       }
@@ -182,7 +201,8 @@ class Preparation {
         const bool fresh = !file_exists(cache_);
         make_folders(cache_);
         try {
-          write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
+          // first: what it stands for is about to change, and the folder is the run's
+          write_file_atomic(print_path(), kUnfinished);
           if (!make()) return std::move(set_);
           if (fresh && options_.check) options_.check(mix());
         } catch (...) {
@@ -202,7 +222,8 @@ class Preparation {
   Dataset followed() {
     open();
     const auto add = [&](const TokenFile& file) {
-      set_.facts.emplace_back(fmt::format("the tokens '{}'", file.name()), fmt::format("{} with checksum {:016x}", file.tokens(), file.checksum()));
+      set_.facts.emplace_back(fmt::format("the tokens '{}'", file.name()),
+                              fmt::format("{} with checksum {:016x}", file.tokens(), file.checksum()));
     };
     for (const TokenMix::Part& part : set_.train->parts) add(*part.file);
     if (set_.valid) add(*set_.valid);
@@ -212,7 +233,9 @@ class Preparation {
   std::string print_path() const { return cache_ + "/fingerprint"; }
   std::string test_path() const { return cache_ + "/test.tokens"; }
   std::string valid_path() const { return cache_ + "/valid.tokens"; }
-  std::string train_path(size_t source) const { return sources_.size() == 1 ? cache_ + "/train.tokens" : fmt::format("{}/train-{}.tokens", cache_, source); }
+  std::string train_path(size_t source) const {
+    return sources_.size() == 1 ? cache_ + "/train.tokens" : fmt::format("{}/train-{}.tokens", cache_, source);
+  }
   bool makes_train() const {
     return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.tokens; });
   }
@@ -224,10 +247,14 @@ class Preparation {
   // Of a resumed run: a text is gone, and all that is made of texts is there.
   bool lacks_text() const {
     if (!options_.resume || !options_.may_lack_text) return false;
-    const auto gone = [](const std::string& path) { return path.find_first_of("*?[") == std::string::npos && !file_exists(path); };
+    const auto gone = [](const std::string& path) {
+      return path.find_first_of("*?[") == std::string::npos && !file_exists(path);
+    };
     bool any = (!data_.valid.empty() && gone(data_.valid)) || (!data_.test.empty() && gone(data_.test));
-    for (const Source& source : sources_) any = any || std::any_of(source.patterns.begin(), source.patterns.end(), gone);
-    if (!any || (makes_valid() && !file_exists(valid_path())) || (makes_test() && !file_exists(test_path()))) return false;
+    for (const Source& source : sources_)
+      any = any || std::any_of(source.patterns.begin(), source.patterns.end(), gone);
+    if (!any || (makes_valid() && !file_exists(valid_path())) || (makes_test() && !file_exists(test_path())))
+      return false;
     for (size_t i = 0; i < sources_.size(); ++i) {
       if (!file_exists(train_path(i))) return false;
     }
@@ -253,10 +280,14 @@ class Preparation {
       TextSplit split{whole_texts(sources_[i].files), {}};
       if (hold) split = hold_out(sources_[i].files, rules(), data_.separator, data_.valid_fraction);
       if (hold && (split.valid.empty() || split.train.empty())) {
-        fail_usage("data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another --valid-fraction, or 0{}",
-                   data_.valid_fraction, sources_.size() > 1 ? fmt::format(" '{}'", sources_[i].patterns[0]) : "",
-                   data_.separator.empty() ? "lines" : "documents",
-                   data_.separator.empty() ? "" : fmt::format(" (documents end at lines that are '{}': are there any?)", data_.separator));
+        fail_usage(
+            "data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another "
+            "--valid-fraction, or 0{}",
+            data_.valid_fraction, sources_.size() > 1 ? fmt::format(" '{}'", sources_[i].patterns[0]) : "",
+            data_.separator.empty() ? "lines" : "documents",
+            data_.separator.empty()
+                ? ""
+                : fmt::format(" (documents end at lines that are '{}': are there any?)", data_.separator));
       }
       train[i] = std::move(split.train);
       valid.insert(valid.end(), split.valid.begin(), split.valid.end());
@@ -276,7 +307,8 @@ class Preparation {
     options.separator = data_.separator;
     options.document_end = data_.document_end;
     options.progress = options_.progress;
-    const TokenFileStats stats = write_token_file([&] { return open_parts(parts, rules()); }, options, tokenizer_, path);
+    const TokenFileStats stats =
+        write_token_file([&] { return open_parts(parts, rules()); }, options, tokenizer_, path);
     set_.text_bytes += stats.bytes;
     separators_ += stats.separators;
     return stats.complete;
@@ -285,7 +317,8 @@ class Preparation {
   TokenMix mix() const {
     std::vector<TokenMix::Part> parts;
     for (size_t i = 0; i < sources_.size(); ++i) {
-      parts.push_back({std::make_shared<const TokenFile>(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+      parts.push_back({std::make_shared<const TokenFile>(sources_[i].tokens ? sources_[i].files[0] : train_path(i)),
+                       sources_[i].weight});
     }
     return TokenMix(std::move(parts));
   }
@@ -331,7 +364,8 @@ void BadLines::add(const std::string& what) {
 
 void BadLines::say() const {
   for (const std::string& line : named_) say_aside("left out: {}\n", line);
-  if (seen_.size() > named_.size()) say_aside("left out: {} lines in all; the first {} are named\n", seen_.size(), named_.size());
+  if (seen_.size() > named_.size())
+    say_aside("left out: {} lines in all; the first {} are named\n", seen_.size(), named_.size());
 }
 
 LineRules line_rules(const std::string& field, bool skip_bad, BadLines& bad) {
@@ -365,7 +399,8 @@ std::string kinds_of(const StringList& files) {
     if (kind == "standard input") {
       text += (text.empty() ? "" : ", ") + kind;
     } else {
-      text += fmt::format("{}{}{} of {}", text.empty() ? "" : ", ", count, text.empty() ? count == 1 ? " file" : " files" : "", kind);
+      text += fmt::format("{}{}{} of {}", text.empty() ? "" : ", ", count,
+                          text.empty() ? count == 1 ? " file" : " files" : "", kind);
     }
   }
   return text;
@@ -423,7 +458,8 @@ StringList text_files(const DataConfig& data) {
   return expand_globs(patterns);
 }
 
-Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options) {
+Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder,
+                        const PrepareOptions& options) {
   validate(data);
   return Preparation(data, tokenizer, folder, options).run();
 }
@@ -431,13 +467,15 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
 std::function<bool(const TokenFileStats&)> tokenize_progress(const std::atomic<bool>& stop) {
   const auto bar = std::make_shared<ProgressBar>(STDOUT_FILENO);
   return [&stop, bar](const TokenFileStats& stats) {
-    bar->draw(fmt::format("tokenizing: {} of text, {} tokens, {} documents", format_bytes(static_cast<double>(stats.bytes)),
+    bar->draw(fmt::format("tokenizing: {} of text, {} tokens, {} documents",
+                          format_bytes(static_cast<double>(stats.bytes)),
                           format_count(static_cast<double>(stats.tokens)), stats.documents));
     return !stop;
   };
 }
 
-TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer) {
+TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator,
+                                 const Tokenizer& tokenizer) {
   const StringList files = expand_globs(texts);
   if (files.empty()) fail_usage("no text: give a file with --text");
   if (files.size() == 1 && is_token_file(files[0])) {
@@ -456,7 +494,8 @@ TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& fie
     return true;
   };
   options.go_on = false;
-  const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder.path() + "/tokens");
+  const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field); }, options,
+                                                tokenizer, folder.path() + "/tokens");
   if (!separator.empty() && stats.separators == 0) note_ = no_separator(separator);
   file_ = std::make_unique<TokenFile>(folder.path() + "/tokens");
 }

@@ -1,6 +1,7 @@
-// From texts to token files: what training and evaluation read. Training's are kept in the run folder (data/), with a checksum of
-// everything they came from, so that a resumed run finds the same tokens and a changed text is noticed. Texts are streams
-// (train/text_source.h): plain files, JSON lines, both also packed, and patterns of the shell that stand for several.
+// From texts to token files: what training and evaluation read. Training's are kept in the run folder (data/), with a
+// checksum of everything they came from, so that a resumed run finds the same tokens and a changed text is noticed.
+// Texts are streams (train/text_source.h): plain files, JSON lines, both also packed, and patterns of the shell that
+// stand for several.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,8 @@
 namespace fw::cli {
 
 struct Dataset {
-  std::optional<TokenMix> train;           // none: it was stopped before all was tokenized; the same call goes on from there
+  // none: it was stopped before all was tokenized; the same call goes on from there
+  std::optional<TokenMix> train;
   std::shared_ptr<const TokenFile> valid;  // null: nothing is held out
   std::shared_ptr<const TokenFile> test;   // null: none was given
   std::vector<std::string> files;          // token files in the run folder
@@ -35,7 +37,8 @@ struct PrepareOptions {
   bool resume = false;
   // Of a run that goes on: texts that are gone may be missed as long as their tokens are there.
   bool may_lack_text = false;
-  // Of a rank that is not the first, which has made the files: nothing is written, and texts that differ are no error here but differing facts.
+  // Of a rank that is not the first, which has made the files: nothing is written, and texts that differ are no error
+  // here but differing facts.
   bool follow = false;
   // Whether what was made for the first time can be trained on: what it throws leaves no tokens behind. May be null.
   std::function<void(const TokenMix& train)> check;
@@ -43,8 +46,10 @@ struct PrepareOptions {
   std::function<bool(const TokenFileStats&)> progress;
 };
 
-// Errors: texts that are missing, unreadable or empty, weights of some texts only, and a share of a token file that cannot be held out.
-Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options);
+// Errors: texts that are missing, unreadable or empty, weights of some texts only, and a share of a token file that
+// cannot be held out.
+Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder,
+                        const PrepareOptions& options);
 
 // Lines that were left out: the first ones by name, all counted.
 class BadLines {
@@ -77,7 +82,8 @@ StringList expand_globs(const StringList& patterns);
 class TemporaryTokens {
  public:
   // Documents end as they do in the text: no end of text is added.
-  TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer);
+  TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator,
+                  const Tokenizer& tokenizer);
   const TokenFile& file() const { return *file_; }
   const std::string& note() const { return note_; }  // what may not be as meant; "" mostly
 
@@ -86,14 +92,15 @@ class TemporaryTokens {
   std::string note_;
 };
 
-// The held-out tokens of the run that `model` is the folder of, or stands in (model/, best/, checkpoints/step-N): its data/valid.tokens, or the token file that
-// its config.toml names. "": there are none.
+// The held-out tokens of the run that `model` is the folder of, or stands in (model/, best/, checkpoints/step-N): its
+// data/valid.tokens, or the token file that its config.toml names. "": there are none.
 std::string held_out_tokens(const std::string& model);
 
 // Whether "-", standard input, is one of them. Error(kUsage) when it stands twice.
 bool reads_input(const StringList& files);
 
-// Error(kUsage) for a file that is missing, not readable or empty, and for a token file. Of standard input nothing is known before.
+// Error(kUsage) for a file that is missing, not readable or empty, and for a token file. Of standard input nothing is
+// known before.
 void check_text(const std::string& path);
 bool is_token_file(const std::string& path);
 

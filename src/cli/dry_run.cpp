@@ -23,14 +23,18 @@ namespace {
 
 std::string bytes_text(size_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-std::string time_text(double seconds) { return seconds < 1 ? fmt::format("{:.0f} ms", 1e3 * seconds) : fmt::format("{:.1f} s", seconds); }
+std::string time_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.0f} ms", 1e3 * seconds) : fmt::format("{:.1f} s", seconds);
+}
 
 // Parameters of the parts of a layer and of what is outside them.
 struct Part {
   std::string name;
   int64_t mixer = 0, mlp = 0, norms = 0, other = 0;
   int64_t total() const { return mixer + mlp + norms + other; }
-  bool same_sizes(const Part& b) const { return mixer == b.mixer && mlp == b.mlp && norms == b.norms && other == b.other; }
+  bool same_sizes(const Part& b) const {
+    return mixer == b.mixer && mlp == b.mlp && norms == b.norms && other == b.other;
+  }
 };
 
 std::vector<Part> parts_of(const std::vector<ParamSpec>& specs) {
@@ -42,7 +46,10 @@ std::vector<Part> parts_of(const std::vector<ParamSpec>& specs) {
     const std::string name = spec.name.substr(0, dot), rest = spec.name.substr(dot + 1);
     if (parts.empty() || parts.back().name != name) parts.push_back({name});
     Part& part = parts.back();
-    (!in_layer ? part.other : rest.starts_with("attn.") ? part.mixer : rest.starts_with("mlp.") ? part.mlp : part.norms) += spec.size();
+    (!in_layer                   ? part.other
+     : rest.starts_with("attn.") ? part.mixer
+     : rest.starts_with("mlp.")  ? part.mlp
+                                 : part.norms) += spec.size();
   }
   return parts;
 }
@@ -60,8 +67,8 @@ void print_parts(const std::vector<ParamSpec>& specs) {
     const auto count = static_cast<int64_t>(next - i);
     const std::string last = parts[next - 1].name.substr(parts[next - 1].name.rfind('.') + 1);
     const std::string name = count > 1 ? fmt::format("{} to {}", parts[i].name, last) : parts[i].name;
-    table.row({name, parts[i].other > 0 ? "" : fmt::format("{}", count), number(parts[i].mixer), number(parts[i].mlp), number(parts[i].norms),
-               number(count * parts[i].total())});
+    table.row({name, parts[i].other > 0 ? "" : fmt::format("{}", count), number(parts[i].mixer), number(parts[i].mlp),
+               number(parts[i].norms), number(count * parts[i].total())});
     total += count * parts[i].total();
   }
   table.row({"all", "", "", "", "", number(total)});
@@ -69,11 +76,13 @@ void print_parts(const std::vector<ParamSpec>& specs) {
 }
 
 // Seconds of an optimiser step on `sequences` sequences of `length` random tokens.
-double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t sequences, int64_t length, Random& random) {
+double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t sequences, int64_t length,
+                       Random& random) {
   Batch batch;
   std::vector<int64_t> offsets = {0};
   for (int64_t s = 1; s <= sequences; ++s) offsets.push_back(s * length);
-  for (int64_t t = 0; t < sequences * length; ++t) batch.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(model.config().vocab_size))));
+  for (int64_t t = 0; t < sequences * length; ++t)
+    batch.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(model.config().vocab_size))));
   batch.targets = batch.ids;
   batch.layout = SeqLayout(std::move(offsets));
   const auto begin = std::chrono::steady_clock::now();
@@ -92,7 +101,8 @@ double estimated_step(const ModelConfig& config, const TrainConfig& train, const
   model.set_recompute(plan.recompute);
   AdamW optimizer({.moments = plan.format}, model.params());
   seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready
-  const double a = seconds_of_step(model, optimizer, few, length, random), b = seconds_of_step(model, optimizer, many, length, random);
+  const double a = seconds_of_step(model, optimizer, few, length, random),
+               b = seconds_of_step(model, optimizer, many, length, random);
   const double per_token = std::max(b - a, 0.1 * b) / static_cast<double>(few * length);
   const double update = std::max(a - per_token * static_cast<double>(few * length), 0.0);
   return update + per_token * static_cast<double>(train.batch * train.length * train.accumulate);
@@ -114,7 +124,8 @@ void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainC
   row("copies for products, bf16", plan.operands, true);
   row("gradients, float32", plan.gradients, true);
   row(fmt::format("moments, {}", name_of(plan.format)), plan.moments, true);
-  row(on_cpu ? "activations and workspace" : "activations kept, and workspace", on_cpu ? plan.activations : plan.scratch.kept, false);
+  row(on_cpu ? "activations and workspace" : "activations kept, and workspace",
+      on_cpu ? plan.activations : plan.scratch.kept, false);
   row("activations computed again", plan.scratch.again, false);
   row("workspace of cuBLASLt", plan.libraries, false);
   row("all", plan.total(), true);
@@ -123,10 +134,14 @@ void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainC
   if (plan.format == MomentFormat::kBf16)
     say("moments   bf16, rounded stochastically{}\n",
         train.moments == "auto"
-            ? fmt::format(": no step with float32 moments fits --memory {}; the numbers of the run are others than with those", train.memory)
+            ? fmt::format(
+                  ": no step with float32 moments fits --memory {}; the numbers of the run are others than with those",
+                  train.memory)
             : "");
   if (!on_cpu)
-    say("{}", "          on the device, before the first step; not counted: the driver's own, and what documents packed in a sequence take besides\n");
+    say("{}",
+        "          on the device, before the first step; not counted: the driver's own, and what documents packed in a "
+        "sequence take besides\n");
 }
 
 // Why no step can be timed, or nothing.
@@ -141,7 +156,8 @@ std::string no_time(const MemoryPlan& plan, const TrainConfig& train) {
   }
   const std::optional<uint64_t> available = available_memory();
   if (!available || plan.total() <= *available) return {};
-  return fmt::format("{} are available; a lower batch or length takes less, --accumulate makes up for it", bytes_text(*available));
+  return fmt::format("{} are available; a lower batch or length takes less, --accumulate makes up for it",
+                     bytes_text(*available));
 }
 
 }  // namespace

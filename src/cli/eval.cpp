@@ -1,5 +1,5 @@
-// eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not; or the scores of requests
-// (eval_requests.h).
+// eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not; or the
+// scores of requests (eval_requests.h).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -24,31 +24,44 @@ namespace {
 class Eval : public Command {
  public:
   std::string name() const override { return "eval"; }
-  std::string summary() const override { return "loss, perplexity and bits per byte of a text; scores of language-model tasks"; }
+  std::string summary() const override {
+    return "loss, perplexity and bits per byte of a text; scores of language-model tasks";
+  }
   std::string details() const override {
-    return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not scored. Bits per byte counts the bytes "
-           "of the text that the scored tokens stand for, so that tokenizers can be compared; it is - where a token file does not know them.\n\n"
-           "Every window of --context tokens starts from nothing, so that the row of a longer context says what the model gains from it. With --carry the "
+    return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not "
+           "scored. Bits per byte counts the bytes "
+           "of the text that the scored tokens stand for, so that tokenizers can be compared; it is - where a token "
+           "file does not know them.\n\n"
+           "Every window of --context tokens starts from nothing, so that the row of a longer context says what the "
+           "model gains from it. With --carry the "
            "state "
-           "goes on through each document instead; the length in which it is read then changes nothing but rounding.\n\n"
-           "With --requests or --raw it scores tasks as lm-evaluation-harness does, zero-shot: multiple choice (acc, acc_norm), last words (perplexity, acc), "
-           "whole texts (word and byte perplexity, bits per byte), recall and needles (greedy output; contains, substr_all). docs/tasks.md has the details.\n\n"
+           "goes on through each document instead; the length in which it is read then changes nothing but "
+           "rounding.\n\n"
+           "With --requests or --raw it scores tasks as lm-evaluation-harness does, zero-shot: multiple choice (acc, "
+           "acc_norm), last words (perplexity, acc), "
+           "whole texts (word and byte perplexity, bits per byte), recall and needles (greedy output; contains, "
+           "substr_all). docs/tasks.md has the details.\n\n"
            "Without --text the held-out data of the run is scored.\n\n"
-           "Examples:\n  fastweight eval my-run\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt "
+           "Examples:\n  fastweight eval my-run\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  "
+           "fastweight eval my-run --text held-out.txt "
            "--context 1024 --carry\n"
-           "  fastweight eval my-run --requests piqa.jsonl --out piqa\n  fastweight eval my-run --task wikitext --raw wiki.test.raw";
+           "  fastweight eval my-run --requests piqa.jsonl --out piqa\n  fastweight eval my-run --task wikitext --raw "
+           "wiki.test.raw";
   }
   void declare(Options& options) override {
-    options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
+    options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)",
+                       true);
     options.add("text", "FILE", &text_,
-                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several times for several texts");
+                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several "
+                "times for several texts");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("context", "N,N,...", &context_, "tokens of a window; 0: whole documents", ',');
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
     options.add("device", "DEVICE", &device_, device_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {"f32", "bf16"};
+    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
+        "f32", "bf16"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
@@ -71,7 +84,8 @@ int Eval::run(Options& options) {
   allow_too_much_memory(!check_memory_);
   if (!requests_.requests.empty() || !requests_.raw.empty()) {
     for (const char* key : {"text", "field", "context", "carry", "separator"}) {
-      if (options.given(key)) fail_usage("--{} is for a text, and --requests and --raw are scored as docs/tasks.md says", key);
+      if (options.given(key))
+        fail_usage("--{} is for a text, and --requests and --raw are scored as docs/tasks.md says", key);
     }
     requests_.precision = precision_;
     check_requests(requests_, options);
@@ -80,14 +94,18 @@ int Eval::run(Options& options) {
     return score_requests(open, requests_, json_);
   }
   for (const Option& option : options.entries()) {
-    if (option.is_given && option.heading == kTasksHeading) fail_usage("{} is for tasks: give --requests FILE or --raw FILE", option.flag);
+    if (option.is_given && option.heading == kTasksHeading)
+      fail_usage("{} is for tasks: give --requests FILE or --raw FILE", option.flag);
   }
   if (text_.empty()) {
     for (const char* key : {"field", "separator"}) {
-      if (options.given(key)) fail_usage("--{} is for a text: give one with --text; without, the held-out tokens of the run are read", key);
+      if (options.given(key))
+        fail_usage("--{} is for a text: give one with --text; without, the held-out tokens of the run are read", key);
     }
     if (const std::string held = held_out_tokens(model_); !held.empty()) text_ = {held};
-    if (text_.empty()) fail_usage("no text: give a file with --text (or requests with --requests); '{}' is no run with held-out data", model_);
+    if (text_.empty())
+      fail_usage("no text: give a file with --text (or requests with --requests); '{}' is no run with held-out data",
+                 model_);
     say_aside("text: the held-out data of the run, '{}'\n", text_.front());
   }
   for (const int64_t context : context_) {
@@ -99,14 +117,16 @@ int Eval::run(Options& options) {
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
 
   Table table;
-  for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);
+  for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"})
+    table.column(heading);
   Json results = Json::array();
   bool finite = true;
   for (const int64_t context : context_) {
     const EvalResult r = evaluate_file(open.model, tokens.file(), *open.tokenizer, context, carry_);
     finite = finite && std::isfinite(r.loss);
-    table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew", fmt::format("{}", r.sum.count),
-               r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte) : "-", fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
+    table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew",
+               fmt::format("{}", r.sum.count), r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte) : "-",
+               fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
     results.push_back({{"context", context},
                        {"carry", carry_},
                        {"tokens", r.sum.count},
@@ -125,7 +145,8 @@ int Eval::run(Options& options) {
   } else {
     say("{}", table.text());
   }
-  if (!finite) fail_numeric("the loss of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
+  if (!finite)
+    fail_numeric("the loss of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
   return kExitOk;
 }
 

@@ -1,4 +1,5 @@
-// What 'fastweight eval' does with requests (tasks/request.h): reads them, or makes them of a raw file, scores and reports.
+// What 'fastweight eval' does with requests (tasks/request.h): reads them, or makes them of a raw file, scores and
+// reports.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -27,7 +28,8 @@ struct RequestsToScore {
 void declare_requests(Options& options, RequestsToScore& what);
 // What can be said before a model is loaded. Throws Error(kUsage).
 void check_requests(const RequestsToScore& what, const Options& options);
-// The scores of its report ("results" of eval.json). Throws nlohmann::json::exception where they are not as it writes them.
+// The scores of its report ("results" of eval.json). Throws nlohmann::json::exception where they are not as it writes
+// them.
 Table score_table(const nlohmann::json& report);
 // Returns the exit code. Throws Error.
 int score_requests(OpenModel& open, const RequestsToScore& what, bool json);

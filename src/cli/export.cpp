@@ -20,10 +20,13 @@ class Export : public Command {
   std::string name() const override { return "export"; }
   std::string summary() const override { return "turn a model into a flash-linear-attention folder"; }
   std::string details() const override {
-    return "MODEL is a model or run folder. TARGET is written with config.json and model.safetensors as flash-linear-attention reads them; what it has no "
+    return "MODEL is a model or run folder. TARGET is written with config.json and model.safetensors as "
+           "flash-linear-attention reads them; what it has no "
            "layer "
-           "for is an error that says which keys stand in the way. Of an imported model the configuration is the one it came with, and so are tensors that "
-           "have not been trained since. The tokenizer goes along as programs of the Hugging Face family read it (bytes as a tokenizer.json with a token for "
+           "for is an error that says which keys stand in the way. Of an imported model the configuration is the one "
+           "it came with, and so are tensors that "
+           "have not been trained since. The tokenizer goes along as programs of the Hugging Face family read it "
+           "(bytes as a tokenizer.json with a token for "
            "each byte), and so do chat templates and generation_config.json.\n\n"
            "Example:\n  fastweight export my-run for-fla";
   }
@@ -39,9 +42,11 @@ class Export : public Command {
     NewFolder target("TARGET", target_);
     save_tokenizer_for_others(target_, *open.tokenizer);
     copy_side_files(open.folder, target_, tokenizer_.empty());
-    export_model(target_, open.model, open.tokenizer->end_of_text());  // its config.json last: a folder that has one is whole
+    // its config.json last: a folder that has one is whole
+    export_model(target_, open.model, open.tokenizer->end_of_text());
     target.keep();
-    say("{}: {}, model_type {}; tokenizer: {}\n", target_, describe(open.model.config()), config.value("model_type", "mamba_ssm"), open.tokenizer->type());
+    say("{}: {}, model_type {}; tokenizer: {}\n", target_, describe(open.model.config()),
+        config.value("model_type", "mamba_ssm"), open.tokenizer->type());
     return kExitOk;
   }
 

@@ -1,5 +1,5 @@
-// generate: streams text from a model. One text, several from one state, one a line of a file, or a conversation; the state can be
-// kept and taken up again.
+// generate: streams text from a model. One text, several from one state, one a line of a file, or a conversation; the
+// state can be kept and taken up again.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -38,10 +38,12 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 void put_bytes(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    fail_io("cannot write to standard output");
 }
 
-// A pipe gets the bytes. A terminal shows control characters, so that neither a model nor a prompt writes escape sequences there.
+// A pipe gets the bytes. A terminal shows control characters, so that neither a model nor a prompt writes escape
+// sequences there.
 void put(const std::string& text) {
   static const bool terminal = is_terminal(1);
   static PrintableStream shown;
@@ -62,15 +64,20 @@ class Generate : public Command {
   std::string name() const override { return "generate"; }
   std::string summary() const override { return "write text with a model"; }
   std::string details() const override {
-    return "Text goes to standard output as it is made, behind its prompt (--no-echo leaves the prompt out). On a terminal control characters in it are shown; "
+    return "Text goes to standard output as it is made, behind its prompt (--no-echo leaves the prompt out). On a "
+           "terminal control characters in it are shown; "
            "a "
-           "pipe gets the bytes. The prompt is read by chunks; then every token costs the same time and memory however long the text "
+           "pipe gets the bytes. The prompt is read by chunks; then every token costs the same time and memory however "
+           "long the text "
            "is. Without a prompt the text begins after a line break.\n\n"
-           "--samples and --prompts read the prompt once and go on from copies of its state: sample I (from 0) is what --seed SEED+I writes, and what a line "
+           "--samples and --prompts read the prompt once and go on from copies of its state: sample I (from 0) is what "
+           "--seed SEED+I writes, and what a line "
            "of "
-           "--prompts gives does not depend on the other lines. --batch N makes N of these texts at a time, for which the model's weights are read once; "
+           "--prompts gives does not depend on the other lines. --batch N makes N of these texts at a time, for which "
+           "the model's weights are read once; "
            "matrix "
-           "products of more than 8 (on the CPU 4) sequences round differently than those of one. --conversation keeps the state from line to line of standard "
+           "products of more than 8 (on the CPU 4) sequences round differently than those of one. --conversation keeps "
+           "the state from line to line of standard "
            "input; "
            "after a stop text it has seen that text too.\n\n"
            "--json prints one object a text; docs/json.md has its keys.\n\n"
@@ -82,28 +89,38 @@ class Generate : public Command {
            "  fastweight generate my-run --state-load chat.state --prompt \"And then?\" --state-save chat.state";
   }
   void declare(Options& options) override {
-    options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
+    options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)",
+                       true);
     options.add("prompt", "TEXT", &prompt_, "text to go on from");
     options.add("prompt_file", "FILE", &prompt_file_, "the same from a file; -: standard input");
     options.add("prompts", "FILE", &prompts_,
-                "a text for each line of a file (-: standard input; .jsonl: for each \"prompt\"), each read after the prompt and the loaded state");
-    options.add("conversation", "", &conversation_, "a text for each line of standard input, each after all that came before");
+                "a text for each line of a file (-: standard input; .jsonl: for each \"prompt\"), each read after the "
+                "prompt and the loaded state");
+    options.add("conversation", "", &conversation_,
+                "a text for each line of standard input, each after all that came before");
     options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
-    options.add("after", "TEXT", &after_, "read after each such line; without: a line break in a conversation, nothing with --prompts");
+    options.add("after", "TEXT", &after_,
+                "read after each such line; without: a line break in a conversation, nothing with --prompts");
     options.add("samples", "N", &samples_, "texts from each prompt");
-    options.add("batch", "N", &batch_, "of --prompts and --samples: texts made side by side, each printed when it is whole");
-    options.add("echo", "", &echo_, "print the prompt before the text; without: so, but not in a conversation and never with --json");
+    options.add("batch", "N", &batch_,
+                "of --prompts and --samples: texts made side by side, each printed when it is whole");
+    options.add("echo", "", &echo_,
+                "print the prompt before the text; without: so, but not in a conversation and never with --json");
     options.add("tokens", "N", &generate_.tokens, "tokens to write at most");
     options.add("stop", "TEXT", &generate_.stop, "stop before this text, which is not printed");
-    options.add("end_token", "ID,ID,...", &end_tokens_, "stop at these tokens; without: the end-of-text token of tokenizer or model, if there is one", ',');
+    options.add("end_token", "ID,ID,...", &end_tokens_,
+                "stop at these tokens; without: the end-of-text token of tokenizer or model, if there is one", ',');
     options.add("ignore_end", "", &ignore_end_, "do not stop at an end-of-text token");
     options.section("", "Sampling");
     Sampling& sampling = generate_.sampling;
-    options.add("temperature", "X", &sampling.temperature, "0 takes the likeliest token, 1 samples from the model as it is");
+    options.add("temperature", "X", &sampling.temperature,
+                "0 takes the likeliest token, 1 samples from the model as it is");
     options.add("top_k", "N", &sampling.top_k, "only the likeliest N tokens; 0: all");
     options.add("top_p", "X", &sampling.top_p, "only the likeliest tokens that together have this probability");
-    options.add("min_p", "X", &sampling.min_p, "only tokens with this share of the likeliest one's probability; 0: all");
-    options.add("repetition_penalty", "X", &sampling.repetition_penalty, "above 1 makes tokens that came recently less likely");
+    options.add("min_p", "X", &sampling.min_p,
+                "only tokens with this share of the likeliest one's probability; 0: all");
+    options.add("repetition_penalty", "X", &sampling.repetition_penalty,
+                "above 1 makes tokens that came recently less likely");
     options.add("repetition_window", "N", &sampling.repetition_window, "how many tokens are recent");
     options.add("greedy", "", &greedy_, "the likeliest token always");
     options.add("seed", "N", &seed_, "of the random numbers; without, a loaded state goes on with its own");
@@ -113,8 +130,10 @@ class Generate : public Command {
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
     options.add("device", "DEVICE", &device_, device_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {"f32", "bf16"};
-    options.add("json", "", &json_, "print one JSON object a text, with token ids and log-probabilities, instead of the text");
+    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
+        "f32", "bf16"};
+    options.add("json", "", &json_,
+                "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
@@ -135,8 +154,10 @@ class Generate : public Command {
   void print_whole();
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
-  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32", device_ = "cpu";
-  bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false, check_memory_ = true;
+  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_,
+      precision_ = "f32", device_ = "cpu";
+  bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false,
+       check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
   IntList end_tokens_;
   uint64_t seed_ = 1;
@@ -159,23 +180,30 @@ class Generate : public Command {
 };
 
 void Generate::check(const Options& options) {
-  if (options.given("prompt") && options.given("prompt_file")) fail_usage("--prompt and --prompt-file: expected one of them, both came");
-  if (greedy_ && options.given("temperature")) fail_usage("--greedy and --temperature: expected one of them, both came");
+  if (options.given("prompt") && options.given("prompt_file"))
+    fail_usage("--prompt and --prompt-file: expected one of them, both came");
+  if (greedy_ && options.given("temperature"))
+    fail_usage("--greedy and --temperature: expected one of them, both came");
   if (conversation_ && !prompts_.empty()) fail_usage("--conversation and --prompts: expected one of them, both came");
-  if (conversation_ && samples_ != 1) fail_usage("--samples: a conversation goes on from one text; leave one of them out");
-  if (!state_save_.empty() && several()) fail_usage("--state-save: expected one text whose state to keep; leave it out, or --samples and --prompts");
+  if (conversation_ && samples_ != 1)
+    fail_usage("--samples: a conversation goes on from one text; leave one of them out");
+  if (!state_save_.empty() && several())
+    fail_usage("--state-save: expected one text whose state to keep; leave it out, or --samples and --prompts");
   if (!conversation_ && prompts_.empty() && (options.given("before") || options.given("after"))) {
     fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
   }
-  if (ignore_end_ && options.given("end_token")) fail_usage("--ignore-end and --end-token: expected one of them, both came");
+  if (ignore_end_ && options.given("end_token"))
+    fail_usage("--ignore-end and --end-token: expected one of them, both came");
   if (prompt_file_ == "-" && (prompts_ == "-" || conversation_)) {  // --prompts with a conversation is refused above
     fail_usage("--prompt-file -, --prompts - and --conversation: expected one of them; each reads standard input");
   }
   constexpr int64_t kMostBatch = 4096;
   if (batch_ < 1 || batch_ > kMostBatch) fail_usage("--batch: expected 1 to {}, got {}", kMostBatch, batch_);
-  if (batch_ > 1 && !several()) fail_usage("--batch: expected several texts to make side by side (--prompts or --samples), got one");
+  if (batch_ > 1 && !several())
+    fail_usage("--batch: expected several texts to make side by side (--prompts or --samples), got one");
   constexpr int64_t kMostSamples = 1 << 20;
-  if (samples_ < 1 || samples_ > kMostSamples) fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
+  if (samples_ < 1 || samples_ > kMostSamples)
+    fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
   if (generate_.tokens < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", generate_.tokens);
   if (greedy_) generate_.sampling.temperature = 0;
   validate(generate_.sampling);
@@ -201,12 +229,15 @@ Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::s
 // What goes before a text, without JSON.
 void Generate::head(const Prompt& prompt, int64_t prompt_index, int64_t sample) const {
   if (several() && (prompt_index > 0 || sample > 0)) put("\n");
-  if (several()) put(prompts_.empty() ? fmt::format("--- sample {}\n", sample) : fmt::format("--- prompt {}, sample {}\n", prompt_index, sample));
+  if (several())
+    put(prompts_.empty() ? fmt::format("--- sample {}\n", sample)
+                         : fmt::format("--- prompt {}, sample {}\n", prompt_index, sample));
   if (echo_) put(prompt.text);
 }
 
 // And what goes behind it, or all of it as JSON.
-void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample, size_t state_bytes) const {
+void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample,
+                    size_t state_bytes) const {
   if (json_) {
     print_json_line({{"prompt", prompt_index},
                      {"sample", sample},
@@ -220,16 +251,20 @@ void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_ind
   }
   // A line break for the reader's terminal belongs to no token, so a pipe gets exactly the text.
   const bool line_open = g.text.empty() || g.text.back() != '\n';
-  if (!json_ && ((conversation_ && line_open) || (!conversation_ && is_terminal(1) && g.stopped_by != StopReason::kStopText))) put("\n");
+  if (!json_ &&
+      ((conversation_ && line_open) || (!conversation_ && is_terminal(1) && g.stopped_by != StopReason::kStopText)))
+    put("\n");
   if (stats_) {
     const auto tokens = g.ids.size();
-    say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds, tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0,
+    say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds,
+              tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0,
               format_bytes(static_cast<double>(state_bytes)));
   }
 }
 
 // One text. Returns false when it was interrupted.
-bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
+bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index,
+                     int64_t sample) {
   if (!json_) head(prompt, prompt_index, sample);
   const Generated g = generate(session, tokenizer, generate_, json_ ? nullptr : put, stop_);
   tail(g, prompt, prompt_index, sample, session.state_bytes());
@@ -237,9 +272,11 @@ bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt&
 }
 
 // A text takes a free place beside the others, after they have been taken on until there is one.
-void Generate::submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
+void Generate::submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index,
+                      int64_t sample) {
   while (free_slots_.empty()) advance();
-  Text& text = texts_.emplace_back(Text{prompt, prompt_index, sample, TextStream(tokenizer, generate_, nullptr), session.state_bytes(), free_slots_.back()});
+  Text& text = texts_.emplace_back(Text{prompt, prompt_index, sample, TextStream(tokenizer, generate_, nullptr),
+                                        session.state_bytes(), free_slots_.back()});
   if (text.stream.whole()) {
     text.slot = -1;  // of no token
     return;
@@ -274,7 +311,8 @@ void Generate::print_whole() {
   }
 }
 
-bool Generate::write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index) {
+bool Generate::write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt,
+                             int64_t prompt_index) {
   for (int64_t i = 0; i < samples_; ++i) {
     Session fork = state;
     if (seeds_[static_cast<size_t>(i)]) fork.reseed(*seeds_[static_cast<size_t>(i)]);
@@ -351,7 +389,8 @@ int Generate::run(Options& options) {
   if (options.given("end_token")) {
     generate_.end_tokens.clear();
     for (const int64_t id : end_tokens_) {
-      if (id < 0 || id >= tokenizer.vocab_size()) fail_usage("--end-token: expected ids from 0 to {}, got {}", tokenizer.vocab_size() - 1, id);
+      if (id < 0 || id >= tokenizer.vocab_size())
+        fail_usage("--end-token: expected ids from 0 to {}, got {}", tokenizer.vocab_size() - 1, id);
       generate_.end_tokens.push_back(static_cast<int32_t>(id));
     }
   }
@@ -361,9 +400,12 @@ int Generate::run(Options& options) {
   if (!own_numbers) session.reseed(seed_);
   Session numbers = session;
   seeds_.assign(1, std::nullopt);
-  for (int64_t i = 1; i < samples_; ++i) seeds_.emplace_back(own_numbers ? numbers.draw_seed() : seed_ + static_cast<uint64_t>(i));
+  for (int64_t i = 1; i < samples_; ++i)
+    seeds_.emplace_back(own_numbers ? numbers.draw_seed() : seed_ + static_cast<uint64_t>(i));
 
-  require_memory_of_decoding(open.model, batch_, batch_ > 1 ? "lower --batch; --no-check-memory tries all the same" : "--no-check-memory tries all the same");
+  require_memory_of_decoding(
+      open.model, batch_,
+      batch_ > 1 ? "lower --batch; --no-check-memory tries all the same" : "--no-check-memory tries all the same");
   if (batch_ > 1) {
     side_by_side_ = std::make_unique<SessionBatch>(open.model, tokenizer, batch_);
     for (int64_t slot = batch_; slot-- > 0;) free_slots_.push_back(slot);
@@ -388,7 +430,8 @@ int Generate::run(Options& options) {
     print_whole();  // those of no token
     while (!texts_.empty()) advance();
   }
-  if (!whole) throw Stopped(state_save_.empty() ? "stopped" : fmt::format("stopped; the state is saved in '{}'", state_save_));
+  if (!whole)
+    throw Stopped(state_save_.empty() ? "stopped" : fmt::format("stopped; the state is saved in '{}'", state_save_));
   return kExitOk;
 }
 

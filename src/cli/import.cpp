@@ -17,9 +17,12 @@ class Import : public Command {
   std::string name() const override { return "import"; }
   std::string summary() const override { return "turn a flash-linear-attention model into one of ours"; }
   std::string details() const override {
-    return "SOURCE has config.json and model.safetensors, or shards with their index, as flash-linear-attention saves them. TARGET is written with our "
-           "configuration and names; the source's own configuration is kept in its key 'peer', so that 'fastweight export' gives back the same. The tokenizer, "
-           "chat templates and generation_config.json go along, other files do not. (eval, generate and verify read SOURCE as it is.)\n\n"
+    return "SOURCE has config.json and model.safetensors, or shards with their index, as flash-linear-attention saves "
+           "them. TARGET is written with our "
+           "configuration and names; the source's own configuration is kept in its key 'peer', so that 'fastweight "
+           "export' gives back the same. The tokenizer, "
+           "chat templates and generation_config.json go along, other files do not. (eval, generate and verify read "
+           "SOURCE as it is.)\n\n"
            "Example:\n  fastweight import gated-deltanet-340M my-model --tokenizer spm.model";
   }
   void declare(Options& options) override {

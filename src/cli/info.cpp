@@ -80,20 +80,26 @@ std::string cpu_features() {
     break;
   }
   std::string text;
-  for (const char* feature : {"sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "avx_vnni"}) {
+  for (const char* feature :
+       {"sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "avx_vnni"}) {
     if (have.contains(feature)) text += (text.empty() ? "" : " ") + std::string(feature);
   }
   return text.empty() ? "unknown" : text;
 }
 
-const Json kNoGpu = {{"name", nullptr}, {"compute_capability", nullptr}, {"multiprocessors", nullptr}, {"driver", nullptr}, {"runtime", nullptr}};
+const Json kNoGpu = {{"name", nullptr},
+                     {"compute_capability", nullptr},
+                     {"multiprocessors", nullptr},
+                     {"driver", nullptr},
+                     {"runtime", nullptr}};
 
 // line(words, key, value, text) of the GPU that --device cuda takes.
 template <class Line>
 void line_of_gpu(const Line& line) {
   if (device_code().empty()) {
     const bool there = ::access("/dev/nvidiactl", F_OK) == 0;
-    line("GPU", "gpu", kNoGpu, there ? "an NVIDIA driver is loaded, but this build has no device code" : "no NVIDIA GPU found");
+    line("GPU", "gpu", kNoGpu,
+         there ? "an NVIDIA driver is loaded, but this build has no device code" : "no NVIDIA GPU found");
     return;
   }
   try {
@@ -104,8 +110,8 @@ void line_of_gpu(const Line& line) {
           {"multiprocessors", gpu.sm_count},
           {"driver", gpu.driver},
           {"runtime", gpu.runtime}},
-         fmt::format("{}, compute capability {}.{}, {} multiprocessors; driver for CUDA {}, runtime {}", gpu.name, gpu.major, gpu.minor, gpu.sm_count,
-                     gpu.driver, gpu.runtime));
+         fmt::format("{}, compute capability {}.{}, {} multiprocessors; driver for CUDA {}, runtime {}", gpu.name,
+                     gpu.major, gpu.minor, gpu.sm_count, gpu.driver, gpu.runtime));
   } catch (const DeviceError& error) {
     std::string why = error.what();
     if (why.starts_with("device: expected an NVIDIA GPU, but ")) why = "no NVIDIA GPU found";
@@ -116,11 +122,16 @@ void line_of_gpu(const Line& line) {
 class Info : public Command {
  public:
   std::string name() const override { return "info"; }
-  std::string summary() const override { return "version, build, instruction sets, threads, rules; or what a model costs"; }
+  std::string summary() const override {
+    return "version, build, instruction sets, threads, rules; or what a model costs";
+  }
   std::string details() const override {
-    return "Of a RECIPE or a model: layers, parameters, floating-point operations a token (a multiplication and an addition are two), bytes that it "
-           "remembers of a sequence (float32), and the memory of a training step of the recipe's batch: parameters, gradients, the optimiser's moments, "
-           "activations and workspace, planned to the byte by running the step on a device that only allocates. No memory is taken for it.";
+    return "Of a RECIPE or a model: layers, parameters, floating-point operations a token (a multiplication and an "
+           "addition are two), bytes that it "
+           "remembers of a sequence (float32), and the memory of a training step of the recipe's batch: parameters, "
+           "gradients, the optimiser's moments, "
+           "activations and workspace, planned to the byte by running the step on a device that only allocates. No "
+           "memory is taken for it.";
   }
   void declare(Options& options) override {
     options.positional("RECIPE", &recipe_, "a run file (recipes/), a model or a run folder", false);
@@ -143,7 +154,9 @@ class Info : public Command {
       report[key] = value;
       if (!json_) say("{:<14}{}\n", what, text);
     };
-    const auto text_line = [&](const char* what, const char* key, const std::string& text) { line(what, key, text, text); };
+    const auto text_line = [&](const char* what, const char* key, const std::string& text) {
+      line(what, key, text, text);
+    };
     if (!json_) say("{:<14}{}\n", "version", fw_version());  // every report has it
     text_line("build", "build", build_kind());
     text_line("compiler", "compiler", compiler());
@@ -156,9 +169,11 @@ class Info : public Command {
     line("threads", "threads", num_threads(), fmt::format("{}", num_threads()));
     text_line("CPU features", "cpu_features", cpu_features());
     const std::string code = device_code();
-    line("device code", "device_code", code.empty() ? Json() : Json(code), code.empty() ? "none (`make gpu` builds it)" : code);
+    line("device code", "device_code", code.empty() ? Json() : Json(code),
+         code.empty() ? "none (`make gpu` builds it)" : code);
     line_of_gpu(line);
-    line("backends", "backends", code.empty() ? Json::array({"CPU"}) : Json::array({"CPU", "CUDA"}), code.empty() ? "CPU" : "CPU, CUDA");
+    line("backends", "backends", code.empty() ? Json::array({"CPU"}) : Json::array({"CPU", "CUDA"}),
+         code.empty() ? "CPU" : "CPU, CUDA");
     text_line("ranks", "ranks", ranks_library());
     StringList names;
     for (const Preset& p : presets()) names.emplace_back(p.name);

@@ -81,15 +81,21 @@ std::string model_text(const Json& report) {
   for (const auto& [kind, count] : kinds) layers += fmt::format("{}{} {}", layers.empty() ? "" : ", ", count, kind);
   line("layers", layers);
   line("parameters", fmt::format("{:.0f}", number("parameters")));
-  line("FLOPs a token", fmt::format("{:.4g} forward ({:.3g} of them attention's scores and values, {:.3g} the recurrence), {:.4g} a training step",
-                                    number("flops_token"), number("flops_attention"), number("flops_recurrence"), 3 * number("flops_token")));
-  line("state", fmt::format("{:.0f} bytes a sequence{}", number("state_bytes"),
-                            number("state_bytes_token") > 0 ? fmt::format(" and {:.0f} a token", number("state_bytes_token")) : ""));
+  line("FLOPs a token", fmt::format("{:.4g} forward ({:.3g} of them attention's scores and values, {:.3g} the "
+                                    "recurrence), {:.4g} a training step",
+                                    number("flops_token"), number("flops_attention"), number("flops_recurrence"),
+                                    3 * number("flops_token")));
+  line("state",
+       fmt::format(
+           "{:.0f} bytes a sequence{}", number("state_bytes"),
+           number("state_bytes_token") > 0 ? fmt::format(" and {:.0f} a token", number("state_bytes_token")) : ""));
   const auto bytes = [&](const char* key) { return format_bytes(number(key)); };
-  line("training step", fmt::format("{} x {} tokens, {}: {} ({:.0f} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}",
+  line("training step", fmt::format("{} x {} tokens, {}: {} ({:.0f} bytes): parameters {}, gradients {}, moments {}, "
+                                    "activations and workspace {}",
                                     report.at("batch").get<int64_t>(), report.at("length").get<int64_t>(),
-                                    report.at("device") == "cpu" ? "float32" : "on a GPU", bytes("step_bytes"), number("step_bytes"), bytes("parameter_bytes"),
-                                    bytes("gradient_bytes"), bytes("moment_bytes"), bytes("activation_bytes")));
+                                    report.at("device") == "cpu" ? "float32" : "on a GPU", bytes("step_bytes"),
+                                    number("step_bytes"), bytes("parameter_bytes"), bytes("gradient_bytes"),
+                                    bytes("moment_bytes"), bytes("activation_bytes")));
   return text;
 }
 

@@ -1,5 +1,5 @@
-// JSON on standard output (docs/json.md): one report a command, or one object a line. Numbers that are not finite are null, bytes that
-// are not UTF-8 are U+FFFD.
+// JSON on standard output (docs/json.md): one report a command, or one object a line. Numbers that are not finite are
+// null, bytes that are not UTF-8 are U+FFFD.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -47,7 +47,8 @@ bool LineInput::next(std::string& line) {
       return finish(line, true);
     }
     searched = buffer_.size();
-    if (searched > kLongest) fail_usage("standard input: expected lines of at most {} MiB, this one is longer", kLongest >> 20);
+    if (searched > kLongest)
+      fail_usage("standard input: expected lines of at most {} MiB, this one is longer", kLongest >> 20);
     if (!ended_ && fill()) continue;
     ended_ = true;
     line = std::move(buffer_);

@@ -1,4 +1,5 @@
-// fastweight: trains, evaluates and runs delta-rule language models. Finds the command, runs it, turns errors into exit codes.
+// fastweight: trains, evaluates and runs delta-rule language models. Finds the command, runs it, turns errors into exit
+// codes.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -24,7 +25,9 @@
 namespace fw::cli {
 
 void declare_threads(Options& options, int64_t& threads) {
-  options.add("threads", "N", &threads, "threads to compute on; 0: the cores that the process may use, or OMP_NUM_THREADS. Results do not depend on it");
+  options.add(
+      "threads", "N", &threads,
+      "threads to compute on; 0: the cores that the process may use, or OMP_NUM_THREADS. Results do not depend on it");
 }
 
 void declare_memory_check(Options& options, bool& check) {
@@ -36,8 +39,8 @@ void apply_threads(int64_t threads) {
   if (threads < 0 || threads > kMost) fail_usage("--threads: expected 0 to {}, got {}", kMost, threads);
   set_num_threads(static_cast<int>(threads));
   if (num_threads() > available_cores()) {
-    say_aside("note: {} threads on {} cores that this process may use will be slower than {}{}\n", num_threads(), available_cores(), available_cores(),
-              threads > 0 ? "" : " (OMP_NUM_THREADS)");
+    say_aside("note: {} threads on {} cores that this process may use will be slower than {}{}\n", num_threads(),
+              available_cores(), available_cores(), threads > 0 ? "" : " (OMP_NUM_THREADS)");
   }
 }
 
@@ -66,12 +69,13 @@ std::vector<std::unique_ptr<Command>> all_commands() {
 }
 
 std::span<const ExitCode> exit_codes() {
-  static constexpr ExitCode kCodes[] = {{"0", "success"},
-                                        {"1", "a check failed, a run diverged, a model is not finite, or memory ran out"},
-                                        {"2", "bad option or input, or something that the system refused"},
-                                        {"3", "a defect of this program"},
-                                        {"4", "ended at once by a second signal: nothing was saved since the last checkpoint"},
-                                        {"129, 130, 143", "stopped by SIGHUP, SIGINT (Ctrl-C), SIGTERM, after saving what there was"}};
+  static constexpr ExitCode kCodes[] = {
+      {"0", "success"},
+      {"1", "a check failed, a run diverged, a model is not finite, or memory ran out"},
+      {"2", "bad option or input, or something that the system refused"},
+      {"3", "a defect of this program"},
+      {"4", "ended at once by a second signal: nothing was saved since the last checkpoint"},
+      {"129, 130, 143", "stopped by SIGHUP, SIGINT (Ctrl-C), SIGTERM, after saving what there was"}};
   return kCodes;
 }
 
@@ -79,8 +83,10 @@ namespace {
 
 std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
   std::string page =
-      "fastweight: delta-rule linear attention language models on CPUs and NVIDIA GPUs\n\nUsage: fastweight COMMAND [arguments] [options]\n\nCommands:\n";
-  for (const auto& command : commands) page += fmt::format("  {:10}  {}\n", command->name(), wrap(command->summary(), 96, 14));
+      "fastweight: delta-rule linear attention language models on CPUs and NVIDIA GPUs\n\nUsage: fastweight COMMAND "
+      "[arguments] [options]\n\nCommands:\n";
+  for (const auto& command : commands)
+    page += fmt::format("  {:10}  {}\n", command->name(), wrap(command->summary(), 96, 14));
   page +=
       "\nOptions:\n  --help, -h  this page; 'fastweight COMMAND --help' for one command\n  --version   the version\n"
       "\nTo begin:\n  fastweight train --text my.txt --out my-run\n  fastweight generate my-run --prompt \"Once\"\n"
@@ -115,15 +121,18 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
       return kExitOk;
     }
     if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {
-      fail_usage("expected one process, started as rank {} of {}: of all commands only train, and bench --train --device cuda, run on several ranks",
-                 launch.rank, launch.size);
+      fail_usage(
+          "expected one process, started as rank {} of {}: of all commands only train, and bench --train --device "
+          "cuda, run on several ranks",
+          launch.rank, launch.size);
     }
     const int code = command->run(options);
     close_ranks();
     return code;
   }
   const std::string near = nearest(args[0], known);
-  fail_usage("unknown command '{}'{}; 'fastweight --help' lists all", args[0], near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail_usage("unknown command '{}'{}; 'fastweight --help' lists all", args[0],
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 int exit_code(ErrorKind kind) {
@@ -164,21 +173,27 @@ int run_and_report(const std::vector<std::string>& args) {
     const int code = run(args, command);
     // Buffered output that could not be written (a full disk behind a redirection) must not look like success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      return complain(command, fmt::format("cannot write to standard output: {}", std::generic_category().message(errno)), kExitUsage);
+      return complain(command,
+                      fmt::format("cannot write to standard output: {}", std::generic_category().message(errno)),
+                      kExitUsage);
     }
     return code;
   } catch (const fw::Error& error) {
     // What ends all ranks at the same place is said by the first.
     const bool together = error.kind() == fw::ErrorKind::kStopped || error.kind() == fw::ErrorKind::kNumeric;
-    const int code = together && launched().rank > 0 ? kExitOk : complain(command, error.what(), exit_code(error.kind()));
+    const int code =
+        together && launched().rank > 0 ? kExitOk : complain(command, error.what(), exit_code(error.kind()));
     // Ranks that disagree end together as well, and each says why: they may speak on different machines.
     if (together || dynamic_cast<const fw::RanksDisagree*>(&error) != nullptr) close_ranks();
     return code;
   } catch (const std::bad_alloc&) {
-    return complain(command, "out of memory: give smaller sizes (of a training step batch, length or model)", kExitFailed);
+    return complain(command, "out of memory: give smaller sizes (of a training step batch, length or model)",
+                    kExitFailed);
   } catch (const std::length_error&) {
-    return complain(command, "a size that follows from the options is more than memory can hold: give smaller numbers", kExitUsage);
-  } catch (const std::system_error& error) {  // of files (paths that cannot be, a folder that is gone) and of standard output
+    return complain(command, "a size that follows from the options is more than memory can hold: give smaller numbers",
+                    kExitUsage);
+    // of files (paths that cannot be, a folder that is gone) and of standard output
+  } catch (const std::system_error& error) {
     return complain(command, fmt::format("the system refused: {}", error.what()), kExitUsage);
   } catch (const std::exception& error) {
     return complain(command, std::string("unexpected error: ") + error.what(), kExitInternal);
@@ -191,7 +206,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   return fw::cli::run_apart_from_signals([&] {
     const int code = run_and_report(args);
-    if (code != 0) fw::cli::end_all_ranks(code);  // what ends one of several ranks ends those that would wait for it for ever
+    // what ends one of several ranks ends those that would wait for it for ever
+    if (code != 0) fw::cli::end_all_ranks(code);
     return code;
   });
 }

@@ -74,7 +74,9 @@ std::string paragraphs(const std::string& text) {
 
 std::string options_of(const Options& options) {
   std::string out, heading;
-  const auto item = [&out](const std::string& left, const std::string& right) { out += ".TP\n.B " + left + "\n" + right + "\n"; };
+  const auto item = [&out](const std::string& left, const std::string& right) {
+    out += ".TP\n.B " + left + "\n" + right + "\n";
+  };
   for (const Option& option : options.entries()) {
     if (option.positional) {
       item(roff(option.flag), roff(option.help));
@@ -99,7 +101,8 @@ class Man : public Command {
   std::string name() const override { return "man"; }
   std::string summary() const override { return "print the manual page"; }
   std::string details() const override {
-    return "'make install' puts it where man looks for it. Without it:\n  fastweight man > fastweight.1; man -l fastweight.1";
+    return "'make install' puts it where man looks for it. Without it:\n  fastweight man > fastweight.1; man -l "
+           "fastweight.1";
   }
   void declare(Options&) override {}
   int run(Options&) override {
@@ -115,11 +118,14 @@ std::string man_page(const std::vector<CommandTable>& tables) {
       ".\\\" Made by 'fastweight man' of the tables of options.\n"
       ".TH FASTWEIGHT 1 \"\" {} \"User Commands\"\n"
       ".SH NAME\nfastweight \\- delta\\-rule linear attention language models\n"
-      ".SH SYNOPSIS\n.B fastweight\n.I COMMAND\n[arguments] [options]\n.br\n.B fastweight\n.I COMMAND\n.B \\-\\-help\n.br\n.B fastweight \\-\\-version\n"
-      ".SH DESCRIPTION\nTrains, evaluates, analyses and runs language models of delta\\-rule linear attention on CPUs and NVIDIA GPUs, and checks and times "
+      ".SH SYNOPSIS\n.B fastweight\n.I COMMAND\n[arguments] [options]\n.br\n.B fastweight\n.I COMMAND\n.B "
+      "\\-\\-help\n.br\n.B fastweight \\-\\-version\n"
+      ".SH DESCRIPTION\nTrains, evaluates, analyses and runs language models of delta\\-rule linear attention on CPUs "
+      "and NVIDIA GPUs, and checks and times "
       "the "
       "recurrence.\n"
-      "Behind an option stands its default in brackets. A switch is on with its name and off with \\-\\-no\\- before it.\n"
+      "Behind an option stands its default in brackets. A switch is on with its name and off with \\-\\-no\\- before "
+      "it.\n"
       "Every option of a run file's table is a key there, with underscores for dashes.\n"
       ".SH COMMANDS\n",
       argument(fmt::format("fastweight {}", fw_version())));

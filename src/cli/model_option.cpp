@@ -28,14 +28,16 @@ std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t v
   }
   std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(folder);
   if (!has_tokenizer_json(folder) && vocab_size != tokenizer->vocab_size()) {
-    fail_usage("'{}' has no tokenizer.json, and a model with a vocabulary of {} does not speak bytes: give the file back, or say with --tokenizer which it has",
-               folder, vocab_size);
+    fail_usage(
+        "'{}' has no tokenizer.json, and a model with a vocabulary of {} does not speak bytes: give the file back, or "
+        "say with --tokenizer which it has",
+        folder, vocab_size);
   }
   return tokenizer;
 }
 
-// A model that says which tokenizer its ids are of (those written here do), or a folder that does, is not read with another. Ids as
-// numbers are those of any tokenizer.
+// A model that says which tokenizer its ids are of (those written here do), or a folder that does, is not read with
+// another. Ids as numbers are those of any tokenizer.
 void check_tokenizer_of(const OpenModel& open, bool given) {
   if (open.tokenizer->type() == "ids") return;
   uint64_t expected = open.model.tokenizer();
@@ -44,13 +46,16 @@ void check_tokenizer_of(const OpenModel& open, bool given) {
     if (own->type() != "ids") expected = own->checksum();
   }
   if (expected == 0 || expected == open.tokenizer->checksum()) return;
-  fail_usage("'{}': the model was trained with another tokenizer (checksum {:016x}) than {} (checksum {:016x}), {}: its ids mean other text", open.folder,
-             expected, open.tokenizer->type(), open.tokenizer->checksum(),
-             given ? "which --tokenizer asks for; leave the option out"
-                   : "which the folder's tokenizer.json says or leaves out; give back the file that it came with");
+  fail_usage(
+      "'{}': the model was trained with another tokenizer (checksum {:016x}) than {} (checksum {:016x}), {}: its ids "
+      "mean other text",
+      open.folder, expected, open.tokenizer->type(), open.tokenizer->checksum(),
+      given ? "which --tokenizer asks for; leave the option out"
+            : "which the folder's tokenizer.json says or leaves out; give back the file that it came with");
 }
 
-// eos_token_id, which published models have in config.json and generation_config.json, an id or several; of an imported one in the configuration it came with.
+// eos_token_id, which published models have in config.json and generation_config.json, an id or several; of an imported
+// one in the configuration it came with.
 std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig& model, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   if (tokenizer.end_of_text() >= 0) ids.push_back(tokenizer.end_of_text());
@@ -59,7 +64,8 @@ std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig&
     const int32_t value = id.get<int32_t>();
     if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
   };
-  const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object() : parse_json(model.peer, "the configuration that the model came with");
+  const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object()
+                                                 : parse_json(model.peer, "the configuration that the model came with");
   for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
     const nlohmann::json::json_pointer place(key);
     const nlohmann::json end = peer.is_object() && peer.contains(place) ? peer.at(place) : nlohmann::json();
@@ -76,7 +82,8 @@ void check_finite(const LanguageModel<float>& model, const std::string& folder) 
   for (const ParamSpec& spec : model.params().specs()) {
     const HostView<float> values = model.params().host_values(spec);
     if (!std::all_of(values.span().begin(), values.span().end(), [](float x) { return std::isfinite(x); })) {
-      fail_numeric("'{}': the parameter {} is not finite: the model is damaged, or it diverged in training", folder, spec.name);
+      fail_numeric("'{}': the parameter {} is not finite: the model is damaged, or it diverged in training", folder,
+                   spec.name);
     }
   }
 }
@@ -86,11 +93,13 @@ void check_finite(const LanguageModel<float>& model, const std::string& folder) 
 const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }
 
 const char* tokenizer_help() {
-  return "bytes, ids (numbers between spaces) or the path of a SentencePiece model or of a tokenizer.json of Hugging Face's; without: the folder's, which of a "
+  return "bytes, ids (numbers between spaces) or the path of a SentencePiece model or of a tokenizer.json of Hugging "
+         "Face's; without: the folder's, which of a "
          "folder of flash-linear-attention is tokenizer.json, else tokenizer.model, else ids";
 }
 
-OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer, const std::string& device) {
+OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer,
+                     const std::string& device) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
   StringList warnings;
@@ -105,8 +114,8 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   check_tokenizer_of(open, !tokenizer.empty());
   open.model.set_precision(precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   if (open.tokenizer->vocab_size() > open.model.config().vocab_size) {
-    fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder, open.tokenizer->vocab_size(),
-               open.model.config().vocab_size);
+    fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder,
+               open.tokenizer->vocab_size(), open.model.config().vocab_size);
   }
   open.end_tokens = end_tokens_of(folder, open.model.config(), *open.tokenizer);
   return open;

@@ -14,14 +14,18 @@ struct OpenModel {
   std::string folder;
   LanguageModel<float> model;
   std::unique_ptr<Tokenizer> tokenizer;
-  std::vector<int32_t> end_tokens;  // ids that end a text: the tokenizer's, and eos_token_id of config.json and generation_config.json
+  // ids that end a text: the tokenizer's, and eos_token_id of config.json and generation_config.json
+  std::vector<int32_t> end_tokens;
 };
 
-// `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest checkpoint).
-// precision: f32 or bf16 (on the CPU). device: cpu, cuda or cuda:N. tokenizer: bytes, ids, the path of a SentencePiece model or of a Hugging
-// Face tokenizer.json, or "" for the folder's own; of a peer's folder that is its tokenizer.json, else its tokenizer.model, or ids where it has neither.
-// Error(kUsage) when there is no model, it is damaged, or its tokenizer is larger than its vocabulary or not the one that it was trained with.
-OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "", const std::string& device = "cpu");
+// `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest
+// checkpoint).
+// precision: f32 or bf16 (on the CPU). device: cpu, cuda or cuda:N. tokenizer: bytes, ids, the path of a SentencePiece
+// model or of a Hugging Face tokenizer.json, or "" for the folder's own. Of a peer's folder that is its tokenizer.json,
+// else its tokenizer.model, or ids where it has neither. Error(kUsage) when there is no model, it is damaged, or its
+// tokenizer is larger than its vocabulary or not the one that it was trained with.
+OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "",
+                     const std::string& device = "cpu");
 
 // For the help of an option --device.
 const char* device_help();

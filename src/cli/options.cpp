@@ -42,7 +42,8 @@ struct SetFromText {
     *target = static_cast<uint64_t>(value);
   }
   void operator()(double* target) const {
-    if (!parse_number(values.back(), *target)) fail_usage("{}: expected a number, got '{}'", option.flag, values.back());
+    if (!parse_number(values.back(), *target))
+      fail_usage("{}: expected a number, got '{}'", option.flag, values.back());
   }
   void operator()(std::string* target) const { *target = values.back(); }
   void operator()(StringList* target) const { *target = split(); }
@@ -57,7 +58,8 @@ struct SetFromText {
     for (const std::string& value : values) {
       for (size_t at = 0; at <= value.size();) {
         const size_t end = std::min(value.find(option.separator, at), value.size());
-        if (end == at) fail_usage("{}: expected values separated by '{}', got '{}'", option.flag, option.separator, value);
+        if (end == at)
+          fail_usage("{}: expected values separated by '{}', got '{}'", option.flag, option.separator, value);
         items.push_back(value.substr(at, end - at));
         at = end + 1;
       }
@@ -81,8 +83,10 @@ PathUse path_use(const Option& option) {
   const std::string& full = option.positional ? option.flag : option.value_name;
   const std::string name = full.substr(0, full.find(','));
   if (option.positional && name == "TEXT") return PathUse::kReads;
-  for (const char* words : {"",    "AXES",      "AXIS", "DEVICE", "FORM", "FORMAT", "HOW",   "ID",    "KEY",  "KIND", "LAYOUT", "LEN",  "LEVEL", "LINE",
-                            "LxN", "LxNxCOUNT", "N",    "NAME",   "RULE", "SCHEME", "SHAPE", "SHELL", "SIZE", "TASK", "TEXT",   "TYPE", "VALUE", "X"}) {
+  for (const char* words :
+       {"",       "AXES",  "AXIS",  "DEVICE", "FORM", "FORMAT",    "HOW",   "ID",   "KEY",  "KIND",
+        "LAYOUT", "LEN",   "LEVEL", "LINE",   "LxN",  "LxNxCOUNT", "N",     "NAME", "RULE", "SCHEME",
+        "SHAPE",  "SHELL", "SIZE",  "TASK",   "TEXT", "TYPE",      "VALUE", "X"}) {
     if (name == words) return PathUse::kNone;
   }
   // --out is written by every command that has it; other files are read unless they are declared to be written.
@@ -114,8 +118,10 @@ void check_switch_value(const Options& options, const std::string& arg) {
   const std::string name = arg.substr(0, equals), value = arg.substr(equals + 1);
   for (const Option& option : options.entries()) {
     if (!option.is_switch()) continue;
-    if (name == option.negative()) fail_usage("{}: expected no value, got '{}'; {} or {} say it", name, value, option.flag, option.negative());
-    if (name == option.flag && value != "true" && value != "false") fail_usage("{}: expected no value, true or false, got '{}'", name, value);
+    if (name == option.negative())
+      fail_usage("{}: expected no value, got '{}'; {} or {} say it", name, value, option.flag, option.negative());
+    if (name == option.flag && value != "true" && value != "false")
+      fail_usage("{}: expected no value, true or false, got '{}'", name, value);
   }
 }
 
@@ -145,7 +151,8 @@ StringList topics(const Options& options) {
   }
   const std::string name = given.substr(0, given.find('='));
   const std::string near = nearest(name, known);
-  fail_usage("unknown option '{}'{}; 'fastweight {} --help' lists all", name, near.empty() ? "" : fmt::format("; did you mean {}?", near), command);
+  fail_usage("unknown option '{}'{}; 'fastweight {} --help' lists all", name,
+             near.empty() ? "" : fmt::format("; did you mean {}?", near), command);
 }
 
 }  // namespace
@@ -155,7 +162,8 @@ void Options::section(const std::string& section, const std::string& heading) {
   heading_ = heading;
 }
 
-Option& Options::add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help, char separator) {
+Option& Options::add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help,
+                     char separator) {
   Option option;
   option.key = key;
   option.flag = "--" + key;
@@ -225,8 +233,9 @@ void Options::expect_without_effect(const std::vector<std::string>& keys, const 
 }
 
 bool Options::said(const std::string& section, const std::string& key) const {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [&](const Option& option) { return option.section == section && option.key == key && (option.is_given || option.in_file); });
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Option& option) {
+    return option.section == section && option.key == key && (option.is_given || option.in_file);
+  });
 }
 
 StringList words_of(const KeyTarget& target) {
@@ -279,10 +288,12 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   // CLI11 leaves the mark "--" behind too.
   const std::vector<std::string> extra = app.remaining();
   const auto mark = std::find(extra.begin(), extra.end(), "--");
-  const auto option_like = std::find_if(extra.begin(), mark, [](const std::string& e) { return e.size() > 1 && e[0] == '-'; });
+  const auto option_like =
+      std::find_if(extra.begin(), mark, [](const std::string& e) { return e.size() > 1 && e[0] == '-'; });
   if (option_like != mark) fail_option(options, command, *option_like);
   const auto argument = mark != extra.begin() ? extra.begin() : mark == extra.end() ? mark : std::next(mark);
-  if (argument != extra.end()) fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", *argument, command);
+  if (argument != extra.end())
+    fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", *argument, command);
   for (size_t i = 0; i < registered.size(); ++i) {
     Option& option = options.entries()[i];
     option.is_given = registered[i]->count() > 0;
@@ -319,21 +330,26 @@ std::string help_topic(const std::vector<std::string>& args) {
   return *std::next(help);
 }
 
-std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details, const std::string& topic) {
+std::string help_page(const Options& options, const std::string& command, const std::string& summary,
+                      const std::string& details, const std::string& topic) {
   const StringList known = topics(options);
   if (!topic.empty() && topic != "all" && std::find(known.begin(), known.end(), topic) == known.end()) {
     const std::string near = nearest(topic, known);
-    fail_usage("--help: expected no topic{}, got '{}'{}", known.empty() ? " or all" : fmt::format(", all, or one of {}", fmt::join(known, ", ")), topic,
+    fail_usage("--help: expected no topic{}, got '{}'{}",
+               known.empty() ? " or all" : fmt::format(", all, or one of {}", fmt::join(known, ", ")), topic,
                near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   const bool first_alone = topic.empty() && !options.first().empty();
   const auto shown = [&](const Option& option) {
-    if (first_alone) return option.positional || std::find(options.first().begin(), options.first().end(), option.flag) != options.first().end();
+    if (first_alone)
+      return option.positional ||
+             std::find(options.first().begin(), options.first().end(), option.flag) != options.first().end();
     return topic.empty() || topic == "all" || topic_of(option) == topic;
   };
   const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));
   constexpr size_t kColumn = 32;
-  std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) + "\n\nUsage: " + usage(options, command) + "\n";
+  std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) +
+                     "\n\nUsage: " + usage(options, command) + "\n";
   const auto line = [&](const std::string& left, const std::string& right) {
     std::string head = "  " + left;
     if (head.size() + 2 > kColumn) {
@@ -360,21 +376,27 @@ std::string help_page(const Options& options, const std::string& command, const 
     }
     if (option.heading != heading) {
       heading = option.heading;
-      page += "\n" + title(heading + (option.section.empty() ? "" : fmt::format(" ([{}] in a run file)", option.section)) + ":") + "\n";
+      page +=
+          "\n" +
+          title(heading + (option.section.empty() ? "" : fmt::format(" ([{}] in a run file)", option.section)) + ":") +
+          "\n";
     }
     std::string left = option.flag;
     // A switch that is on by default is switched off by --no-; both are named, so that one sees it.
-    if (option.is_switch() && (option.default_text == "on" || !option.section.empty())) left = fmt::format("{}, {}", option.flag, option.negative());
+    if (option.is_switch() && (option.default_text == "on" || !option.section.empty()))
+      left = fmt::format("{}, {}", option.flag, option.negative());
     if (!option.value_name.empty()) left += " " + option.value_name;
     std::string right = option.help;
-    if (!option.default_text.empty() && !(option.is_switch() && option.default_text == "off")) right += fmt::format(" [{}]", option.default_text);
+    if (!option.default_text.empty() && !(option.is_switch() && option.default_text == "off"))
+      right += fmt::format(" [{}]", option.default_text);
     line(left, right);
   }
   page += "\n" + title("Help:") + "\n";
   line("--help, -h", "this page");
   if (!options.first().empty())
     line("--help TOPIC",
-         fmt::format("{}all: every option; or those of a topic: {}", first_alone ? fmt::format("{} more options. ", hidden) : "", fmt::join(known, ", ")));
+         fmt::format("{}all: every option; or those of a topic: {}",
+                     first_alone ? fmt::format("{} more options. ", hidden) : "", fmt::join(known, ", ")));
   line("--", "what follows is no option: an argument may begin with a dash");
   if (!details.empty()) page += "\n" + wrap(details, width, 0) + "\n";
   return page;

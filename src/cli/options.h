@@ -1,5 +1,5 @@
-// The one table of a command's options. An entry is a TOML key, an option, a help line and the variable that it sets; the
-// command line (options.cpp), run files (recipe.cpp) and help read the same table, so that they cannot disagree.
+// The one table of a command's options. An entry is a TOML key, an option, a help line and the variable that it sets.
+// The command line (options.cpp), run files (recipe.cpp) and help read the same table, so that they cannot disagree.
 // Precedence: the variable's value when it is declared (the default) < run file < command line.
 #pragma once
 
@@ -12,8 +12,9 @@
 
 namespace fw::cli {
 
-// What the value of an option is, if it is a path. Options say it by the name of their value; one of a name that is not known is refused where it is declared,
-// so that no option that is read is forgotten when an output is looked at (cli/outputs.h).
+// What the value of an option is, if it is a path. Options say it by the name of their value. One of a name that is not
+// known is refused where it is declared, so that no option that is read is forgotten when an output is looked at
+// (cli/outputs.h).
 enum class PathUse {
   kNone,     // no path
   kReads,    // a file, or a pattern of several; a word such as bytes, where there is no such file
@@ -45,7 +46,9 @@ struct Option {
     path = PathUse::kWrites;
     return *this;
   }
-  bool is_list() const { return std::holds_alternative<StringList*>(target) || std::holds_alternative<IntList*>(target); }
+  bool is_list() const {
+    return std::holds_alternative<StringList*>(target) || std::holds_alternative<IntList*>(target);
+  }
   std::string negative() const { return "--no-" + flag.substr(2); }  // of a switch
 };
 
@@ -54,8 +57,10 @@ class Options {
   // Options added after this belong to TOML table `section` ("": command line only) under `heading` in the help.
   void section(const std::string& section, const std::string& heading);
   // `key` is the TOML spelling; the option is --key with dashes. Lists are split at commas when `separator` is ','.
-  Option& add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help, char separator = '\0');
-  // The keys of a configuration, under the headings of its tables. Not in a run file: they are options of the command line only.
+  Option& add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help,
+              char separator = '\0');
+  // The keys of a configuration, under the headings of its tables. Not in a run file: they are options of the command
+  // line only.
   void add(const KeyTables& tables, bool in_run_file = true);
   // An argument without an option, in order. Only the last may be a list or not required.
   Option& positional(const std::string& name, KeyTarget target, const std::string& help, bool required);
@@ -80,8 +85,9 @@ class Options {
   std::vector<Option> entries_;
 };
 
-// Parses args (without program and command) and sets the targets. Error(kUsage) for unknown options (with the nearest known
-// one), missing or superfluous values, and values of the wrong type. Returns false for --help (help_topic() says of what).
+// Parses args (without program and command) and sets the targets. Error(kUsage) for unknown options (with the nearest
+// known one), missing or superfluous values, and values of the wrong type. Returns false for --help (help_topic() says
+// of what).
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
 
 // The texts of a target of words, "" left out; none of another target.
@@ -96,9 +102,9 @@ StringList rule_names();
 std::string usage(const Options& options, const std::string& command);
 // What "--help TOPIC" asks for; "" without a topic.
 std::string help_topic(const std::vector<std::string>& args);
-// The help page of a command. topic: "" for the options that are shown first, "all", or the name of a table or layer ("mamba3"): its options alone.
-// Error(kUsage) for another one, with those there are.
-std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details,
-                      const std::string& topic = "all");
+// The help page of a command. topic: "" for the options that are shown first, "all", or the name of a table or layer
+// ("mamba3"): its options alone. Error(kUsage) for another one, with those there are.
+std::string help_page(const Options& options, const std::string& command, const std::string& summary,
+                      const std::string& details, const std::string& topic = "all");
 
 }  // namespace fw::cli

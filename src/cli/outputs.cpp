@@ -20,12 +20,14 @@ namespace {
 namespace fs = std::filesystem;
 
 // What train writes into its folder: files, and folders whose files are all its own.
-constexpr std::array<std::string_view, 6> kRunFiles = {"config.toml", "test.json", "metrics.jsonl", "metrics.csv", "loss.svg", "loss.png"};
+constexpr std::array<std::string_view, 6> kRunFiles = {"config.toml", "test.json", "metrics.jsonl",
+                                                       "metrics.csv", "loss.svg",  "loss.png"};
 constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
 
 // What a sweep and an evaluation write into theirs.
-constexpr std::array<std::string_view, 8> kResultFiles = {"results.json", "table.md",   "accuracy.svg", "accuracy.png",
-                                                          "result.json",  "curve.json", "eval.json",    "samples.jsonl"};
+constexpr std::array<std::string_view, 8> kResultFiles = {"results.json", "table.md",     "accuracy.svg",
+                                                          "accuracy.png", "result.json",  "curve.json",
+                                                          "eval.json",    "samples.jsonl"};
 constexpr std::array<std::string_view, 1> kResultFolders = {"cells"};
 // Of a model's folder, beside all that begins with tokenizer or ends in .safetensors, .model or .bin.
 constexpr std::array<std::string_view, 13> kModelFiles = {"config.json",
@@ -64,11 +66,12 @@ std::string read_as(PathUse use, const std::string& input, const std::string& pa
   std::error_code error;
   if (!fs::is_directory(input, error)) return same_file(path, input) ? input : "";
   constexpr int kDeepest = 8;
-  for (fs::recursive_directory_iterator entry(input, fs::directory_options::skip_permission_denied, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::recursive_directory_iterator entry(input, fs::directory_options::skip_permission_denied, error), end;
+       !error && entry != end; entry.increment(error)) {
     if (entry.depth() >= kDeepest) entry.disable_recursion_pending();
     const fs::path place = entry->path().lexically_relative(input);
-    if (!place.empty() && belongs_to(use, place) && same_file(path, entry->path().string())) return entry->path().string();
+    if (!place.empty() && belongs_to(use, place) && same_file(path, entry->path().string()))
+      return entry->path().string();
   }
   return "";
 }
@@ -78,8 +81,8 @@ StringList paths_of(const Option& option) {
   StringList paths;
   for (const std::string& word : words_of(option.target)) {
     const size_t colon = word.rfind(':');
-    const bool weighted =
-        colon != std::string::npos && colon > 0 && !file_exists(word) && word.find_first_not_of("0123456789.+-eE", colon + 1) == std::string::npos;
+    const bool weighted = colon != std::string::npos && colon > 0 && !file_exists(word) &&
+                          word.find_first_not_of("0123456789.+-eE", colon + 1) == std::string::npos;
     const std::string pattern = weighted ? word.substr(0, colon) : word;
     if (option.path == PathUse::kReads && pattern.find_first_of("*?[") != std::string::npos && !file_exists(pattern)) {
       try {
@@ -96,7 +99,8 @@ StringList paths_of(const Option& option) {
 
 bool is_read(const Option& option) { return option.path != PathUse::kNone && option.path != PathUse::kWrites; }
 
-// At most three of the names in a folder, the rest as dots; "" when it is empty or not there. The lock of a run is nobody's.
+// At most three of the names in a folder, the rest as dots; "" when it is empty or not there. The lock of a run is
+// nobody's.
 std::string names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -144,13 +148,15 @@ StringList paths_read(const Options& options) {
   return paths;
 }
 
-void check_not_read(const Options& options, const std::string& option, const std::string& path, const std::string& with) {
+void check_not_read(const Options& options, const std::string& option, const std::string& path,
+                    const std::string& with) {
   for (const Option& read : options.entries()) {
     if (!is_read(read) || read.flag == with || !file_exists(path)) continue;
     for (const std::string& input : paths_of(read)) {
       const std::string found = read_as(read.path, input, path);
       if (!found.empty())
-        fail_usage("{}: '{}' is what this command reads ('{}', of {}), and would be replaced: give another name", option, path, found, read.flag);
+        fail_usage("{}: '{}' is what this command reads ('{}', of {}), and would be replaced: give another name",
+                   option, path, found, read.flag);
     }
   }
 }
@@ -161,7 +167,8 @@ void check_output(const Options& options, const std::string& option, const std::
   std::error_code error;
   if (fs::is_directory(path, error)) fail_usage("{}: expected the name of a file, '{}' is a folder", option, path);
   const fs::path parent = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
-  if (!fs::is_directory(parent, error)) fail_usage("{}: cannot write '{}': there is no folder '{}'", option, path, parent.string());
+  if (!fs::is_directory(parent, error))
+    fail_usage("{}: cannot write '{}': there is no folder '{}'", option, path, parent.string());
   const bool replaced = !fs::exists(path, error) || fs::is_regular_file(path, error);  // devices are written in place
   const std::string asked = replaced ? parent.string() : path;
   if (::access(asked.c_str(), replaced ? W_OK | X_OK : W_OK) != 0) {
@@ -171,17 +178,21 @@ void check_output(const Options& options, const std::string& option, const std::
 
 void check_new_folder(const std::string& option, const std::string& path) {
   if (path.empty()) fail_usage("{}: expected the name of a folder, got nothing", option);
-  if (file_exists(path + "/config.json")) fail_usage("{}: '{}' has a model already: choose another folder or remove it", option, path);
+  if (file_exists(path + "/config.json"))
+    fail_usage("{}: '{}' has a model already: choose another folder or remove it", option, path);
   std::error_code error;
-  if (fs::exists(path, error) && !fs::is_directory(path, error)) fail_usage("{}: expected a folder, '{}' is a file", option, path);
+  if (fs::exists(path, error) && !fs::is_directory(path, error))
+    fail_usage("{}: expected a folder, '{}' is a file", option, path);
   const std::string names = names_in(path);
-  if (!names.empty()) fail_usage("{}: expected a new or an empty folder, '{}' holds {}: choose another", option, path, names);
+  if (!names.empty())
+    fail_usage("{}: expected a new or an empty folder, '{}' holds {}: choose another", option, path, names);
 }
 
 NewFolder::NewFolder(const std::string& option, const std::string& path) : path_(path) {
   check_new_folder(option, path);
   std::error_code error;
-  for (fs::path folder = fs::path(path).lexically_normal(); !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
+  for (fs::path folder = fs::path(path).lexically_normal(); !folder.empty() && !fs::exists(folder, error);
+       folder = folder.parent_path()) {
     if (folder.has_filename()) made_.insert(made_.begin(), folder.string());
     if (folder == folder.parent_path()) break;
   }
@@ -215,12 +226,13 @@ NewFolder::~NewFolder() {
 void check_run_folder(const Options& options, const std::string& path) {
   for (const std::string& input : paths_read(options)) {
     if (!is_part_of_run(path, input)) continue;
-    fail_usage("--out: the run would replace '{}', which it reads, in its folder '{}': choose another folder{}", input, path,
-               fs::path(input).filename() == "config.toml" ? ", or go on with --resume" : "");
+    fail_usage("--out: the run would replace '{}', which it reads, in its folder '{}': choose another folder{}", input,
+               path, fs::path(input).filename() == "config.toml" ? ", or go on with --resume" : "");
   }
   const std::string names = names_in(path);
   if (!names.empty() && !is_run_folder(path)) {
-    fail_usage("--out: '{}' holds {} and no run of this program: choose a new folder, such as '{}'", path, names, (fs::path(path) / "run").string());
+    fail_usage("--out: '{}' holds {} and no run of this program: choose a new folder, such as '{}'", path, names,
+               (fs::path(path) / "run").string());
   }
 }
 

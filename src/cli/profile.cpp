@@ -40,7 +40,8 @@ struct Stepper {
   Stepper(const ModelConfig& config, const TrainConfig& train, Device& device)
       : plan(plan_memory(config, train)),
         model(config, device),
-        optimizer({train.beta1, train.beta2, train.adam_eps, train.weight_decay, plan.format, train.seed}, model.params()),
+        optimizer({train.beta1, train.beta2, train.adam_eps, train.weight_decay, plan.format, train.seed},
+                  model.params()),
         batch(random_batch(config, train)) {
     Random random(train.seed);
     model.init(random);
@@ -65,7 +66,9 @@ struct Stepper {
 
 // The larger of what the bytes and what the operations would take at the device's limits, of the time that they took.
 double of_limit(const OperationTime& row, const DeviceLimits& limits) {
-  return row.seconds > 0 ? std::max(row.bytes / limits.bytes_per_second, row.flops / limits.flops_per_second) / row.seconds : 0;
+  return row.seconds > 0
+             ? std::max(row.bytes / limits.bytes_per_second, row.flops / limits.flops_per_second) / row.seconds
+             : 0;
 }
 
 }  // namespace
@@ -74,7 +77,8 @@ Json profile_step(const ModelConfig& config, const TrainConfig& train) {
   Device& device = device_named(train.device);
   const bool on_cpu = device.kind() == FW_DEVICE_CPU;
   say("profile   {}; {} x {} tokens, {}\n", describe(config), train.batch, train.length,
-      on_cpu ? fmt::format("{}, {} threads", train.precision, num_threads()) : fmt::format("{}, bf16 activations", device_info().name));
+      on_cpu ? fmt::format("{}, {} threads", train.precision, num_threads())
+             : fmt::format("{}, bf16 activations", device_info().name));
   std::fflush(stdout);
   // Alone: the time that shares of a step's products are of.
   std::vector<double> whole;
@@ -102,17 +106,22 @@ Json profile_step(const ModelConfig& config, const TrainConfig& train) {
     timed += row.seconds;
     of_kind[kind_of_operation(row.name)] += row.seconds;
   }
-  const double tokens = static_cast<double>(train.batch * train.length), model_flops = 3 * cost_of(config, train.length).flops_token * tokens;
+  const double tokens = static_cast<double>(train.batch * train.length),
+               model_flops = 3 * cost_of(config, train.length).flops_token * tokens;
   const double utilisation = model_flops / step / limits.flops_per_second;
 
   Table table;
   table.column("operation", Table::Align::kLeft);
-  for (const char* name : {"calls", "ms", "share", "MB", "GFLOP", "GB/s", "GFLOP/s", "of the limit"}) table.column(name);
+  for (const char* name : {"calls", "ms", "share", "MB", "GFLOP", "GB/s", "GFLOP/s", "of the limit"})
+    table.column(name);
   Json list = Json::array();
   for (const OperationTime& row : rows) {
-    const auto rate = [&](double amount) { return row.seconds > 0 && amount > 0 ? fmt::format("{:.1f}", amount / row.seconds / 1e9) : std::string(); };
-    table.row({row.name, fmt::format("{}", row.calls), fmt::format("{:.3f}", 1e3 * row.seconds), fmt::format("{:.1f}%", 100 * row.seconds / timed),
-               fmt::format("{:.1f}", row.bytes / 1e6), row.flops > 0 ? fmt::format("{:.2f}", row.flops / 1e9) : "", rate(row.bytes), rate(row.flops),
+    const auto rate = [&](double amount) {
+      return row.seconds > 0 && amount > 0 ? fmt::format("{:.1f}", amount / row.seconds / 1e9) : std::string();
+    };
+    table.row({row.name, fmt::format("{}", row.calls), fmt::format("{:.3f}", 1e3 * row.seconds),
+               fmt::format("{:.1f}%", 100 * row.seconds / timed), fmt::format("{:.1f}", row.bytes / 1e6),
+               row.flops > 0 ? fmt::format("{:.2f}", row.flops / 1e9) : "", rate(row.bytes), rate(row.flops),
                of_limit(row, limits) > 1 ? "above" : fmt::format("{:.0f}%", 100 * of_limit(row, limits))});
     list.push_back({{"operation", row.name},
                     {"kind", kind_of_operation(row.name)},
@@ -129,12 +138,14 @@ Json profile_step(const ModelConfig& config, const TrainConfig& train) {
     shares += fmt::format("{}{} {:.1f}%", shares.empty() ? "" : ", ", kind, 100 * of_kind[kind] / timed);
     of_kinds[kind] = of_kind[kind] / timed;
   }
-  say("limits    {:.1f} GB/s (a long copy), {:.1f} GFLOP/s (a product of {} x 2048 x 2048), measured in this run\n", limits.bytes_per_second / 1e9,
-      limits.flops_per_second / 1e9, on_cpu ? 2048 : 16384);
+  say("limits    {:.1f} GB/s (a long copy), {:.1f} GFLOP/s (a product of {} x 2048 x 2048), measured in this run\n",
+      limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9, on_cpu ? 2048 : 16384);
   if (std::any_of(rows.begin(), rows.end(), [&](const OperationTime& row) { return of_limit(row, limits) > 1; }))
     say("{}", "          above: faster than the long copy, since what it reads was in the caches\n");
-  say("step      {:.1f} ms, {:.0f} tokens a second; its operations one at a time {:.1f} ms: {}\n", 1e3 * step, tokens / step, 1e3 * timed, shares);
-  say("MFU       {:.1f}% of the product's rate: {:.1f} GFLOP a step by the model's size\n", 100 * utilisation, model_flops / 1e9);
+  say("step      {:.1f} ms, {:.0f} tokens a second; its operations one at a time {:.1f} ms: {}\n", 1e3 * step,
+      tokens / step, 1e3 * timed, shares);
+  say("MFU       {:.1f}% of the product's rate: {:.1f} GFLOP a step by the model's size\n", 100 * utilisation,
+      model_flops / 1e9);
   return {{"description", describe(config)},
           {"device", on_cpu ? "cpu" : device_info().name},
           {"threads", num_threads()},

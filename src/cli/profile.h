@@ -7,8 +7,9 @@
 
 namespace fw::cli {
 
-// Runs steps of the run's shape on random tokens, the model's first parameters and one batch, with every operation timed by itself (ops/profile.h) and without;
-// measures what the device can do; prints the table, and returns its figures (docs/json.md).
+// Runs steps of the run's shape on random tokens, the model's first parameters and one batch, with every operation
+// timed by itself (ops/profile.h) and without. Measures what the device can do; prints the table, and returns its
+// figures (docs/json.md).
 Json profile_step(const ModelConfig& model, const TrainConfig& train);
 
 }  // namespace fw::cli

@@ -25,7 +25,8 @@ int number_in(const char* variable, int standard) {
 
 Launch launched() {
   // OpenMPI's mpirun; MPICH's, and srun with its own PMI; srun with PMIx, which tells the rank alone.
-  for (const auto& [rank, size] : {std::pair{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, std::pair{"PMI_RANK", "PMI_SIZE"}}) {
+  for (const auto& [rank, size] :
+       {std::pair{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, std::pair{"PMI_RANK", "PMI_SIZE"}}) {
     if (std::getenv(rank) != nullptr) return {number_in(rank, 0), number_in(size, 1)};
   }
   if (std::getenv("PMIX_RANK") != nullptr) return {number_in("PMIX_RANK", 0), number_in("SLURM_STEP_NUM_TASKS", 1)};
@@ -48,8 +49,10 @@ void take_gpu(Communicator& ranks, const Place& place, const std::string& device
     device_named(device);
   } else if (gpus > 1 || place.size == 1) {
     if (gpus < place.size) {
-      fail_usage("device: expected a GPU for each of the {} ranks on this machine, found {}: start at most {} here (mpirun -n {}), or on more machines",
-                 place.size, gpus, gpus, gpus);
+      fail_usage(
+          "device: expected a GPU for each of the {} ranks on this machine, found {}: start at most {} here (mpirun -n "
+          "{}), or on more machines",
+          place.size, gpus, gpus, gpus);
     }
     select_cuda_device(place.rank);
   }
@@ -63,8 +66,10 @@ void take_gpu(Communicator& ranks, const Place& place, const std::string& device
   ranks.all_gather(parts);
   for (size_t other = 0; other < static_cast<size_t>(ranks.rank()); ++other) {
     if (all[other].machine != mine.machine || std::strcmp(all[other].address, mine.address) != 0) continue;
-    fail_usage("device: expected a GPU for each of the {} ranks on this machine, found {}; ranks {} and {} would share GPU {}: start fewer here (mpirun -n {})",
-               place.size, gpus, other, ranks.rank(), mine.address, gpus);
+    fail_usage(
+        "device: expected a GPU for each of the {} ranks on this machine, found {}; ranks {} and {} would share GPU "
+        "{}: start fewer here (mpirun -n {})",
+        place.size, gpus, other, ranks.rank(), mine.address, gpus);
   }
 }
 

@@ -13,7 +13,9 @@
 namespace fw::cli {
 namespace {
 
-std::string place(const std::string& path, const toml::node& node) { return fmt::format("{}:{}", path, node.source().begin.line); }
+std::string place(const std::string& path, const toml::node& node) {
+  return fmt::format("{}:{}", path, node.source().begin.line);
+}
 
 std::string type_name(const toml::node& node) {
   switch (node.type()) {
@@ -34,8 +36,8 @@ std::string type_name(const toml::node& node) {
   }
 }
 
-// Reads a node as the type of a target; the target itself is set only when `assign` is true (the file is checked in full
-// even where the command line wins).
+// Reads a node as the type of a target; the target itself is set only when `assign` is true (the file is checked in
+// full even where the command line wins).
 struct SetFromNode {
   const toml::node& node;
   const std::string& path;
@@ -56,7 +58,8 @@ struct SetFromNode {
   std::string string(const toml::node& n, const char* expected) const {
     if (!n.is_string()) fail(expected, n);
     std::string text = *n.value<std::string>();
-    if (text.find('\0') != std::string::npos) fail_usage("{}: {}: expected text without a NUL character", place(path, n), name);
+    if (text.find('\0') != std::string::npos)
+      fail_usage("{}: {}: expected text without a NUL character", place(path, n), name);
     return text;
   }
 
@@ -105,7 +108,8 @@ bool is_utf8(const std::string& text) {
 }
 
 std::string toml_string(const std::string& text) {
-  if (!is_utf8(text)) fail_usage("'{}': expected UTF-8, which alone a run file can hold: give the file or folder another name", text);
+  if (!is_utf8(text))
+    fail_usage("'{}': expected UTF-8, which alone a run file can hold: give the file or folder another name", text);
   std::ostringstream out;
   out << toml::value<std::string>(text);
   return out.str();
@@ -144,15 +148,18 @@ auto find(Table& options, const std::string& section, const std::string& key) ->
 
 // `name` is a table of the file, or one that has tables inside.
 bool is_section(const Options& options, const std::string& name) {
-  return std::any_of(options.entries().begin(), options.entries().end(),
-                     [&](const Option& option) { return !option.section.empty() && (option.section == name || option.section.starts_with(name + ".")); });
+  return std::any_of(options.entries().begin(), options.entries().end(), [&](const Option& option) {
+    return !option.section.empty() && (option.section == name || option.section.starts_with(name + "."));
+  });
 }
 
-[[noreturn]] void fail_unknown_section(const std::string& path, const std::string& name, const toml::node& node, const Options& options) {
+[[noreturn]] void fail_unknown_section(const std::string& path, const std::string& name, const toml::node& node,
+                                       const Options& options) {
   std::vector<std::string> sections;
   for (const Option& option : options.entries()) {
     if (option.section.empty()) continue;
-    if (!node.is_table() && option.key == name) fail_usage("{}: key '{}' belongs into the table [{}]", place(path, node), name, option.section);
+    if (!node.is_table() && option.key == name)
+      fail_usage("{}: key '{}' belongs into the table [{}]", place(path, node), name, option.section);
     if (sections.empty() || sections.back() != option.section) sections.push_back(option.section);
   }
   const std::string near = nearest(name, sections);
@@ -160,12 +167,13 @@ bool is_section(const Options& options, const std::string& name) {
              near.empty() ? "" : fmt::format("; did you mean [{}]?", near), fmt::join(sections, "], ["));
 }
 
-[[noreturn]] void fail_unknown_key(const std::string& path, const std::string& section, const std::string& key, const toml::node& node,
-                                   const Options& options) {
+[[noreturn]] void fail_unknown_key(const std::string& path, const std::string& section, const std::string& key,
+                                   const toml::node& node, const Options& options) {
   std::vector<std::string> known, everywhere;
   for (const Option& option : options.entries()) {
     if (option.section.empty()) continue;
-    if (option.key == key) fail_usage("{}: unknown key '{}' in [{}]; it belongs into [{}]", place(path, node), key, section, option.section);
+    if (option.key == key)
+      fail_usage("{}: unknown key '{}' in [{}]; it belongs into [{}]", place(path, node), key, section, option.section);
     everywhere.push_back(option.key);
     if (option.section == section) known.push_back(option.key);
   }
@@ -177,7 +185,8 @@ bool is_section(const Options& options, const std::string& name) {
 
 // `name`: of the table, "" for the file itself.
 void load_table(const std::string& path, const std::string& name, const toml::table& table, Options& options) {
-  const bool has_keys = std::any_of(options.entries().begin(), options.entries().end(), [&](const Option& o) { return !name.empty() && o.section == name; });
+  const bool has_keys = std::any_of(options.entries().begin(), options.entries().end(),
+                                    [&](const Option& o) { return !name.empty() && o.section == name; });
   for (const auto& [key_node, node] : table) {
     const std::string key(key_node.str());
     const std::string full = name.empty() ? key : fmt::format("{}.{}", name, key);
@@ -207,9 +216,11 @@ std::string to_toml(const Options& options, const std::string& comment, const st
     std::string changed, standard;
     for (; i < entries.size() && entries[i].section == section; ++i) {
       const Option& option = entries[i];
-      (to_text(option.target) == option.default_text ? standard : changed) += option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
+      (to_text(option.target) == option.default_text ? standard : changed) +=
+          option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
     }
-    if (section.empty() || (changed.empty() && std::find(unused.begin(), unused.end(), section) != unused.end())) continue;
+    if (section.empty() || (changed.empty() && std::find(unused.begin(), unused.end(), section) != unused.end()))
+      continue;
     text += "\n[";
     text += section;
     text += "]\n";

@@ -12,8 +12,8 @@ namespace fw::cli {
 // TOML, unknown tables and keys (with the nearest known name) and values of the wrong type.
 void load_recipe(const std::string& path, Options& options);
 
-// All keys with their values as they are now: the resolved run file. Of each table first the keys that differ from the defaults. Tables of `unused` are left
-// out where no key differs.
+// All keys with their values as they are now: the resolved run file. Of each table first the keys that differ from the
+// defaults. Tables of `unused` are left out where no key differs.
 std::string to_toml(const Options& options, const std::string& comment, const std::vector<std::string>& unused = {});
 
 // Keys whose values differ between two tables of the same command, as "train.lr: 0.003 -> 0.002".

@@ -26,8 +26,10 @@ class Report : public Command {
   std::string name() const override { return "report"; }
   std::string summary() const override { return "tables and curves of runs, sweeps and evaluations in one page"; }
   std::string details() const override {
-    return "Writes OUT.html, which needs nothing else (no network, no scripts; curves are inside, drawn by gnuplot), and the same tables in OUT.md.\n\n"
-           "Folders: of sweeps (results.json), of evaluations ('eval --out': eval.json), of training runs (metrics.jsonl, together in one section).\n\n"
+    return "Writes OUT.html, which needs nothing else (no network, no scripts; curves are inside, drawn by gnuplot), "
+           "and the same tables in OUT.md.\n\n"
+           "Folders: of sweeps (results.json), of evaluations ('eval --out': eval.json), of training runs "
+           "(metrics.jsonl, together in one section).\n\n"
            "Example:\n  fastweight report mqar stack run-a run-b piqa --out comparison";
   }
   void declare(Options& options) override {
@@ -70,7 +72,8 @@ PageSection eval_section(const std::string& folder) {
   PageSection section;
   try {
     section.title = shown_name(folder);
-    section.text = fmt::format("{} on {}", found.at("model").get<std::string>(), found.at("requests").get<std::string>());
+    section.text =
+        fmt::format("{} on {}", found.at("model").get<std::string>(), found.at("requests").get<std::string>());
     section.table = score_table(found);
   } catch (const nlohmann::json::exception& error) {
     fail_usage("'{}': not what 'fastweight eval --out' writes: {}", path, error.what());

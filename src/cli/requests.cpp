@@ -1,4 +1,5 @@
-// requests: files of what 'fastweight eval --requests' scores: needle tasks, drawn, and data sets, from their publishers' files.
+// requests: files of what 'fastweight eval --requests' scores: needle tasks, drawn, and data sets, from their
+// publishers' files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,14 +28,20 @@ constexpr const char *kNeedles = "Needle tasks", *kDataSets = "Data sets";
 class Requests : public Command {
  public:
   std::string name() const override { return "requests"; }
-  std::string summary() const override { return "needle tasks, and data sets in their raw formats, as requests for eval"; }
+  std::string summary() const override {
+    return "needle tasks, and data sets in their raw formats, as requests for eval";
+  }
   std::string details() const override {
     return fmt::format(
-        "Writes JSON lines, one request each (docs/tasks.md has the format), which 'fastweight eval --requests' scores.\n\n"
-        "Needle tasks ({}) are drawn: --examples of them at each of --lengths, sized by the tokenizer of --model or by --tokenizer. All but niah_single_1 hide "
+        "Writes JSON lines, one request each (docs/tasks.md has the format), which 'fastweight eval --requests' "
+        "scores.\n\n"
+        "Needle tasks ({}) are drawn: --examples of them at each of --lengths, sized by the tokenizer of --model or by "
+        "--tokenizer. All but niah_single_1 hide "
         "the needle in a text: --haystack.\n\n"
-        "Data sets are read from their publishers' files, --raw: {}. docs/tasks.md names the fields that each must have.\n\n"
-        "Examples:\n  fastweight requests niah_single_2 --model my-run --haystack essays.txt --lengths 1024,2048 --out niah.jsonl\n"
+        "Data sets are read from their publishers' files, --raw: {}. docs/tasks.md names the fields that each must "
+        "have.\n\n"
+        "Examples:\n  fastweight requests niah_single_2 --model my-run --haystack essays.txt --lengths 1024,2048 --out "
+        "niah.jsonl\n"
         "  fastweight requests piqa --raw piqa_validation.jsonl --out piqa.jsonl",
         fmt::join(needle_tasks(), ", "), fmt::join(raw_tasks(), ", "));
   }
@@ -43,16 +50,21 @@ class Requests : public Command {
     options.add("out", "FILE", &out_, "file of the requests");
     options.section("", kNeedles);
     options.add("model", "MODEL", &model_, "model or run folder, whose tokenizer sizes the texts");
-    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model or a tokenizer.json, instead of a model's");
-    options.add("haystack", "FILE", &haystack_, "text to hide needles in, plain, .gz or .zst; used from its beginning, and again where it is too short");
+    options.add("tokenizer", "SPEC", &tokenizer_,
+                "bytes, or the path of a SentencePiece model or a tokenizer.json, instead of a model's");
+    options.add(
+        "haystack", "FILE", &haystack_,
+        "text to hide needles in, plain, .gz or .zst; used from its beginning, and again where it is too short");
     options.add("lengths", "N,N,...", &lengths_, "most tokens of prompt and output together", ',');
     options.add("examples", "N", &examples_, "examples of each length");
     options.add("seed", "N", &seed_, "seed of the examples");
     options.section("", kDataSets);
     options.add("raw", "FILE", &raw_, "the data set's file, plain, .gz or .zst");
     options.add("skip_bad", "", &skip_bad_, "leave out lines that are not as they should be, instead of stopping");
-    options.add("max_context", "N", &recall_.max_context, "of swde, fda, squad, nq, triviaqa, drop: tokens of prompt and output");
-    options.add("trunc", "KIND", &trunc_, "of these: what is kept of a document that is longer").words = {"answer_window", "left"};
+    options.add("max_context", "N", &recall_.max_context,
+                "of swde, fda, squad, nq, triviaqa, drop: tokens of prompt and output");
+    options.add("trunc", "KIND", &trunc_, "of these: what is kept of a document that is longer").words = {
+        "answer_window", "left"};
     options.add("as_stored", "", &recall_.as_stored, "of swde and fda: the text as it stands in the file");
   }
   int run(Options& options) override;
@@ -71,9 +83,12 @@ class Requests : public Command {
 std::vector<Request> Requests::draw() const {
   if (examples_ < 1) fail_usage("--examples: expected at least 1, got {}", examples_);
   if (lengths_.empty()) fail_usage("--lengths: expected at least one, got none");
-  if (model_.empty() == tokenizer_.empty()) fail_usage("the texts are sized by a tokenizer: give either --model MODEL or --tokenizer SPEC");
-  const std::unique_ptr<Tokenizer> tokenizer = model_.empty() ? make_tokenizer(tokenizer_) : std::move(open_model(model_, "f32").tokenizer);
-  if (needs_essay(task_) && haystack_.empty()) fail_usage("'{}' hides its needles in a text: give one with --haystack", task_);
+  if (model_.empty() == tokenizer_.empty())
+    fail_usage("the texts are sized by a tokenizer: give either --model MODEL or --tokenizer SPEC");
+  const std::unique_ptr<Tokenizer> tokenizer =
+      model_.empty() ? make_tokenizer(tokenizer_) : std::move(open_model(model_, "f32").tokenizer);
+  if (needs_essay(task_) && haystack_.empty())
+    fail_usage("'{}' hides its needles in a text: give one with --haystack", task_);
   const Essay essay = needs_essay(task_) ? Essay(read_text(haystack_), haystack_) : Essay();
   std::vector<NeedleTask> tasks;
   tasks.reserve(lengths_.size());
@@ -85,7 +100,8 @@ std::vector<Request> Requests::draw() const {
   requests.reserve(tasks.size() * static_cast<size_t>(examples_));
   for (const NeedleTask& task : tasks) {
     for (int64_t i = 0; i < examples_; ++i) {
-      stop_point("drawing", static_cast<int64_t>(requests.size()), static_cast<int64_t>(tasks.size()) * examples_, "requests");
+      stop_point("drawing", static_cast<int64_t>(requests.size()), static_cast<int64_t>(tasks.size()) * examples_,
+                 "requests");
       requests.push_back(task.example(seed_, static_cast<uint64_t>(i)));
     }
   }
@@ -100,18 +116,21 @@ int Requests::run(Options& options) {
   const bool drawn = std::ranges::find(needles, task_) != needles.end();
   for (const Option& option : options.entries()) {
     if (!option.is_given || option.heading != (drawn ? kDataSets : kNeedles)) continue;
-    fail_usage("{} belongs to {}, and '{}' is {}", option.flag, drawn ? "data sets" : fmt::format("needle tasks ({})", fmt::join(needles, ", ")), task_,
+    fail_usage("{} belongs to {}, and '{}' is {}", option.flag,
+               drawn ? "data sets" : fmt::format("needle tasks ({})", fmt::join(needles, ", ")), task_,
                drawn ? "drawn" : "read from its file, --raw");
   }
   RequestFile file;
   if (drawn) {
     file.requests = draw();
   } else {
-    if (trunc_ != "left" && trunc_ != "answer_window") fail_usage("--trunc: expected answer_window or left, got '{}'", trunc_);
+    if (trunc_ != "left" && trunc_ != "answer_window")
+      fail_usage("--trunc: expected answer_window or left, got '{}'", trunc_);
     if (recall_.max_context < 1) fail_usage("--max-context: expected at least 1, got {}", recall_.max_context);
     recall_.truncation = trunc_ == "left" ? Truncation::kLeft : Truncation::kAnswerWindow;
     const std::vector<std::string> known = raw_tasks();
-    if (raw_.empty() && std::ranges::find(known, task_) != known.end()) fail_usage("--raw: expected the file of {}, got none", task_);
+    if (raw_.empty() && std::ranges::find(known, task_) != known.end())
+      fail_usage("--raw: expected the file of {}, got none", task_);
     file = requests_from_raw(task_, raw_, recall_, skip_bad_);
   }
   for (const std::string& line : file.skipped) say_aside("left out: {}\n", line);
@@ -121,7 +140,8 @@ int Requests::run(Options& options) {
       sink(std::as_bytes(std::span(line)));
     }
   });
-  say("{}: {} requests{}\n", out_, file.requests.size(), file.skipped.empty() ? "" : fmt::format(", {} lines left out", file.skipped.size()));
+  say("{}: {} requests{}\n", out_, file.requests.size(),
+      file.skipped.empty() ? "" : fmt::format(", {} lines left out", file.skipped.size()));
   return kExitOk;
 }
 

@@ -44,7 +44,8 @@ std::string others(const Rule& r) {
   if (r.is_delta() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
   if (r.uses_read_correction()) list.emplace_back("corrected read");
   if (r.uses_precond())
-    list.push_back(fmt::format("{} ({})", r.preconditions_read() ? "preconditioned read" : "preconditioned write key", word(r, "precond_form")));
+    list.push_back(fmt::format("{} ({})", r.preconditions_read() ? "preconditioned read" : "preconditioned write key",
+                               word(r, "precond_form")));
   if (r.normaliser != Normaliser::kNone) list.push_back("normaliser " + word(r, "normaliser"));
   if (r.gain_bound > 1) list.push_back(fmt::format("bound {:g}", r.gain_bound));
   return list.empty() ? "-" : fmt::format("{}", fmt::join(list, ", "));
@@ -52,12 +53,14 @@ std::string others(const Rule& r) {
 
 Table overview(std::span<const Preset> list) {
   Table table;
-  for (const char* heading : {"rule", "decay", "erase", "write", "gain", "q, k", "other", "in words"}) table.column(heading, Table::Align::kLeft);
+  for (const char* heading : {"rule", "decay", "erase", "write", "gain", "q, k", "other", "in words"})
+    table.column(heading, Table::Align::kLeft);
   for (const Preset& p : list) {
     const Rule& r = p.rule;
-    const std::string norms = r.q_norm == r.k_norm ? norm_word(r.q_norm) : fmt::format("{}, {}", norm_word(r.q_norm), norm_word(r.k_norm));
-    table.row({std::string(p.name), word(r, "decay"), r.is_delta() ? word(r, "erase") : "none", word(r, "write"), r.uses_gain() ? word(r, "gain") : "-", norms,
-               others(r), std::string(p.summary)});
+    const std::string norms =
+        r.q_norm == r.k_norm ? norm_word(r.q_norm) : fmt::format("{}, {}", norm_word(r.q_norm), norm_word(r.k_norm));
+    table.row({std::string(p.name), word(r, "decay"), r.is_delta() ? word(r, "erase") : "none", word(r, "write"),
+               r.uses_gain() ? word(r, "gain") : "-", norms, others(r), std::string(p.summary)});
   }
   return table;
 }
@@ -78,7 +81,8 @@ std::string gate_letter(Gate gate, const std::string& gain, const char* letter) 
 }
 
 std::string preconditioner_formula(const Rule& r) {
-  const std::string squash = fmt::format("s = y / (1 + |y|), y = log(A + {:g}) - center, x = {:g}", r.precond_eps, r.precond_x);
+  const std::string squash =
+      fmt::format("s = y / (1 + |y|), y = log(A + {:g}) - center, x = {:g}", r.precond_eps, r.precond_x);
   switch (r.precond_form) {
     case PrecondForm::kSquash:
       return "x^-s, " + squash;
@@ -118,8 +122,11 @@ std::vector<std::string> formulas(const Rule& r) {
   std::vector<std::string> lines{fmt::format("q = {}, k = {}", q, k)};
   if (!r.uses_k()) lines[0] += ", k = 1 - exp g";
   if (r.uses_gain() && !gain_formula(r).empty()) lines.push_back(fmt::format("s = {}", gain_formula(r)));
-  if (r.uses_precond()) lines.push_back(fmt::format("A = alphaP A + betaP k (.) k,  M = {}", preconditioner_formula(r)));
-  if (normalised) lines.push_back(fmt::format("n = {}{}", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)"));
+  if (r.uses_precond())
+    lines.push_back(fmt::format("A = alphaP A + betaP k (.) k,  M = {}", preconditioner_formula(r)));
+  if (normalised)
+    lines.push_back(
+        fmt::format("n = {}{}", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)"));
   const std::string read = r.uses_read_correction() ? "(q - d k)" : "q";
   lines.push_back(fmt::format("read   r = K^-1/2 {}{}", r.preconditions_read() ? M : "", read));
   lines.push_back(fmt::format("write  w = {}k", r.preconditions_read() ? "" : M));
@@ -128,7 +135,8 @@ std::vector<std::string> formulas(const Rule& r) {
   if (r.feedback == Feedback::kFixed) key = fmt::format("({} + {:g} q)", key, r.lambda);
   lines.push_back(fmt::format("erase  e = {}", !r.is_delta() ? "0" : gate_letter(r.erase, gain, "b") + key));
   lines.push_back(fmt::format("value  z = {}v", gate_letter(r.write, gain, "c")));
-  static constexpr const char* kDecays[] = {"1", "1 - 2^(-5-h), h the value head", "exp g, one g per value head", "exp g, one g per key channel"};
+  static constexpr const char* kDecays[] = {"1", "1 - 2^(-5-h), h the value head", "exp g, one g per value head",
+                                            "exp g, one g per key channel"};
   lines.push_back(fmt::format("decay  {}", kDecays[static_cast<size_t>(r.decay)]));
   return lines;
 }
@@ -136,7 +144,8 @@ std::vector<std::string> formulas(const Rule& r) {
 std::string recurrence_of(const Rule& r) {
   const char* seen = r.erases_before_decay() ? "S" : "Sbar";
   if (!r.uses_erase_write()) return fmt::format("Sbar = decay S;  u = z - {}^T e;  S = Sbar + w u^T;  o = S^T r", seen);
-  return fmt::format("Sbar = decay S;  S = Sbar - f (S^T e)^T + w z^T, S^T e of {};  o = S^T r", r.erases_before_decay() ? "the state before" : "Sbar");
+  return fmt::format("Sbar = decay S;  S = Sbar - f (S^T e)^T + w z^T, S^T e of {};  o = S^T r",
+                     r.erases_before_decay() ? "the state before" : "Sbar");
 }
 
 // A tensor that a rule takes: the field of fw_inputs, the letter of the formulas, and the shape ("[B, T, HV]").
@@ -151,7 +160,9 @@ std::string shape_of(const TokenSpec& spec) {
 }
 
 std::vector<Input> inputs(const Rule& r) {
-  const auto of_gate = [](std::string_view letter, Gate gate) { return fmt::format("{}{}", letter, gate == Gate::kScalar ? ", one a value head)" : ")"); };
+  const auto of_gate = [](std::string_view letter, Gate gate) {
+    return fmt::format("{}{}", letter, gate == Gate::kScalar ? ", one a value head)" : ")");
+  };
   // Of those whose letter is not their name.
   const std::map<std::string_view, std::string> letters = {
       {"erase_key", "p (erase key)"},
@@ -166,7 +177,9 @@ std::vector<Input> inputs(const Rule& r) {
   list.reserve(kTokenTensors + 1);
   for (const TokenSpec& spec : token_specs(r)) {
     const auto letter = letters.find(spec.name);
-    if (spec.used) list.push_back({std::string(spec.name), letter != letters.end() ? letter->second : std::string(spec.name), shape_of(spec)});
+    if (spec.used)
+      list.push_back(
+          {std::string(spec.name), letter != letters.end() ? letter->second : std::string(spec.name), shape_of(spec)});
   }
   if (r.uses_precond_center()) list.push_back({"precond_center", "center (its center)", "[H]"});
   return list;
@@ -184,7 +197,8 @@ std::vector<const Preset*> named(const Rule& rule) {
 }
 
 Json json_of(const std::string& name, const Rule& rule) {
-  Json axes = Json::object(), numbers = Json::object(), tensors = Json::array(), shapes = Json::object(), same_as = Json::array();
+  Json axes = Json::object(), numbers = Json::object(), tensors = Json::array(), shapes = Json::object(),
+       same_as = Json::array();
   for (const AxisInfo& axis : rule_axes()) axes[std::string(axis.name)] = word(rule, axis.name);
   for (const NumberInfo& number : rule_numbers()) numbers[std::string(number.name)] = rule.*number.field;
   for (const Input& input : inputs(rule)) {
@@ -202,8 +216,9 @@ Json json_of(const std::string& name, const Rule& rule) {
                      {"inputs", bound.inputs},
                      {"reason", bound.reason},
                      {"symmetric", bound.symmetric}};
-  return {{"name", name},       {"summary", summary},         {"same_as", same_as}, {"text", to_string(rule)}, {"axes", axes},
-          {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},  {"shapes", shapes},        {"step", step}};
+  return {{"name", name},     {"summary", summary}, {"same_as", same_as},         {"text", to_string(rule)},
+          {"axes", axes},     {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},
+          {"shapes", shapes}, {"step", step}};
 }
 
 Json json_of(std::span<const Preset> list) {
@@ -245,7 +260,8 @@ std::string list_text(std::span<const Preset> list) {
   constexpr size_t kColumn = 26;
   for (const Preset& p : list) {
     const std::string head = fmt::format("  {}", p.name);
-    text += head + std::string(head.size() < kColumn ? kColumn - head.size() : 1, ' ') + wrap(p.summary, width - kColumn, kColumn) + "\n";
+    text += head + std::string(head.size() < kColumn ? kColumn - head.size() : 1, ' ') +
+            wrap(p.summary, width - kColumn, kColumn) + "\n";
   }
   return text;
 }
@@ -253,7 +269,8 @@ std::string list_text(std::span<const Preset> list) {
 // Every axis with its values, what --compose may say.
 std::string axes_text() {
   std::string text = "axes (the first value is what a composition without the axis has):\n";
-  for (const AxisInfo& axis : rule_axes()) text += fmt::format("  {:<13} {}\n", axis.name, fmt::join(axis.values, " | "));
+  for (const AxisInfo& axis : rule_axes())
+    text += fmt::format("  {:<13} {}\n", axis.name, fmt::join(axis.values, " | "));
   const Rule standard;
   text += "numbers:\n ";
   for (const NumberInfo& number : rule_numbers()) text += fmt::format(" {}={:g}", number.name, standard.*number.field);
@@ -265,14 +282,17 @@ class Rules : public Command {
   std::string name() const override { return "rules"; }
   std::string summary() const override { return "list the named rules; 'rules NAME' or --compose says more about one"; }
   std::string details() const override {
-    return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
-           "or as a name followed by changes: \"kda update=additive\". A preconditioned step that could leave the unit disk is refused, with the reason. Of "
+    return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as "
+           "\"decay=channel gain=kaczmarz feedback=learned\", "
+           "or as a name followed by changes: \"kda update=additive\". A preconditioned step that could leave the unit "
+           "disk is refused, with the reason. Of "
            "every rule is said whether its step is "
            "bounded, and for which inputs; several names show each.";
   }
   void declare(Options& options) override {
     options.positional("NAME", &names_, "a rule's name, or axes", false).words = rule_names();
-    options.add("compose", "AXES", &compose_, "check a combination of axes, as \"decay=channel gain=kaczmarz erase=channel\", and show it");
+    options.add("compose", "AXES", &compose_,
+                "check a combination of axes, as \"decay=channel gain=kaczmarz erase=channel\", and show it");
     options.add("markdown", "", &markdown_, "the list as a Markdown table");
     options.add("json", "", &json_, "print JSON instead");
   }
@@ -280,8 +300,9 @@ class Rules : public Command {
     if (!compose_.empty() && !names_.empty()) fail_usage("rules: expected a NAME or --compose, got both");
     if (markdown_ && json_) fail_usage("--markdown and --json: expected one of them, both came");
     if (!compose_.empty() || !names_.empty()) {
-      const bool several =
-          names_.size() > 1 && std::none_of(names_.begin(), names_.end(), [](const std::string& n) { return n.find('=') != std::string::npos; });
+      const bool several = names_.size() > 1 && std::none_of(names_.begin(), names_.end(), [](const std::string& n) {
+                             return n.find('=') != std::string::npos;
+                           });
       if (several) {
         show(names_);
       } else {
@@ -297,7 +318,8 @@ class Rules : public Command {
       say("{}", overview(presets()).markdown());
       return kExitOk;
     }
-    say("rules ('fastweight rules NAME': axes, formula, inputs, bound; --markdown: a table of the axes)\n{}\nablations of the papers\n{}\n{}\n{}",
+    say("rules ('fastweight rules NAME': axes, formula, inputs, bound; --markdown: a table of the axes)\n{}\nablations "
+        "of the papers\n{}\n{}\n{}",
         list_text(presets()), list_text(ablations()), kLayers, axes_text());
     return kExitOk;
   }

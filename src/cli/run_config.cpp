@@ -22,7 +22,8 @@ void validate(const DataConfig& data) {
   if (data.text.empty()) fail_usage("no text to train on: give a file with --text, or data.text in the run file");
   DataConfig copy = data;
   check_ranges(key_tables(copy), true);
-  if (data.separator.find('\n') != std::string::npos) fail_usage("data.separator (--separator): expected one line without a line break");
+  if (data.separator.find('\n') != std::string::npos)
+    fail_usage("data.separator (--separator): expected one line without a line break");
 }
 
 std::string describe(const ModelConfig& m) {
@@ -37,12 +38,15 @@ std::string find_model_folder(const std::string& path) {
   namespace fs = std::filesystem;
   const auto is_model = [](const fs::path& folder) { return file_exists((folder / "config.json").string()); };
   std::error_code error;
-  if (!fs::is_directory(path, error)) fail_usage("MODEL: expected a model or run folder, but there is no folder '{}'", path);
+  if (!fs::is_directory(path, error))
+    fail_usage("MODEL: expected a model or run folder, but there is no folder '{}'", path);
   if (is_model(path)) return path;
   if (is_model(fs::path(path) / "model")) return (fs::path(path) / "model").string();
   const std::string checkpoints = (fs::path(path) / "checkpoints").string();
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
-  if (steps.empty()) fail_usage("MODEL: '{}' has neither config.json nor model/ nor checkpoints/: it is not a model or run folder", path);
+  if (steps.empty())
+    fail_usage("MODEL: '{}' has neither config.json nor model/ nor checkpoints/: it is not a model or run folder",
+               path);
   return checkpoint_path(checkpoints, steps.back());
 }
 

@@ -18,7 +18,8 @@ void be_quiet() { g_quiet = true; }
 void put_printable(std::FILE* file, const std::string& text) {
   if (g_quiet) return;
   const std::string shown = printable_lines(text);
-  if (std::fwrite(shown.data(), 1, shown.size(), file) != shown.size()) throw std::system_error(errno, std::generic_category(), "cannot write");
+  if (std::fwrite(shown.data(), 1, shown.size(), file) != shown.size())
+    throw std::system_error(errno, std::generic_category(), "cannot write");
 }
 
 void show_page(const std::string& page) {

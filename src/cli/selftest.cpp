@@ -1,5 +1,5 @@
-// selftest: every named rule, forward, backward and decode, chunk and token form, in each precision that the device has, against the
-// reference on this machine.
+// selftest: every named rule, forward, backward and decode, chunk and token form, in each precision that the device
+// has, against the reference on this machine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,17 +29,18 @@ constexpr double kBoundFloat = 2e-5;
 // Products of bf16 operands, float32 sums; these shapes have resets, where the gradient of the decay is a difference.
 constexpr double kBoundProducts = 6e-3;
 constexpr double kBoundProductGradients = 2e-2;
-// a_log and dt_bias are sums of the log-decays' gradients, and each of those is a sum over the later tokens of its chunk: one token's rounding stands in up to
-// 64 of them and does not average out. That makes 4.6 times the log-decays' relative error where decays are alike (3.2 to 4.3 in 40 problems each of kda,
-// gated_deltanet and gla), and theirs is up to 1.3e-2 at these shapes.
+// a_log and dt_bias are sums of the log-decays' gradients, and each of those is a sum over the later tokens of its
+// chunk. One token's rounding stands in up to 64 of them and does not average out. That makes 4.6 times the log-decays'
+// relative error where decays are alike (3.2 to 4.3 in 40 problems each of kda, gated_deltanet and gla), and theirs is
+// up to 1.3e-2 at these shapes.
 constexpr double kBoundProductParameters = 6e-2;
 
 // Of rules that a GPU runs as two rows a token: without tokens that are taken back (docs/internals/gpu.md).
 bool as_two_tokens(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key
-// dimension that fills no vector, decays of 0, -1e4 and -inf; a plain batch of the usual head size; and one whose gates are logits, for rules that have any.
-// Two rows a token (as_two_tokens()) know no grouped heads.
+// dimension that fills no vector, decays of 0, -1e4 and -inf. A plain batch of the usual head size; and one whose gates
+// are logits, for rules that have any. Two rows a token (as_two_tokens()) know no grouped heads.
 std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
   ProblemOptions packed;
   packed.sequences = SeqLayout({0, 1, 131, 131, 148, 211});
@@ -66,9 +67,10 @@ std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
 // How a rule is run and what is expected of it: one row of the table.
 struct Kind {
   const char* name;
-  HeaderRun run;                                  // without its form
-  double bound, gradient_bound, parameter_bound;  // gradient_bound: backward; parameter_bound: there of a_log and dt_bias
-  bool token, chunk, step;                        // which forms
+  HeaderRun run;  // without its form
+  // gradient_bound: backward; parameter_bound: there of a_log and dt_bias
+  double bound, gradient_bound, parameter_bound;
+  bool token, chunk, step;  // which forms
 };
 
 HeaderRun header_run(fw_device device, fw_dtype dtype, bool bf16_operands) {
@@ -85,7 +87,8 @@ std::vector<Kind> kinds(fw_device device) {
             {"float", header_run(device, FW_F32, false), kBoundFloat, kBoundFloat, kBoundFloat, true, true, true}};
   }
   return {{"float", header_run(device, FW_F32, false), kBoundFloat, kBoundFloat, kBoundFloat, true, false, true},
-          {"bf16 products", header_run(device, FW_F32, true), kBoundProducts, kBoundProductGradients, kBoundProductParameters, false, true, false}};
+          {"bf16 products", header_run(device, FW_F32, true), kBoundProducts, kBoundProductGradients,
+           kBoundProductParameters, false, true, false}};
 }
 
 struct Column {
@@ -115,7 +118,8 @@ struct Check {
   double share() const { return field.error / bound; }
 };
 
-Check check(const ReferenceProblem& problem, const ReferenceOutputs& forward, const ReferenceInputs& backward, const Kind& kind, const Column& column) {
+Check check(const ReferenceProblem& problem, const ReferenceOutputs& forward, const ReferenceInputs& backward,
+            const Kind& kind, const Column& column) {
   HeaderRun run = kind.run;
   run.form = column.form;
   // Gradients that are a small part of the whole (the preconditioner's gates) are measured against a share of it.
@@ -123,10 +127,12 @@ Check check(const ReferenceProblem& problem, const ReferenceOutputs& forward, co
   if (column.backward) {
     const ReferenceInputs got = header_backward(problem, run);
     const Check parameters{worst(compare_parameters(got, backward, floor_share)), kind.parameter_bound};
-    const Check others{worst(compare(without_parameters(got), without_parameters(backward), floor_share)), kind.gradient_bound};
+    const Check others{worst(compare(without_parameters(got), without_parameters(backward), floor_share)),
+                       kind.gradient_bound};
     return parameters.share() > others.share() ? parameters : others;
   }
-  if (column.drafted > 0) return {worst(compare(header_speculation(problem, run, column.drafted), forward)), kind.bound};
+  if (column.drafted > 0)
+    return {worst(compare(header_speculation(problem, run, column.drafted), forward)), kind.bound};
   return {worst(compare(column.step ? header_steps(problem, run) : header_forward(problem, run), forward)), kind.bound};
 }
 
@@ -136,13 +142,16 @@ class Selftest : public Command {
   std::string summary() const override { return "check every rule against the reference on this machine"; }
   std::string details() const override {
     return fmt::format(
-        "Prints the largest relative error (L2, over outputs, final states and all gradients) of the library against a reference in double precision that "
-        "shares no code with it. Bounds: {:g} in double, {:g} in float; products of bf16 operands (cuda) {:g}, gradients {:g}, of a_log and dt_bias {:g}. "
+        "Prints the largest relative error (L2, over outputs, final states and all gradients) of the library against a "
+        "reference in double precision that "
+        "shares no code with it. Bounds: {:g} in double, {:g} in float; products of bf16 operands (cuda) {:g}, "
+        "gradients {:g}, of a_log and dt_bias {:g}. "
         "The table has what comes closest to its bound. Exit code 1 if one is exceeded.",
         kBoundDouble, kBoundFloat, kBoundProducts, kBoundProductGradients, kBoundProductParameters);
   }
   void declare(Options& options) override {
-    options.add("rule", "RULE,...", &names_, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
+    options.add("rule", "RULE,...", &names_, "these rules only (names or axes); without: all named rules", ',').words =
+        rule_names();
     options.add("device", "NAME", &device_, "cpu or cuda").words = {"cpu", "cuda"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
@@ -186,11 +195,15 @@ int Selftest::run(Options&) {
       const auto& [e, bound] = row[c];
       cells.push_back(e.name.empty() ? "" : fmt::format("{:.1e}", e.error));
       if (e.name.empty()) continue;
-      checks.push_back({{"name", kColumns[c].name}, {"error", e.error}, {"bound", bound}, {"tensor", e.name}, {"ok", e.error <= bound}});
+      checks.push_back({{"name", kColumns[c].name},
+                        {"error", e.error},
+                        {"bound", bound},
+                        {"tensor", e.name},
+                        {"ok", e.error <= bound}});
       if (e.error <= bound) continue;
       ok = false;
-      failures.push_back(
-          fmt::format("{}, {}, {}: {} has a relative error of {:.2e}, at most {:g} expected", rule, type, kColumns[c].name, e.name, e.error, bound));
+      failures.push_back(fmt::format("{}, {}, {}: {} has a relative error of {:.2e}, at most {:g} expected", rule, type,
+                                     kColumns[c].name, e.name, e.error, bound));
     }
     results.push_back({{"rule", rule}, {"type", type}, {"ok", ok}, {"checks", std::move(checks)}});
     cells.emplace_back(ok ? "ok" : "FAILED");
@@ -213,7 +226,8 @@ int Selftest::run(Options&) {
       }
     }
     for (size_t kind = 0; kind < all_kinds.size(); ++kind) {
-      if (std::any_of(kColumns.begin(), kColumns.end(), [&](const Column& column) { return has(all_kinds[kind], column, rules[i]); }))
+      if (std::any_of(kColumns.begin(), kColumns.end(),
+                      [&](const Column& column) { return has(all_kinds[kind], column, rules[i]); }))
         add_row(names_[i], all_kinds[kind].name, rows[kind]);
     }
   }
@@ -221,13 +235,14 @@ int Selftest::run(Options&) {
   if (all && device == FW_DEVICE_CPU) {
     for (const ScanErrors& e : check_scans_here()) {
       const double bound = e.is_double ? kBoundDouble : kBoundFloat;
-      add_row(e.layer, e.is_double ? "double" : "float", {Check(), Check{e.forward, bound}, Check(), Check{e.backward, bound}, Check{e.step, bound}});
+      add_row(e.layer, e.is_double ? "double" : "float",
+              {Check(), Check{e.forward, bound}, Check(), Check{e.backward, bound}, Check{e.step, bound}});
     }
     for (const Mamba3Errors& e : check_mamba3_here()) {
       const double bound = e.is_double ? kBoundDouble : kBoundFloat;
-      add_row(
-          e.layer, e.is_double ? "double" : "float",
-          {Check{e.chunk_forward, bound}, Check{e.token_forward, bound}, Check{e.chunk_backward, bound}, Check{e.token_backward, bound}, Check{e.step, bound}});
+      add_row(e.layer, e.is_double ? "double" : "float",
+              {Check{e.chunk_forward, bound}, Check{e.token_forward, bound}, Check{e.chunk_backward, bound},
+               Check{e.token_backward, bound}, Check{e.step, bound}});
     }
   }
   const std::string runs_on = device == FW_DEVICE_CUDA ? device_info().name : fw_simd_target();
@@ -240,7 +255,8 @@ int Selftest::run(Options&) {
   }
   say("{}", table.text());
   for (const std::string& failure : failures) say("{}\n", failure);
-  say("{} on {}: {}\n", fw_version(), runs_on, failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
+  say("{} on {}: {}\n", fw_version(), runs_on,
+      failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
   return failures.empty() ? kExitOk : kExitFailed;
 }
 

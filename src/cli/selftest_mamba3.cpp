@@ -57,14 +57,18 @@ struct Run {
             part(trap, first, count), part(g, first, count), part(angle, first, count)};
   }
   void forward(const SeqLayout& layout, int64_t first, int64_t sequence, fw_form form, bool keep) {
-    const auto of = [&](std::vector<T>& x) { return x.data() + sequence * static_cast<int64_t>(x.size()) / problem.sequences.count(); };
-    Mamba3Scan<T>(shape).forward(exec(), recurrences, PassLayout(layout), form, inputs(first, layout.tokens()), {q_bias.data(), k_bias.data(), nullptr},
-                                 {of(s), of(k_last), of(v_last), of(turns)}, keep, context, part(y, first, layout.tokens(), shape.rank));
+    const auto of = [&](std::vector<T>& x) {
+      return x.data() + sequence * static_cast<int64_t>(x.size()) / problem.sequences.count();
+    };
+    Mamba3Scan<T>(shape).forward(exec(), recurrences, PassLayout(layout), form, inputs(first, layout.tokens()),
+                                 {q_bias.data(), k_bias.data(), nullptr}, {of(s), of(k_last), of(v_last), of(turns)},
+                                 keep, context, part(y, first, layout.tokens(), shape.rank));
   }
   void steps() {
     const SeqLayout one({0, 1});
     for (int64_t n = 0; n < problem.sequences.count(); ++n) {
-      for (int64_t t = problem.sequences.begin(n); t < problem.sequences.end(n); ++t) forward(one, t, n, FW_FORM_AUTO, false);
+      for (int64_t t = problem.sequences.begin(n); t < problem.sequences.end(n); ++t)
+        forward(one, t, n, FW_FORM_AUTO, false);
     }
   }
 };
@@ -90,8 +94,9 @@ void check(const Mamba3Problem& problem, Mamba3Errors& errors) {
     std::vector<T> dy = cast<T>(d.y), ds = cast<T>(d.s), dtheta(in.theta.size());
     of.q_bias.assign(of.q_bias.size(), T(0));
     of.k_bias.assign(of.k_bias.size(), T(0));
-    Mamba3Scan<T>(run.shape).backward(run.exec(), run.recurrences, PassLayout(problem.sequences), form, run.inputs(0, tokens),
-                                      {run.q_bias.data(), run.k_bias.data(), nullptr}, run.context, run.part(dy, 0, tokens, problem.rank), ds.data(),
+    Mamba3Scan<T>(run.shape).backward(run.exec(), run.recurrences, PassLayout(problem.sequences), form,
+                                      run.inputs(0, tokens), {run.q_bias.data(), run.k_bias.data(), nullptr},
+                                      run.context, run.part(dy, 0, tokens, problem.rank), ds.data(),
                                       of.inputs(0, tokens), {of.q_bias.data(), of.k_bias.data(), nullptr},
                                       {of.s.data(), of.k_last.data(), of.v_last.data(), dtheta.data()});
     FieldError& worst = chunk ? errors.chunk_backward : errors.token_backward;
@@ -117,7 +122,8 @@ std::vector<Mamba3Errors> check_mamba3_here() {
   const SeqLayout packed({0, 1, 130, 130, 147, 210});
   std::vector<Mamba3Errors> found;
   for (const bool mimo : {false, true}) {
-    const Mamba3Problem problem = mimo ? Mamba3Problem{3, 1, 16, 24, 3, 4, true, packed} : Mamba3Problem{4, 2, 17, 20, 1, 8, false, packed};
+    const Mamba3Problem problem =
+        mimo ? Mamba3Problem{3, 1, 16, 24, 3, 4, true, packed} : Mamba3Problem{4, 2, 17, 20, 1, 8, false, packed};
     for (const bool is_double : {true, false}) {
       Mamba3Errors errors;
       errors.layer = mimo ? "mamba3 mimo" : "mamba3";

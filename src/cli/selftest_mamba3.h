@@ -1,4 +1,5 @@
-// The recurrence of Mamba-3's layers (nn/mamba3_scan.h) against its reference on this machine's processor, for selftest.
+// The recurrence of Mamba-3's layers (nn/mamba3_scan.h) against its reference on this machine's processor, for
+// selftest.
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@ namespace fw::cli {
 struct Mamba3Errors {
   std::string layer;  // mamba3, mamba3 mimo
   bool is_double = false;
-  FieldError chunk_forward{}, token_forward{}, chunk_backward{}, token_backward{}, step{};  // the worst tensor of each; step: token by token
+  // the worst tensor of each; step: token by token
+  FieldError chunk_forward{}, token_forward{}, chunk_backward{}, token_backward{}, step{};
 };
 
 // SISO and MIMO in every type, over packed sequences around the chunk's length.

@@ -25,20 +25,25 @@ struct Run {
         skip(cast<T>(in.skip)),
         s(cast<T>(in.s0)),
         y(in.u.size()),
-        marks(static_cast<size_t>(chunk_checkpoints(problem.sequences.tokens(), problem.sequences.count()) * problem.states * problem.channels)) {
+        marks(static_cast<size_t>(chunk_checkpoints(problem.sequences.tokens(), problem.sequences.count()) *
+                                  problem.states * problem.channels)) {
     a_log.reserve(in.a.size());
     for (const double rate : in.a) a_log.push_back(static_cast<T>(std::log(-rate)));
   }
   ScanLaw law() const { return scan.longhorn ? ScanLaw::kLonghorn : ScanLaw::kMamba; }
   const T* rates() const { return a_log.empty() ? nullptr : a_log.data(); }
   Exec<T> exec() { return {host_ops<T>(), host_device(), arena, contexts}; }
-  Mat<T> wide(std::vector<T>& x, int64_t first = 0) const { return {x.data() + first * scan.channels, tokens() - first, scan.channels}; }
-  Mat<T> narrow(std::vector<T>& x, int64_t first = 0) const { return {x.data() + first * scan.states, tokens() - first, scan.states}; }
+  Mat<T> wide(std::vector<T>& x, int64_t first = 0) const {
+    return {x.data() + first * scan.channels, tokens() - first, scan.channels};
+  }
+  Mat<T> narrow(std::vector<T>& x, int64_t first = 0) const {
+    return {x.data() + first * scan.states, tokens() - first, scan.states};
+  }
   int64_t tokens() const { return scan.sequences.tokens(); }
 
   void forward() {
-    exec().selective_scan_forward(law(), wide(u), wide(step), narrow(q), narrow(k), rates(), skip.data(), PassLayout(scan.sequences), s.data(), s.data(),
-                                  marks.data(), wide(y));
+    exec().selective_scan_forward(law(), wide(u), wide(step), narrow(q), narrow(k), rates(), skip.data(),
+                                  PassLayout(scan.sequences), s.data(), s.data(), marks.data(), wide(y));
   }
   void steps() {
     const SeqLayout one({0, 1});
@@ -46,8 +51,9 @@ struct Run {
     for (int64_t i = 0; i < scan.sequences.count(); ++i) {
       for (int64_t t = scan.sequences.begin(i); t < scan.sequences.end(i); ++t) {
         const auto row = [](Mat<T> m) { return Mat<T>(m.data, 1, m.cols); };
-        exec().selective_scan_forward(law(), row(wide(u, t)), row(wide(step, t)), row(narrow(q, t)), row(narrow(k, t)), rates(), skip.data(), PassLayout(one),
-                                      s.data() + i * size, s.data() + i * size, nullptr, row(wide(y, t)));
+        exec().selective_scan_forward(law(), row(wide(u, t)), row(wide(step, t)), row(narrow(q, t)), row(narrow(k, t)),
+                                      rates(), skip.data(), PassLayout(one), s.data() + i * size, s.data() + i * size,
+                                      nullptr, row(wide(y, t)));
       }
     }
   }
@@ -66,10 +72,12 @@ void check(const ElementScan& scan, ScanErrors& errors) {
   keep_worst(errors.step, "o", doubles(single.y), expected.y);
   keep_worst(errors.step, "final_state", doubles(single.s), expected.s);
 
-  std::vector<T> dy = cast<T>(d.y), ds = cast<T>(d.s), du(run.u.size()), dstep(run.step.size()), dq(run.q.size()), dk(run.k.size());
+  std::vector<T> dy = cast<T>(d.y), ds = cast<T>(d.s), du(run.u.size()), dstep(run.step.size()), dq(run.q.size()),
+                 dk(run.k.size());
   std::vector<T> da(run.a_log.size()), dskip(run.skip.size()), ds_in(run.s.size());
-  run.exec().selective_scan_backward(run.law(), run.wide(dy), run.wide(run.u), run.wide(run.step), run.narrow(run.q), run.narrow(run.k), run.rates(),
-                                     run.skip.data(), PassLayout(scan.sequences), run.marks.data(), ds.data(), run.wide(du), run.wide(dstep), run.narrow(dq),
+  run.exec().selective_scan_backward(run.law(), run.wide(dy), run.wide(run.u), run.wide(run.step), run.narrow(run.q),
+                                     run.narrow(run.k), run.rates(), run.skip.data(), PassLayout(scan.sequences),
+                                     run.marks.data(), ds.data(), run.wide(du), run.wide(dstep), run.narrow(dq),
                                      run.narrow(dk), da.empty() ? nullptr : da.data(), dskip.data(), ds_in.data());
   std::vector<double> of_rates = doubles(da);
   for (size_t i = 0; i < of_rates.size(); ++i) of_rates[i] /= in.a[i];  // A = -exp(a_log)
@@ -91,8 +99,8 @@ std::vector<ScanErrors> check_scans_here() {
       ScanErrors errors;
       errors.layer = longhorn ? "longhorn_diag" : "mamba";
       errors.is_double = is_double;
-      for (const ElementScan& scan :
-           {ElementScan{longhorn, SeqLayout({0, 1, 131, 131, 148, 211}), 37, 5}, ElementScan{longhorn, SeqLayout({0, 96, 192}), 160, 16}}) {
+      for (const ElementScan& scan : {ElementScan{longhorn, SeqLayout({0, 1, 131, 131, 148, 211}), 37, 5},
+                                      ElementScan{longhorn, SeqLayout({0, 96, 192}), 160, 16}}) {
         if (is_double) {
           check<double>(scan, errors);
         } else {

@@ -16,7 +16,8 @@ template <class T>
 std::vector<double> doubles(const std::vector<T>& x) {
   return {x.begin(), x.end()};
 }
-inline void keep_worst(FieldError& worst, const char* name, const std::vector<double>& got, const std::vector<double>& expected) {
+inline void keep_worst(FieldError& worst, const char* name, const std::vector<double>& got,
+                       const std::vector<double>& expected) {
   const double error = relative_error(got, expected);
   if (worst.name.empty() || !(error <= worst.error)) worst = {name, error};
 }

@@ -15,8 +15,9 @@ namespace {
 constexpr const char* kTokenizerJson = "/tokenizer.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 constexpr const char* kGenerationConfig = "generation_config.json";
-constexpr std::array<const char*, 8> kOfTokenizer = {kTokenizerConfig, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                                                     "vocab.txt",      "chat_template.jinja",     "chat_template.json"};
+constexpr std::array<const char*, 8> kOfTokenizer = {
+    kTokenizerConfig, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "vocab.txt",      "chat_template.jinja",     "chat_template.json"};
 constexpr size_t kMostBytes = size_t{256} << 20;
 
 void carry_file(const std::string& from, const std::string& to, const std::string& name) {
@@ -30,7 +31,8 @@ void carry_file(const std::string& from, const std::string& to, const std::strin
 std::string byte_definition() {
   nlohmann::json vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary[to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
-  const nlohmann::json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
   const nlohmann::json model = {{"type", "BPE"},
                                 {"dropout", nullptr},
                                 {"unk_token", nullptr},
@@ -41,10 +43,15 @@ std::string byte_definition() {
                                 {"ignore_merges", false},
                                 {"vocab", vocabulary},
                                 {"merges", nlohmann::json::array()}};
-  const nlohmann::json definition = {
-      {"version", "1.0"},      {"truncation", nullptr},       {"padding", nullptr},        {"added_tokens", nlohmann::json::array()},
-      {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
-      {"model", model}};
+  const nlohmann::json definition = {{"version", "1.0"},
+                                     {"truncation", nullptr},
+                                     {"padding", nullptr},
+                                     {"added_tokens", nlohmann::json::array()},
+                                     {"normalizer", nullptr},
+                                     {"pre_tokenizer", byte_level},
+                                     {"post_processor", nullptr},
+                                     {"decoder", byte_level},
+                                     {"model", model}};
   return definition.dump() + "\n";
 }
 
@@ -61,13 +68,15 @@ void save_tokenizer_for_others(const std::string& folder, const Tokenizer& token
   if (type == "ids") return;
   if (type == "bytes") {
     write_file_atomic(folder + kTokenizerJson, byte_definition());
-    write_file_atomic(folder + "/" + kTokenizerConfig, "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"clean_up_tokenization_spaces\": false}\n");
+    write_file_atomic(folder + "/" + kTokenizerConfig,
+                      "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"clean_up_tokenization_spaces\": false}\n");
     return;
   }
   tokenizer.save(folder);
   if (type != "sentencepiece") return;
   std::error_code error;
-  std::filesystem::remove(folder + kTokenizerJson, error);  // names tokenizer.model for this program, and is no tokenizer.json of the others
+  // names tokenizer.model for this program, and is no tokenizer.json of the others
+  std::filesystem::remove(folder + kTokenizerJson, error);
   if (error) fail_io("cannot remove '{}': {}", folder + kTokenizerJson, error.message());
 }
 

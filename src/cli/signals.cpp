@@ -21,9 +21,11 @@ namespace {
 
 std::atomic<int> g_signal{0};
 std::atomic<int64_t> g_milliseconds{0};  // when it came
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free, "a signal handler may only touch lock-free atomics");
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
+              "a signal handler may only touch lock-free atomics");
 
-// A program such as timeout sends a signal to the process and again to its group: what follows so soon is the same wish.
+// A program such as timeout sends a signal to the process and again to its group: what follows so soon is the same
+// wish.
 constexpr int64_t kSameWish = 200;
 
 int64_t milliseconds() {
@@ -63,7 +65,9 @@ int run_apart_from_signals(const std::function<int()>& work) {
       code = work();
     });
   } catch (const std::system_error& error) {
-    say_now(fmt::format("fastweight: the system refused a thread: {}; a limit on processes (ulimit -u, pids.max) may be too low\n", error.code().message()));
+    say_now(fmt::format(
+        "fastweight: the system refused a thread: {}; a limit on processes (ulimit -u, pids.max) may be too low\n",
+        error.code().message()));
     return kExitUsage;
   }
   thread.join();

@@ -23,7 +23,10 @@ StartModel of_checkpoints(const std::string& run) {
   for (const int64_t step : newest_first) {
     const std::string path = checkpoint_path(folder, step), config = path + "/config.json";
     try {
-      return {load_tokenizer(path), config_from_json(parse_json(read_file(config), "'" + config + "'"), "'" + config + "'"), {}, {}};
+      return {load_tokenizer(path),
+              config_from_json(parse_json(read_file(config), "'" + config + "'"), "'" + config + "'"),
+              {},
+              {}};
     } catch (const Error& error) {
       damage = error.what();
     }
@@ -34,7 +37,8 @@ StartModel of_checkpoints(const std::string& run) {
 StartModel of_model(const std::string& path) {
   OpenModel open = open_model(path, "f32");
   ModelConfig config = open.model.config();
-  return {std::move(open.tokenizer), std::move(config), std::move(open.model), fmt::format("from      {}\n", open.folder)};
+  return {std::move(open.tokenizer), std::move(config), std::move(open.model),
+          fmt::format("from      {}\n", open.folder)};
 }
 
 // A model that came without a tokenizer speaks ids and takes any; any other keeps its own.
@@ -43,11 +47,14 @@ void choose_tokenizer(StartModel& start, const std::string& from, const std::str
   std::shared_ptr<const Tokenizer> given = make_tokenizer(spec);
   if (start.tokenizer->type() != "ids" || given->type() == "ids") {
     if (start.tokenizer->checksum() == given->checksum()) return;
-    fail_usage("tokenizer: '{}' was given ({} of {} ids), but the model of --from, '{}', has its own ({} of {} ids): leave --tokenizer out", spec,
-               given->type(), given->vocab_size(), from, start.tokenizer->type(), start.tokenizer->vocab_size());
+    fail_usage(
+        "tokenizer: '{}' was given ({} of {} ids), but the model of --from, '{}', has its own ({} of {} ids): leave "
+        "--tokenizer out",
+        spec, given->type(), given->vocab_size(), from, start.tokenizer->type(), start.tokenizer->vocab_size());
   }
   if (given->vocab_size() > start.config.vocab_size) {
-    fail_usage("tokenizer: '{}' has {} ids, but the model of --from, '{}', has a vocabulary of {}", spec, given->vocab_size(), from, start.config.vocab_size);
+    fail_usage("tokenizer: '{}' has {} ids, but the model of --from, '{}', has a vocabulary of {}", spec,
+               given->vocab_size(), from, start.config.vocab_size);
   }
   start.tokenizer = std::move(given);
 }
@@ -59,7 +66,8 @@ bool says_the_same(const std::string& key, const std::string& a, const std::stri
   return false;
 }
 
-void refuse_contradictions(const ModelConfig& wanted, const std::string& from, const Options& options, ModelConfig config) {
+void refuse_contradictions(const ModelConfig& wanted, const std::string& from, const Options& options,
+                           ModelConfig config) {
   ModelConfig said = wanted;
   const KeyTables ours = key_tables(said), theirs = key_tables(config);
   for (size_t t = 0; t < ours.size(); ++t) {
@@ -67,8 +75,10 @@ void refuse_contradictions(const ModelConfig& wanted, const std::string& from, c
       const Key& key = ours[t].keys[k];
       const std::string mine = to_text(key.target), its = to_text(theirs[t].keys[k].target);
       if (!options.said(ours[t].name, key.name) || says_the_same(key.name, mine, its)) continue;
-      fail_usage("{}.{}: {} was given ({}), but the model of --from, '{}', has {}: leave it out, or train a new model without --from", ours[t].name, key.name,
-                 mine, flag_of(ours[t], key), from, its);
+      fail_usage(
+          "{}.{}: {} was given ({}), but the model of --from, '{}', has {}: leave it out, or train a new model without "
+          "--from",
+          ours[t].name, key.name, mine, flag_of(ours[t], key), from, its);
     }
   }
 }
@@ -79,7 +89,8 @@ std::vector<std::string> said_keys(const ModelConfig& config, const Options& opt
   std::vector<std::string> names;
   for (const KeyTable& table : key_tables(copy)) {
     for (const Key& key : table.keys) {
-      if (options.said(table.name, key.name)) names.push_back(table.name == "model" ? key.name : table.name + "." + key.name);
+      if (options.said(table.name, key.name))
+        names.push_back(table.name == "model" ? key.name : table.name + "." + key.name);
     }
   }
   return names;
@@ -93,13 +104,16 @@ void apply_size(const std::string& size, const Options& options, ModelConfig& co
   keys_from_json(key_tables(config), keys, "size", {});
 }
 
-StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data, const Options& options, bool resume) {
+StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data,
+                       const Options& options, bool resume) {
   const bool fla = train.layout == "fla";
   if (!train.from.empty()) {
     StartModel start = resume ? of_checkpoints(train.out) : of_model(train.from);
     choose_tokenizer(start, train.from, data.tokenizer);
     refuse_contradictions(wanted, train.from, options, start.config);
-    if (fla) start.note += fmt::format("layout    fla, model_type {}\n", config_to_peer(start.config).value("model_type", "mamba_ssm"));
+    if (fla)
+      start.note +=
+          fmt::format("layout    fla, model_type {}\n", config_to_peer(start.config).value("model_type", "mamba_ssm"));
     return start;
   }
   StartModel start{make_tokenizer(data.tokenizer), wanted, {}, {}};
@@ -108,8 +122,9 @@ StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, cons
   if (fla) {
     const PeerLayout layout = peer_layout(start.config, said_keys(start.config, options));
     start.config = layout.config;
-    start.note = fmt::format("layout    fla, {}{}\n", layout.type,
-                             layout.changes.empty() ? "" : fmt::format(", for which the model has {}", fmt::join(layout.changes, ", ")));
+    start.note = fmt::format(
+        "layout    fla, {}{}\n", layout.type,
+        layout.changes.empty() ? "" : fmt::format(", for which the model has {}", fmt::join(layout.changes, ", ")));
   }
   return start;
 }

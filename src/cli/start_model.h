@@ -1,6 +1,6 @@
-// The model that a run of `train` trains: one of its own configuration, or with --from one that goes on from another model's
-// parameters. There that model decides architecture and tokenizer, and what was said otherwise is refused. With --layout fla the
-// configuration is one that 'fastweight export' can write.
+// The model that a run of `train` trains: one of its own configuration, or with --from one that goes on from another
+// model's parameters. There that model decides architecture and tokenizer, and what was said otherwise is refused. With
+// --layout fla the configuration is one that 'fastweight export' can write.
 #pragma once
 
 #include <memory>
@@ -22,11 +22,14 @@ struct StartModel {
   std::shared_ptr<const Tokenizer> tokenizer;
   ModelConfig config;
   std::optional<LanguageModel<float>> model;  // the parameters to begin with; none: initial ones, or a checkpoint's
-  std::string note;                           // for the user: where it comes from, what the layout changed; lines, or ""
+  // for the user: where it comes from, what the layout changed; lines, or ""
+  std::string note;
 };
 
-// `options`: what was said of the keys of `wanted`, `train` and `data`. resume: the run in train.out goes on, so that with --from its
-// checkpoints say what the model was, which need not be there any more. Throws Error(kUsage), for a contradiction with both values.
-StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data, const Options& options, bool resume);
+// `options`: what was said of the keys of `wanted`, `train` and `data`. resume: the run in train.out goes on, so that
+// with --from its checkpoints say what the model was, which need not be there any more. Throws Error(kUsage), for a
+// contradiction with both values.
+StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data,
+                       const Options& options, bool resume);
 
 }  // namespace fw::cli

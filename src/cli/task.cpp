@@ -1,4 +1,5 @@
-// task: examples of the papers' synthetic tasks, or one model trained and judged on one. sweep: a grid of them, rules by learning rates by seeds.
+// task: examples of the papers' synthetic tasks, or one model trained and judged on one. sweep: a grid of them, rules
+// by learning rates by seeds.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -47,7 +48,8 @@ class SweepProgress {
       begun_ = now;
       return;
     }
-    const double seconds = std::chrono::duration<double>(now - begun_).count(), each = seconds / static_cast<double>(done - first_);
+    const double seconds = std::chrono::duration<double>(now - begun_).count(),
+                 each = seconds / static_cast<double>(done - first_);
     const double left = each * static_cast<double>(steps_ - done);
     constexpr int64_t kMeasured = 20;
     if (!said_ && done - first_ >= kMeasured) {
@@ -56,7 +58,9 @@ class SweepProgress {
       constexpr double kLong = 1800;
       clear();
       say("  {:.1f} ms a step: about {} for this cell{}{}\n", 1e3 * each, format_duration(left),
-          cells_ > index_ + 1 ? fmt::format(", {} for the {} cells to do, evaluations aside", format_duration(all), cells_ - index_) : ", evaluations aside",
+          cells_ > index_ + 1
+              ? fmt::format(", {} for the {} cells to do, evaluations aside", format_duration(all), cells_ - index_)
+              : ", evaluations aside",
           all > kLong ? " (--small shows the effect of every task within two minutes)" : "");
       std::fflush(stdout);
     }
@@ -83,9 +87,12 @@ std::string defaults_of_tasks() {
     recipe.length = options.length;
     if (!needs_text) complete(recipe, task);
     const ModelConfig model = task_model(task);
-    text += fmt::format("  {:<15}  length {}{}{}; {}{} heads of {}\n", task, options.length, options.pairs > 0 ? fmt::format(", {} pairs", options.pairs) : "",
+    text += fmt::format("  {:<15}  length {}{}{}; {}{} heads of {}\n", task, options.length,
+                        options.pairs > 0 ? fmt::format(", {} pairs", options.pairs) : "",
                         options.vocab_size > 0 ? fmt::format(", vocabulary {}", options.vocab_size) : "",
-                        needs_text ? "" : fmt::format("{} steps, judged every {} at {}; ", recipe.steps, recipe.eval_every, fmt::join(recipe.lengths, ",")),
+                        needs_text ? ""
+                                   : fmt::format("{} steps, judged every {} at {}; ", recipe.steps, recipe.eval_every,
+                                                 fmt::join(recipe.lengths, ",")),
                         model.num_heads, model.head_dim);
   }
   return text;
@@ -101,32 +108,44 @@ class Task : public Command {
   }
   std::string details() const override {
     const std::string cells =
-        "Every rule, learning rate and seed is a cell, a folder of its own under OUT/cells. Cells that are finished are not run again, one that was "
-        "interrupted or killed goes on from its checkpoint to the same bits, and several processes may share one OUT: each cell is done by one of them. "
+        "Every rule, learning rate and seed is a cell, a folder of its own under OUT/cells. Cells that are finished "
+        "are not run again, one that was "
+        "interrupted or killed goes on from its checkpoint to the same bits, and several processes may share one OUT: "
+        "each cell is done by one of them. "
         "OUT/table.md, results.json, accuracy.svg and accuracy.png are made of what is finished.\n\n";
-    const std::string tasks = fmt::format("Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n", fmt::join(synthetic_tasks(), ", "));
+    const std::string tasks = fmt::format("Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n",
+                                          fmt::join(synthetic_tasks(), ", "));
     if (sweep_) {
       return fmt::format(
-          "{}{}{}\nExamples:\n  fastweight sweep mqar --small --out small\n  fastweight sweep mqar --rule kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 "
+          "{}{}{}\nExamples:\n  fastweight sweep mqar --small --out small\n  fastweight sweep mqar --rule "
+          "kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 "
           "--out mqar\n"
-          "  fastweight sweep mqar_zoology --segments zoology --rule deltanet --layers conv,recurrent --mlp none --lr 1e-3,3.16e-3 --out zoology",
+          "  fastweight sweep mqar_zoology --segments zoology --rule deltanet --layers conv,recurrent --mlp none --lr "
+          "1e-3,3.16e-3 --out zoology",
           tasks, cells, defaults_of_tasks());
     }
     return fmt::format(
-        "{}With --draw N: N examples as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to standard output.\n\n"
-        "With --rule: as 'fastweight sweep'. {}{}\nExamples:\n  fastweight task stack --draw 5\n  fastweight task mqar --rule kaczmarz --out mqar",
+        "{}With --draw N: N examples as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to "
+        "standard output.\n\n"
+        "With --rule: as 'fastweight sweep'. {}{}\nExamples:\n  fastweight task stack --draw 5\n  fastweight task mqar "
+        "--rule kaczmarz --out mqar",
         tasks, kNoLabel, cells, defaults_of_tasks());
   }
   void declare(Options& options) override {
-    options.positional("TASK", &task_, fmt::format("the task: {}", fmt::join(synthetic_tasks(), ", ")), true).words = synthetic_tasks();
+    options.positional("TASK", &task_, fmt::format("the task: {}", fmt::join(synthetic_tasks(), ", ")), true).words =
+        synthetic_tasks();
     options.section("", "Run");
     options.add("rule", "RULE,...", &rules_,
-                "rules to train, names of 'fastweight rules'; R+window: layers of R and of a window in turn; attention: a Transformer", ',');
+                "rules to train, names of 'fastweight rules'; R+window: layers of R and of a window in turn; "
+                "attention: a Transformer",
+                ',');
     options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');
     options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
-    options.add("out", "FOLDER", &out_, sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
+    options.add("out", "FOLDER", &out_,
+                sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
     options.add("small", "", &small_,
-                "settings that show the task's effect within two minutes on two cores, where no option says otherwise: rules gated_deltanet and mamba2");
+                "settings that show the task's effect within two minutes on two cores, where no option says otherwise: "
+                "rules gated_deltanet and mamba2");
     if (!sweep_) options.add("draw", "N", &draw_, "write N examples instead of training");
     options.add("device", "DEVICE", &device_, device_help());
     declare_threads(options, threads_);
@@ -200,7 +219,9 @@ std::vector<TaskCell> Task::cells() const {
     validate(model);
     std::string name = rule;
     std::ranges::replace_if(
-        name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.' && c != '+'; }, '-');
+        name,
+        [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.' && c != '+'; },
+        '-');
     for (const std::string& rate : rates_) {
       for (const int64_t seed : seeds_) {
         if (seed < 0) fail_usage("--seeds: expected numbers of at least 0, got {}", seed);
@@ -213,7 +234,8 @@ std::vector<TaskCell> Task::cells() const {
                       device_,
                       rule};
         const auto same = [&](const TaskCell& other) { return other.folder == cell.folder; };
-        if (std::ranges::any_of(cells, same)) fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
+        if (std::ranges::any_of(cells, same))
+          fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
         cells.push_back(std::move(cell));
       }
     }
@@ -229,7 +251,8 @@ void Task::check_memory(const std::vector<TaskCell>& cells) const {
     TrainConfig step;
     step.batch = recipe_.batch;
     step.length = 1;
-    for (const TaskSegment& s : training_segments(recipe_)) step.length = std::max(step.length, task_of(recipe_, task_, s.length, s.pairs)->length());
+    for (const TaskSegment& s : training_segments(recipe_))
+      step.length = std::max(step.length, task_of(recipe_, task_, s.length, s.pairs)->length());
     require_memory_of_step(cell.model, step, "batch, length or the model's sizes");
     checked = cell.name;
   }
@@ -300,9 +323,12 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
     say("interrupted; the same command goes on\n");
     return stopped_exit_code();
   }
-  if (busy > 0) say("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
+  if (busy > 0)
+    say("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
   if (failed > 0) say("{} cells did not train\n", failed);
-  if (damaged > 0) fail_usage("{} of {} cells are damaged and were left out; above stands which, and what to do", damaged, cells.size());
+  if (damaged > 0)
+    fail_usage("{} of {} cells are damaged and were left out; above stands which, and what to do", damaged,
+               cells.size());
   return failed > 0 ? kExitFailed : kExitOk;
 }
 
@@ -311,7 +337,8 @@ void Task::take_small(const Options& options) {
   const KeyTables ours = key_tables(recipe_), theirs = key_tables(small.recipe);
   for (size_t k = 0; k < ours.front().keys.size(); ++k) {
     const Key& key = ours.front().keys[k];
-    if (!options.given(key.name)) std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); }, key.target);
+    if (!options.given(key.name))
+      std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); }, key.target);
   }
   take_model(options, small.model);
   if (!options.given("lr")) rates_ = {fmt::format("{:g}", small.lr)};
@@ -325,7 +352,8 @@ void Task::take_model(const Options& options, ModelConfig standard) {
   for (size_t k = 0; k < ours.front().keys.size(); ++k) {
     const std::string& name = ours.front().keys[k].name;
     if (name == "rule" || name == "vocab_size" || options.given(name)) continue;
-    std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); }, ours.front().keys[k].target);
+    std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs.front().keys[k].target); },
+               ours.front().keys[k].target);
   }
 }
 
@@ -339,7 +367,9 @@ int Task::run(Options& options) {
   complete(recipe_, task_);
   if (draw_ < 0) fail_usage("--draw: expected a number of examples, got {}", draw_);
   if (draws) return draw(options);
-  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train, or --small for a first look{}", sweep_ ? "" : ", or --draw N for examples");
+  if (rules_.empty())
+    fail_usage("nothing to do: give --rule RULE,... to train, or --small for a first look{}",
+               sweep_ ? "" : ", or --draw N for examples");
   if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
   if (out_.empty()) fail_usage("--out: expected a folder for the cells and the table, got none");
   device_named(device_);  // one that is not there is said before any work

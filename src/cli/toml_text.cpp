@@ -27,8 +27,9 @@ size_t behind_string(std::string_view text, size_t at) {
   return text.size();
 }
 
-// How deep a key or a table's header nests: every open bracket is a level, and so is every dot of a key. Keys below a header begin
-// anew, so what is built is at most twice as deep. A dot that is no key's (of a number) counts too, which adds one.
+// How deep a key or a table's header nests: every open bracket is a level, and so is every dot of a key. Keys below a
+// header begin anew, so what is built is at most twice as deep. A dot that is no key's (of a number) counts too, which
+// adds one.
 void check_depth(std::string_view text, const std::string& path) {
   size_t depth = 0, dots = 0;
   std::vector<size_t> levels;  // of the brackets that are open, each with the dots of the key before it

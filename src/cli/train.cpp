@@ -71,28 +71,47 @@ struct TrainOptions {
     model.rule = "gated_deltanet2";
   }
   void declare(Options& options) {
-    options.positional("RECIPE", &recipe, "run file (TOML), such as recipes/shakespeare.toml; options win over it", false);
+    options.positional("RECIPE", &recipe, "run file (TOML), such as recipes/shakespeare.toml; options win over it",
+                       false);
     options.section("", "Run");
     options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
-    options.add("dry_run", "", &dry_run, "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
+    options.add(
+        "dry_run", "", &dry_run,
+        "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
     options.add("profile", "", &profile,
-                "time every operation of a step of such a run on random tokens (bytes, operations, share of what the device can do), and write nothing");
+                "time every operation of a step of such a run on random tokens (bytes, operations, share of what the "
+                "device can do), and write nothing");
     options.add("json", "FILE", &json, "with --profile: write its figures as JSON as well").writes();
-    options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
+    options.add(
+        "size", "NAME", &size,
+        fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
     declare_memory_check(options, check_memory);
     options.add(key_tables(data));
     options.add(key_tables(train));
     options.add(key_tables(model));
-    options.show_first({"--resume",      "--dry-run",           "--size",      "--threads",  "--text",        "--valid",    "--test",   "--tokenizer",
-                        "--field",       "--separator",         "--out",       "--from",     "--steps",       "--batch",    "--length", "--lr",
-                        "--seed",        "--precision",         "--device",    "--memory",   "--eval-every",  "--patience", "--rule",   "--layers",
-                        "--hidden-size", "--num-hidden-layers", "--num-heads", "--head-dim", "--sample-every"});
+    options.show_first({"--resume",      "--dry-run",
+                        "--size",        "--threads",
+                        "--text",        "--valid",
+                        "--test",        "--tokenizer",
+                        "--field",       "--separator",
+                        "--out",         "--from",
+                        "--steps",       "--batch",
+                        "--length",      "--lr",
+                        "--seed",        "--precision",
+                        "--device",      "--memory",
+                        "--eval-every",  "--patience",
+                        "--rule",        "--layers",
+                        "--hidden-size", "--num-hidden-layers",
+                        "--num-heads",   "--head-dim",
+                        "--sample-every"});
   }
 };
 
 // A number, or - where it is not known or not finite.
-std::string number_or_dash(double value, int digits) { return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : "-"; }
+std::string number_or_dash(double value, int digits) {
+  return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : "-";
+}
 
 double or_nan(const std::optional<double>& value) { return value.value_or(std::numeric_limits<double>::quiet_NaN()); }
 
@@ -102,7 +121,8 @@ class Reporter {
   explicit Reporter(int64_t steps) : steps_(steps), bar_(STDOUT_FILENO) {}
 
   void header() {
-    if (!bar_.live()) print(fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>8}  {:>9}\n", "step", "loss", "norm", "lr", "ms", "tok/s"));
+    if (!bar_.live())
+      print(fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>8}  {:>9}\n", "step", "loss", "norm", "lr", "ms", "tok/s"));
   }
   void record(const LogRecord& r) {
     last_ = r;
@@ -115,10 +135,12 @@ class Reporter {
     if (!bar_.live() || r.eval_loss >= 0) {
       bar_.clear();
       std::string line = bar_.live() ? fmt::format("step {}", r.step)
-                                     : fmt::format("{:>8}  {:>8}  {:>8}  {:>9.3g}  {:>8}  {:>9}", r.step, number_or_dash(r.loss, 4), number_or_dash(r.norm, 3),
-                                                   r.lr, number_or_dash(r.ms, 1), number_or_dash(r.tokens_per_second, 0));
+                                     : fmt::format("{:>8}  {:>8}  {:>8}  {:>9.3g}  {:>8}  {:>9}", r.step,
+                                                   number_or_dash(r.loss, 4), number_or_dash(r.norm, 3), r.lr,
+                                                   number_or_dash(r.ms, 1), number_or_dash(r.tokens_per_second, 0));
       if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}", r.eval_loss);
-      if (r.eval_loss >= 0 && !std::isnan(r.eval_bits_per_byte)) line += fmt::format(", {:.4f} bits per byte", r.eval_bits_per_byte);
+      if (r.eval_loss >= 0 && !std::isnan(r.eval_bits_per_byte))
+        line += fmt::format(", {:.4f} bits per byte", r.eval_bits_per_byte);
       print(line + "\n");
     }
     // The mean over recent intervals: one slow step must not make the time left jump.
@@ -146,7 +168,8 @@ class Reporter {
   // Said at once, so that a reader that has gone ends the run while it can still be saved.
   static void print(const std::string& text) {
     put_printable(stdout, text);
-    if (std::fflush(stdout) != 0) fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
+    if (std::fflush(stdout) != 0)
+      fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
   }
 
   int64_t steps_;
@@ -178,7 +201,8 @@ std::string absolute_path(const char* option, const std::string& path) {
   if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
   std::error_code error;
   const fs::path whole = fs::absolute(path, error);
-  if (error) fail_io("{}: '{}' is relative to the working directory, which cannot be found: {}", option, path, error.message());
+  if (error)
+    fail_io("{}: '{}' is relative to the working directory, which cannot be found: {}", option, path, error.message());
   return whole.lexically_normal().string();
 }
 
@@ -214,15 +238,20 @@ class Train : public Command {
   std::string name() const override { return "train"; }
   std::string summary() const override { return "train a language model on a text file"; }
   std::string details() const override {
-    return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
-           "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 or 129; --resume --out FOLDER goes on, "
+    return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as "
+           "config.toml in the run folder; running "
+           "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 "
+           "or 129; --resume --out FOLDER goes on, "
            "bit for bit. While a run works in its folder, .lock in it keeps others out.\n\n"
-           "On several CPUs, machines or GPUs: mpirun -n N fastweight train ..., with --accumulate of N or more; with --device cuda each rank takes a GPU, and "
+           "On several CPUs, machines or GPUs: mpirun -n N fastweight train ..., with --accumulate of N or more; with "
+           "--device cuda each rank takes a GPU, and "
            "NCCL "
            "carries the tensors, or MPI where it is not found or FASTWEIGHT_NCCL=off.\n\n"
-           "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, best/ (the model with the "
+           "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), "
+           "checkpoints/, best/ (the model with the "
            "lowest held-out loss, with --eval-every), data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
-           "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
+           "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train "
+           "recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
            "  fastweight train --resume --out my-run\n"
            "  fastweight train --from my-run --text other.txt --out tuned";
@@ -255,13 +284,19 @@ std::string Train::resolved_run_file() const {
   std::string path = o_.train.out + "/config.toml";
   if (file_exists(path)) return path;
   if (!has_checkpoints(o_.train.out)) {
-    fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", o_.train.out);
+    fail_usage(
+        "--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is",
+        o_.train.out);
   }
-  if (o_.data.text.empty()) fail_usage("--resume: '{}', the run file of the run, is missing: give the run file or the options that it began with", path);
+  if (o_.data.text.empty())
+    fail_usage(
+        "--resume: '{}', the run file of the run, is missing: give the run file or the options that it began with",
+        path);
   return "";
 }
 
-// Whether the documents of a run that is resumed have an end, where nobody says it: a run whose file does not know the key began without.
+// Whether the documents of a run that is resumed have an end, where nobody says it: a run whose file does not know the
+// key began without.
 bool Train::documents_end() const {
   const std::string path = o_.train.out + "/config.toml";
   if (!file_exists(path)) return o_.data.document_end;
@@ -275,15 +310,20 @@ bool Train::documents_end() const {
 // Run file and options into the configuration, checked as far as it can be without touching a file of the run.
 void Train::load(Options& options) {
   if (o_.resume && options.given("from"))
-    fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'", o_.train.from);
+    fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'",
+               o_.train.from);
   if (o_.resume && o_.dry_run) fail_usage("--resume: expected no --dry-run, which says what a new run would be");
-  if (!o_.json.empty() && !o_.profile) fail_usage("--json: expected --profile, whose figures it writes, got '{}' alone", o_.json);
-  if (o_.profile && (o_.resume || o_.dry_run)) fail_usage("--profile: expected neither --resume nor --dry-run: it times a step of a new run");
-  if (o_.resume && !o_.size.empty()) fail_usage("--resume: expected no --size: the run goes on with the model that it has, got --size {}", o_.size);
+  if (!o_.json.empty() && !o_.profile)
+    fail_usage("--json: expected --profile, whose figures it writes, got '{}' alone", o_.json);
+  if (o_.profile && (o_.resume || o_.dry_run))
+    fail_usage("--profile: expected neither --resume nor --dry-run: it times a step of a new run");
+  if (o_.resume && !o_.size.empty())
+    fail_usage("--resume: expected no --size: the run goes on with the model that it has, got --size {}", o_.size);
   if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
   if (!o_.size.empty()) {
-    if (!o_.train.from.empty()) fail_usage("--size {}: expected none with --from, whose model '{}' has its own", o_.size, o_.train.from);
+    if (!o_.train.from.empty())
+      fail_usage("--size {}: expected none with --from, whose model '{}' has its own", o_.size, o_.train.from);
     apply_size(o_.size, options, o_.model);
   }
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
@@ -292,8 +332,13 @@ void Train::load(Options& options) {
   if (o_.resume && !options.said("data", "document_end")) o_.data.document_end = documents_end();
   validate(o_.train);
   if (!(o_.dry_run || o_.profile) || !o_.data.text.empty()) validate(o_.data);
-  for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text}, {"valid", {o_.data.valid}}, {"test", {o_.data.test}}}) {
-    if (reads_input(files)) fail_usage("data.{}: training reads its texts more than once, which standard input (-) cannot be: save it in a file", key);
+  for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text},
+                                   {"valid", {o_.data.valid}},
+                                   {"test", {o_.data.test}}}) {
+    if (reads_input(files))
+      fail_usage(
+          "data.{}: training reads its texts more than once, which standard input (-) cannot be: save it in a file",
+          key);
   }
   make_paths_absolute(o_.data, o_.train);
   to_toml(options, "");  // what cannot stand in a run file is refused before the work
@@ -318,28 +363,34 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
   say("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
   std::string held_out = "none";
   if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
-  if (data.valid && o_.train.valid_tokens > 0) held_out += fmt::format(", the first {} of which are read", o_.train.valid_tokens);
+  if (data.valid && o_.train.valid_tokens > 0)
+    held_out += fmt::format(", the first {} of which are read", o_.train.valid_tokens);
   if (data.test) held_out += fmt::format(", test: {} tokens", format_count(static_cast<double>(data.test->tokens())));
   const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
   const int32_t end = data.train->parts.front().file->end_token();
-  say("data      {} tokens in {} documents{}, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(),
-      end >= 0 ? fmt::format(" that end with token {}", end) : "", held_out);
+  say("data      {} tokens in {} documents{}, held out: {}\n", format_count(static_cast<double>(data.train->tokens())),
+      data.train->documents(), end >= 0 ? fmt::format(" that end with token {}", end) : "", held_out);
   if (!data.kinds.empty()) say("text      {}\n", data.kinds);
-  const std::string where = trainer.model().device().kind() == FW_DEVICE_CUDA ? fmt::format("{}, bf16 activations", device_info().name)
-                                                                              : fmt::format("{}, {} threads", o_.train.precision, num_threads());
+  const std::string where = trainer.model().device().kind() == FW_DEVICE_CUDA
+                                ? fmt::format("{}, bf16 activations", device_info().name)
+                                : fmt::format("{}, {} threads", o_.train.precision, num_threads());
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
-      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where, ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
+      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where,
+      ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
   if (!trainer.carrier().empty()) {
     const bool nccl = trainer.carrier().starts_with("NCCL");
     say("ranks     tensors go by {}{}\n", trainer.carrier(),
-        nccl ? fmt::format("; room for its buffers in --memory: {}", format_bytes(static_cast<double>(nccl_room(ranks)))) : "");
+        nccl
+            ? fmt::format("; room for its buffers in --memory: {}", format_bytes(static_cast<double>(nccl_room(ranks))))
+            : "");
   }
   if (!o_.train.memory.empty())
     say("memory    at most {} a step: recompute {}\n", o_.train.memory,
         describe(trainer.planned_recompute().value_or(RecomputeLayers{}), o_.model.num_hidden_layers));
   if (trainer.moments() == MomentFormat::kBf16)
     say("moments   bf16, rounded stochastically{}\n",
-        o_.train.moments == "auto" ? " (as the checkpoint has them, or no step with float32 moments fits --memory)" : "");
+        o_.train.moments == "auto" ? " (as the checkpoint has them, or no step with float32 moments fits --memory)"
+                                   : "");
   std::fflush(stdout);
 }
 
@@ -347,7 +398,8 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
 void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const {
   const std::string best = best_path(o_.train.out);
   const bool kept = trainer.best().step >= 0 && read_best(o_.train.out).step == trainer.best().step;
-  if (trainer.best().step >= 0 && !kept) say("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
+  if (trainer.best().step >= 0 && !kept)
+    say("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
   std::optional<LanguageModel<float>> chosen;
   if (kept) {
     chosen.emplace(load_model<float>(best, trainer.model().device()));
@@ -355,8 +407,8 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
   }
   const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
   const EvalResult result = evaluate_file(kept ? *chosen : trainer.model(), *data.test, tokenizer, length, false);
-  say("test      model of step {}, windows of {} tokens: loss {:.4f}, {} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
-      number_or_dash(or_nan(result.bits_per_byte), 4), result.perplexity);
+  say("test      model of step {}, windows of {} tokens: loss {:.4f}, {} bits per byte, perplexity {:.3f}\n", step,
+      length, result.loss, number_or_dash(or_nan(result.bits_per_byte), 4), result.perplexity);
   const nlohmann::json bits = result.bits_per_byte ? nlohmann::json(*result.bits_per_byte) : nlohmann::json();
   const nlohmann::json record = {{"model", kept ? "best" : "model"}, {"step", step},        {"context", length},
                                  {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", bits}};
@@ -369,7 +421,8 @@ void Train::keep_side_files() const {
   if (o_.train.from.empty() || !std::filesystem::is_directory(o_.train.from, error)) return;
   const std::string from = find_model_folder(o_.train.from);
   for (const char* name : {"/model", "/best"}) {
-    if (file_exists(o_.train.out + name + "/config.json")) copy_side_files(from, o_.train.out + name, o_.data.tokenizer.empty());
+    if (file_exists(o_.train.out + name + "/config.json"))
+      copy_side_files(from, o_.train.out + name, o_.data.tokenizer.empty());
   }
 }
 
@@ -383,11 +436,13 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
       window_loss = last->eval_loss;
       window_bits = last->eval_bits_per_byte;
     } else {
-      const EvalResult windows = evaluate_file(trainer.model(), *data.valid, tokenizer, length, false, o_.train.valid_tokens);
+      const EvalResult windows =
+          evaluate_file(trainer.model(), *data.valid, tokenizer, length, false, o_.train.valid_tokens);
       window_loss = windows.loss;
       window_bits = or_nan(windows.bits_per_byte);
     }
-    const EvalResult carried = evaluate_file(trainer.model(), *data.valid, tokenizer, length, true, o_.train.valid_tokens);
+    const EvalResult carried =
+        evaluate_file(trainer.model(), *data.valid, tokenizer, length, true, o_.train.valid_tokens);
     Table table;
     table.column("held-out text", Table::Align::kLeft);
     table.column("bits per byte");
@@ -400,11 +455,13 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     row("state carried through each document", or_nan(carried.bits_per_byte), carried.loss);
     say("\n{}\n", table.text());
   }
-  if (const size_t peak = trainer.model().device().peak_bytes(); peak > 0) say("memory    {} of the GPU at most\n", format_bytes(static_cast<double>(peak)));
+  if (const size_t peak = trainer.model().device().peak_bytes(); peak > 0)
+    say("memory    {} of the GPU at most\n", format_bytes(static_cast<double>(peak)));
   const BestRecord best = trainer.best();
   if (best.step >= 0) say("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
   if (data.test) test(trainer, data, tokenizer);
-  const std::string title = fmt::format("{}, {} layers, width {}", o_.model.mixers(), o_.model.num_hidden_layers, o_.model.hidden_size);
+  const std::string title =
+      fmt::format("{}, {} layers, width {}", o_.model.mixers(), o_.model.num_hidden_layers, o_.model.hidden_size);
   const PictureResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
   if (!curve.note.empty()) say("note: {}\n", curve.note);
 
@@ -422,7 +479,9 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   for (const std::string& path : data.files) file(path, "tokens");
   say("next:\n");
   say("  fastweight generate {} --tokens 200\n", shell_word(out));
-  if (data.valid) say("  fastweight eval {}\n  fastweight analyze {} --out {}\n", shell_word(out), shell_word(out), shell_word(out + "-analysis"));
+  if (data.valid)
+    say("  fastweight eval {}\n  fastweight analyze {} --out {}\n", shell_word(out), shell_word(out),
+        shell_word(out + "-analysis"));
 }
 
 int Train::plan(const Options& options) {
@@ -430,7 +489,8 @@ int Train::plan(const Options& options) {
   o_.model = start.config;
   say("{}", start.note);
   warn();
-  say("{}\n", to_toml(options, "The resolved run: 'fastweight train' with this file is this run.", unused_tables(o_.model)));
+  say("{}\n",
+      to_toml(options, "The resolved run: 'fastweight train' with this file is this run.", unused_tables(o_.model)));
   print_plan(o_.model, o_.train);
   return kExitOk;
 }
@@ -449,28 +509,34 @@ int Train::profile(const Options& options) {
   return kExitOk;
 }
 
-// What is accepted and seldom meant. A rule whose step can let the state grow trains well or not, but a run that diverges should not come as a surprise.
+// What is accepted and seldom meant. A rule whose step can let the state grow trains well or not, but a run that
+// diverges should not come as a surprise.
 void Train::warn() const {
   if (o_.train.steps > 0 && o_.train.warmup >= o_.train.steps) {
-    say_aside("fastweight train: warning: warmup: {} steps of the {} that the run has: its learning rate only rises\n", o_.train.warmup, o_.train.steps);
+    say_aside("fastweight train: warning: warmup: {} steps of the {} that the run has: its learning rate only rises\n",
+              o_.train.warmup, o_.train.steps);
   }
   const StepBound bound = step_bound(o_.model.resolved_rule());
-  if (!bound.bounded) say_aside("fastweight train: warning: rule '{}': the step is {}\n", o_.model.rule, describe(bound));
+  if (!bound.bounded)
+    say_aside("fastweight train: warning: rule '{}': the step is {}\n", o_.model.rule, describe(bound));
 }
 
 int Train::run(Options& options) {
   stop_on_signal();
   load(options);
   if (o_.dry_run || o_.profile) {
-    if (launched().size > 1) fail_usage("--dry-run, --profile: expected one process, started as one of {}", launched().size);
+    if (launched().size > 1)
+      fail_usage("--dry-run, --profile: expected one process, started as one of {}", launched().size);
     return o_.dry_run ? plan(options) : profile(options);
   }
   Communicator& ranks = open_ranks();
   if (ranks.size() > 1) {
     require_agreement(ranks, facts(options));
     if (o_.train.accumulate < ranks.size()) {
-      fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}: give --accumulate {}, and the batch of each with --batch",
-                 ranks.size(), o_.train.accumulate, ranks.size());
+      fail_usage(
+          "accumulate: expected at least {}, a batch of every step for each rank, got {}: give --accumulate {}, and "
+          "the batch of each with --batch",
+          ranks.size(), o_.train.accumulate, ranks.size());
     }
     if (options.given("sums") && o_.train.sums == "running") {
       fail_usage("--sums: expected apart or local on {} ranks, got running, which is of one", ranks.size());
@@ -520,10 +586,15 @@ uint64_t checksum_of(const Params<float>& params) {
 void Train::check_folder(const Options& options) const {
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
-    fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);
+    fail_usage(
+        "'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder "
+        "with --out or remove this one",
+        out);
   }
   if (o_.resume && !has_checkpoints(out))
-    fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
+    fail_usage(
+        "--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is",
+        out);
 
   if (!o_.resume) check_run_folder(options, out);
 }
@@ -553,7 +624,8 @@ int Train::train(const Options& options, Communicator& ranks) {
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   if (o_.train.device == "cpu") {
     const bool evaluates = !o_.data.valid.empty() || o_.data.valid_fraction > 0;
-    require_memory_of_step(o_.model, o_.train, "", memory_beside_steps(o_.model, o_.train, evaluates, !o_.data.test.empty()));
+    require_memory_of_step(o_.model, o_.train, "",
+                           memory_beside_steps(o_.model, o_.train, evaluates, !o_.data.test.empty()));
   }
   NewFolders made;
   std::optional<FolderLock> lock;
@@ -579,12 +651,14 @@ int Train::train(const Options& options, Communicator& ranks) {
   broadcast_value(ranks, prepared);
   if (prepared && !leads) data = prepare();
   if (!prepared) {
-    say("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
+    say("stopped after tokenizing {}; the same command goes on from there\n",
+        format_bytes(static_cast<double>(data.text_bytes)));
     return stopped_exit_code();
   }
   if (ranks.size() > 1) {
     data.facts.emplace_back("the model", config_to_json(o_.model).dump());
-    data.facts.emplace_back("the tokenizer", fmt::format("{} with checksum {:016x}", tokenizer->type(), tokenizer->checksum()));
+    data.facts.emplace_back("the tokenizer",
+                            fmt::format("{} with checksum {:016x}", tokenizer->type(), tokenizer->checksum()));
     require_agreement(ranks, data.facts);
   }
   if (data.test) check_data_file(*data.test, *tokenizer, o_.model);
@@ -596,8 +670,9 @@ int Train::train(const Options& options, Communicator& ranks) {
     if (leads) note_changes(options);
   }
   if (ranks.size() > 1)
-    require_agreement(ranks, {{"the step", fmt::format("{}", trainer.step())},
-                              {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().params()))}});
+    require_agreement(
+        ranks, {{"the step", fmt::format("{}", trainer.step())},
+                {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().params()))}});
   if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment, unused_tables(o_.model)));
   say("{}", start.note);
   describe_run(trainer, data, ranks.size());
@@ -611,13 +686,15 @@ int Train::train(const Options& options, Communicator& ranks) {
   const double cpu_begin = process_cpu_seconds();
   const auto on_step = [&](const StepProgress& p) {
     reporter.step(p);
-    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0) reporter.sample(p.step, sample_of(trainer.model(), *tokenizer, o_.train.seed));
+    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0)
+      reporter.sample(p.step, sample_of(trainer.model(), *tokenizer, o_.train.seed));
   };
   const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), on_step);
   reporter.end();
   if (!done) {
     share_signal(ranks);
-    say("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
+    say("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n",
+        trainer.step(), o_.train.steps, out);
     return stopped_exit_code();
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -629,10 +706,12 @@ int Train::train(const Options& options, Communicator& ranks) {
     const double operations = 3 * tokens * cost_of(o_.model, o_.train.length).flops_token;
     say("speed     {:.0f} tok/s, {:.1f} ms a step on average, with evaluations and checkpoints\n", tokens / run_seconds,
         1e3 * run_seconds / static_cast<double>(steps));
-    say("cost      {} tokens, {:.3g} operations, {:.2f} hours of a core\n", format_count(tokens), operations, (process_cpu_seconds() - cpu_begin) / 3600);
+    say("cost      {} tokens, {:.3g} operations, {:.2f} hours of a core\n", format_count(tokens), operations,
+        (process_cpu_seconds() - cpu_begin) / 3600);
   }
   if (trainer.out_of_patience() && trainer.step() < o_.train.steps) {
-    say("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
+    say("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience,
+        trainer.best().step);
   }
   std::fflush(stdout);
   if (!leads) return kExitOk;
@@ -640,7 +719,8 @@ int Train::train(const Options& options, Communicator& ranks) {
   try {
     finish(trainer, data, *tokenizer, reporter);
   } catch (const Stopped& stopped) {
-    say("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(), out);
+    say("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(),
+        out);
     return stopped_exit_code();
   }
   return kExitOk;

@@ -50,26 +50,39 @@ class Verify : public Command {
   std::string summary() const override { return "compare with values that another program computed"; }
   std::string details() const override {
     return fmt::format(
-        "A PATH is a safetensors file of recurrences (tensors RULE/CASE/TENSOR), a model folder with io.safetensors beside config.json and model.safetensors "
-        "(ours or flash-linear-attention's), or a folder with some of these below it; docs/conformance.md has their tensors.\n\n"
-        "--device cuda runs them on a GPU: recurrences in the token form (f32) and in the chunk form with bf16 operands (bf16), both unless --dtype says one; "
+        "A PATH is a safetensors file of recurrences (tensors RULE/CASE/TENSOR), a model folder with io.safetensors "
+        "beside config.json and model.safetensors "
+        "(ours or flash-linear-attention's), or a folder with some of these below it; docs/conformance.md has their "
+        "tensors.\n\n"
+        "--device cuda runs them on a GPU: recurrences in the token form (f32) and in the chunk form with bf16 "
+        "operands (bf16), both unless --dtype says one; "
         "models with bf16 activations, as they train there: logits, loss and gradients {:g}, training loss {:g}.\n\n"
-        "Errors are relative, by tensor (Euclidean norm). Bounds: recurrences {:g} in f64, {:g} in f32, {:g} in bf16; models logits {:g}, loss {:g}, gradients "
-        "{:g}, training loss {:g}, training norm {:g} in f64 and f32, and those of docs/conformance.md in bf16. --dtype bf16 gives a recurrence "
+        "Errors are relative, by tensor (Euclidean norm). Bounds: recurrences {:g} in f64, {:g} in f32, {:g} in bf16; "
+        "models logits {:g}, loss {:g}, gradients "
+        "{:g}, training loss {:g}, training norm {:g} in f64 and f32, and those of docs/conformance.md in bf16. "
+        "--dtype bf16 gives a recurrence "
         "bf16 tensors "
-        "and a model's matrix products bf16 operands; sums are float32. Training steps run in the same type, but the norms in f32 are those at the weights of "
+        "and a model's matrix products bf16 operands; sums are float32. Training steps run in the same type, but the "
+        "norms in f32 are those at the weights of "
         "a training in f64; neither is compared in bf16.\n\n"
-        "Exit code 1 when something is beyond its bound, or is of a rule or model that this program does not have; 2 for what cannot be read.\n\n"
+        "Exit code 1 when something is beyond its bound, or is of a rule or model that this program does not have; 2 "
+        "for what cannot be read.\n\n"
         "Example:\n  fastweight verify vectors/ops.safetensors vectors/models --skip-unknown",
-        device_model_bounds().logits, device_model_bounds().trace_loss, ops_bound(VectorType::kF64), ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16),
-        ModelBounds().logits, ModelBounds().loss, ModelBounds().gradients, ModelBounds().trace_loss, ModelBounds().trace_norm);
+        device_model_bounds().logits, device_model_bounds().trace_loss, ops_bound(VectorType::kF64),
+        ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16), ModelBounds().logits, ModelBounds().loss,
+        ModelBounds().gradients, ModelBounds().trace_loss, ModelBounds().trace_norm);
   }
   void declare(Options& options) override {
     options.positional("PATH", &paths_, "files and folders to compare with", true);
-    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16; without: f64, on a GPU what it has").words = {"f64", "f32", "bf16"};
+    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16; without: f64, on a GPU what it has").words = {
+        "f64", "f32", "bf16"};
     options.add("device", "DEVICE", &device_, device_help());
-    options.add("form", "FORM", &form_, "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)").words = {"auto", "chunk", "token"};
-    options.add("tolerance", "X", &tolerance_, "largest relative error that passes, instead of the bounds; 0: the bounds");
+    options
+        .add("form", "FORM", &form_,
+             "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)")
+        .words = {"auto", "chunk", "token"};
+    options.add("tolerance", "X", &tolerance_,
+                "largest relative error that passes, instead of the bounds; 0: the bounds");
     options.add("skip_unknown", "", &skip_unknown_, "rules and models that this program does not have are no failure");
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
@@ -93,9 +106,12 @@ class Verify : public Command {
 };
 
 void Verify::settings() {
-  if (!dtype_.empty() && dtype_ != "f64" && dtype_ != "f32" && dtype_ != "bf16") fail_usage("--dtype: expected f64, f32 or bf16, got '{}'", dtype_);
-  if (form_ != "auto" && form_ != "chunk" && form_ != "token") fail_usage("--form: expected chunk, token or auto, got '{}'", form_);
-  if (!(tolerance_ >= 0 && std::isfinite(tolerance_))) fail_usage("--tolerance: expected a number >= 0, got {}", tolerance_);
+  if (!dtype_.empty() && dtype_ != "f64" && dtype_ != "f32" && dtype_ != "bf16")
+    fail_usage("--dtype: expected f64, f32 or bf16, got '{}'", dtype_);
+  if (form_ != "auto" && form_ != "chunk" && form_ != "token")
+    fail_usage("--form: expected chunk, token or auto, got '{}'", form_);
+  if (!(tolerance_ >= 0 && std::isfinite(tolerance_)))
+    fail_usage("--tolerance: expected a number >= 0, got {}", tolerance_);
   if (form_ != "auto") only_form_ = form_ == "chunk" ? FW_FORM_CHUNK : FW_FORM_TOKEN;
   device_at_ = &device_named(device_);
   if (!on_gpu()) {
@@ -118,14 +134,16 @@ std::vector<Comparison> Verify::check_recurrences(const std::string& path, Vecto
   // Systems that are no rules of the C header.
   const auto add = [&](std::vector<Comparison> more) {
     for (Comparison& c : more) {
-      std::erase_if(found, [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; });
+      std::erase_if(found,
+                    [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; });
       found.push_back(std::move(c));
     }
   };
   add(check_scans(path, type, ops_bound(type), *device_at_));
   if (!on_gpu()) add(check_mamba3(path, type, options.forms, ops_bound(type)));
   for (Comparison& c : found) {
-    if (on_gpu() && !c.unknown.empty() && is_mamba3(c.subject)) c.unknown = "recurrences are compared on the CPU; models run on a GPU";
+    if (on_gpu() && !c.unknown.empty() && is_mamba3(c.subject))
+      c.unknown = "recurrences are compared on the CPU; models run on a GPU";
     if (on_gpu() && c.unknown.empty()) c.what += type == VectorType::kF32 ? ", f32" : ", bf16";
   }
   return found;
@@ -135,16 +153,21 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
   std::error_code error;
   std::vector<Comparison> found;
   if (fs::is_directory(path, error)) {
-    if (on_gpu() && dtype_ == "f32") fail_usage("'{}': --dtype: expected bf16 or none of a model on a GPU, where its activations are bf16, got f32", path);
+    if (on_gpu() && dtype_ == "f32")
+      fail_usage("'{}': --dtype: expected bf16 or none of a model on a GPU, where its activations are bf16, got f32",
+                 path);
     const VectorType type = dtype_ == "f64" ? VectorType::kF64 : dtype_ == "f32" ? VectorType::kF32 : VectorType::kBf16;
     found = check_model(path, {type, only_form_, device_at_});
   } else {
-    const std::pair<const char*, VectorType> types[] = {{"f64", VectorType::kF64}, {"f32", VectorType::kF32}, {"bf16", VectorType::kBf16}};
+    const std::pair<const char*, VectorType> types[] = {
+        {"f64", VectorType::kF64}, {"f32", VectorType::kF32}, {"bf16", VectorType::kBf16}};
     for (const auto& [name, type] : types) {
       if (!asks(name) || (on_gpu() && type == VectorType::kF64)) continue;
       if (on_gpu() && type == VectorType::kF32 && only_form_ == FW_FORM_CHUNK) continue;
       for (Comparison& c : check_recurrences(path, type)) {
-        const auto known = [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; };
+        const auto known = [&](const Comparison& other) {
+          return !other.unknown.empty() && other.subject == c.subject;
+        };
         if (c.unknown.empty() || std::ranges::none_of(found, known)) found.push_back(std::move(c));
       }
     }
@@ -163,7 +186,9 @@ int Verify::run(Options&) {
   for (const std::string& path : paths_) {
     const size_t before = vectors.size();
     find_vectors(path, vectors);
-    if (vectors.size() == before) fail_usage("'{}': expected a safetensors file, a model folder or a folder with some below it, and found none", path);
+    if (vectors.size() == before)
+      fail_usage("'{}': expected a safetensors file, a model folder or a folder with some below it, and found none",
+                 path);
   }
 
   Table table;
@@ -195,7 +220,8 @@ int Verify::run(Options&) {
       }
       ++(c.passes() ? passed : failed);
       if (c.passes() && c.widened) ++widened;
-      table.row({c.subject, c.what, fmt::format("{:.1e}", c.error), fmt::format("{:g}", c.bound), c.where, c.passes() ? "ok" : "FAILED"});
+      table.row({c.subject, c.what, fmt::format("{:.1e}", c.error), fmt::format("{:g}", c.bound), c.where,
+                 c.passes() ? "ok" : "FAILED"});
       compared.push_back({{"subject", c.subject},
                           {"compared", c.what},
                           {"error", c.error},
@@ -215,9 +241,12 @@ int Verify::run(Options&) {
     print_json_report(report);
   } else {
     if (!table.empty()) say("{}", table.text());
-    say("{}{}: {} within bounds{}, {} beyond, {} rules or models unknown{}\n", on_gpu() ? device_info().name + ", " : "", types, passed,
-        widened == 0 ? "" : fmt::format(" ({} of them within {:g} times what bf16 does to the model on the CPU)", widened, kDeviceConditioning), failed,
-        unknown, unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
+    say("{}{}: {} within bounds{}, {} beyond, {} rules or models unknown{}\n",
+        on_gpu() ? device_info().name + ", " : "", types, passed,
+        widened == 0 ? ""
+                     : fmt::format(" ({} of them within {:g} times what bf16 does to the model on the CPU)", widened,
+                                   kDeviceConditioning),
+        failed, unknown, unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
   }
   std::fflush(stdout);
   for (const std::string& reason : unreadable) say_aside("fastweight verify: {}\n", reason);

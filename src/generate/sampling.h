@@ -13,14 +13,17 @@ namespace fw {
 void validate(const Sampling& sampling);
 
 // One id from logits [vocab], by four steps in this order:
-//   the logit of each id in `recent` (however often it is there) divided by repetition_penalty where it is positive, multiplied
-//   where it is negative;
-//   softmax(logits / temperature) restricted to top_k;
-//   that, renormalised, to top_p;
-//   and of what is left only what has min_p of the likeliest one's probability.
-// Deterministic for a state of `random`, of which greedy takes nothing and everything else one number; ties go to the smaller id.
-// Of `recent` only the last repetition_window count. Throws Error(kNumeric) when a logit is NaN or none is finite.
-int32_t sample(std::span<const float> logits, std::span<const int32_t> recent, const Sampling& sampling, Random& random);
+// - The logit of each id in `recent` (however often it is there) is divided by repetition_penalty where it is positive,
+//   multiplied where it is negative.
+// - softmax(logits / temperature) is restricted to top_k.
+// - That, renormalised, is restricted to top_p.
+// - Of what is left only ids with at least min_p of the likeliest one's probability stay.
+//
+// Deterministic for a state of `random`, of which greedy takes nothing and everything else one number; ties go to the
+// smaller id. Of `recent` only the last repetition_window count. Throws Error(kNumeric) when a logit is NaN or none is
+// finite.
+int32_t sample(std::span<const float> logits, std::span<const int32_t> recent, const Sampling& sampling,
+               Random& random);
 
 // The natural logarithm of the probability of `id` in softmax(logits): what the model says, before sampling changes it.
 double log_probability(std::span<const float> logits, int32_t id);

@@ -18,7 +18,8 @@ constexpr const char* kRandom = "session_random";  // metadata
 int64_t chunk_of(const Device& device) { return device.kind() == FW_DEVICE_CPU ? 2048 : 16384; }
 
 void check(const Drawn& drawn) {
-  if (drawn.id < 0) fail_numeric("sampling: a logit is NaN, or none is finite: the model's parameters or its state are damaged");
+  if (drawn.id < 0)
+    fail_numeric("sampling: a logit is NaN, or none is finite: the model's parameters or its state are damaged");
 }
 
 }  // namespace
@@ -29,10 +30,14 @@ int32_t start_token(const Tokenizer& tokenizer) {
 }
 
 Session::Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed)
-    : model_(model), tokenizer_(tokenizer), state_(model.config(), 1, model.device()), logits_(static_cast<size_t>(model.config().vocab_size)), random_(seed) {
+    : model_(model),
+      tokenizer_(tokenizer),
+      state_(model.config(), 1, model.device()),
+      logits_(static_cast<size_t>(model.config().vocab_size)),
+      random_(seed) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
-    fail_usage("the tokenizer has a vocabulary of {}, the model of {}: the model was trained with another tokenizer", tokenizer.vocab_size(),
-               model.config().vocab_size);
+    fail_usage("the tokenizer has a vocabulary of {}, the model of {}: the model was trained with another tokenizer",
+               tokenizer.vocab_size(), model.config().vocab_size);
   }
 }
 
@@ -52,7 +57,8 @@ void Session::prefill(std::span<const int32_t> ids, int64_t chunk) {
   if (chunk < 1) fail_usage("prefill: expected a chunk of at least 1 token, got {}", chunk);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= model_.config().vocab_size) {
-      fail_usage("prefill: expected ids from 0 to {}, got {} at position {}", model_.config().vocab_size - 1, ids[i], i);
+      fail_usage("prefill: expected ids from 0 to {}, got {} at position {}", model_.config().vocab_size - 1, ids[i],
+                 i);
     }
   }
   while (!ids.empty()) {
@@ -91,7 +97,8 @@ int32_t Session::next(const Sampling& sampling, double* logprob) {
 
 void Session::append(std::span<const int32_t> ids) {
   const int64_t count = static_cast<int64_t>(ids.size());
-  model_.forward_last(ids, SeqLayout({0, count}), state_, Mat<float>(logits_.data(), 1, static_cast<int64_t>(logits_.size())));
+  model_.forward_last(ids, SeqLayout({0, count}), state_,
+                      Mat<float>(logits_.data(), 1, static_cast<int64_t>(logits_.size())));
   decoding_ = false;
   logits_here_ = true;
   remember(ids);
@@ -124,7 +131,8 @@ void Session::save(const std::string& path) const {
 void Session::load(const std::string& path) {
   const SafetensorsReader reader(path);
   const auto random_text = reader.metadata().find(kRandom);
-  if (random_text == reader.metadata().end()) fail_usage("'{}': expected a saved session, it has no generator ({}) in its metadata", path, kRandom);
+  if (random_text == reader.metadata().end())
+    fail_usage("'{}': expected a saved session, it has no generator ({}) in its metadata", path, kRandom);
   std::vector<float> logits(logits_.size());
   int64_t tokens_seen = 0;
   Random random;
@@ -176,7 +184,8 @@ void SessionBatch::put(int64_t slot, Session& session) {
 
 std::span<const Drawn> SessionBatch::next(const Sampling& sampling, bool logprobs) {
   validate(sampling);
-  for (size_t n = 0; n < used_.size(); ++n) uniform_[n] = used_[n] == 0 || sampling.temperature == 0 ? 0.0 : numbers_[n].uniform();
+  for (size_t n = 0; n < used_.size(); ++n)
+    uniform_[n] = used_[n] == 0 || sampling.temperature == 0 ? 0.0 : numbers_[n].uniform();
   decoder_->sample(tokenizer_.vocab_size(), sampling, uniform_, logprobs);
   decoder_->step();
   const std::span<const Drawn> drawn = decoder_->wait();

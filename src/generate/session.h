@@ -1,5 +1,6 @@
-// Session: a model, a tokenizer and one state as an object. Prefill runs by chunks, then every token costs the same time
-// and memory however long the text is. The state can be saved, loaded and forked (a copy of a Session goes on by itself).
+// Session: a model, a tokenizer and one state as an object. Prefill runs by chunks, then every token costs the same
+// time and memory however long the text is. The state can be saved, loaded and forked (a copy of a Session goes on by
+// itself).
 // SessionBatch: several that go on side by side, so that the model's weights are read once for all of them.
 #pragma once
 
@@ -22,19 +23,20 @@ int32_t start_token(const Tokenizer& tokenizer);
 
 class Session {
  public:
-  // Model and tokenizer must outlive the session and its copies. Throws Error(kUsage) when their vocabularies do not fit.
+  // Model and tokenizer must outlive the session and its copies. Throws Error(kUsage) when their vocabularies do not
+  // fit.
   Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed);
   Session(const Session& other);
   Session& operator=(const Session&) = delete;
 
-  // Appends `ids` to what the session has seen, `chunk` >= 1 tokens at a time, or as many as the device likes; may be called again at any point. Throws
-  // Error(kUsage) for ids outside the vocabulary, before anything changes.
+  // Appends `ids` to what the session has seen, `chunk` >= 1 tokens at a time, or as many as the device likes; may be
+  // called again at any point. Throws Error(kUsage) for ids outside the vocabulary, before anything changes.
   void prefill(std::span<const int32_t> ids, int64_t chunk);
   void prefill(std::span<const int32_t> ids);
 
-  // Samples the next token given all so far and appends it. A session that has seen nothing starts from
-  // start_token(), which is not returned. logprob (may be null): log_probability() of the token. Throws Error(kNumeric) where the logits are damaged, and the
-  // session is then of no more use.
+  // Samples the next token given all so far and appends it. A session that has seen nothing starts from start_token(),
+  // which is not returned. logprob (may be null): log_probability() of the token. Throws Error(kNumeric) where the
+  // logits are damaged, and the session is then of no more use.
   int32_t next(const Sampling& sampling, double* logprob = nullptr);
 
   // Other random numbers from here on.
@@ -42,8 +44,8 @@ class Session {
   // The seed of another fork: the next of the session's random numbers.
   uint64_t draw_seed() { return random_.bits(); }
 
-  // One safetensors file: the model's state, the last logits, the generator, the count and the last ids. load() throws Error(kUsage) for
-  // a damaged file and for one of another model, and then the session is as it was.
+  // One safetensors file: the model's state, the last logits, the generator, the count and the last ids. load() throws
+  // Error(kUsage) for a damaged file and for one of another model, and then the session is as it was.
   void save(const std::string& path) const;
   void load(const std::string& path);
 
@@ -62,7 +64,8 @@ class Session {
   ModelState<float> state_;
   std::unique_ptr<Decoder<float>> decoder_;  // made by the first next()
   bool decoding_ = false;                    // the decoder is where the session is
-  // [vocab] of the next token; meaningless while tokens_seen_ is 0. While decoding they lie in the decoder, and here is a copy or nothing.
+  // [vocab] of the next token; meaningless while tokens_seen_ is 0. While decoding they lie in the decoder, and here is
+  // a copy or nothing.
   mutable std::vector<float> logits_;
   mutable bool logits_here_ = true;
   Random random_;
@@ -70,8 +73,9 @@ class Session {
   std::vector<int32_t> recent_;  // the last ids, oldest first, kMostRecent of them at least where there are as many
 };
 
-// Up to `slots` sessions a token of each at a time, each with its own state, random numbers and recent ids: what one gives does not depend on the others, but
-// for the rounding of matrix products where there are more than Decoder's few rows (docs/internals/token.md).
+// Up to `slots` sessions, a token of each at a time, each with its own state, random numbers and recent ids. What one
+// gives does not depend on the others. The exception is the rounding of matrix products where there are more than
+// Decoder's few rows (docs/internals/token.md).
 class SessionBatch {
  public:
   // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1.
@@ -81,7 +85,8 @@ class SessionBatch {
   void put(int64_t slot, Session& session);
   // Nothing of it is used any more.
   void clear(int64_t slot) { used_[static_cast<size_t>(slot)] = 0; }
-  // A token for each slot that is used (the others' are meaningless), valid until the next call. Throws as Session::next().
+  // A token for each slot that is used (the others' are meaningless), valid until the next call. Throws as
+  // Session::next().
   std::span<const Drawn> next(const Sampling& sampling, bool logprobs);
 
  private:

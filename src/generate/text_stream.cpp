@@ -74,7 +74,8 @@ struct TextStream::Impl {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 };
 
-TextStream::TextStream(const Tokenizer& tokenizer, const GenerateOptions& options, std::function<void(const std::string&)> put)
+TextStream::TextStream(const Tokenizer& tokenizer, const GenerateOptions& options,
+                       std::function<void(const std::string&)> put)
     : impl_(std::make_unique<Impl>(tokenizer, options, std::move(put))) {}
 TextStream::TextStream(TextStream&&) noexcept = default;
 TextStream::~TextStream() = default;
@@ -91,8 +92,10 @@ void TextStream::add(int32_t id, double logprob) {
     result.stopped_by = reason;
     m.whole = true;
   };
-  if (std::find(m.options.end_tokens.begin(), m.options.end_tokens.end(), id) != m.options.end_tokens.end()) return stop(StopReason::kEndToken);
-  m.out(m.filter.add(result.ids.size() == 1 && !m.options.behind_text ? m.tokenizer.first_piece(id) : m.tokenizer.piece(id)));
+  if (std::find(m.options.end_tokens.begin(), m.options.end_tokens.end(), id) != m.options.end_tokens.end())
+    return stop(StopReason::kEndToken);
+  m.out(m.filter.add(result.ids.size() == 1 && !m.options.behind_text ? m.tokenizer.first_piece(id)
+                                                                      : m.tokenizer.piece(id)));
   if (m.filter.stopped()) stop(StopReason::kStopText);
 }
 
@@ -104,8 +107,8 @@ Generated TextStream::finish(StopReason otherwise) {
   return std::move(m.result);
 }
 
-Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options, const std::function<void(const std::string&)>& put,
-                   const std::atomic<bool>* interrupt) {
+Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options,
+                   const std::function<void(const std::string&)>& put, const std::atomic<bool>* interrupt) {
   TextStream stream(tokenizer, options, put);
   while (!stream.whole() && !(interrupt != nullptr && *interrupt)) {
     double logprob = 0;

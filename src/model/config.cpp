@@ -52,8 +52,10 @@ void check_size(const ModelConfig& c) {
   for (int64_t i = 0; i < std::min(2 * entries(c), c.num_hidden_layers); ++i) {
     for (const ParamSpec& spec : layer_parameters(c, i)) {
       if (value_count(spec) > kMaxTensor) {
-        fail_usage("{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or head_dim", spec.name,
-                   value_count(spec));
+        fail_usage(
+            "{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or "
+            "head_dim",
+            spec.name, value_count(spec));
       }
     }
   }
@@ -62,7 +64,9 @@ void check_size(const ModelConfig& c) {
   }
   const double total = parameter_count(c);
   if (total > kMaxParameters)
-    fail_usage("model size: expected at most 2^33 parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size", total);
+    fail_usage(
+        "model size: expected at most 2^33 parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size",
+        total);
 }
 
 FeatureMap feature_map_kind(const std::string& name) {
@@ -79,10 +83,13 @@ Rule ModelConfig::resolved_rule() const {
   const Rule standard;
   const double bound = allow_neg_eigval || r.gain_bound == 2.0 ? 2.0 : 1.0;
   if (r.gain_bound != standard.gain_bound && r.gain_bound != bound) {
-    fail_usage("rule: gain_bound: expected 1 or, for eigenvalues in [-1, 1], 2 (allow_neg_eigval), got gain_bound={} in '{}'", r.gain_bound, rule);
+    fail_usage(
+        "rule: gain_bound: expected 1 or, for eigenvalues in [-1, 1], 2 (allow_neg_eigval), got gain_bound={} in '{}'",
+        r.gain_bound, rule);
   }
   if (r.precond_x != standard.precond_x && r.precond_x != precond_x) {
-    fail_usage("rule: precond_x has a key of its own ({} here), got precond_x={} in '{}'; set precond_x instead", precond_x, r.precond_x, rule);
+    fail_usage("rule: precond_x has a key of its own ({} here), got precond_x={} in '{}'; set precond_x instead",
+               precond_x, r.precond_x, rule);
   }
   r.gain_bound = bound;
   r.precond_x = precond_x;
@@ -90,14 +97,18 @@ Rule ModelConfig::resolved_rule() const {
   return r;
 }
 
-int64_t ModelConfig::head_v_dim() const { return static_cast<int64_t>(std::llround(expand_v * static_cast<double>(head_dim))); }
+int64_t ModelConfig::head_v_dim() const {
+  return static_cast<int64_t>(std::llround(expand_v * static_cast<double>(head_dim)));
+}
 
 int64_t ModelConfig::mlp_size() const {
   if (mlp == "none") return 0;
   if (intermediate_size > 0) return intermediate_size;
   if (mlp == "channel_mix") {
     constexpr int64_t kStep = 32;
-    return std::max<int64_t>((static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size)) + kStep - 1) / kStep, 1) * kStep;
+    return std::max<int64_t>(
+               (static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size)) + kStep - 1) / kStep, 1) *
+           kStep;
   }
   const int64_t step = hidden_size < 512 ? 64 : 256;
   const int64_t size = static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size) * 2.0 / 3.0);
@@ -106,15 +117,20 @@ int64_t ModelConfig::mlp_size() const {
 
 namespace {
 
-GateKind gate_of(const std::string& name) { return name == "none" ? GateKind::kNone : name == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu; }
+GateKind gate_of(const std::string& name) {
+  return name == "none" ? GateKind::kNone : name == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu;
+}
 
 }  // namespace
 
 MlpSpec ModelConfig::mlp_spec(int64_t layer) const {
-  return {hidden_size, mlp_size(), init_scheme(), mlp == "channel_mix" ? MlpKind::kChannelMix : MlpKind::kSwiglu, layer, num_hidden_layers};
+  return {hidden_size, mlp_size(),       init_scheme(), mlp == "channel_mix" ? MlpKind::kChannelMix : MlpKind::kSwiglu,
+          layer,       num_hidden_layers};
 }
 
-NormSpec ModelConfig::norm_spec() const { return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps}; }
+NormSpec ModelConfig::norm_spec() const {
+  return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps};
+}
 
 std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {
   std::vector<StateTensor> list = mixer_state(layer_spec(layer));
@@ -124,7 +140,9 @@ std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {
 
 GateKind ModelConfig::gate_kind() const { return gate_of(output_gate); }
 
-InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : init == "torch" ? InitScheme::kTorch : InitScheme::kXavier; }
+InitScheme ModelConfig::init_scheme() const {
+  return init == "normal" ? InitScheme::kNormal : init == "torch" ? InitScheme::kTorch : InitScheme::kXavier;
+}
 
 RecurrentMixerSpec ModelConfig::mixer_spec() const {
   RecurrentMixerSpec spec;
@@ -142,7 +160,8 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
   spec.raw_read_correction = raw_read_correction;
   spec.gain.learned = gain_source == "learned";
-  spec.gain.factor = static_cast<PositionFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) - gain_factors().begin());
+  spec.gain.factor = static_cast<PositionFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) -
+                                                 gain_factors().begin());
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
   spec.width_norm = output_norm == "width";
@@ -167,7 +186,9 @@ constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window",
 
 }  // namespace
 
-bool is_recurrence(LayerKind kind) { return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv; }
+bool is_recurrence(LayerKind kind) {
+  return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv;
+}
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
   if (layers.empty()) return LayerKind::kRecurrent;
@@ -213,7 +234,8 @@ AttentionSpec ModelConfig::attention_spec(const AttentionKeys& keys, int64_t win
 
 SsdSpec ModelConfig::ssd_spec() const {
   const int64_t inner = ssd.expand * hidden_size;
-  return {hidden_size, inner / ssd.head_dim, ssd.head_dim, ssd.num_groups, ssd.state_size, ssd.conv_size, norm_eps, init_scheme()};
+  return {hidden_size,    inner / ssd.head_dim, ssd.head_dim, ssd.num_groups,
+          ssd.state_size, ssd.conv_size,        norm_eps,     init_scheme()};
 }
 
 SelectiveSpec ModelConfig::selective_spec(ScanLaw law) const {
@@ -253,7 +275,8 @@ Rwkv7Spec ModelConfig::rwkv7_spec(int64_t layer) const {
   const auto rank = [&](int64_t given, double roots) {
     if (given > 0) return given;
     const double width = roots * std::sqrt(static_cast<double>(hidden_size)) / static_cast<double>(kStep);
-    return std::max<int64_t>(static_cast<int64_t>(std::nearbyint(width)), 1) * kStep;  // to even at halves, as published
+    // to even at halves, as published
+    return std::max<int64_t>(static_cast<int64_t>(std::nearbyint(width)), 1) * kStep;
   };
   const double wider = static_cast<double>(spec.dim) / kPlainDim;
   spec.decay_rank = rank(rwkv7.decay_rank, 2.5 * wider);
@@ -329,7 +352,8 @@ double parameter_count(const ModelConfig& c) {
     layers += count_of(layer_parameters(c, i));
     if (others > 0) layers += static_cast<double>(others) * count_of(layer_parameters(c, i + entries(c)));
   }
-  return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + (c.embedding_norm ? 2 : 1) * norm;
+  return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden +
+         (c.embedding_norm ? 2 : 1) * norm;
 }
 
 #define FW_KEY FW_KEY_ENTRY
@@ -433,7 +457,8 @@ std::vector<std::string> unused_tables(const ModelConfig& config) {
   std::vector<std::string> unused;
   for (const KeyTable& table : key_tables(copy)) {
     bool used = table.name == "model";
-    for (int64_t layer = 0; layer < config.num_hidden_layers && !used; ++layer) used = table_of(config.layer_kind(layer)) == table.name;
+    for (int64_t layer = 0; layer < config.num_hidden_layers && !used; ++layer)
+      used = table_of(config.layer_kind(layer)) == table.name;
     if (!used) unused.emplace_back(table.name);
   }
   return unused;
@@ -444,38 +469,56 @@ namespace {
 // What the keys of a recurrence must be together, for the rule c.rule.
 void check_recurrence(const ModelConfig& c) {
   if (c.v_heads() % c.num_heads != 0)
-    fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}", c.num_heads, c.num_v_heads);
+    fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}",
+               c.num_heads, c.num_v_heads);
   const double value_dim = c.expand_v * static_cast<double>(c.head_dim);
   if (!(value_dim >= 1.0 && value_dim <= 65536.0) || std::abs(value_dim - std::round(value_dim)) > 1e-9 * value_dim) {
-    fail_usage("expand_v: expected a number with expand_v * head_dim whole and from 1 to 65536, got {} * {} = {}", c.expand_v, c.head_dim, value_dim);
+    fail_usage("expand_v: expected a number with expand_v * head_dim whole and from 1 to 65536, got {} * {} = {}",
+               c.expand_v, c.head_dim, value_dim);
   }
-  if (c.rope_theta > 0.0 && c.head_dim % 2 != 0) fail_usage("rope_theta: expected 0 with an odd head_dim = {}, got {}", c.head_dim, c.rope_theta);
-  if (c.output_gate_rank > 0 && c.output_gate == "none") fail_usage("output_gate_rank: expected 0 with output_gate 'none', got {}", c.output_gate_rank);
+  if (c.rope_theta > 0.0 && c.head_dim % 2 != 0)
+    fail_usage("rope_theta: expected 0 with an odd head_dim = {}, got {}", c.head_dim, c.rope_theta);
+  if (c.output_gate_rank > 0 && c.output_gate == "none")
+    fail_usage("output_gate_rank: expected 0 with output_gate 'none', got {}", c.output_gate_rank);
 
   const Rule rule = c.resolved_rule();
   const bool channel_decay = rule.decay == Decay::kChannel;
-  if (c.decay_rank > 0 && !channel_decay) fail_usage("decay_rank: expected 0, because rule '{}' has no channel decay, got {}", c.rule, c.decay_rank);
-  if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
+  if (c.decay_rank > 0 && !channel_decay)
+    fail_usage("decay_rank: expected 0, because rule '{}' has no channel decay, got {}", c.rule, c.decay_rank);
+  if (c.decay_per_value_head && !channel_decay)
+    fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
   if (c.decay_gate != "softplus" && !channel_decay)
     fail_usage("decay_gate: expected softplus, because rule '{}' has no channel decay, got {}", c.rule, c.decay_gate);
   if (c.decay_gate == "bounded" && (c.decay_per_value_head || c.decay_rank > 0)) {
-    fail_usage("decay_gate: expected softplus or logsigmoid with decay_rank or decay_per_value_head (a bound is one of a key channel), got bounded");
-  }
-  if (!rule.uses_k() && (c.decay_per_value_head || rule.uses_erase_key() || rule.uses_erase_write() || c.raw_read_correction)) {
     fail_usage(
-        "rule: expected one whose keys are given with decay_per_value_head, raw_read_correction, an erase key or an erase-write vector of its own, got '{}'",
+        "decay_gate: expected softplus or logsigmoid with decay_rank or decay_per_value_head (a bound is one of a key "
+        "channel), got bounded");
+  }
+  if (!rule.uses_k() &&
+      (c.decay_per_value_head || rule.uses_erase_key() || rule.uses_erase_write() || c.raw_read_correction)) {
+    fail_usage(
+        "rule: expected one whose keys are given with decay_per_value_head, raw_read_correction, an erase key or an "
+        "erase-write vector of its own, got '{}'",
         c.rule);
   }
   if (!rule.uses_beta()) {
-    if (c.gain_source != "projection") fail_usage("gain_source: expected projection, because rule '{}' has no gain gate, got {}", c.rule, c.gain_source);
-    if (c.gain_factor != "none") fail_usage("gain_factor: expected none, because rule '{}' has no gain gate, got {}", c.rule, c.gain_factor);
+    if (c.gain_source != "projection")
+      fail_usage("gain_source: expected projection, because rule '{}' has no gain gate, got {}", c.rule, c.gain_source);
+    if (c.gain_factor != "none")
+      fail_usage("gain_factor: expected none, because rule '{}' has no gain gate, got {}", c.rule, c.gain_factor);
   }
   if (c.single_gate && (!rule.uses_beta() || rule.decay != Decay::kScalar || rule.gain_bound != 1.0)) {
-    fail_usage("single_gate: expected false, because the decay 1 - gain needs a scalar decay and a gain gate up to 1, got true with rule '{}'", c.rule);
+    fail_usage(
+        "single_gate: expected false, because the decay 1 - gain needs a scalar decay and a gain gate up to 1, got "
+        "true with rule '{}'",
+        c.rule);
   }
-  if (c.precond_gates == "tied" && (!rule.uses_precond() || !rule.uses_beta() || (rule.decay != Decay::kScalar && rule.decay != Decay::kNone))) {
-    fail_usage("precond_gates: expected own, because tied gates need a preconditioner, a gain gate and a scalar decay or none, got tied with rule '{}'",
-               c.rule);
+  if (c.precond_gates == "tied" &&
+      (!rule.uses_precond() || !rule.uses_beta() || (rule.decay != Decay::kScalar && rule.decay != Decay::kNone))) {
+    fail_usage(
+        "precond_gates: expected own, because tied gates need a preconditioner, a gain gate and a scalar decay or "
+        "none, got tied with rule '{}'",
+        c.rule);
   }
   if (c.raw_read_correction && rule.uses_read_correction())
     fail_usage("raw_read_correction: expected false, because rule '{}' corrects the read already, got true", c.rule);
@@ -488,49 +531,65 @@ void check_recurrence(const ModelConfig& c) {
 void check_attention(const ModelConfig& c, const std::string& table, const AttentionKeys& keys) {
   const AttentionSpec spec = c.attention_spec(keys, 0);
   if (spec.heads % spec.kv_heads != 0) {
-    fail_usage("mixer.{}.num_kv_heads: expected a number that divides the {} query heads (each serves as many of them), got {}", table, spec.heads,
-               spec.kv_heads);
+    fail_usage(
+        "mixer.{}.num_kv_heads: expected a number that divides the {} query heads (each serves as many of them), got "
+        "{}",
+        table, spec.heads, spec.kv_heads);
   }
   if (keys.head_dim == 0 && c.hidden_size % spec.heads != 0) {
-    fail_usage("mixer.{}.head_dim: expected a width, because {} heads do not divide hidden_size = {}, got 0", table, spec.heads, c.hidden_size);
+    fail_usage("mixer.{}.head_dim: expected a width, because {} heads do not divide hidden_size = {}, got 0", table,
+               spec.heads, c.hidden_size);
   }
-  if (spec.head_dim > 4096) fail_usage("mixer.{}.head_dim: expected heads of at most 4096, hidden_size / num_heads gives {}", table, spec.head_dim);
-  if (keys.rope_theta > 0 && (spec.rotated < 2 || spec.rotated % 2 != 0)) {
-    fail_usage("mixer.{}.rope_fraction: expected a share that gives an even number of rotated channels, got {} of {}", table, keys.rope_fraction,
+  if (spec.head_dim > 4096)
+    fail_usage("mixer.{}.head_dim: expected heads of at most 4096, hidden_size / num_heads gives {}", table,
                spec.head_dim);
+  if (keys.rope_theta > 0 && (spec.rotated < 2 || spec.rotated % 2 != 0)) {
+    fail_usage("mixer.{}.rope_fraction: expected a share that gives an even number of rotated channels, got {} of {}",
+               table, keys.rope_fraction, spec.head_dim);
   }
 }
 
 void check_ssd(const ModelConfig& c) {
   const int64_t inner = c.ssd.expand * c.hidden_size;
   if (inner % c.ssd.head_dim != 0) {
-    fail_usage("mixer.ssd.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner, c.ssd.head_dim);
+    fail_usage("mixer.ssd.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner,
+               c.ssd.head_dim);
   }
   const SsdSpec spec = c.ssd_spec();
-  if (spec.heads > 1 << 16) fail_usage("mixer.ssd.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim, spec.heads);
-  if (spec.heads % spec.groups != 0) fail_usage("mixer.ssd.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
+  if (spec.heads > 1 << 16)
+    fail_usage("mixer.ssd.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim, spec.heads);
+  if (spec.heads % spec.groups != 0)
+    fail_usage("mixer.ssd.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
 }
 
 void check_rwkv7(const ModelConfig& c) {
   const int64_t dim = c.rwkv7.head_dim > 0 ? c.rwkv7.head_dim : c.head_dim;
   if (dim > 1024 || c.hidden_size % dim != 0) {
-    fail_usage("mixer.rwkv7.head_dim: expected a width up to 1024 that divides hidden_size = {}, got {}", c.hidden_size, dim);
+    fail_usage("mixer.rwkv7.head_dim: expected a width up to 1024 that divides hidden_size = {}, got {}", c.hidden_size,
+               dim);
   }
 }
 
 void check_mamba3(const ModelConfig& c) {
   const int64_t inner = c.mamba3.expand * c.hidden_size;
   if (inner % c.mamba3.head_dim != 0) {
-    fail_usage("mixer.mamba3.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner, c.mamba3.head_dim);
+    fail_usage("mixer.mamba3.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner,
+               c.mamba3.head_dim);
   }
   const Mamba3Spec spec = c.mamba3_spec();
-  if (spec.heads > 1 << 16) fail_usage("mixer.mamba3.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim, spec.heads);
-  if (spec.heads % spec.groups != 0) fail_usage("mixer.mamba3.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
+  if (spec.heads > 1 << 16)
+    fail_usage("mixer.mamba3.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim,
+               spec.heads);
+  if (spec.heads % spec.groups != 0)
+    fail_usage("mixer.mamba3.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
   if (spec.angles < 1) {
-    fail_usage("mixer.mamba3.rope_fraction: expected a share that turns at least 2 of the {} channels, got {}", spec.state, c.mamba3.rope_fraction);
+    fail_usage("mixer.mamba3.rope_fraction: expected a share that turns at least 2 of the {} channels, got {}",
+               spec.state, c.mamba3.rope_fraction);
   }
   if (spec.halves && spec.state % 2 != 0) {
-    fail_usage("mixer.mamba3.state_size: expected an even number with rotation = halves (the way of MIMO unless said), got {}", spec.state);
+    fail_usage(
+        "mixer.mamba3.state_size: expected an even number with rotation = halves (the way of MIMO unless said), got {}",
+        spec.state);
   }
 }
 
@@ -557,9 +616,9 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(),
-                  fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7, mamba3 or a rule): {}",
-                              copy.rule, error.what()));
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, "
+                                            "longhorn_diag, mesa, rwkv7, mamba3 or a rule): {}",
+                                            copy.rule, error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
@@ -571,13 +630,15 @@ void validate(const ModelConfig& c) {
 }
 
 ModelConfig config_from_json(const nlohmann::json& json, const std::string& where) {
-  if (!json.is_object()) fail_usage("{}: expected a JSON object with the model's configuration, got {}", where, shown(json));
+  if (!json.is_object())
+    fail_usage("{}: expected a JSON object with the model's configuration, got {}", where, shown(json));
   ModelConfig config;
   if (const auto it = json.find("model_type"); it != json.end() && *it != "fastweight")
     fail_usage("{}: model_type: expected \"fastweight\", got {}", where, shown(*it));
   keys_from_json(key_tables(config), json, where, {"model_type", "peer"});
   if (const auto it = json.find("peer"); it != json.end()) {
-    if (!it->is_object()) fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
+    if (!it->is_object())
+      fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
     config.peer = it->dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   try {
@@ -593,7 +654,8 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   json["model_type"] = "fastweight";
   ModelConfig copy = config;
   keys_to_json(key_tables(copy), json);
-  // What models had before their layers were a list is written as it was then: a run's checkpoints know their run by this text.
+  // What models had before their layers were a list is written as it was then: a run's checkpoints know their run by
+  // this text.
   const ModelConfig standard;
   if (config.layers.empty()) json.erase("layers");
   if (config.mlp == standard.mlp) json.erase("mlp");
@@ -607,8 +669,9 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
   if (config.rwkv7 == standard.rwkv7) json["mixer"].erase("rwkv7");
   if (config.mamba3 == standard.mamba3) json["mixer"].erase("mamba3");
-  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
-      config.mamba == standard.mamba && config.mesa == standard.mesa && config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
+  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv &&
+      config.ssd == standard.ssd && config.mamba == standard.mamba && config.mesa == standard.mesa &&
+      config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
     json.erase("mixer");
   }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);

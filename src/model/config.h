@@ -87,7 +87,8 @@ struct ModelConfig {
   MesaKeys mesa;            // of those called mesa
   Rwkv7Keys rwkv7;          // of those called rwkv7
   Mamba3Keys mamba3;        // of those called mamba3
-  std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
+  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
+  std::string peer;
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
@@ -99,8 +100,9 @@ struct ModelConfig {
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
-  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7 and mamba3 are those kinds, "recurrent" is `rule`, and
-  // all else is a rule of its own (a preset or axes) with the other keys of the model.
+  // A layer's entry of `layers`. These are kinds of their own: attention, window, conv, ssd, mamba, longhorn_diag,
+  // mesa, rwkv7 and mamba3. "recurrent" is `rule`. All else is a rule of its own (a preset or axes) with the other keys
+  // of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;

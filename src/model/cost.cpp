@@ -25,18 +25,25 @@ double mixing(const SsdSpec& spec, int64_t /*length*/) {
   return static_cast<double>(spec.heads) * recurrence_flops(SsdSpec::rule(), spec.state, spec.head_dim);
 }
 // An element's decay (1, from an exponential or a product and a difference), its write (2) and its read (2).
-double mixing(const SelectiveSpec& spec, int64_t /*length*/) { return 7 * static_cast<double>(spec.state * spec.inner); }
+double mixing(const SelectiveSpec& spec, int64_t /*length*/) {
+  return 7 * static_cast<double>(spec.state * spec.inner);
+}
 double mixing(const MesaSpec& spec, int64_t /*length*/) {
-  const double K = static_cast<double>(spec.dim), solve = spec.cg_steps > 0 ? 2 * K * K * static_cast<double>(spec.cg_steps) : K * K * K / 3;
-  return mixing(MesaSpec::rule(), 2 * spec.heads * spec.dim * spec.dim) + static_cast<double>(spec.heads) * (solve + 3 * K * K);
+  const double K = static_cast<double>(spec.dim),
+               solve = spec.cg_steps > 0 ? 2 * K * K * static_cast<double>(spec.cg_steps) : K * K * K / 3;
+  return mixing(MesaSpec::rule(), 2 * spec.heads * spec.dim * spec.dim) +
+         static_cast<double>(spec.heads) * (solve + 3 * K * K);
 }
 
-double mixing(const Rwkv7Spec& spec, int64_t /*length*/) { return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim); }
+double mixing(const Rwkv7Spec& spec, int64_t /*length*/) {
+  return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim);
+}
 
 // The rows of a token each decay, write and read, and meet each other.
 double mixing(const Mamba3Spec& spec, int64_t /*length*/) {
   const auto R = static_cast<double>(spec.rank()), heads = static_cast<double>(spec.heads);
-  return heads * (R * recurrence_flops(SsdSpec::rule(), spec.state, spec.head_dim) + 2 * R * R * static_cast<double>(spec.state + spec.head_dim));
+  return heads * (R * recurrence_flops(SsdSpec::rule(), spec.state, spec.head_dim) +
+                  2 * R * R * static_cast<double>(spec.state + spec.head_dim));
 }
 
 // Matrices [out, in] that a token passes, and the maps of its heads.
@@ -44,7 +51,8 @@ double products(const std::vector<ParamSpec>& list, int64_t heads) {
   double n = 0;
   for (const ParamSpec& p : list) {
     if (p.shape.size() < 2) continue;
-    n += static_cast<double>(p.size()) * (p.name.find("feature_map") != std::string::npos ? static_cast<double>(heads) : 1.0);
+    n += static_cast<double>(p.size()) *
+         (p.name.find("feature_map") != std::string::npos ? static_cast<double>(heads) : 1.0);
   }
   return 2 * n;
 }
@@ -64,7 +72,8 @@ ModelCost cost_of(const ModelConfig& config, int64_t length) {
     const MixerSpec spec = config.layer_spec(i), other_spec = config.layer_spec(other);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
     (is_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
-    cost.flops_token += times * (mixer + products(mlp_parameters(config.mlp_spec(i), ""), 1)) + products(mixer_parameters(spec, ""), config.num_heads) +
+    cost.flops_token += times * (mixer + products(mlp_parameters(config.mlp_spec(i), ""), 1)) +
+                        products(mixer_parameters(spec, ""), config.num_heads) +
                         (times - 1) * products(mixer_parameters(other_spec, ""), config.num_heads);
     for (const StateTensor& tensor : config.layer_state(i)) {
       const double bytes = sizeof(float) * times * static_cast<double>(tensor.size());

@@ -24,32 +24,39 @@
 namespace fw {
 namespace {
 
-// Blocks of an arena: on a GPU, where each costs a call that waits, larger than all but the largest activations. The plan of a GPU has one block without
-// an end: what a pass uses of it is what the GPU's arena is to reserve.
+// Blocks of an arena: on a GPU, where each costs a call that waits, larger than all but the largest activations. The
+// plan of a GPU has one block without an end: what a pass uses of it is what the GPU's arena is to reserve.
 size_t arena_block(const Device& device) {
   if (device.kind() == FW_DEVICE_CPU) return size_t{4} << 20;
   return only_plans(device) ? size_t{1} << 40 : size_t{64} << 20;
 }
 
-// Rules that a device's recurrence lacks and heads that its kernels cannot hold are refused where a model is made, before it takes any memory.
+// Rules that a device's recurrence lacks and heads that its kernels cannot hold are refused where a model is made,
+// before it takes any memory.
 void require_layers(const ModelConfig& c, const Device& device) {
   if (device.kind() == FW_DEVICE_CPU) return;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const MixerSpec spec = c.layer_spec(i);
     const auto* mesa = std::get_if<MesaSpec>(&spec);
     if (mesa != nullptr && mesa->dim > cuda::kinds::kMostMesaKey) {
-      fail_usage("device: expected the CPU, or Mesa layers with a head_dim of at most {} on CUDA devices, got {}", cuda::kinds::kMostMesaKey, mesa->dim);
+      fail_usage("device: expected the CPU, or Mesa layers with a head_dim of at most {} on CUDA devices, got {}",
+                 cuda::kinds::kMostMesaKey, mesa->dim);
     }
     const auto* mamba3 = std::get_if<Mamba3Spec>(&spec);
-    if (mamba3 != nullptr && mamba3->mimo_rank > 0 && (2 * mamba3->rank() + 1) * mamba3->head_dim > cuda::kinds::kMostMamba3Sums) {
-      fail_usage("device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most {} on CUDA devices, got {}",
-                 cuda::kinds::kMostMamba3Sums, (2 * mamba3->rank() + 1) * mamba3->head_dim);
+    if (mamba3 != nullptr && mamba3->mimo_rank > 0 &&
+        (2 * mamba3->rank() + 1) * mamba3->head_dim > cuda::kinds::kMostMamba3Sums) {
+      fail_usage(
+          "device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most {} on CUDA devices, "
+          "got {}",
+          cuda::kinds::kMostMamba3Sums, (2 * mamba3->rank() + 1) * mamba3->head_dim);
     }
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
     if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {
-      fail_usage("device: expected the CPU, or {} with erase_state=previous or erase_write=own: the rule '{}' does not run on CUDA devices", expected,
-                 c.layer_rule(i));
+      fail_usage(
+          "device: expected the CPU, or {} with erase_state=previous or erase_write=own: the rule '{}' does not run on "
+          "CUDA devices",
+          expected, c.layer_rule(i));
     }
   }
 }
@@ -64,9 +71,11 @@ class EngineOf final : public Engine<Wide<T>> {
       : config_(c),
         params_(params),
         norm_(c.norm_spec()),
-        embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, c.embedding_norm ? &norm_ : nullptr, "model.embeddings_norm", params),
+        embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, c.embedding_norm ? &norm_ : nullptr,
+                   "model.embeddings_norm", params),
         blocks_(make_blocks(c, params)),
-        head_("model.norm", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size, c.hidden_size, norm_, params),
+        head_("model.norm", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size,
+              c.hidden_size, norm_, params),
         arena_(device, arena_block(device)),
         again_arena_(device, arena_block(device)),
         exec_{ops_of<T>(device), device, arena_, contexts_arena_},
@@ -98,8 +107,8 @@ class EngineOf final : public Engine<Wide<T>> {
     }
   }
 
-  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale, ModelState<W>* state,
-                  LossSum* sum) override {
+  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale,
+                  ModelState<W>* state, LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, true);
     const int32_t* device_ids = upload(ids);
     const std::optional<ChosenRows> few = few_scored(targets);
@@ -126,7 +135,8 @@ class EngineOf final : public Engine<Wide<T>> {
     if (state != nullptr) state->advance(layout);
   }
 
-  void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<W>* state, W* nll, LossSum* sum) override {
+  void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                ModelState<W>* state, W* nll, LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, false);
     const std::optional<ChosenRows> few = few_scored(targets);
     const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
@@ -143,14 +153,16 @@ class EngineOf final : public Engine<Wide<T>> {
     for (int64_t i = 0; i < few->count(); ++i) nll[few->row(i)] = scored[static_cast<size_t>(i)];
   }
 
-  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<W>* state, int32_t* to) override {
+  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
+                 ModelState<W>* state, int32_t* to) override {
     const Pass<T> pass = begin(layout, state, false);
     const Residual<T> all = run(pass, upload(ids), state);
     if (state != nullptr) state->advance(layout);
     if (rows.empty()) return;
     const ChosenRows chosen(rows);
     const Residual<T> asked = gather(all, chosen);
-    const int64_t slice = std::clamp<int64_t>(kSliceLogits / config_.vocab_size, 1, std::min(kSliceRows, chosen.count()));
+    const int64_t slice =
+        std::clamp<int64_t>(kSliceLogits / config_.vocab_size, 1, std::min(kSliceRows, chosen.count()));
     Drawn* drawn = arena_.alloc<Drawn>(chosen.count());
     DrawStreams streams;
     const std::vector<double> uniform(static_cast<size_t>(slice));  // greedy: not read
@@ -179,7 +191,8 @@ class EngineOf final : public Engine<Wide<T>> {
     std::ranges::transform(found, to, &Drawn::id);
   }
 
-  void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) override {
+  void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state,
+                    Mat<W> logits) override {
     const Pass<T> pass = begin(layout, &state, false);
     const Residual<T> all = run(pass, upload(ids), &state);
     state.advance(layout);
@@ -189,7 +202,8 @@ class EngineOf final : public Engine<Wide<T>> {
     download(rows, logits);
   }
 
-  void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) override {
+  void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state,
+                   Mat<W> logits) override {
     const Pass<T> pass = begin(layout, state, false);
     Residual<T> residual = run(pass, upload(ids), state);
     if (state != nullptr) state->advance(layout);
@@ -198,7 +212,9 @@ class EngineOf final : public Engine<Wide<T>> {
     download(rows, logits);
   }
 
-  std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override { return std::make_unique<DecoderOf>(*this, state); }
+  std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
+    return std::make_unique<DecoderOf>(*this, state);
+  }
 
   size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
   Scratch planned_scratch() const override {
@@ -232,7 +248,8 @@ class EngineOf final : public Engine<Wide<T>> {
           logits_(device_, layout_.count() * engine.config_.vocab_size),
           read_back_(device_.read_back(sizeof(Drawn) * static_cast<size_t>(layout_.count()))) {
       offsets_.write(0, layout_.offsets());
-      // Of the last token, as for sequences that have seen none: those without begin() then stay where the host thinks that they are.
+      // Of the last token, as for sequences that have seen none: those without begin() then stay where the host thinks
+      // that they are.
       positions_.write(0, std::vector<int64_t>(static_cast<size_t>(layout_.count()), -1));
     }
 
@@ -278,9 +295,13 @@ class EngineOf final : public Engine<Wide<T>> {
       if (Profile::current() == nullptr) recorded_ = device_.record([this] { pass(); });
     }
 
-    std::span<const Drawn> wait() override { return {static_cast<const Drawn*>(read_back_->wait()), static_cast<size_t>(layout_.count())}; }
+    std::span<const Drawn> wait() override {
+      return {static_cast<const Drawn*>(read_back_->wait()), static_cast<size_t>(layout_.count())};
+    }
 
-    void read_logits(int64_t n, std::span<W> to) override { engine_.download(logits().row_range(n, 1), Mat<W>(to.data(), 1, vocab())); }
+    void read_logits(int64_t n, std::span<W> to) override {
+      engine_.download(logits().row_range(n, 1), Mat<W>(to.data(), 1, vocab()));
+    }
 
    private:
     int64_t vocab() const { return engine_.config_.vocab_size; }
@@ -320,14 +341,15 @@ class EngineOf final : public Engine<Wide<T>> {
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
       const MixerSpec mixer = c.layer_spec(i);
-      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(), static_cast<int64_t>(mixer_state(mixer).size()), params,
+      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(),
+                        static_cast<int64_t>(mixer_state(mixer).size()), params,
                         [&](const std::string& prefix) { return make_mixer<T>(mixer, prefix, params); });
     }
     return list;
   }
 
-  // Begins with an empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
-  // all sizes there were.
+  // Begins with an empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and
+  // not the sum of all sizes there were.
   Pass<T> begin(const SeqLayout& layout, const ModelState<W>* state, bool keep) {
     const int64_t extent = layout.tokens() * (keep ? config_.num_hidden_layers : 1);
     if (extent > largest_) {
@@ -364,7 +386,9 @@ class EngineOf final : public Engine<Wide<T>> {
   // Empty, with memory where a plan has said how much, or where one is made. What they had goes first.
   void new_arenas() {
     // Where little is reserved, that is the size of every block.
-    const auto block_of = [&](size_t bytes) { return bytes > 0 ? std::min(bytes, arena_block(exec_.device)) : arena_block(exec_.device); };
+    const auto block_of = [&](size_t bytes) {
+      return bytes > 0 ? std::min(bytes, arena_block(exec_.device)) : arena_block(exec_.device);
+    };
     arena_ = Arena(exec_.device, block_of(reserved_.kept));
     again_arena_ = Arena(exec_.device, block_of(reserved_.again));
     PlanDevice* plan = exec_.device.kind() == FW_DEVICE_CPU ? nullptr : dynamic_cast<PlanDevice*>(&exec_.device);
@@ -382,7 +406,8 @@ class EngineOf final : public Engine<Wide<T>> {
   // Most logits and rows of them that likeliest() has at a time.
   static constexpr int64_t kSliceLogits = int64_t{1} << 23, kSliceRows = 1024;
 
-  // Rows of a pass, growing, as the last tokens of sequences that cover those in front of them: so last_rows() gathers any rows.
+  // Rows of a pass, growing, as the last tokens of sequences that cover those in front of them: so last_rows() gathers
+  // any rows.
   class ChosenRows {
    public:
     explicit ChosenRows(std::span<const int64_t> rows) : layout_(ends_of(rows)) {}
@@ -404,8 +429,8 @@ class EngineOf final : public Engine<Wide<T>> {
     SeqLayout layout_;
   };
 
-  // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes them alone. A task of recall asks at
-  // one place in eight, a choice is scored behind a long context.
+  // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes
+  // them alone. A task of recall asks at one place in eight, a choice is scored behind a long context.
   static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
     const auto scored = [](int32_t target) { return target >= 0; };
     const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));
@@ -490,7 +515,9 @@ class EngineOf final : public Engine<Wide<T>> {
     embedding_.forward(pass, ids, residual.x);
     for (size_t i = 0; i < blocks_.size(); ++i) {
       if (pass.observer != nullptr) pass.observer->begin_layer(static_cast<int64_t>(i));
-      blocks_[i].forward(pass_of(pass, i), residual, state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)), &contexts_[i]);
+      blocks_[i].forward(pass_of(pass, i), residual,
+                         state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)),
+                         &contexts_[i]);
     }
     return residual;
   }

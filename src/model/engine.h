@@ -1,5 +1,6 @@
-// Engine: the passes of a model, behind LanguageModel<W>. W is the type of its parameters, their gradients and its results; the type of its activations
-// is the engine's own: W, or bf16 on a device where models of W have bf16 activations. Arguments are checked by the caller.
+// Engine: the passes of a model, behind LanguageModel<W>. W is the type of its parameters, their gradients and its
+// results; the type of its activations is the engine's own: W, or bf16 on a device where models of W have bf16
+// activations. Arguments are checked by the caller.
 #pragma once
 
 #include <cstdint>
@@ -34,22 +35,26 @@ class Engine {
   virtual void observe(PassObserver<W>* observer) = 0;
 
   // As LanguageModel has them, with at least one token; *sum is in device memory, logits and nll in the host's.
-  virtual void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale, ModelState<W>* state,
-                          LossSum* sum) = 0;
-  virtual void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<W>* state, W* nll,
-                        LossSum* sum) = 0;
-  virtual void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) = 0;
-  virtual void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) = 0;
-  virtual void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<W>* state, int32_t* to) = 0;
+  virtual void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                          W grad_scale, ModelState<W>* state, LossSum* sum) = 0;
+  virtual void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                        ModelState<W>* state, W* nll, LossSum* sum) = 0;
+  virtual void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state,
+                            Mat<W> logits) = 0;
+  virtual void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state,
+                           Mat<W> logits) = 0;
+  virtual void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
+                         ModelState<W>* state, int32_t* to) = 0;
   virtual std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) = 0;
   virtual size_t scratch_bytes() const = 0;
   virtual Scratch planned_scratch() const = 0;
   virtual void reserve_scratch(Scratch bytes) = 0;
 };
 
-// Declares the model's parameters and allocates them on the device; kSplit splits them where activations are bf16, and nowhere else. Throws Error(kUsage)
-// where the device lacks an operation.
+// Declares the model's parameters and allocates them on the device; kSplit splits them where activations are bf16, and
+// nowhere else. Throws Error(kUsage) where the device lacks an operation.
 template <class W>
-std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params, Masters masters = Masters::kSplit);
+std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
+                                       Masters masters = Masters::kSplit);
 
 }  // namespace fw

@@ -23,7 +23,8 @@ std::optional<Rotation> rotation_of(const ModelConfig& config, int64_t layer) {
   if (const auto* attention = std::get_if<AttentionSpec>(&spec)) {
     if (attention->rope_theta > 0 && attention->rotated > 0) return Rotation{attention->rope_theta, attention->rotated};
   } else if (const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec)) {
-    if (recurrent->query_key.rope_theta > 0) return Rotation{recurrent->query_key.rope_theta, recurrent->query_key.key_dim};
+    if (recurrent->query_key.rope_theta > 0)
+      return Rotation{recurrent->query_key.rope_theta, recurrent->query_key.key_dim};
   }
   return std::nullopt;
 }
@@ -40,7 +41,8 @@ std::vector<int64_t> layers_of(const std::string& name, int64_t count) {
   int64_t layer = -1;
   const char* begin = name.data() + at + kLayers.size();
   const auto [end, error] = std::from_chars(begin, name.data() + name.size(), layer);
-  if (error == std::errc() && end != name.data() + name.size() && *end == '.' && layer >= 0 && layer < count) layers.push_back(layer);
+  if (error == std::errc() && end != name.data() + name.size() && *end == '.' && layer >= 0 && layer < count)
+    layers.push_back(layer);
   return layers;
 }
 
@@ -70,7 +72,8 @@ bool is_rotary_table(const ModelFiles& files, const std::string& name, const Mod
     const int64_t half = rotation->channels / 2;
     const auto differs = [&](const std::string& expected) {
       fail_usage(
-          "'{}': tensor '{}': expected the rotary table of theta = {} over {} channels, which the configuration says ({}), got another: correct rope_theta in "
+          "'{}': tensor '{}': expected the rotary table of theta = {} over {} channels, which the configuration says "
+          "({}), got another: correct rope_theta in "
           "config.json",
           files.name(), excerpt(name), rotation->theta, rotation->channels, expected);
     };
@@ -79,11 +82,13 @@ bool is_rotary_table(const ModelFiles& files, const std::string& name, const Mod
     for (size_t i = 0; i < values.size(); ++i) {
       const auto channel = static_cast<int64_t>(i) % width % half;
       const double place = static_cast<double>(static_cast<int64_t>(i) / width);
-      const double frequency = std::pow(rotation->theta, -2.0 * static_cast<double>(channel) / static_cast<double>(rotation->channels));
+      const double frequency =
+          std::pow(rotation->theta, -2.0 * static_cast<double>(channel) / static_cast<double>(rotation->channels));
       const double angle = place * frequency;
       const double expected = frequencies ? frequency : what == "cos_cached" ? std::cos(angle) : std::sin(angle);
       const double error = std::abs(values[i] - expected);
-      if (!(error <= bound * (frequencies ? expected : 1))) differs(fmt::format("value {}: {:.6g}, not {:.6g}", i, expected, values[i]));
+      if (!(error <= bound * (frequencies ? expected : 1)))
+        differs(fmt::format("value {}: {:.6g}, not {:.6g}", i, expected, values[i]));
     }
   }
   return known;

@@ -8,8 +8,9 @@
 
 namespace fw {
 
-// Whether the tensor is a table of the rotary embedding (inv_freq, cos_cached, sin_cached) of layers that have one. Throws Error(kUsage) when its values are
-// not those of the configuration: the model would not be computed as its file says.
+// Whether the tensor is a table of the rotary embedding (inv_freq, cos_cached, sin_cached) of layers that have one.
+// Throws Error(kUsage) when its values are not those of the configuration: the model would not be computed as its file
+// says.
 bool is_rotary_table(const ModelFiles& files, const std::string& name, const ModelConfig& config);
 
 }  // namespace fw

@@ -25,24 +25,31 @@ struct LanguageModel<T>::Impl {
       : config(validated(c)), device(d), engine(make_engine<T>(config, device, params, masters)), sums(device, 1) {}
 
   void check(std::span<const int32_t> ids, const SeqLayout& layout, const ModelState<T>* state) const {
-    if (static_cast<int64_t>(ids.size()) != layout.tokens()) fail_usage("ids: expected {} tokens as the layout has, got {}", layout.tokens(), ids.size());
+    if (static_cast<int64_t>(ids.size()) != layout.tokens())
+      fail_usage("ids: expected {} tokens as the layout has, got {}", layout.tokens(), ids.size());
     for (size_t t = 0; t < ids.size(); ++t) {
-      if (ids[t] < 0 || ids[t] >= config.vocab_size) fail_usage("ids[{}]: expected 0 <= id < vocab_size = {}, got {}", t, config.vocab_size, ids[t]);
+      if (ids[t] < 0 || ids[t] >= config.vocab_size)
+        fail_usage("ids[{}]: expected 0 <= id < vocab_size = {}, got {}", t, config.vocab_size, ids[t]);
     }
     if (state == nullptr) return;
     check(*state);
-    if (state->sequences() != layout.count()) fail_usage("state: expected {} sequences as the layout has, got {}", layout.count(), state->sequences());
+    if (state->sequences() != layout.count())
+      fail_usage("state: expected {} sequences as the layout has, got {}", layout.count(), state->sequences());
   }
 
   void check(const ModelState<T>& state) const {
-    if (&state.device() != &device) fail_usage("state: expected one in the memory of the model's device, got one of another");
-    if (state.layers() != config.num_hidden_layers) fail_usage("state: expected {} layers, got {}", config.num_hidden_layers, state.layers());
+    if (&state.device() != &device)
+      fail_usage("state: expected one in the memory of the model's device, got one of another");
+    if (state.layers() != config.num_hidden_layers)
+      fail_usage("state: expected {} layers, got {}", config.num_hidden_layers, state.layers());
   }
 
   void check_targets(std::span<const int32_t> ids, std::span<const int32_t> targets) const {
-    if (targets.size() != ids.size()) fail_usage("targets: expected {} as there are ids, got {}", ids.size(), targets.size());
+    if (targets.size() != ids.size())
+      fail_usage("targets: expected {} as there are ids, got {}", ids.size(), targets.size());
     for (size_t t = 0; t < targets.size(); ++t) {
-      if (targets[t] >= config.vocab_size) fail_usage("targets[{}]: expected below vocab_size = {}, got {}", t, config.vocab_size, targets[t]);
+      if (targets[t] >= config.vocab_size)
+        fail_usage("targets[{}]: expected below vocab_size = {}, got {}", t, config.vocab_size, targets[t]);
     }
   }
 
@@ -55,7 +62,8 @@ struct LanguageModel<T>::Impl {
 };
 
 template <class T>
-LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device, Masters masters) : impl_(std::make_unique<Impl>(config, device, masters)) {}
+LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device, Masters masters)
+    : impl_(std::make_unique<Impl>(config, device, masters)) {}
 template <class T>
 LanguageModel<T>::~LanguageModel() = default;
 template <class T>
@@ -103,7 +111,8 @@ Device& LanguageModel<T>::device() const {
 
 template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
-  if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
+  if (precision == Precision::kBf16 && std::is_same_v<T, double>)
+    fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->engine->set_precision(precision);
 }
 
@@ -174,8 +183,8 @@ StepSums LanguageModel<T>::read_sums() const {
 }
 
 template <class T>
-void LanguageModel<T>::accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
-                                  ModelState<T>* state) {
+void LanguageModel<T>::accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets,
+                                  const SeqLayout& layout, double grad_scale, ModelState<T>* state) {
   Impl& m = *impl_;
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
@@ -185,15 +194,16 @@ void LanguageModel<T>::accumulate(std::span<const int32_t> ids, std::span<const 
 }
 
 template <class T>
-LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
-                                           ModelState<T>* state) {
+LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets,
+                                           const SeqLayout& layout, double grad_scale, ModelState<T>* state) {
   impl_->sums.zero();
   accumulate(ids, targets, layout, grad_scale, state);
   return read_sums().loss;
 }
 
 template <class T>
-LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<T>* state, T* nll) {
+LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets,
+                                   const SeqLayout& layout, ModelState<T>* state, T* nll) {
   Impl& m = *impl_;
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
@@ -204,40 +214,47 @@ LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const
 }
 
 template <class T>
-void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits) {
+void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state,
+                                    Mat<T> logits) {
   Impl& m = *impl_;
   m.check(ids, layout, &state);
   if (logits.rows != layout.count() || logits.cols != m.config.vocab_size) {
-    fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.count(), m.config.vocab_size, logits.rows, logits.cols);
+    fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.count(), m.config.vocab_size, logits.rows,
+               logits.cols);
   }
   for (int64_t n = 0; n < layout.count(); ++n) {
-    if (layout.length(n) < 1) fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
+    if (layout.length(n) < 1)
+      fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
   }
   if (ids.empty()) return;
   m.engine->forward_last(ids, layout, state, logits);
 }
 
 template <class T>
-void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits) {
+void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state,
+                                   Mat<T> logits) {
   Impl& m = *impl_;
   m.check(ids, layout, state);
   if (logits.rows != layout.tokens() || logits.cols != m.config.vocab_size) {
-    fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows, logits.cols);
+    fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows,
+               logits.cols);
   }
   if (ids.empty()) return;
   m.engine->forward_all(ids, layout, state, logits);
 }
 
 template <class T>
-void LanguageModel<T>::likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<T>* state,
-                                 std::span<int32_t> likeliest) {
+void LanguageModel<T>::likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
+                                 ModelState<T>* state, std::span<int32_t> likeliest) {
   Impl& m = *impl_;
   m.check(ids, layout, state);
-  if (likeliest.size() != rows.size()) fail_usage("likeliest: expected {} as there are rows, got {}", rows.size(), likeliest.size());
+  if (likeliest.size() != rows.size())
+    fail_usage("likeliest: expected {} as there are rows, got {}", rows.size(), likeliest.size());
   int64_t before = -1;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] <= before || rows[i] >= layout.tokens()) {
-      fail_usage("rows[{}]: expected a position above {} and below the layout's {} tokens, got {}", i, before, layout.tokens(), rows[i]);
+      fail_usage("rows[{}]: expected a position above {} and below the layout's {} tokens, got {}", i, before,
+                 layout.tokens(), rows[i]);
     }
     before = rows[i];
   }

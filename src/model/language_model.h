@@ -1,6 +1,6 @@
 // LanguageModel: embedding, blocks (x + mixer(norm x), x + swiglu(norm x)), final norm, head. T is float (training and
-// use) or double (gradient checks): the type of parameters, gradients and results, whatever the device. On a GPU activations are bf16 (engine.h). Names as
-// flash-linear-attention's models have them.
+// use) or double (gradient checks): the type of parameters, gradients and results, whatever the device. On a GPU
+// activations are bf16 (engine.h). Names as flash-linear-attention's models have them.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ class PassObserver;  // nn/observer.h
 template <class T>
 class LanguageModel {
  public:
-  // Validates; parameters allocated on the device, where everything is computed, and not initialised. With bf16 activations they are split (Masters); whole
-  // ones there compute the same bits with 6 bytes a parameter in place of 4, for comparison.
+  // Validates; parameters allocated on the device, where everything is computed, and not initialised. With bf16
+  // activations they are split (Masters); whole ones there compute the same bits with 6 bytes a parameter in place of
+  // 4, for comparison.
   explicit LanguageModel(const ModelConfig& config, Device& device = host_device(), Masters masters = Masters::kSplit);
   ~LanguageModel();
   LanguageModel(LanguageModel&&) noexcept;
@@ -45,42 +46,52 @@ class LanguageModel {
   void set_recompute(Recompute level) { set_recompute(RecomputeLayers{level}); }
   void set_recompute(RecomputeLayers what);
   void set_form(fw_form form);  // of the recurrence; FW_FORM_AUTO at first
-  // Sees every recurrence of the passes that follow, in host memory whatever the device; null: none. The caller keeps it alive.
+  // Sees every recurrence of the passes that follow, in host memory whatever the device; null: none. The caller keeps
+  // it alive.
   void observe(PassObserver<T>* observer);
   bool parameters_finite() const;
   std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
-  // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state (may be null): initial states of the
-  // layout's sequences, replaced by the final ones; gradients do not flow through it.
-  LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
-                           ModelState<T>* state = nullptr);
+  // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state
+  // (may be null): initial states of the layout's sequences, replaced by the final ones; gradients do not flow through
+  // it.
+  LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                           double grad_scale, ModelState<T>* state = nullptr);
 
-  // The same in parts, for several passes whose sums the host reads once: begin_step() zeroes gradients and sums, accumulate() is
-  // forward_backward() that leaves its loss in the sums, step_sums() is where they lie in device memory, read_sums() waits for them.
+  // The same in parts, for several passes whose sums the host reads once:
+  // - begin_step() zeroes gradients and sums,
+  // - accumulate() is forward_backward() that leaves its loss in the sums,
+  // - step_sums() is where they lie in device memory,
+  // - read_sums() waits for them.
   void begin_step();
-  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale, ModelState<T>* state = nullptr);
+  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                  double grad_scale, ModelState<T>* state = nullptr);
   StepSums* step_sums();
   StepSums read_sums() const;
 
   // Loss only; nll (per position, [T]) may be null.
-  LossSum evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<T>* state = nullptr, T* nll = nullptr);
+  LossSum evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
+                   ModelState<T>* state = nullptr, T* nll = nullptr);
 
   // Logits [N, vocab] of the last token of every sequence (each must have at least one token), state required: prefill
   // with long sequences, decode with one token each.
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
-  // The likeliest token behind each of the positions `rows`, which grow: the id of the largest logit, the smallest of equal ones; -1: a logit is NaN, or none
-  // is finite. Logits are made of these rows alone and stay on the device. Throws Error(kUsage) for rows that do not grow or are no positions.
-  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<T>* state, std::span<int32_t> likeliest);
+  // The likeliest token behind each of the positions `rows`, which grow: the id of the largest logit, the smallest of
+  // equal ones; -1: a logit is NaN, or none is finite. Logits are made of these rows alone and stay on the device.
+  // Throws Error(kUsage) for rows that do not grow or are no positions.
+  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
+                 ModelState<T>* state, std::span<int32_t> likeliest);
 
-  // Generation from `state`, a token of each of its sequences at a time; model and state must outlive it. Form and precision are what is set now.
+  // Generation from `state`, a token of each of its sequences at a time; model and state must outlive it. Form and
+  // precision are what is set now.
   std::unique_ptr<Decoder<T>> decoder(ModelState<T>& state);
 
   size_t scratch_bytes() const;  // memory held for activations
-  // Of a model on a PlanDevice: what its passes would take. And memory that is taken now for passes to come, which a plan has found
-  // (train/memory_plan.h); one that needs more takes more.
+  // Of a model on a PlanDevice: what its passes would take. And memory that is taken now for passes to come, which a
+  // plan has found (train/memory_plan.h); one that needs more takes more.
   Scratch planned_scratch() const;
   void reserve_scratch(Scratch bytes);
 
@@ -89,9 +100,10 @@ class LanguageModel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Model folders: config.json + model.safetensors (float32 values; metadata: the tokenizer's checksum). save writes aside, syncs and renames each file;
-// load checks names, shapes and dtypes, and reads flash-linear-attention's folders too (peer.h), and shards that model.safetensors.index.json names
-// (model_files.h); what is saved of such a model is ours, in one file.
+// Model folders: config.json + model.safetensors (float32 values; metadata: the tokenizer's checksum). save writes
+// aside, syncs and renames each file; load checks names, shapes and dtypes, and reads flash-linear-attention's folders
+// too (peer.h), and shards that model.safetensors.index.json names (model_files.h). What is saved of such a model is
+// ours, in one file.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
 template <class T>
@@ -102,9 +114,10 @@ ModelConfig read_model_config(const std::string& folder, StringList* warnings = 
 std::vector<int64_t> generation_ends(const std::string& folder);
 // Whether the folder is flash-linear-attention's, by its config.json. Throws Error(kUsage) when that cannot be read.
 bool is_peer_folder(const std::string& folder);
-// As flash-linear-attention lays its folders out. Throws Error(kUsage) when it has no such model. A tensor that was bf16 or f16
-// there is that again as long as its values are; all others are float32. end_of_text: the tokenizer's id or -1, which the configuration of a model that came
-// from nowhere else says (without the key the other program has an end of its own).
+// As flash-linear-attention lays its folders out. Throws Error(kUsage) when it has no such model. A tensor that was
+// bf16 or f16 there is that again as long as its values are; all others are float32. end_of_text: the tokenizer's id or
+// -1, which the configuration of a model that came from nowhere else says (without the key the other program has an end
+// of its own).
 void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text = -1);
 
 }  // namespace fw

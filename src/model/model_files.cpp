@@ -31,10 +31,14 @@ std::map<std::string, std::string> weight_map(const std::string& index) {
     fail_usage("{}: weight_map: expected an object of tensors and their files", where);
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map->items()) {
-    if (!file.is_string()) fail_usage("{}: weight_map: {}: expected the name of a file, got {}", where, excerpt(tensor), excerpt(file.dump()));
+    if (!file.is_string())
+      fail_usage("{}: weight_map: {}: expected the name of a file, got {}", where, excerpt(tensor),
+                 excerpt(file.dump()));
     const std::string name = file.get<std::string>();
-    if (name.find('/') != std::string::npos || name.find('\0') != std::string::npos || !name.ends_with(kSafetensors) || name == kSafetensors) {
-      fail_usage("{}: weight_map: {}: expected the name of a .safetensors file of this folder, got '{}'", where, excerpt(tensor), excerpt(name));
+    if (name.find('/') != std::string::npos || name.find('\0') != std::string::npos || !name.ends_with(kSafetensors) ||
+        name == kSafetensors) {
+      fail_usage("{}: weight_map: {}: expected the name of a .safetensors file of this folder, got '{}'", where,
+                 excerpt(tensor), excerpt(name));
     }
     files[tensor] = name;
   }
@@ -43,7 +47,8 @@ std::map<std::string, std::string> weight_map(const std::string& index) {
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
-  for (size_t i = 0; i < names.size() && i < kNamed; ++i) text += fmt::format("{}'{}'", i > 0 ? ", " : "", excerpt(names[i]));
+  for (size_t i = 0; i < names.size() && i < kNamed; ++i)
+    text += fmt::format("{}'{}'", i > 0 ? ", " : "", excerpt(names[i]));
   return names.size() > kNamed ? text + ", ..." : text;
 }
 
@@ -53,7 +58,8 @@ std::vector<std::string> files_like(const std::string& folder, std::initializer_
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (std::any_of(endings.begin(), endings.end(), [&](const char* ending) { return name.ends_with(ending); })) names.push_back(name);
+    if (std::any_of(endings.begin(), endings.end(), [&](const char* ending) { return name.ends_with(ending); }))
+      names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -61,13 +67,17 @@ std::vector<std::string> files_like(const std::string& folder, std::initializer_
 
 [[noreturn]] void fail_without_tensors(const std::string& folder) {
   if (const std::vector<std::string> shards = files_like(folder, {kSafetensors}); !shards.empty()) {
-    fail_usage("'{}': expected model.safetensors, or shards with their model.safetensors.index.json, got {} without one: fetch the index too", folder,
-               list(shards));
+    fail_usage(
+        "'{}': expected model.safetensors, or shards with their model.safetensors.index.json, got {} without one: "
+        "fetch the index too",
+        folder, list(shards));
   }
-  if (const std::vector<std::string> others = files_like(folder, {".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack"});
+  if (const std::vector<std::string> others =
+          files_like(folder, {".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack"});
       !others.empty()) {
     fail_usage(
-        "'{}': expected model.safetensors, got {}: this program reads safetensors alone. Save the model again with the program that it is of "
+        "'{}': expected model.safetensors, got {}: this program reads safetensors alone. Save the model again with the "
+        "program that it is of "
         "(AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW) of transformers writes safetensors)",
         folder, list(others));
   }
@@ -88,28 +98,35 @@ ModelFiles::ModelFiles(const std::string& folder) : name_(folder + kFile) {
   std::set<std::string> shards;
   for (const auto& [tensor, file] : map) shards.insert(file);
   std::vector<std::string> missing;
-  std::copy_if(shards.begin(), shards.end(), std::back_inserter(missing), [&](const std::string& file) { return !file_exists(folder + "/" + file); });
+  std::copy_if(shards.begin(), shards.end(), std::back_inserter(missing),
+               [&](const std::string& file) { return !file_exists(folder + "/" + file); });
   if (!missing.empty()) {
-    fail_usage("'{}': {} of {} shards that it names are not in the folder: {}: fetch them too", name_, missing.size(), shards.size(), list(missing));
+    fail_usage("'{}': {} of {} shards that it names are not in the folder: {}: fetch them too", name_, missing.size(),
+               shards.size(), list(missing));
   }
   for (const std::string& file : shards) {
     const SafetensorsReader& reader = files_.emplace_back(folder + "/" + file);
     for (const auto& [tensor, info] : reader.tensors()) {
       const auto place = map.find(tensor);
       if (place != map.end() && place->second != file) {
-        fail_usage("'{}': tensor '{}': expected it in '{}' alone, got it in '{}' too", name_, excerpt(tensor), excerpt(place->second), excerpt(file));
+        fail_usage("'{}': tensor '{}': expected it in '{}' alone, got it in '{}' too", name_, excerpt(tensor),
+                   excerpt(place->second), excerpt(file));
       }
-      if (!tensors_.emplace(tensor, info).second) fail_usage("'{}': tensor '{}': expected it in one shard, got it in several", name_, excerpt(tensor));
+      if (!tensors_.emplace(tensor, info).second)
+        fail_usage("'{}': tensor '{}': expected it in one shard, got it in several", name_, excerpt(tensor));
       file_of_[tensor] = &reader;
     }
   }
   for (const auto& [tensor, file] : map) {
     if (!has(tensor))
-      fail_usage("'{}': tensor '{}': expected it in '{}', which does not have it: the shards are not of one model", name_, excerpt(tensor), excerpt(file));
+      fail_usage("'{}': tensor '{}': expected it in '{}', which does not have it: the shards are not of one model",
+                 name_, excerpt(tensor), excerpt(file));
   }
 }
 
-void ModelFiles::fail_missing(const std::string& name) const { fail_usage("'{}': tensor '{}' is missing: none of the shards has it", name_, excerpt(name)); }
+void ModelFiles::fail_missing(const std::string& name) const {
+  fail_usage("'{}': tensor '{}' is missing: none of the shards has it", name_, excerpt(name));
+}
 
 std::vector<std::string> model_file_names(const std::string& folder) {
   std::vector<std::string> names = files_like(folder, {kSafetensors});

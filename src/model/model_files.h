@@ -1,4 +1,5 @@
-// The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json names. Nothing is joined or copied: the files are mapped.
+// The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json names. Nothing is
+// joined or copied: the files are mapped.
 #pragma once
 
 #include <deque>
@@ -13,7 +14,8 @@ namespace fw {
 
 class ModelFiles {
  public:
-  // Throws Error(kUsage) that says what is missing and what to do: an index whose shards are not all there, a folder with weights in another form only.
+  // Throws Error(kUsage) that says what is missing and what to do: an index whose shards are not all there, a folder
+  // with weights in another form only.
   explicit ModelFiles(const std::string& folder);
 
   // Of all files; a tensor that two shards have is an error.

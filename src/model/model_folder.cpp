@@ -38,10 +38,14 @@ constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadat
 struct Folder {
   ModelConfig config;
   Json peer;  // the peer's configuration; null in a folder of ours
-  PeerTensor tensor(const ParamSpec& spec) const { return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec); }
+  PeerTensor tensor(const ParamSpec& spec) const {
+    return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec);
+  }
 };
 
-Json read_json(const std::string& path) { return parse_python_config(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
+Json read_json(const std::string& path) {
+  return parse_python_config(read_file(path, kMaxConfigBytes), "'" + path + "'");
+}
 
 Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   const Json json = read_json(path);
@@ -50,7 +54,8 @@ Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   return {config_from_json(json, where), {}};
 }
 
-// Tensors beside the parameters: a head that is the embedding, and tables of the rotary embedding. They must say what the configuration says.
+// Tensors beside the parameters: a head that is the embedding, and tables of the rotary embedding. They must say what
+// the configuration says.
 bool is_known(const ModelFiles& files, const std::string& name, const ModelConfig& config) {
   return (config.tie_word_embeddings && name == kHead) || is_rotary_table(files, name, config);
 }
@@ -71,14 +76,17 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
 }
 
 // The shape that the file has a parameter in. A peer's may have other dimensions of 1 (A_log [1, 1, H, 1]).
-std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reader, const std::string& name, const std::vector<int64_t>& shape) {
+std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reader, const std::string& name,
+                                   const std::vector<int64_t>& shape) {
   const auto it = reader.tensors().find(name);
-  if (folder.peer.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape)) return shape;
+  if (folder.peer.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape))
+    return shape;
   return it->second.shape;
 }
 
 // What an export needs to give back a peer's tensors as they were.
-void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader, std::span<const ParamSpec> specs) {
+void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader,
+                      std::span<const ParamSpec> specs) {
   Json tensors = Json::object();
   for (const ParamSpec& spec : specs) {
     const PeerTensor tensor = folder.tensor(spec);
@@ -86,7 +94,9 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFile
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
     const TensorInfo& info = it->second;
-    if (info.dtype == "F64") fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters", reader.name(), name);
+    if (info.dtype == "F64")
+      fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters",
+                 reader.name(), name);
     if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
     if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
@@ -106,18 +116,21 @@ void remember_ends(ModelConfig& config, const std::string& folder) {
 }
 
 // Type and shape that a parameter had in the peer's file, as remember_tensors() noted them.
-std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name, const std::vector<int64_t>& own) {
+std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name,
+                                                       const std::vector<int64_t>& own) {
   if (config.peer.empty()) return {"F32", own};
   try {
     const Json tensors = Json::parse(config.peer).value("tensors", Json::object());
     const Json tensor = tensors.value(name, Json::object());
     const std::vector<int64_t> shape = tensor.value("shape", own);
     if (without_ones(shape) != without_ones(own)) {
-      fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}", name, tensor["shape"].dump());
+      fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}",
+                 name, tensor["shape"].dump());
     }
     return {tensor.value("dtype", "F32"), shape};
   } catch (const Json::exception& error) {
-    fail_usage("config.json: peer.tensors: expected what 'fastweight import' writes, got something else: {}", error.what());
+    fail_usage("config.json: peer.tensors: expected what 'fastweight import' writes, got something else: {}",
+               error.what());
   }
 }
 
@@ -149,10 +162,12 @@ std::optional<uint16_t> as_f16(float x) {
   return static_cast<uint16_t>(sign | *rest);
 }
 
-// Parameters as tensors of a file: f32, or f16 or bf16 where every value is one of those. Owns what it converted until write().
+// Parameters as tensors of a file: f32, or f16 or bf16 where every value is one of those. Owns what it converted until
+// write().
 class TensorWriter {
  public:
-  void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape, std::span<const float> values) {
+  void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
+           std::span<const float> values) {
     std::vector<uint16_t> halves;
     if (dtype == "BF16" || dtype == "F16") {
       for (const float x : values) {
@@ -215,7 +230,9 @@ void save_model(const std::string& folder, const LanguageModel<T>& model) {
   write_file_atomic(folder + "/config.json", config_to_json(model.config()).dump(2) + "\n");
 }
 
-ModelConfig read_model_config(const std::string& folder, StringList* warnings) { return read_config(folder + "/config.json", warnings).config; }
+ModelConfig read_model_config(const std::string& folder, StringList* warnings) {
+  return read_config(folder + "/config.json", warnings).config;
+}
 
 std::vector<int64_t> generation_ends(const std::string& folder) {
   const std::string path = folder + "/generation_config.json";
@@ -276,11 +293,13 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   for (const auto& [name, info] : reader.tensors()) found += static_cast<double>(info.count());
   // Before memory is taken: a configuration that has little to do with the file beside it.
   const double expected = parameter_count(source.config);
-  if (expected > 2 * found + 1e6) fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
+  if (expected > 2 * found + 1e6)
+    fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
   if (device.host_memory())
-    require_memory(expected * sizeof(T), fmt::format("the model '{}'", folder),
-                   "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
+    require_memory(
+        expected * sizeof(T), fmt::format("the model '{}'", folder),
+        "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
   LanguageModel<T> model(source.config, device);
   model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
@@ -300,14 +319,17 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     const std::vector<int64_t> shape = whole_shape(tensor, spec);
     values.resize(static_cast<size_t>(shape[0] * row_size(spec)));
     reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
-    params.write_values(spec, std::span<const T>(values).subspan(static_cast<size_t>(tensor.first * row_size(spec)), static_cast<size_t>(spec.size())));
+    params.write_values(spec, std::span<const T>(values).subspan(static_cast<size_t>(tensor.first * row_size(spec)),
+                                                                 static_cast<size_t>(spec.size())));
     // The embedding is declared first, and is the head where there is none.
     if (i > 0 || !source.config.tie_word_embeddings || !reader.has(kHead)) continue;
     std::vector<T> of_head(values.size());
     reader.read<T>(kHead, shape_in_file(source, reader, kHead, shape), of_head);
     if (of_head != values) {
-      fail_usage("'{}': {}: expected the embedding's values, as {} = true says, got others: set the key to false where the head is a matrix of its own", path,
-                 kHead, source.peer.contains("tie_embeddings") ? "tie_embeddings" : "tie_word_embeddings");
+      fail_usage(
+          "'{}': {}: expected the embedding's values, as {} = true says, got others: set the key to false where the "
+          "head is a matrix of its own",
+          path, kHead, source.peer.contains("tie_embeddings") ? "tie_embeddings" : "tie_word_embeddings");
     }
   }
   if (!source.peer.is_null()) {

@@ -25,7 +25,9 @@ constexpr const char* kOurs = "fastweight";
 constexpr const char* kMambaSsm = "mamba_ssm";
 
 // state-spaces/mamba's configurations name no type.
-bool is_mamba_ssm(const Json& config) { return config.is_object() && config.find("model_type") == config.end() && config.find("d_model") != config.end(); }
+bool is_mamba_ssm(const Json& config) {
+  return config.is_object() && config.find("model_type") == config.end() && config.find("d_model") != config.end();
+}
 
 // The type's name: model_type, or that of a mixer in its place.
 std::string type_name(const Json& config) {
@@ -50,7 +52,8 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false, mamba3 = false;
+  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false,
+       mamba3 = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -165,7 +168,8 @@ std::vector<Difference> differences_of(const ModelConfig& ours, const ModelConfi
     }
   };
   compare("", a, b);
-  for (const auto& [table, keys] : a.at("mixer").items()) compare("mixer." + table + ".", keys, b.at("mixer").at(table));
+  for (const auto& [table, keys] : a.at("mixer").items())
+    compare("mixer." + table + ".", keys, b.at("mixer").at(table));
   return list;
 }
 
@@ -220,7 +224,8 @@ std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacle
   for (const Type& type : peer::types()) {
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
-    if (candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm) peer::write_hybrid(config, candidate.json);
+    if (candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm)
+      peer::write_hybrid(config, candidate.json);
     try {
       candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
     } catch (const Error& error) {
@@ -233,7 +238,8 @@ std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacle
     candidate.distance = kStructure * axes + count_differences(ours, candidate.theirs);
     all.push_back(std::move(candidate));
   }
-  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
   return all;
 }
 
@@ -263,9 +269,10 @@ ModelConfig config_from_peer(const Json& config, const std::string& where, Strin
     std::vector<std::string> known;
     for (const Type& type : peer::types()) known.emplace_back(type.name);
     std::string near;
-    for (const std::string& name : nearest_few(unknown, known, 3)) near += fmt::format("{}{}", near.empty() ? " (nearest: " : ", ", name);
-    fail_usage("{}: model_type: expected one of the {} that docs/conformance.md lists{}, got {}", where, known.size(), near.empty() ? "" : near + ")",
-               excerpt(unknown));
+    for (const std::string& name : nearest_few(unknown, known, 3))
+      near += fmt::format("{}{}", near.empty() ? " (nearest: " : ", ", name);
+    fail_usage("{}: model_type: expected one of the {} that docs/conformance.md lists{}, got {}", where, known.size(),
+               near.empty() ? "" : near + ")", excerpt(unknown));
   }
   const peer::Keys keys(config, where, warnings);
   ModelConfig c;
@@ -287,18 +294,22 @@ Json config_to_peer(const ModelConfig& config) {
   if (!config.peer.empty()) {
     const Json peer = Json::parse(config.peer);
     const auto it = peer.find("config");
-    if (it == peer.end()) fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it, got {}", shown(peer));
+    if (it == peer.end())
+      fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it, got {}", shown(peer));
     const ModelConfig theirs = meaning(config_from_peer(*it, "config.json: peer.config"));
     if (ours == theirs) return *it;
-    fail_usage("config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it as it is now",
-               differences(ours, theirs));
+    fail_usage(
+        "config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it "
+        "as it is now",
+        differences(ours, theirs));
   }
   Obstacles obstacles;
   const std::vector<Candidate> types = candidates(config, obstacles);
   for (const Candidate& type : types) {
     if (ours == type.theirs) return type.json;
   }
-  fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}", types.empty() ? "none" : types.front().type->name,
+  fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}",
+             types.empty() ? "none" : types.front().type->name,
              types.empty() ? obstacles.first : differences(ours, types.front().theirs));
 }
 
@@ -308,11 +319,13 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   Obstacles obstacles;
   const std::vector<Candidate> types = candidates(wanted, obstacles);
   if (types.empty()) fail_usage("layout fla: flash-linear-attention has no model of these sizes: {}", obstacles.first);
-  const auto same_rule =
-      std::find_if(types.begin(), types.end(), [&](const Candidate& type) { return type.theirs.rule == ours.rule && type.theirs.layers == ours.layers; });
+  const auto same_rule = std::find_if(types.begin(), types.end(), [&](const Candidate& type) {
+    return type.theirs.rule == ours.rule && type.theirs.layers == ours.layers;
+  });
   if (same_rule == types.end()) {
     fail_usage(
-        "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants {}. Give that, or train without "
+        "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants "
+        "{}. Give that, or train without "
         "the layout and without an export{}",
         wanted.rule, types.front().type->name, differences(ours, types.front().theirs),
         obstacles.own.empty() ? "" : fmt::format(" (not of these sizes: {})", obstacles.own));
@@ -321,8 +334,8 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   Json json = config_to_json(wanted);
   for (const Difference& d : differences_of(ours, same_rule->theirs)) {
     if (std::find(fixed.begin(), fixed.end(), d.key) != fixed.end()) {
-      fail_usage("layout fla: {} wants {} = {}, but {} was given: leave {} out, or train without the layout", layout.type, d.key, d.theirs.dump(),
-                 d.ours.dump(), d.key);
+      fail_usage("layout fla: {} wants {} = {}, but {} was given: leave {} out, or train without the layout",
+                 layout.type, d.key, d.theirs.dump(), d.ours.dump(), d.key);
     }
     layout.changes.push_back(fmt::format("{} = {} (else {})", d.key, d.theirs.dump(), d.ours.dump()));
     std::string place = "/" + d.key;
@@ -339,11 +352,16 @@ namespace {
 // "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
 std::string backbone_name(const std::string& name, const Type& type) {
   const std::string of_mixer = fmt::format(".{}.", type.norm);
-  std::vector<peer::Rename> parts = {
-      {".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
+  std::vector<peer::Rename> parts = {{".model.norm.", ".backbone.norm_f."},
+                                     {".model.", ".backbone."},
+                                     {".attn.", ".mixer."},
+                                     {".attn_norm.", of_mixer.c_str()}};
   if (type.mamba_ssm) {
-    const std::initializer_list<peer::Rename> more = {
-        {".embeddings.", ".embedding."}, {".mlp_norm.", ".norm2."}, {".up_proj.", ".fc1."}, {".gate_proj.", ".fc1."}, {".down_proj.", ".fc2."}};
+    const std::initializer_list<peer::Rename> more = {{".embeddings.", ".embedding."},
+                                                      {".mlp_norm.", ".norm2."},
+                                                      {".up_proj.", ".fc1."},
+                                                      {".gate_proj.", ".fc1."},
+                                                      {".down_proj.", ".fc2."}};
     parts.insert(parts.end(), more);
   }
   std::string result = "." + name;
@@ -366,7 +384,8 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
     if (at != std::string::npos) result.replace(at, ours.size(), theirs);
   };
   for (const peer::Rename& rename : type->renames) {
-    if (rename.ours != nullptr) rename_part(fmt::format(".attn.{}.", rename.ours), fmt::format(".attn.{}.", rename.theirs));
+    if (rename.ours != nullptr)
+      rename_part(fmt::format(".attn.{}.", rename.ours), fmt::format(".attn.{}.", rename.theirs));
   }
   if (type->mlp != nullptr) {
     rename_part(".mlp.", fmt::format(".{}.", type->mlp));
@@ -374,7 +393,8 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
     rename_part(".model.embeddings_norm.", ".model.layers.0.pre_norm.");
   }
   // The norm that is not fused with a gate.
-  if (const size_t at = result.find(".g_norm_swish_gate."); at != std::string::npos && !peer_config.value("use_output_gate", true)) {
+  if (const size_t at = result.find(".g_norm_swish_gate.");
+      at != std::string::npos && !peer_config.value("use_output_gate", true)) {
     result.replace(at, 19, ".g_norm.");
   }
   return result.substr(1, result.size() - 2);

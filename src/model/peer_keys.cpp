@@ -14,34 +14,39 @@ namespace {
 // Keys that any configuration may have and that change no number of a model that has its weights.
 constexpr std::string_view kNoEffect[] = {
     // what the file is
-    "model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "dtype", "torch_dtype",
-    "tokenizer_class", "unsloth_version", "unsloth_fixed",
+    "model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash",
+    "dtype", "torch_dtype", "tokenizer_class", "unsloth_version", "unsloth_fixed",
     // ids of tokens: generation has them from the folder, scores do not depend on them
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id",
+    "decoder_start_token_id",
     // kernels, caches and what a call returns
-    "attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_cache", "return_dict", "output_attentions",
-    "output_hidden_states", "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "gradient_checkpointing", "attn_implementation",
-    "_attn_implementation", "_attn_implementation_autoset", "_experts_implementation", "max_position_embeddings", "model_max_length",
+    "attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_cache",
+    "return_dict", "output_attentions", "output_hidden_states", "torchscript", "use_bfloat16", "tf_legacy_loss",
+    "chunk_size_feed_forward", "gradient_checkpointing", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_autoset", "_experts_implementation", "max_position_embeddings", "model_max_length",
     // training: first values and additions to the loss
     "initializer_range", "use_l2warp",
     // other tasks and other kinds of models
-    "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "add_cross_attention", "tie_encoder_decoder", "finetuning_task", "id2label", "label2id",
-    "num_labels", "task_specific_params", "problem_type", "prefix",
+    "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "add_cross_attention", "tie_encoder_decoder",
+    "finetuning_task", "id2label", "label2id", "num_labels", "task_specific_params", "problem_type", "prefix",
     // generation
-    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p",
-    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "bad_words_ids",
-    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
-    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff", "num_assistant_tokens",
-    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"};
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "epsilon_cutoff", "eta_cutoff", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"};
 
 // Keys with a value that asks for nothing. Any other value is an error.
 struct Neutral {
   const char* key;
   double value;
 };
-constexpr Neutral kNeutral[] = {{"logit_scale", 1},        {"logits_scaling", 1},    {"embedding_multiplier", 1}, {"residual_multiplier", 1},
-                                {"lm_head_multiplier", 1}, {"attention_dropout", 0}, {"hidden_dropout", 0},       {"dropout", 0},
-                                {"resid_pdrop", 0},        {"embd_pdrop", 0},        {"attn_pdrop", 0},           {"classifier_dropout", 0}};
+constexpr Neutral kNeutral[] = {
+    {"logit_scale", 1},        {"logits_scaling", 1},    {"embedding_multiplier", 1}, {"residual_multiplier", 1},
+    {"lm_head_multiplier", 1}, {"attention_dropout", 0}, {"hidden_dropout", 0},       {"dropout", 0},
+    {"resid_pdrop", 0},        {"embd_pdrop", 0},        {"attn_pdrop", 0},           {"classifier_dropout", 0}};
 constexpr const char* kNeutralOff[] = {"attention_bias", "mlp_bias"};
 
 bool has_numbers(const Json& value) {
@@ -91,7 +96,8 @@ const char* Keys::spelling(std::initializer_list<const char*> names) const {
   for (const char* name : names) {
     const Json* value = find(name);
     if (value == nullptr) continue;
-    if (first != nullptr && *value != *find(first)) fail(name, fmt::format("{} as {} says, which is another name of it", shown(*find(first)), first), *value);
+    if (first != nullptr && *value != *find(first))
+      fail(name, fmt::format("{} as {} says, which is another name of it", shown(*find(first)), first), *value);
     if (first == nullptr) first = name;
   }
   return first != nullptr ? first : *names.begin();
@@ -104,7 +110,8 @@ void Keys::must_be(const char* key, const Json& only) const {
 
 void Keys::must_be_one_of(const char* key, std::initializer_list<const char*> names) const {
   const Json* value = find(key);
-  if (value == nullptr || std::any_of(names.begin(), names.end(), [&](const char* name) { return *value == name; })) return;
+  if (value == nullptr || std::any_of(names.begin(), names.end(), [&](const char* name) { return *value == name; }))
+    return;
   std::string list;
   for (const char* name : names) list += fmt::format("{}{}", list.empty() ? "" : " or ", name);
   fail(key, list + " (nothing else is computed here)", *value);
@@ -135,11 +142,14 @@ void Keys::finish() const {
     if (has_numbers(value)) {
       const std::vector<std::string> names(known_.begin(), known_.end());
       const std::string near = nearest(key, names);
-      fail_usage("{}: {}: this key is not known here, and its value {} may change what the model computes: remove the key if it does not{}", where_,
-                 excerpt(key), shown(value), near.empty() ? "" : fmt::format(" (nearest known key: {})", near));
+      fail_usage(
+          "{}: {}: this key is not known here, and its value {} may change what the model computes: remove the key if "
+          "it does not{}",
+          where_, excerpt(key), shown(value), near.empty() ? "" : fmt::format(" (nearest known key: {})", near));
     }
     if (warnings_ != nullptr)
-      warnings_->push_back(fmt::format("{}: {}: this key is not known here; its value {} is not looked at", where_, excerpt(key), shown(value)));
+      warnings_->push_back(fmt::format("{}: {}: this key is not known here; its value {} is not looked at", where_,
+                                       excerpt(key), shown(value)));
   }
 }
 

@@ -1,5 +1,6 @@
-// A configuration of another program, read key by key. Every key that is asked for is noted, so that finish() finds those that no reader knows: a number or
-// a switch among them may change what the model computes and is an error; a text is a warning.
+// A configuration of another program, read key by key. Every key that is asked for is noted, so that finish() finds
+// those that no reader knows: a number or a switch among them may change what the model computes and is an error. A
+// text is a warning.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +18,8 @@ using Json = nlohmann::json;
 class Keys {
  public:
   // warnings: what finish() has to say that is no error; may be null.
-  Keys(const Json& json, std::string where, StringList* warnings = nullptr) : json_(json), where_(std::move(where)), warnings_(warnings) {}
+  Keys(const Json& json, std::string where, StringList* warnings = nullptr)
+      : json_(json), where_(std::move(where)), warnings_(warnings) {}
 
   // A key that is absent or null is not there.
   const Json* find(const char* key) const;
@@ -28,7 +30,8 @@ class Keys {
   bool truth(const char* key, bool standard) const;
   std::string text(const char* key, const char* standard) const;
 
-  // Of a key that programs spell differently: the spelling that is there, or the first. Two that are there must have the same value.
+  // Of a key that programs spell differently: the spelling that is there, or the first. Two that are there must have
+  // the same value.
   const char* spelling(std::initializer_list<const char*> names) const;
   // The layer here computes one value of this key only.
   void must_be(const char* key, const Json& only) const;

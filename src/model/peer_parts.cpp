@@ -11,7 +11,8 @@ constexpr int64_t kSwigluStep = 256;  // of which the peer's width of an MLP is 
 
 int64_t swiglu_width(const Keys& keys, int64_t hidden, double ratio) {
   const double width = static_cast<double>(hidden) * ratio * 2 / 3;
-  if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
+  if (!(width >= 0 && width < 1e15))
+    fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
   return kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
 }
 
@@ -37,8 +38,10 @@ void read_heads(const Keys& keys, ModelConfig& c, int64_t heads, int64_t head_di
   c.head_dim = keys.whole("head_dim", head_dim);
   c.expand_v = keys.number("expand_v", expand_v);
   // Before anything is computed with them; validate() has the exact limits.
-  if (c.head_dim < 1 || c.head_dim > 1 << 20) fail_usage("{}: head_dim: expected 1 to 4096, got {}", keys.where(), c.head_dim);
-  if (!(c.expand_v > 0 && c.expand_v <= 65536)) fail_usage("{}: expand_v: expected a number from 0 to 65536, got {}", keys.where(), c.expand_v);
+  if (c.head_dim < 1 || c.head_dim > 1 << 20)
+    fail_usage("{}: head_dim: expected 1 to 4096, got {}", keys.where(), c.head_dim);
+  if (!(c.expand_v > 0 && c.expand_v <= 65536))
+    fail_usage("{}: expand_v: expected a number from 0 to 65536, got {}", keys.where(), c.expand_v);
 }
 
 // The older layers say the widths of all heads together, in shares of the model's.
@@ -52,8 +55,8 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
   };
   const int64_t key_size = size("expand_k", expand_k), value_size = size("expand_v", expand_v);
   if (key_size < 1 || value_size < 1 || key_size % c.num_heads != 0 || value_size % c.num_heads != 0) {
-    fail_usage("{}: expand_k, expand_v: expected widths of keys and values that {} heads divide, got {} and {}", keys.where(), c.num_heads, key_size,
-               value_size);
+    fail_usage("{}: expand_k, expand_v: expected widths of keys and values that {} heads divide, got {} and {}",
+               keys.where(), c.num_heads, key_size, value_size);
   }
   c.head_dim = key_size / c.num_heads;
   c.expand_v = static_cast<double>(value_size) / static_cast<double>(key_size);
@@ -61,7 +64,8 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
 }
 
 // Models of state-space layers, each block one layer.
-void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard, std::initializer_list<const char*> activations) {
+void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard,
+                 std::initializer_list<const char*> activations) {
   c.vocab_size = keys.whole("vocab_size", standard.vocab);
   c.hidden_size = keys.whole(keys.spelling({"hidden_size", "d_model"}), standard.hidden);
   c.num_hidden_layers = keys.whole(keys.spelling({"num_hidden_layers", "n_layer"}), standard.layers);
@@ -70,29 +74,35 @@ void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard
   c.init = "normal";
   c.mlp = "none";
   keys.must_be_one_of("hidden_act", activations);
-  if (c.hidden_size < 1 || c.hidden_size > 1 << 24) fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
+  if (c.hidden_size < 1 || c.hidden_size > 1 << 24)
+    fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
 }
 
 // First values and the type of the residual stream, as both programs spell them.
 void skip_first_values(const Keys& keys) {
-  keys.have_no_effect({"dt_min", "dt_max", "dt_init_floor", "dt_scale", "dt_init_scheme", "time_step_min", "time_step_max", "time_step_floor",
-                       "time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "chunk_size",
+  keys.have_no_effect({"dt_min", "dt_max", "dt_init_floor", "dt_scale", "dt_init_scheme", "time_step_min",
+                       "time_step_max", "time_step_floor", "time_step_scale", "time_step_init_scheme",
+                       "rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "chunk_size",
                        "pad_vocab_size_multiple"});
 }
 
-// Which program wrote a configuration of mamba or mamba2. The keys that only one of them writes tell; where both or none are there, a default that
-// differs between the programs is an error.
+// Which program wrote a configuration of mamba or mamba2. The keys that only one of them writes tell; where both or
+// none are there, a default that differs between the programs is an error.
 BlockDefaults block_defaults(const Keys& keys, const BlockDefaults& fla, const BlockDefaults& transformers) {
   const auto any = [&](std::initializer_list<const char*> names) {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return keys.has(name); });
   };
-  const bool theirs = any({"layer_norm_epsilon", "time_step_rank", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor"});
-  const bool peers = any({"norm_eps", "dt_rank", "dt_limit", "dt_min", "dt_max", "dt_init_floor", "fuse_norm", "use_l2warp", "fuse_cross_entropy"});
+  const bool theirs = any(
+      {"layer_norm_epsilon", "time_step_rank", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor"});
+  const bool peers = any({"norm_eps", "dt_rank", "dt_limit", "dt_min", "dt_max", "dt_init_floor", "fuse_norm",
+                          "use_l2warp", "fuse_cross_entropy"});
   if (theirs && peers) {
     const auto need = [&](const char* key, bool differs) {
       if (differs && !keys.has(key)) {
-        fail_usage("{}: {}: expected a value, as keys of two programs are here (flash-linear-attention and transformers) whose defaults differ, got none",
-                   keys.where(), key);
+        fail_usage(
+            "{}: {}: expected a value, as keys of two programs are here (flash-linear-attention and transformers) "
+            "whose defaults differ, got none",
+            keys.where(), key);
       }
     };
     need("hidden_size", fla.hidden != transformers.hidden);
@@ -117,10 +127,12 @@ double read_theta(const Keys& keys) {
   keys.must_be("partial_rotary_factor", 1.0);
   keys.must_be_absent("rope_scaling");
   if (!keys.has("rope_parameters")) return theta;
-  if (!keys.find("rope_parameters")->is_object()) keys.fail("rope_parameters", "an object", *keys.find("rope_parameters"));
+  if (!keys.find("rope_parameters")->is_object())
+    keys.fail("rope_parameters", "an object", *keys.find("rope_parameters"));
   const Keys inner = keys.inner("rope_parameters");
   const double other = inner.number("rope_theta", theta);
-  if (keys.has("rope_theta") && other != theta) inner.fail("rope_theta", fmt::format("{} as rope_theta beside it says", theta), *inner.find("rope_theta"));
+  if (keys.has("rope_theta") && other != theta)
+    inner.fail("rope_theta", fmt::format("{} as rope_theta beside it says", theta), *inner.find("rope_theta"));
   inner.must_be(inner.spelling({"rope_type", "type"}), "default");
   inner.must_be("partial_rotary_factor", 1.0);
   inner.finish();
@@ -130,9 +142,11 @@ double read_theta(const Keys& keys) {
 // One attention layer, of a whole model or of the layers that `attn` names. Its heads are hidden_size / num_heads wide.
 void read_attention(const Keys& keys, ModelConfig& c, AttentionKeys& a) {
   a.num_heads = keys.whole("num_heads", 32);
-  if (a.num_heads < 1 || a.num_heads > 1 << 16) fail_usage("{}: num_heads: expected 1 to 65536, got {}", keys.where(), a.num_heads);
+  if (a.num_heads < 1 || a.num_heads > 1 << 16)
+    fail_usage("{}: num_heads: expected 1 to 65536, got {}", keys.where(), a.num_heads);
   if (c.hidden_size % a.num_heads != 0)
-    fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, a.num_heads);
+    fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size,
+               a.num_heads);
   a.num_kv_heads = keys.whole("num_kv_heads", a.num_heads);
   a.head_dim = c.hidden_size / a.num_heads;
   a.rope_theta = read_theta(keys);

@@ -1,4 +1,5 @@
-// What the configurations of several types of models have in common (peer_types.h): widths, heads, blocks, attention and convolution, read and written.
+// What the configurations of several types of models have in common (peer_types.h): widths, heads, blocks, attention
+// and convolution, read and written.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +12,8 @@ namespace fw::peer {
 
 // Two names of one function, and the names that programs have for the epsilon of the norms.
 inline constexpr std::initializer_list<const char*> kSilu = {"swish", "silu"};
-inline constexpr std::initializer_list<const char*> kNormEps = {"norm_eps", "layer_norm_epsilon", "rms_norm_eps", "layer_norm_eps"};
+inline constexpr std::initializer_list<const char*> kNormEps = {"norm_eps", "layer_norm_epsilon", "rms_norm_eps",
+                                                                "layer_norm_eps"};
 inline constexpr double kTheta = 10000.0;  // of the rotary embedding
 
 int64_t swiglu_width(const Keys& keys, int64_t hidden, double ratio);
@@ -21,7 +23,8 @@ void read_heads(const Keys& keys, ModelConfig& c, int64_t heads, int64_t head_di
 // The older layers say the widths of all heads together, in shares of the model's.
 void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_k, double expand_v);
 
-// What the defaults of a model of state-space layers are: those of flash-linear-attention and of transformers differ, and both have the same model_type.
+// What the defaults of a model of state-space layers are: those of flash-linear-attention and of transformers differ,
+// and both have the same model_type.
 struct BlockDefaults {
   int64_t vocab = 32000, hidden = 2048, layers = 48;
   bool tied = false;
@@ -29,7 +32,8 @@ struct BlockDefaults {
   bool transformers = false;
 };
 // Models of state-space layers, each block one layer.
-void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard, std::initializer_list<const char*> activations = kSilu);
+void read_blocks(const Keys& keys, ModelConfig& c, const BlockDefaults& standard,
+                 std::initializer_list<const char*> activations = kSilu);
 // First values and the type of the residual stream, as both programs spell them.
 void skip_first_values(const Keys& keys);
 // Which program wrote a configuration of mamba or mamba2: its defaults.

@@ -30,8 +30,12 @@ void read_delta_net(const Keys& keys, ModelConfig& c) {
 }
 void write_delta_net(const ModelConfig& c, Json& json) {
   write_shares(c, json);
-  json.update(
-      {{"use_short_conv", true}, {"conv_size", c.conv_size}, {"qk_norm", "l2"}, {"qk_activation", "silu"}, {"use_beta", true}, {"use_output_norm", true}});
+  json.update({{"use_short_conv", true},
+               {"conv_size", c.conv_size},
+               {"qk_norm", "l2"},
+               {"qk_activation", "silu"},
+               {"use_beta", true},
+               {"use_output_norm", true}});
   json["allow_neg_eigval"] = doubles(c);
   json["use_gate"] = c.output_gate == "silu";
 }
@@ -109,7 +113,8 @@ void read_gdn2(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   read_conv(keys, c);
   // Of the mixers that are replaced.
-  keys.have_no_effect({"num_heads", "num_v_heads", "head_dim", "expand_v", "allow_neg_eigval", "safe_gate", "lower_bound"});
+  keys.have_no_effect(
+      {"num_heads", "num_v_heads", "head_dim", "expand_v", "allow_neg_eigval", "safe_gate", "lower_bound"});
   const Keys mixer = keys.inner("mixer_override");
   mixer.have_no_effect({"type"});
   read_heads(mixer, c, 16, 128, 1.0);
@@ -142,16 +147,20 @@ void read_linear_attn(const Keys& keys, ModelConfig& c) {
 }
 void write_linear_attn(const ModelConfig& c, Json& json) {
   write_shares(c, json);
-  json["feature_map"] = c.feature_map == "product" ? "elementwise_product" : c.feature_map == "none" ? "identity" : c.feature_map;
+  json["feature_map"] = c.feature_map == "product" ? "elementwise_product"
+                        : c.feature_map == "none"  ? "identity"
+                                                   : c.feature_map;
 }
 
-// p = sigmoid(decay) k is the erase key. The kernel normalises it, which cancels the inner decay (but for the norm's epsilon) in what
-// is erased; it remains in q - D p.
+// p = sigmoid(decay) k is the erase key. The kernel normalises it, which cancels the inner decay (but for the norm's
+// epsilon) in what is erased; it remains in q - D p.
 void read_comba(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 21, 4);
   read_heads(keys, c, 6, 256, 2.0);
   read_conv(keys, c);
-  if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
+  if (c.v_heads() != c.num_heads)
+    keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads),
+              c.num_v_heads);
   c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
   keys.have_no_effect({"correction_factor"});  // the first value of D
   // The peer's model hands neither to its layer, which does both.
@@ -213,8 +222,10 @@ void read_hgrn2(const Keys& keys, ModelConfig& c) {
   if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
   if (c.head_dim == 0) c.head_dim = c.hidden_size / c.num_heads;
   if (c.num_heads > 1 << 16 || c.head_dim < 1 || c.head_dim > 4096 || c.num_heads * c.head_dim != c.hidden_size) {
-    fail_usage("{}: expand_ratio: expected num_heads * expand_ratio = hidden_size = {} (the lower bounds are as wide), got {} * {}", keys.where(),
-               c.hidden_size, c.num_heads, c.head_dim);
+    fail_usage(
+        "{}: expand_ratio: expected num_heads * expand_ratio = hidden_size = {} (the lower bounds are as wide), got {} "
+        "* {}",
+        keys.where(), c.hidden_size, c.num_heads, c.head_dim);
   }
   c.num_v_heads = 0;
   c.expand_v = 1;
@@ -273,14 +284,17 @@ void read_mamba2(const Keys& keys, ModelConfig& c) {
   c.ssd.state_size = keys.whole("state_size", 128);
   c.ssd.num_groups = keys.whole("n_groups", standard.groups);
   c.ssd.conv_size = keys.whole("conv_kernel", 4);
-  if (c.ssd.expand < 1 || c.ssd.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.ssd.expand);
-  if (c.ssd.head_dim > 0) keys.must_agree("num_heads", c.ssd.expand * c.hidden_size / c.ssd.head_dim, "expand * hidden_size / head_dim");
+  if (c.ssd.expand < 1 || c.ssd.expand > 64)
+    fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.ssd.expand);
+  if (c.ssd.head_dim > 0)
+    keys.must_agree("num_heads", c.ssd.expand * c.hidden_size / c.ssd.head_dim, "expand * hidden_size / head_dim");
   read_inner(keys, c.ssd.expand * c.hidden_size);
   keys.must_be("use_conv_bias", true);
   keys.must_be("use_bias", false);
   keys.must_be(keys.spelling({"rmsnorm", "rms_norm"}), true);
   if (standard.transformers) {
-    keys.have_no_effect({"norm_before_gate"});  // published configurations have it as true, and transformers' layer gates before the norm all the same
+    // published configurations have it as true, and transformers' layer gates before the norm all the same
+    keys.have_no_effect({"norm_before_gate"});
   } else {
     keys.must_be("norm_before_gate", false);
   }
@@ -320,7 +334,8 @@ void read_mamba_layer(const Keys& keys, ModelConfig& c) {
       keys.fail(name, fmt::format("{} as dt_rank, which is another name of it, says", c.mamba.dt_rank), *given);
     c.mamba.dt_rank = rank;
   }
-  if (c.mamba.expand < 1 || c.mamba.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba.expand);
+  if (c.mamba.expand < 1 || c.mamba.expand > 64)
+    fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba.expand);
   read_inner(keys, c.mamba.expand * c.hidden_size);
   skip_first_values(keys);
   keys.have_no_effect({"use_mambapy", "use_associative_scan"});
@@ -329,7 +344,11 @@ void read_mamba_layer(const Keys& keys, ModelConfig& c) {
 }
 void write_mamba_layer(const ModelConfig& c, Json& json, const char* rank) {
   const SelectiveSpec spec = c.selective_spec(ScanLaw::kMamba);
-  json.update({{"expand", c.mamba.expand}, {"state_size", spec.state}, {"conv_kernel", spec.conv_size}, {"use_conv_bias", true}, {"use_bias", false}});
+  json.update({{"expand", c.mamba.expand},
+               {"state_size", spec.state},
+               {"conv_kernel", spec.conv_size},
+               {"use_conv_bias", true},
+               {"use_bias", false}});
   json["intermediate_size"] = spec.inner;
   json[rank] = spec.rank;
 }
@@ -341,15 +360,16 @@ void read_mamba(const Keys& keys, ModelConfig& c) {
   // Left over by what turned a model of mamba_ssm into one of transformers.
   keys.must_be("rms_norm", true);
   const Json* layer = keys.find("ssm_cfg");
-  if (layer != nullptr && !layer->empty()) keys.fail("ssm_cfg", "{} (the keys beside it say what the layer is)", *layer);
+  if (layer != nullptr && !layer->empty())
+    keys.fail("ssm_cfg", "{} (the keys beside it say what the layer is)", *layer);
 }
 void write_mamba(const ModelConfig& c, Json& json) {
   write_blocks(c, json);
   write_mamba_layer(c, json, "dt_rank");
 }
 
-// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its intermediate_size is the width inside a layer of
-// Mamba, not that of the SwiGLU, which follows from hidden_ratio.
+// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its
+// intermediate_size is the width inside a layer of Mamba, not that of the SwiGLU, which follows from hidden_ratio.
 void read_samba(const Keys& keys, ModelConfig& c) {
   read_blocks(keys, c, {32000, 2304, 18});
   c.mlp = "swiglu";
@@ -381,7 +401,8 @@ void read_mesa_net(const Keys& keys, ModelConfig& c) {
   for (const char* key : {"max_cg_step_training", "max_cg_step_decoding"}) {
     const Json* steps = keys.find(key);
     if (keys.whole(key, kMesaSteps) < kMesaSteps)
-      keys.fail(key, fmt::format("at least {} (the solve is exact here, which fewer steps are not near)", kMesaSteps), *steps);
+      keys.fail(key, fmt::format("at least {} (the solve is exact here, which fewer steps are not near)", kMesaSteps),
+                *steps);
   }
 }
 void write_mesa_net(const ModelConfig& c, Json& json) {
@@ -395,7 +416,8 @@ void write_mesa_net(const ModelConfig& c, Json& json) {
                {"lambda_lower_bound", spec.least_lambda}});
 }
 
-// RWKV-7. Without fused norms a key's norm has a floor in place of an epsilon. What the peer adds to the loss in training (use_l2warp) is not looked at.
+// RWKV-7. Without fused norms a key's norm has a floor in place of an epsilon. What the peer adds to the loss in
+// training (use_l2warp) is not looked at.
 constexpr double kFusedKeyEps = 1e-6;
 
 void read_rwkv7(const Keys& keys, ModelConfig& c) {
@@ -411,7 +433,8 @@ void read_rwkv7(const Keys& keys, ModelConfig& c) {
   if (keys.find("head_dim") == nullptr && keys.find("num_heads") != nullptr) {
     const int64_t heads = keys.whole("num_heads", 0);
     if (heads < 1 || c.hidden_size % heads != 0) {
-      fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, heads);
+      fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size,
+                 heads);
     }
     c.rwkv7.head_dim = c.hidden_size / heads;
   } else {
@@ -426,8 +449,11 @@ void read_rwkv7(const Keys& keys, ModelConfig& c) {
   c.rwkv7.key_eps = keys.truth("fuse_norm", true) ? kFusedKeyEps : 0;
   if (const Json* widths = keys.find("value_dim"); widths != nullptr) {
     const bool one = widths->is_number_integer() && *widths == c.hidden_size;
-    const bool all = widths->is_array() && std::all_of(widths->begin(), widths->end(), [&](const Json& width) { return width == c.hidden_size; });
-    if (!one && !all) keys.fail("value_dim", fmt::format("hidden_size = {} in every layer (nothing else is computed here)", c.hidden_size), *widths);
+    const bool all = widths->is_array() && std::all_of(widths->begin(), widths->end(),
+                                                       [&](const Json& width) { return width == c.hidden_size; });
+    if (!one && !all)
+      keys.fail("value_dim",
+                fmt::format("hidden_size = {} in every layer (nothing else is computed here)", c.hidden_size), *widths);
   }
 }
 void write_rwkv7(const ModelConfig& c, Json& json) {
@@ -447,8 +473,8 @@ void write_rwkv7(const ModelConfig& c, Json& json) {
                {"value_dim", std::vector<int64_t>(static_cast<size_t>(c.num_hidden_layers), c.hidden_size)}});
 }
 
-// Mamba-3. Its MIMO kernels turn halves, the others pairs. The peer's layer has the decay activation of its authors' program before June 2026;
-// a_activation = heavy_tail names the later one.
+// Mamba-3. Its MIMO kernels turn halves, the others pairs. The peer's layer has the decay activation of its authors'
+// program before June 2026; a_activation = heavy_tail names the later one.
 void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, const char* head_dim, const char* groups) {
   c.mamba3.expand = keys.whole("expand", 2);
   c.mamba3.head_dim = keys.whole(head_dim, 64);
@@ -456,11 +482,14 @@ void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, cons
   c.mamba3.num_groups = keys.whole(groups, 1);
   const int64_t rank = keys.whole("mimo_rank", 4);  // says nothing of a layer without
   c.mamba3.mimo_rank = keys.truth("is_mimo", false) ? rank : 0;
-  if (c.mamba3.expand < 1 || c.mamba3.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba3.expand);
-  if (keys.truth("is_mimo", false) && c.mamba3.mimo_rank < 1) fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
+  if (c.mamba3.expand < 1 || c.mamba3.expand > 64)
+    fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba3.expand);
+  if (keys.truth("is_mimo", false) && c.mamba3.mimo_rank < 1)
+    fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
   c.mamba3.rope_fraction = keys.number("rope_fraction", 0.5);
   if (c.mamba3.rope_fraction != 0.5 && c.mamba3.rope_fraction != 1.0) {
-    fail_usage("{}: rope_fraction: expected 0.5 or 1 (the peer has no other), got {}", keys.where(), c.mamba3.rope_fraction);
+    fail_usage("{}: rope_fraction: expected 0.5 or 1 (the peer has no other), got {}", keys.where(),
+               c.mamba3.rope_fraction);
   }
   c.mamba3.decay_floor = keys.number("A_floor", 1e-4);
   c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
@@ -471,10 +500,13 @@ void read_mamba3(const Keys& keys, ModelConfig& c) {
   read_blocks(keys, c, {});
   c.layers = {"mamba3"};
   read_mamba3_layer(keys, c, "state_size", "head_dim", "n_groups");
-  if (c.mamba3.head_dim > 0) keys.must_agree("num_heads", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim, "expand * hidden_size / head_dim");
+  if (c.mamba3.head_dim > 0)
+    keys.must_agree("num_heads", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim,
+                    "expand * hidden_size / head_dim");
   read_inner(keys, c.mamba3.expand * c.hidden_size);
   const std::string activation = keys.text("a_activation", "softplus");
-  if (activation != "softplus" && activation != "heavy_tail") keys.fail("a_activation", "softplus or heavy_tail", activation);
+  if (activation != "softplus" && activation != "heavy_tail")
+    keys.fail("a_activation", "softplus or heavy_tail", activation);
   c.mamba3.decay_activation = activation;
   keys.must_be("use_bias", false);
 }
@@ -495,8 +527,9 @@ void write_mamba3(const ModelConfig& c, Json& json) {
   if (spec.decay.heavy_tail) json["a_activation"] = "heavy_tail";
 }
 
-// state-spaces/mamba's own models (MambaConfig), of Mamba-3 only: blocks with a gated MLP where d_intermediate is not 0, its width a multiple of 128, the
-// vocabulary filled up. Its decay activation is the heavy tail, and the epsilon of all norms 1e-5, whatever the configuration says.
+// state-spaces/mamba's own models (MambaConfig), of Mamba-3 only: blocks with a gated MLP where d_intermediate is not
+// 0, its width a multiple of 128, the vocabulary filled up. Its decay activation is the heavy tail, and the epsilon of
+// all norms 1e-5, whatever the configuration says.
 constexpr int64_t kGatedMlpStep = 128;
 constexpr double kMambaSsmEps = 1e-5;
 
@@ -506,7 +539,8 @@ void read_mamba_ssm(const Keys& keys, ModelConfig& c) {
   c.num_hidden_layers = keys.whole("n_layer", 64);
   c.vocab_size = keys.whole("vocab_size", 50277);
   const int64_t step = keys.whole("pad_vocab_size_multiple", 8), width = keys.whole("d_intermediate", 0);
-  for (const auto& [key, value] : {std::pair("d_model", c.hidden_size), std::pair("vocab_size", c.vocab_size), std::pair("pad_vocab_size_multiple", step)}) {
+  for (const auto& [key, value] : {std::pair("d_model", c.hidden_size), std::pair("vocab_size", c.vocab_size),
+                                   std::pair("pad_vocab_size_multiple", step)}) {
     if (value < 1 || value > 1 << 24) fail_usage("{}: {}: expected 1 to 2^24, got {}", keys.where(), key, value);
   }
   if (width < 0 || width > 1 << 24) fail_usage("{}: d_intermediate: expected 0 to 2^24, got {}", keys.where(), width);
@@ -519,13 +553,16 @@ void read_mamba_ssm(const Keys& keys, ModelConfig& c) {
   keys.must_be("rms_norm", true);
   keys.have_no_effect({"residual_in_fp32", "fused_add_norm", "attn_cfg"});  // the last of layers that are not there
   const Json* attention = keys.find("attn_layer_idx");
-  if (attention != nullptr && *attention != Json::array()) keys.fail("attn_layer_idx", "[] (its attention is not computed here)", *attention);
+  if (attention != nullptr && *attention != Json::array())
+    keys.fail("attn_layer_idx", "[] (its attention is not computed here)", *attention);
 
   const Json* layer = keys.find("ssm_cfg");
-  if (layer == nullptr || !layer->is_object()) keys.fail("ssm_cfg", "an object with layer = \"Mamba3\"", layer == nullptr ? Json() : *layer);
+  if (layer == nullptr || !layer->is_object())
+    keys.fail("ssm_cfg", "an object with layer = \"Mamba3\"", layer == nullptr ? Json() : *layer);
   const Keys mixer = keys.inner("ssm_cfg");
   if (mixer.text("layer", "Mamba1") != "Mamba3")
-    mixer.fail("layer", "\"Mamba3\" (of the others flash-linear-attention's models are read)", mixer.text("layer", "Mamba1"));
+    mixer.fail("layer", "\"Mamba3\" (of the others flash-linear-attention's models are read)",
+               mixer.text("layer", "Mamba1"));
   c.layers = {"mamba3"};
   read_mamba3_layer(mixer, c, "d_state", "headdim", "ngroups");
   c.mamba3.decay_activation = "heavy_tail";
@@ -543,9 +580,18 @@ void write_mamba_ssm(const ModelConfig& c, Json& json) {
                 {"is_outproj_norm", spec.output_norm},
                 {"is_mimo", spec.mimo_rank > 0}};
   if (spec.mimo_rank > 0) layer["mimo_rank"] = spec.mimo_rank;
-  json = {{"d_model", c.hidden_size}, {"d_intermediate", c.mlp_size()},  {"n_layer", c.num_hidden_layers}, {"vocab_size", c.vocab_size},
-          {"ssm_cfg", layer},         {"attn_layer_idx", Json::array()}, {"attn_cfg", Json::object()},     {"rms_norm", true},
-          {"residual_in_fp32", true}, {"fused_add_norm", true},          {"pad_vocab_size_multiple", 1},   {"tie_embeddings", c.tie_word_embeddings}};
+  json = {{"d_model", c.hidden_size},
+          {"d_intermediate", c.mlp_size()},
+          {"n_layer", c.num_hidden_layers},
+          {"vocab_size", c.vocab_size},
+          {"ssm_cfg", layer},
+          {"attn_layer_idx", Json::array()},
+          {"attn_cfg", Json::object()},
+          {"rms_norm", true},
+          {"residual_in_fp32", true},
+          {"fused_add_norm", true},
+          {"pad_vocab_size_multiple", 1},
+          {"tie_embeddings", c.tie_word_embeddings}};
 }
 
 constexpr Type kTypes[] = {
@@ -579,20 +625,27 @@ namespace {
 // One object of `attn`: the layers that it names become attention or windows.
 void read_hybrid_part(const Keys& inner, ModelConfig& c, const char* base) {
   const Json* layers = inner.find("layers");
-  if (layers == nullptr || !layers->is_array()) inner.fail("layers", "the numbers of the layers with attention", layers == nullptr ? Json() : *layers);
+  if (layers == nullptr || !layers->is_array())
+    inner.fail("layers", "the numbers of the layers with attention", layers == nullptr ? Json() : *layers);
   if (!inner.has("num_heads")) inner.fail("num_heads", "a whole number", Json());
   ModelConfig part = c;
   const std::string kind = read_attention_kind(inner, part);
   inner.must_be("qk_norm", false);  // the peer's hybrids do not hand it on
   inner.finish();
-  const auto said = [&](const char* name) { return std::find(c.layers.begin(), c.layers.end(), name) != c.layers.end(); };
-  const bool again = said(kind.c_str()), differs = kind == "window" ? !(part.window == c.window) : !(part.attention == c.attention);
+  const auto said = [&](const char* name) {
+    return std::find(c.layers.begin(), c.layers.end(), name) != c.layers.end();
+  };
+  const bool again = said(kind.c_str()),
+             differs = kind == "window" ? !(part.window == c.window) : !(part.attention == c.attention);
   if (again && differs)
-    fail_usage("{}: expected the same keys as the other layers of this kind ({}) have, got others (one set is computed here)", inner.where(), kind);
+    fail_usage(
+        "{}: expected the same keys as the other layers of this kind ({}) have, got others (one set is computed here)",
+        inner.where(), kind);
   c.window = part.window;
   c.attention = part.attention;
   for (const Json& layer : *layers) {
-    const bool known = layer.is_number_integer() && layer.get<double>() >= 0 && layer.get<double>() < static_cast<double>(c.num_hidden_layers);
+    const bool known = layer.is_number_integer() && layer.get<double>() >= 0 &&
+                       layer.get<double>() < static_cast<double>(c.num_hidden_layers);
     if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
     std::string& place = c.layers[layer.get<size_t>()];
     if (place != base) inner.fail("layers", "every number once", layer);
@@ -616,7 +669,9 @@ void read_hybrid(const Keys& keys, ModelConfig& c, const char* base) {
     fail_usage("{}: num_hidden_layers: expected 1 to 16384, got {}", keys.where(), c.num_hidden_layers);
   c.layers.assign(static_cast<size_t>(c.num_hidden_layers), base);
   for (size_t i = 0; i < (list ? attn->size() : 1); ++i) {
-    read_hybrid_part({list ? (*attn)[i] : *attn, keys.where() + (list ? fmt::format(": attn[{}]", i) : ": attn"), keys.warnings()}, c, base);
+    read_hybrid_part(
+        {list ? (*attn)[i] : *attn, keys.where() + (list ? fmt::format(": attn[{}]", i) : ": attn"), keys.warnings()},
+        c, base);
   }
   c.layers.resize(period(c.layers));
   if (plain && c.layers == StringList{base}) c.layers.clear();

@@ -1,5 +1,5 @@
-// The types of flash-linear-attention's models (peer.h): how each one's configuration reads as ours and ours as its, and what its parameters are called.
-// A new type is a reader, a writer and a line of the table in peer_types.cpp.
+// The types of flash-linear-attention's models (peer.h): how each one's configuration reads as ours and ours as its,
+// and what its parameters are called. A new type is a reader, a writer and a line of the table in peer_types.cpp.
 #pragma once
 
 #include <array>
@@ -23,16 +23,20 @@ struct Type {
   void (*read)(const Keys&, ModelConfig&);
   void (*write)(const ModelConfig&, Json&);
   std::array<Rename, 2> renames = {};
-  // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm before the mixer.
+  // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm
+  // before the mixer.
   const char* norm = nullptr;
-  const char* mlp = nullptr;  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
-  bool mamba_ssm = false;     // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
+  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
+  const char* mlp = nullptr;
+  // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
+  bool mamba_ssm = false;
 };
 
 // All of them. The first that says the same as a model of our own is what it is exported as.
 std::span<const Type> types();
 
-// A hybrid: the layers that `attn` names, an object or a list of them, have attention in the mixer's place; the others are `base`.
+// A hybrid: the layers that `attn` names, an object or a list of them, have attention in the mixer's place; the others
+// are `base`.
 void read_hybrid(const Keys& keys, ModelConfig& c, const char* base = "recurrent");
 void write_hybrid(const ModelConfig& c, Json& json);
 

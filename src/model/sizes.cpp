@@ -10,11 +10,13 @@
 namespace fw {
 namespace {
 
-// Parameters with a vocabulary of 32,000 are in tests/model/sizes_test.cpp. Where a paper does not give its layers, they are those with which
-// the count is the paper's.
-constexpr const char *kPreconditioned = "Preconditioned DeltaNet", *kKaczmarz = "Kaczmarz Linear Attention", *kGdn2 = "Gated DeltaNet-2";
+// Parameters with a vocabulary of 32,000 are in tests/model/sizes_test.cpp. Where a paper does not give its layers,
+// they are those with which the count is the paper's.
+constexpr const char *kPreconditioned = "Preconditioned DeltaNet", *kKaczmarz = "Kaczmarz Linear Attention",
+                     *kGdn2 = "Gated DeltaNet-2";
 constexpr NamedSize kSizes[] = {
-    // name, paper, channel decay, layers, hidden, heads, head dimension, MLP, tied, gate, its rank, rank of a channel decay, windows
+    // name, paper, channel decay, layers, hidden, heads, head dimension, MLP, tied, gate, its rank, rank of a channel
+    // decay, windows
     {"340m", kPreconditioned, false, 24, 1024, 8, 128, 2816, true, "none", 0, 0, false},
     {"340m", kPreconditioned, true, 24, 1024, 8, 128, 2816, true, "sigmoid", 128, 128, false},
     {"400m", kKaczmarz, false, 24, 1024, 8, 128, 2816, false, "silu", 0, 0, false},
@@ -51,12 +53,14 @@ nlohmann::json size_keys(const std::string& name, const std::string& rule) {
                            {"intermediate_size", size.intermediate},
                            {"tie_word_embeddings", size.tied}};
     if (size.channel) keys["decay_rank"] = size.decay_rank;
-    if (size.hybrid) keys["layers"] = {"recurrent", "window"};  // a window of 2,048 with the model's heads, as a window is
+    // a window of 2,048 with the model's heads, as a window is
+    if (size.hybrid) keys["layers"] = {"recurrent", "window"};
     return keys;
   }
   const std::vector<std::string> names = size_names();
   const std::string near = nearest(name, names);
-  fail_usage("size: expected one of {}, got '{}'{}", fmt::join(names, ", "), name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail_usage("size: expected one of {}, got '{}'{}", fmt::join(names, ", "), name,
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 }  // namespace fw

@@ -1,4 +1,5 @@
-// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is two lines there.
+// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is two lines
+// there.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -22,8 +23,8 @@ struct NamedSize {
 std::span<const NamedSize> named_sizes();
 std::vector<std::string> size_names();
 
-// The size's keys of ModelConfig, those that a model of this rule can have; neither rule nor vocab_size is among them. Throws
-// Error(kUsage) for an unknown name, with the nearest.
+// The size's keys of ModelConfig, those that a model of this rule can have; neither rule nor vocab_size is among them.
+// Throws Error(kUsage) for an unknown name, with the nearest.
 nlohmann::json size_keys(const std::string& name, const std::string& rule);
 
 }  // namespace fw

@@ -13,7 +13,8 @@
 namespace fw {
 namespace {
 
-// Of matrix states; a file has the same text since there are such files, so that old ones load. Rows of tokens add theirs.
+// Of matrix states; a file has the same text since there are such files, so that old ones load. Rows of tokens add
+// theirs.
 constexpr const char* kLayout = "S [N, HV, K, V] K-first; A [N, H, K]; tail [N, W-1, q | k | v]; position [N]";
 constexpr const char* kRowsLayout = "; ring [N, W, width], position p in row p mod W; cache [sum of positions, width]";
 constexpr int64_t kMostTokens = int64_t{1} << 40;  // so that sums of positions do not overflow
@@ -22,25 +23,32 @@ constexpr std::string_view kPrefix = "state.";
 template <class T>
 constexpr const char* kDtypeName = std::is_same_v<T, double> ? "F64" : "F32";
 
-std::string tensor_name(size_t layer, const StateTensor& spec) { return fmt::format("{}layers.{}.{}", kPrefix, layer, spec.name); }
+std::string tensor_name(size_t layer, const StateTensor& spec) {
+  return fmt::format("{}layers.{}.{}", kPrefix, layer, spec.name);
+}
 
-void check_metadata(const SafetensorsReader& reader, const std::string& path, const char* key, const std::string& expected, const char* advice) {
+void check_metadata(const SafetensorsReader& reader, const std::string& path, const char* key,
+                    const std::string& expected, const char* advice) {
   const auto it = reader.metadata().find(key);
-  if (it == reader.metadata().end()) fail_usage("'{}': metadata '{}' is missing: expected a model state saved by fastweight", path, key);
-  if (it->second != expected) fail_usage("'{}': {}: expected '{}', got '{}'; {}", path, key, expected, it->second, advice);
+  if (it == reader.metadata().end())
+    fail_usage("'{}': metadata '{}' is missing: expected a model state saved by fastweight", path, key);
+  if (it->second != expected)
+    fail_usage("'{}': {}: expected '{}', got '{}'; {}", path, key, expected, it->second, advice);
 }
 
 }  // namespace
 
 template <class T>
-ModelState<T>::Tensor::Tensor(const Tensor& other) : spec(other.spec), narrow(other.narrow), values(other.values.clone()), pages(other.pages.size()) {
+ModelState<T>::Tensor::Tensor(const Tensor& other)
+    : spec(other.spec), narrow(other.narrow), values(other.values.clone()), pages(other.pages.size()) {
   for (size_t n = 0; n < pages.size(); ++n) {
     for (const Buffer<std::byte>& page : other.pages[n]) pages[n].push_back(page.clone());
   }
 }
 
 template <class T>
-ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& device) : device_(&device), sequences_(sequences) {
+ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& device)
+    : device_(&device), sequences_(sequences) {
   validate(config);
   if (sequences < 0) fail_usage("model state: expected a number of sequences >= 0, got {}", sequences);
   positions_.assign(static_cast<size_t>(sequences), 0);
@@ -111,14 +119,16 @@ StateView ModelState<T>::view(Tensor& tensor) const {
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
     for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
   }
-  if (tensor.table.size() != static_cast<int64_t>(table.size())) tensor.table = Buffer<void*>(*device_, static_cast<int64_t>(table.size()));
+  if (tensor.table.size() != static_cast<int64_t>(table.size()))
+    tensor.table = Buffer<void*>(*device_, static_cast<int64_t>(table.size()));
   tensor.table.write(0, table);
   view.table = tensor.table.data();
   view.per_sequence = static_cast<int64_t>(most);
   return view;
 }
 
-// Values in host memory and in the device's type. What is rounded on the way to the device was bf16 when it came from one.
+// Values in host memory and in the device's type. What is rounded on the way to the device was bf16 when it came from
+// one.
 template <class T>
 std::vector<T> ModelState<T>::read(const Tensor& tensor, const Buffer<std::byte>& from, int64_t count) {
   std::vector<T> values(static_cast<size_t>(count));
@@ -144,12 +154,14 @@ void ModelState<T>::write(const Tensor& tensor, std::span<const T> values, Buffe
 
 template <class T>
 void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead) {
-  if (layout.count() != sequences_) fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
+  if (layout.count() != sequences_)
+    fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& tensor = layers_[i][j];
       if (tensor.spec.kind == StateKind::kCache) {
-        for (int64_t n = 0; n < sequences_; ++n) grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n) + ahead);
+        for (int64_t n = 0; n < sequences_; ++n)
+          grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n) + ahead);
       }
       views_[i][j] = view(tensor);
     }
@@ -159,13 +171,15 @@ void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead) {
 template <class T>
 void ModelState<T>::put(int64_t n, const ModelState& one) {
   if (one.sequences_ != 1 || n < 0 || n >= sequences_ || one.device_ != device_ || one.layers_.size() != layers_.size())
-    fail_internal("model state: a state of {} sequences cannot become sequence {} of {}", one.sequences_, n, sequences_);
+    fail_internal("model state: a state of {} sequences cannot become sequence {} of {}", one.sequences_, n,
+                  sequences_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& to = layers_[i][j];
       const Tensor& from = one.layers_[i][j];
       if (to.spec.kind != StateKind::kCache) {
-        device_->copy(to.values.data() + n * from.values.size(), from.values.data(), static_cast<size_t>(from.values.size()));
+        device_->copy(to.values.data() + n * from.values.size(), from.values.data(),
+                      static_cast<size_t>(from.values.size()));
         continue;
       }
       auto& pages = to.pages[static_cast<size_t>(n)];
@@ -178,7 +192,8 @@ void ModelState<T>::put(int64_t n, const ModelState& one) {
 
 template <class T>
 std::vector<int64_t> ModelState<T>::file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const {
-  if (tensor.spec.kind == StateKind::kCache) return {std::accumulate(positions.begin(), positions.end(), int64_t{0}), tensor.spec.shape[1]};
+  if (tensor.spec.kind == StateKind::kCache)
+    return {std::accumulate(positions.begin(), positions.end(), int64_t{0}), tensor.spec.shape[1]};
   std::vector<int64_t> shape = {sequences_};
   shape.insert(shape.end(), tensor.spec.shape.begin(), tensor.spec.shape.end());
   return shape;
@@ -210,7 +225,8 @@ std::vector<T> ModelState<T>::values(int64_t layer, const std::string& name) con
 
 template <class T>
 void ModelState<T>::advance(const SeqLayout& layout) {
-  if (layout.count() != sequences_) fail_internal("model state: {} sequences advance by a layout of {}", sequences_, layout.count());
+  if (layout.count() != sequences_)
+    fail_internal("model state: {} sequences advance by a layout of {}", sequences_, layout.count());
   for (int64_t n = 0; n < sequences_; ++n) positions_[static_cast<size_t>(n)] += layout.length(n);
 }
 
@@ -240,7 +256,8 @@ void ModelState<T>::add_to(SafetensorsWriter& writer, const std::string& rule, c
 }
 
 template <class T>
-void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash) {
+void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule,
+                              const std::string& model_hash) {
   check_metadata(reader, path, "state_layout", layout(), "the file is of another version");
   check_metadata(reader, path, "state_dtype", kDtypeName<T>, "load it with a model of that type");
   check_metadata(reader, path, "state_rule", rule, "a state belongs to one model");
@@ -249,7 +266,8 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   const std::string position_name = fmt::format("{}position", kPrefix);
   reader.read<int64_t>(position_name, std::vector<int64_t>{sequences_}, std::span<int64_t>(positions));
   for (const int64_t position : positions) {
-    if (position < 0 || position > kMostTokens) fail_usage("'{}': {}: expected numbers of tokens from 0 to 2^40, got {}", path, position_name, position);
+    if (position < 0 || position > kMostTokens)
+      fail_usage("'{}': {}: expected numbers of tokens from 0 to 2^40, got {}", path, position_name, position);
   }
   std::vector<std::vector<Tensor>> layers = layers_;
   size_t expected = 1;
@@ -285,7 +303,8 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   }
   size_t found = 0;
   for (const auto& [name, info] : reader.tensors()) found += name.starts_with(kPrefix) ? 1 : 0;
-  if (found != expected) fail_usage("'{}': expected {} state tensors for {} layers, got {}", path, expected, layers.size(), found);
+  if (found != expected)
+    fail_usage("'{}': expected {} state tensors for {} layers, got {}", path, expected, layers.size(), found);
   layers_ = std::move(layers);
   positions_ = std::move(positions);
 }
@@ -301,7 +320,8 @@ template <class T>
 void ModelState<T>::load(const std::string& path, const std::string& rule, const std::string& model_hash) {
   const SafetensorsReader reader(path);
   for (const auto& [name, info] : reader.tensors()) {
-    if (!name.starts_with(kPrefix)) fail_usage("'{}': unexpected tensor '{}': expected only state.* tensors of a model state", path, name);
+    if (!name.starts_with(kPrefix))
+      fail_usage("'{}': unexpected tensor '{}': expected only state.* tensors of a model state", path, name);
   }
   read_from(reader, path, rule, model_hash);
 }

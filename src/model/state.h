@@ -1,7 +1,7 @@
-// ModelState: what a model remembers of N sequences: the tensors that each layer's mixer declares (nn/layer_state.h), and the number
-// of tokens that each sequence has seen, which is the position of its next token. An object: create, copy (fork), save, load. Its
-// file is a safetensors file whose metadata says layout, dtype, rule and the hash of the model's parameters; loading into another
-// model is an error.
+// ModelState: what a model remembers of N sequences. It has the tensors that each layer's mixer declares
+// (nn/layer_state.h) and the number of tokens that each sequence has seen. That number is the position of its next
+// token. An object: create, copy (fork), save, load. Its file is a safetensors file whose metadata says layout, dtype,
+// rule and the hash of the model's parameters; loading into another model is an error.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@
 
 namespace fw {
 
-// Whether models of type T have bf16 activations on a device: float ones do on a GPU; parameters, states of recurrences and sums stay T.
+// Whether models of type T have bf16 activations on a device: float ones do on a GPU; parameters, states of recurrences
+// and sums stay T.
 template <class T>
 bool bf16_activations(const Device& device) {
   return std::is_same_v<T, float> && device.kind() == FW_DEVICE_CUDA;
@@ -37,20 +38,21 @@ class ModelState {
   // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
   const std::vector<int64_t>& positions() const { return positions_; }
   void advance(const SeqLayout& layout);
-  // Makes room in the caches for the tokens of a pass, and of each sequence for `ahead` more. Until the next call, or until the state is copied or moved,
-  // layer(i) is what the pass works on.
+  // Makes room in the caches for the tokens of a pass, and of each sequence for `ahead` more. Until the next call, or
+  // until the state is copied or moved, layer(i) is what the pass works on.
   void prepare(const SeqLayout& layout, int64_t ahead = 0);
   // What all layers work on: passes that find it unchanged may be recorded ones.
   const std::vector<std::vector<StateView>>& views() const { return views_; }
-  // Sequence n becomes a copy of the only one of `one`, a state of the same model; prepare() comes before the next pass.
+  // Sequence n becomes a copy of the only one of `one`, a state of the same model; prepare() comes before the next
+  // pass.
   void put(int64_t n, const ModelState& one);
   // Activation: what the model's activations are, T or, on a device that has bf16 ones, Bf16.
   template <class Activation = T>
   LayerState<Activation> layer(int64_t i) const {
     return {views_[static_cast<size_t>(i)].data(), static_cast<int64_t>(views_[static_cast<size_t>(i)].size())};
   }
-  // One tensor as its file has it: [N, shape], or of a cache [tokens of all sequences, width]; empty where the layer has none of
-  // that name.
+  // One tensor as its file has it: [N, shape], or of a cache [tokens of all sequences, width]; empty where the layer
+  // has none of that name.
   std::vector<T> values(int64_t layer, const std::string& name) const;
 
   size_t bytes() const;
@@ -61,11 +63,12 @@ class ModelState {
   void load(const std::string& path, const std::string& rule, const std::string& model_hash);
 
   // The same as a part of a larger file (a session keeps logits and a generator beside it): tensors "state.*" and the
-  // metadata keys state_layout, state_dtype, state_rule, state_model. The writer has copies, but of the positions, which must live until
-  // writer.write().
+  // metadata keys state_layout, state_dtype, state_rule, state_model. The writer has copies, but of the positions,
+  // which must live until writer.write().
   // read_from throws Error(kUsage) and leaves the state as it was when anything differs.
   void add_to(SafetensorsWriter& writer, const std::string& rule, const std::string& model_hash) const;
-  void read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash);
+  void read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule,
+                 const std::string& model_hash);
 
  private:
   struct Tensor {

@@ -25,7 +25,8 @@ struct AttentionMixer<T>::Context : MixerContext {
 };
 
 template <class T>
-AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
+AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<Wide<T>>& params)
+    : spec_(spec) {
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
     const int index = params.declare(std::move(p));
@@ -39,11 +40,17 @@ AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& 
 
 template <class T>
 AttentionShape AttentionMixer<T>::shape() const {
-  return {spec_.heads, spec_.kv_heads, spec_.head_dim, spec_.window, 1.0 / std::sqrt(static_cast<double>(spec_.head_dim)), spec_.rope_theta, spec_.rotated};
+  return {spec_.heads,
+          spec_.kv_heads,
+          spec_.head_dim,
+          spec_.window,
+          1.0 / std::sqrt(static_cast<double>(spec_.head_dim)),
+          spec_.rope_theta,
+          spec_.rotated};
 }
 
-// The rows of earlier passes, to be read in this one and in its backward: those of a ring are overwritten meanwhile, those of a cache
-// stay where they are.
+// The rows of earlier passes, to be read in this one and in its backward: those of a ring are overwritten meanwhile,
+// those of a cache stay where they are.
 template <class T>
 Pages<T> AttentionMixer<T>::before(const Pass<T>& pass, LayerState<T> state, int index) const {
   Pages<T> pages = state.pages(index);
@@ -62,20 +69,24 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.proj = new_matrix<T>(arena, tokens, spec_.columns());
-  project(pass, x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj);
+  project(pass, x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr,
+          c.proj);
 
   c.qk = c.proj.col_range(0, queries + keys);
   if (spec_.qk_norm) {
     const Mat<T> raw = c.qk;
     if (pass.keep) c.qk = new_matrix<T>(arena, tokens, queries + keys);
     c.rstd = arena.alloc<Wide<T>>(tokens * (spec_.heads + spec_.kv_heads));
-    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_), static_cast<Wide<T>>(kNormEps), D,
-                                    GateKind::kNone, c.qk.col_range(0, queries), c.rstd);
-    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_), static_cast<Wide<T>>(kNormEps), D,
-                                    GateKind::kNone, c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
+    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_),
+                                    static_cast<Wide<T>>(kNormEps), D, GateKind::kNone, c.qk.col_range(0, queries),
+                                    c.rstd);
+    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_),
+                                    static_cast<Wide<T>>(kNormEps), D, GateKind::kNone, c.qk.col_range(queries, keys),
+                                    c.rstd + tokens * spec_.heads);
   }
 
-  const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys), v = c.proj.col_range(queries + keys, keys);
+  const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys),
+               v = c.proj.col_range(queries + keys, keys);
   c.past_k = before(pass, state, kKeyState);
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
@@ -96,26 +107,32 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 }
 
 template <class T>
-void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                                 Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, queries);
-  pass.exec.linear_backward(dy, c.o, params.weight(o_proj_, spec_.hidden, queries), d_o, params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr,
-                            Write::kOverwrite);
+  pass.exec.linear_backward(dy, c.o, params.weight(o_proj_, spec_.hidden, queries), d_o,
+                            params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr, Write::kOverwrite);
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
   const Mat<T> draw = dproj.col_range(0, queries + keys);
   const Mat<T> dqk = spec_.qk_norm ? new_matrix<T>(arena, tokens, queries + keys) : draw;
-  pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys), c.proj.col_range(queries + keys, keys), shape(), pass.layout,
-                               c.past_k, c.past_v, c.o, c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys), dproj.col_range(queries + keys, keys));
+  pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys),
+                               c.proj.col_range(queries + keys, keys), shape(), pass.layout, c.past_k, c.past_v, c.o,
+                               c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys),
+                               dproj.col_range(queries + keys, keys));
   if (spec_.qk_norm) {
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_), c.rstd, D,
-                                     GateKind::kNone, draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_),
-                                     c.rstd + tokens * spec_.heads, D, GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), nullptr,
+                                     params.value(q_norm_), c.rstd, D, GateKind::kNone, draw.col_range(0, queries),
+                                     Mat<T>(), params.grad(q_norm_));
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(),
+                                     nullptr, params.value(k_norm_), c.rstd + tokens * spec_.heads, D, GateKind::kNone,
+                                     draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
   }
-  pass.exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
+  pass.exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx,
+                            params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
                             bias_ >= 0 ? params.grad(bias_) : nullptr, Write::kOverwrite);
 }
 

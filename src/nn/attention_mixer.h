@@ -1,5 +1,10 @@
-// Softmax attention as a mixer, full or over a sliding window: projections of q, k and v (with bias or without), RMSNorm of each head's
-// q and k where a configuration has it, rotary position embedding of them, attention with grouped key/value heads, output projection.
+// Softmax attention as a mixer, full or over a sliding window:
+// - projections of q, k and v (with bias or without),
+// - RMSNorm of each head's q and k where a configuration has it,
+// - rotary position embedding of q and k,
+// - attention with grouped key/value heads,
+// - output projection.
+//
 // What q, k and v read is one matrix product. Names are those of flash-linear-attention's Attention layer.
 #pragma once
 
@@ -29,7 +34,8 @@ struct AttentionSpec {
   int64_t columns() const { return query_size() + 2 * kv_size(); }
 };
 
-// q_proj, k_proj, v_proj .weight (and .bias), q_norm.weight, k_norm.weight, o_proj.weight, with `prefix` before the names.
+// q_proj, k_proj, v_proj .weight (and .bias), q_norm.weight, k_norm.weight, o_proj.weight, with `prefix` before the
+// names.
 std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::string& prefix);
 // What it remembers: k (normed and turned) and v, [HK D] a token: a ring of the last W, or a cache of all.
 std::vector<StateTensor> mixer_state(const AttentionSpec& spec);

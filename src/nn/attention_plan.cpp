@@ -6,18 +6,22 @@ namespace fw {
 std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::string& prefix) {
   std::vector<ParamSpec> list;
   const int64_t d = spec.hidden;
-  const std::pair<std::string, int64_t> stack[] = {{"q_proj", spec.query_size()}, {"k_proj", spec.kv_size()}, {"v_proj", spec.kv_size()}};
+  const std::pair<std::string, int64_t> stack[] = {
+      {"q_proj", spec.query_size()}, {"k_proj", spec.kv_size()}, {"v_proj", spec.kv_size()}};
   // One after the other, so that together they are one [columns, d] matrix and one [columns] bias.
   for (const auto& [name, size] : stack) {
-    list.push_back({prefix + name + ".weight", {size, d}, projection_init(spec.init, size, d), true, name != stack[0].first});
+    list.push_back(
+        {prefix + name + ".weight", {size, d}, projection_init(spec.init, size, d), true, name != stack[0].first});
   }
   for (const auto& [name, size] : stack) {
-    if (spec.qkv_bias) list.push_back({prefix + name + ".bias", {size}, constant_init(0.0), false, name != stack[0].first});
+    if (spec.qkv_bias)
+      list.push_back({prefix + name + ".bias", {size}, constant_init(0.0), false, name != stack[0].first});
   }
   for (const char* name : {"q_norm.weight", "k_norm.weight"}) {
     if (spec.qk_norm) list.push_back({prefix + name, {spec.head_dim}, constant_init(1.0), false});
   }
-  list.push_back({prefix + "o_proj.weight", {d, spec.query_size()}, projection_init(spec.init, d, spec.query_size()), true});
+  list.push_back(
+      {prefix + "o_proj.weight", {d, spec.query_size()}, projection_init(spec.init, d, spec.query_size()), true});
   return list;
 }
 

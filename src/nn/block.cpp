@@ -25,14 +25,15 @@ void settle(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, Mat<T> 
 
 namespace {
 
-// What is kept lies in pass.exec's arena, what backward computes again in pass.again's, which each half of a block finds empty. Where all is
-// kept there is one arena, and nothing is given back before backward.
+// What is kept lies in pass.exec's arena, what backward computes again in pass.again's, which each half of a block
+// finds empty. Where all is kept there is one arena, and nothing is given back before backward.
 template <class T>
 void begin_half(const Pass<T>& pass) {
   if (pass.again != nullptr) pass.again->arena.release();
 }
 
-// On a GPU the last product of a half that takes_norm() makes the residual stream's sum: of float32, rounded once, and the next norm reads one tensor.
+// On a GPU the last product of a half that takes_norm() makes the residual stream's sum: of float32, rounded once, and
+// the next norm reads one tensor.
 template <class T>
 constexpr bool kSumsInProducts = std::is_same_v<T, Bf16>;
 // So, where that is: y of the half, which is the residual stream behind it.
@@ -57,8 +58,8 @@ LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const 
   return {copies, state.count};
 }
 
-// A decoded token's half: the norm goes with the first products, and the last ones add to the residual stream, so that two kernels of a row each are none.
-// Such a pass keeps nothing, so what it took from the arena is free behind it.
+// A decoded token's half: the norm goes with the first products, and the last ones add to the residual stream, so that
+// two kernels of a row each are none. Such a pass keeps nothing, so what it took from the arena is free behind it.
 template <class T>
 template <class Run>
 void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, const Run& run) const {
@@ -83,11 +84,16 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   Context local;
   Context& c = pass.keep ? *context : local;
   const LayerState<T> of_mixer = state ? LayerState<T>(state.tensors, mixer_tensors_) : LayerState<T>();
-  const LayerState<T> of_mlp = state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
+  const LayerState<T> of_mlp =
+      state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
 
-  if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() && (mlp_ == nullptr || mlp_->takes_norm())) {
-    step_half(pass, r, mixer_norm_, [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
-    if (mlp_ != nullptr) step_half(pass, r, *mlp_norm_, [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
+  if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() &&
+      (mlp_ == nullptr || mlp_->takes_norm())) {
+    step_half(pass, r, mixer_norm_,
+              [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
+    if (mlp_ != nullptr)
+      step_half(pass, r, *mlp_norm_,
+                [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
     return;
   }
 
@@ -130,7 +136,8 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 
 // The normed input of a half as forward had it, at the beginning of that half's backward.
 template <class T>
-Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const {
+Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd,
+                              Mat<T> kept) const {
   if (pass.again == nullptr) return kept;
   begin_half(pass);
   const Mat<T> normed = new_matrix<T>(pass.again->arena, in.rows, hidden_);

@@ -1,6 +1,6 @@
-// A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is handed from block to block
-// as two parts, x and a delta still to be added, so that each addition runs in one pass with the norm after it; on a GPU, behind halves that take_norm(), as
-// their sum, which the last product of a half makes.
+// A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is
+// handed from block to block as two parts, x and a delta still to be added, so that each addition runs in one pass with
+// the norm after it. On a GPU, behind halves that take_norm(), as their sum, which the last product of a half makes.
 #pragma once
 
 #include <memory>
@@ -37,11 +37,15 @@ class Block {
     typename Mlp<T>::Context mlp;
   };
 
-  // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's state: `mixer_tensors` of the mixer, then
-  // those of the MLP.
+  // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's
+  // state: `mixer_tensors` of the mixer, then those of the MLP.
   template <class MakeMixer>
-  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, int64_t mixer_tensors, Params<Wide<T>>& params, MakeMixer make_mixer)
-      : hidden_(mlp.hidden), mixer_tensors_(mixer_tensors), mixer_norm_(norm, prefix + "attn_norm", params), mixer_(make_mixer(prefix + "attn.")) {
+  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, int64_t mixer_tensors,
+        Params<Wide<T>>& params, MakeMixer make_mixer)
+      : hidden_(mlp.hidden),
+        mixer_tensors_(mixer_tensors),
+        mixer_norm_(norm, prefix + "attn_norm", params),
+        mixer_(make_mixer(prefix + "attn.")) {
     if (mlp.size == 0) return;
     mlp_norm_ = std::make_unique<RowNorm<T>>(norm, prefix + "mlp_norm", params);
     mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);

@@ -28,23 +28,27 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.gate = new_matrix<T>(arena, x.rows, d);
-  pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
+  pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate,
+                           Write::kOverwrite);
   T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
-  if (y.data != nullptr) pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, tail, y);
+  if (y.data != nullptr)
+    pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout,
+                                 c.tail, tail, y);
   return kept;
 }
 
 template <class T>
-void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                            Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   const int64_t d = spec_.hidden;
   const Mat<T> dgate = new_matrix<T>(pass.exec.arena, dy.rows, d);
-  pass.exec.gated_conv_backward(dy, x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, dx, dgate, params.grad(conv_),
-                                params.grad(conv_bias_));
-  pass.exec.linear_backward(dgate, x, params.weight(projection_, d, d), dx, params.grad_matrix(projection_, d, d), params.grad(projection_bias_),
-                            Write::kAccumulate);
+  pass.exec.gated_conv_backward(dy, x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout,
+                                c.tail, dx, dgate, params.grad(conv_), params.grad(conv_bias_));
+  pass.exec.linear_backward(dgate, x, params.weight(projection_, d, d), dx, params.grad_matrix(projection_, d, d),
+                            params.grad(projection_bias_), Write::kAccumulate);
 }
 
 template class ConvMixer<float>;

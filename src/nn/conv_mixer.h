@@ -1,5 +1,6 @@
-// The gated convolution that Zoology's hybrids put before the mixer under study: y = x + (conv(x) + b) (x P^T + c), a causal depthwise
-// convolution of W taps without activation times a projection, elementwise. It mixes neighbours and nothing further away.
+// The gated convolution that Zoology's hybrids put before the mixer under study: y = x + (conv(x) + b) (x P^T + c), a
+// causal depthwise convolution of W taps without activation times a projection, elementwise. It mixes neighbours and
+// nothing further away.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,10 @@ namespace fw {
 std::vector<ParamSpec> mixer_parameters(const ConvSpec& spec, const std::string& prefix) {
   const int64_t d = spec.hidden;
   return {
-      {prefix + "conv.weight", {d, 1, spec.kernel}, uniform_init(1.0 / std::sqrt(static_cast<double>(spec.kernel))), true},
+      {prefix + "conv.weight",
+       {d, 1, spec.kernel},
+       uniform_init(1.0 / std::sqrt(static_cast<double>(spec.kernel))),
+       true},
       {prefix + "conv.bias", {d}, constant_init(0.0), false},
       {prefix + "projection.weight", {d, d}, projection_init(spec.init, d, d), true},
       {prefix + "projection.bias", {d}, constant_init(0.0), false},

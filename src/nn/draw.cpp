@@ -40,8 +40,8 @@ void fill(const ParamSpec& spec, int64_t count, Random& random, T* to) {
 }  // namespace
 
 template <class T>
-void draw_parameters(const std::vector<ParamSpec>& specs, Random& random, const std::function<void(const ParamSpec&, int64_t, std::span<const T>)>& write,
-                     int log_piece) {
+void draw_parameters(const std::vector<ParamSpec>& specs, Random& random,
+                     const std::function<void(const ParamSpec&, int64_t, std::span<const T>)>& write, int log_piece) {
   const int64_t piece = int64_t{1} << log_piece;
   int64_t numbers = 0;
   bool counted = true;
@@ -63,7 +63,8 @@ void draw_parameters(const std::vector<ParamSpec>& specs, Random& random, const 
     return;
   }
 
-  // parts[i]: what piece i makes. A value whose numbers lie in two pieces is the first one's, whose generator simply goes on.
+  // parts[i]: what piece i makes. A value whose numbers lie in two pieces is the first one's, whose generator simply
+  // goes on.
   std::vector<std::vector<Part>> parts(static_cast<size_t>((numbers + piece - 1) / piece));
   int64_t first = 0;  // number of the spec
   for (size_t s = 0; s < specs.size(); ++s) {
@@ -82,7 +83,8 @@ void draw_parameters(const std::vector<ParamSpec>& specs, Random& random, const 
   }
 
   const RandomJump jump(log_piece);
-  const size_t wave = std::min<size_t>(2 * static_cast<size_t>(num_threads()), 64);  // pieces whose values are held at a time: no number depends on it
+  // pieces whose values are held at a time: no number depends on it
+  const size_t wave = std::min<size_t>(2 * static_cast<size_t>(num_threads()), 64);
   Random next = random;
   std::vector<Random> generators;
   for (size_t begin = 0; begin < parts.size(); begin += wave) {
@@ -123,7 +125,8 @@ void draw_parameters(const std::vector<ParamSpec>& specs, Random& random, const 
 
 bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random, Device& device, ParamValues<float> to,
                              const std::function<int64_t(const ParamSpec&)>& numbers_of,
-                             const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>& write, int64_t at_least) {
+                             const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>& write,
+                             int64_t at_least) {
   std::vector<DrawnRange> ranges;
   struct OnHost {
     size_t spec;
@@ -137,7 +140,9 @@ bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random
     const int draws = draws_of(spec.init);
     if (draws < 0) return false;
     if (const std::optional<LinearDraw> linear = linear_draw_of(spec.init)) {
-      if (spec.size() > 0) ranges.push_back({numbers, spec.size(), spec.offset, numbers_of(spec), linear->scale, linear->low, linear->draws});
+      if (spec.size() > 0)
+        ranges.push_back(
+            {numbers, spec.size(), spec.offset, numbers_of(spec), linear->scale, linear->low, linear->draws});
     } else {
       others.push_back({s, numbers, std::vector<float>(static_cast<size_t>(spec.size()))});
     }
@@ -145,9 +150,11 @@ bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random
   }
   if (numbers < at_least) return false;
 
-  // Between 64 and 128 pieces, a block each: each jump costs the host a millisecond or two, and fewer blocks would leave the device idle.
+  // Between 64 and 128 pieces, a block each: each jump costs the host a millisecond or two, and fewer blocks would
+  // leave the device idle.
   constexpr int kLeastLog = 10, kLogPieces = 6;
-  const int log_piece = std::max(kLeastLog, static_cast<int>(std::bit_width(static_cast<uint64_t>(numbers))) - 1 - kLogPieces);
+  const int log_piece =
+      std::max(kLeastLog, static_cast<int>(std::bit_width(static_cast<uint64_t>(numbers))) - 1 - kLogPieces);
   const int64_t piece = int64_t{1} << log_piece, pieces = (numbers + piece - 1) / piece;
   const RandomJump jump(log_piece);
   std::vector<Random> starts{random};
@@ -174,9 +181,11 @@ bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random
   return true;
 }
 
-template void draw_parameters<float>(const std::vector<ParamSpec>&, Random&, const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>&,
+template void draw_parameters<float>(const std::vector<ParamSpec>&, Random&,
+                                     const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>&,
                                      int);
-template void draw_parameters<double>(const std::vector<ParamSpec>&, Random&, const std::function<void(const ParamSpec&, int64_t, std::span<const double>)>&,
+template void draw_parameters<double>(const std::vector<ParamSpec>&, Random&,
+                                      const std::function<void(const ParamSpec&, int64_t, std::span<const double>)>&,
                                       int);
 
 }  // namespace fw

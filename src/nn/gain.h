@@ -1,6 +1,6 @@
-// Where the gain gate beta [T, HV] comes from: bound * sigmoid of a projection of the token or of one learned number, times a
-// factor of the token's place in its sequence (the ablations of the Kaczmarz paper). The same sigmoid can be the decay too:
-// a single gate, decay = 1 - gain.
+// Where the gain gate beta [T, HV] comes from: bound * sigmoid of a projection of the token or of one learned number.
+// It is multiplied by a factor of the token's place in its sequence (the ablations of the Kaczmarz paper). The same
+// sigmoid can be the decay too: a single gate, decay = 1 - gain.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,15 @@ class GainGate {
   };
 
   // parameter: index of the learned number, or -1. bound: largest value.
-  GainGate(const GainSpec& spec, int64_t v_heads, Wide<T> bound, int parameter) : spec_(spec), v_heads_(v_heads), bound_(bound), parameter_(parameter) {}
+  GainGate(const GainSpec& spec, int64_t v_heads, Wide<T> bound, int parameter)
+      : spec_(spec), v_heads_(v_heads), bound_(bound), parameter_(parameter) {}
 
   // beta; `projection` [T, HV] becomes its sigmoid in place (empty when the gain is learned).
   Mat<T> forward(const Pass<T>& pass, Mat<T> projection, int64_t tokens, Context& context) const;
   // g [T, HV] = log(1 - sigmoid), for a single gate.
   void log_decay(const Pass<T>& pass, const Context& context, Mat<Wide<T>> g) const;
-  // dbeta [T, HV] becomes the gradient of the projection, or adds to that of the learned number. dg: of log_decay's g, or empty.
+  // dbeta [T, HV] becomes the gradient of the projection, or adds to that of the learned number. dg: of log_decay's g,
+  // or empty.
   void backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const Wide<T>> dg) const;
 
  private:

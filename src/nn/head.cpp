@@ -11,7 +11,8 @@ constexpr double kDeviation = 0.02;  // of embeddings, under every scheme
 }  // namespace
 
 template <class T>
-Embedding<T>::Embedding(const std::string& name, int64_t vocab, int64_t hidden, const NormSpec* norm, const std::string& norm_name, Params<Wide<T>>& params)
+Embedding<T>::Embedding(const std::string& name, int64_t vocab, int64_t hidden, const NormSpec* norm,
+                        const std::string& norm_name, Params<Wide<T>>& params)
     : vocab_(vocab), hidden_(hidden), index_(params.declare({name, {vocab, hidden}, normal_init(kDeviation), true})) {
   if (norm != nullptr) norm_ = std::make_unique<RowNorm<T>>(*norm, norm_name, params);
 }
@@ -48,8 +49,8 @@ void Embedding<T>::backward(const Pass<T>& pass, const int32_t* ids, Mat<const T
 }
 
 template <class T>
-Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int tied, int64_t vocab, int64_t hidden, const NormSpec& norm,
-              Params<Wide<T>>& params)
+Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int tied, int64_t vocab, int64_t hidden,
+              const NormSpec& norm, Params<Wide<T>>& params)
     : vocab_(vocab), hidden_(hidden), norm_(norm, norm_name, params), weight_(tied) {
   if (tied < 0) weight_ = params.declare({weight_name, {vocab, hidden}, normal_init(kDeviation), true});
 }
@@ -66,7 +67,8 @@ void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) 
 }
 
 template <class T>
-void Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, Wide<T>* nll, LossSum* sum) const {
+void Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, Wide<T>* nll,
+                   LossSum* sum) const {
   const Params<Wide<T>>& params = pass.params;
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
   settle(pass, residual, norm_, h, pass.exec.arena.template alloc<Wide<T>>(h.rows));
@@ -74,14 +76,16 @@ void Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* ta
 }
 
 template <class T>
-void Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, Wide<T> grad_scale, Mat<T> dx, LossSum* sum) const {
+void Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, Wide<T> grad_scale,
+                            Mat<T> dx, LossSum* sum) const {
   Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const Mat<T> h = new_matrix<T>(arena, residual.x.rows, hidden_);
   Wide<T>* rstd = arena.alloc<Wide<T>>(h.rows);
   settle(pass, residual, norm_, h, rstd);
   const Mat<T> dh = new_matrix<T>(arena, h.rows, hidden_);
-  pass.exec.cross_entropy_backward(h, params.weight(weight_, vocab_, hidden_), targets, grad_scale, dh, params.grad_matrix(weight_, vocab_, hidden_), sum);
+  pass.exec.cross_entropy_backward(h, params.weight(weight_, vocab_, hidden_), targets, grad_scale, dh,
+                                   params.grad_matrix(weight_, vocab_, hidden_), sum);
   norm_.backward(pass, dh, residual.x, rstd, dx, Write::kOverwrite);
 }
 

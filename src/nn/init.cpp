@@ -86,7 +86,8 @@ Initialiser decay_delta_init() { return DecayDelta(); }
 int draws_of(const Initialiser& init) { return draws_if<Constant, Place, Normal, Uniform, DecayA, DecayDelta>(init); }
 std::optional<LinearDraw> linear_draw_of(const Initialiser& init) {
   if (const auto* normal = init.target<Normal>()) return LinearDraw{2, normal->deviation, 0};
-  if (const auto* uniform = init.target<Uniform>()) return LinearDraw{1, uniform->bound - -uniform->bound, -uniform->bound};
+  if (const auto* uniform = init.target<Uniform>())
+    return LinearDraw{1, uniform->bound - -uniform->bound, -uniform->bound};
   return std::nullopt;
 }
 bool counts_places(const Initialiser& init) { return init.target<Place>() != nullptr; }

@@ -1,5 +1,5 @@
-// What a mixer remembers of a sequence: it DECLARES the tensors, in order; the model's state (model/state.h) owns, forks, saves and
-// loads whatever is declared and hands views of it to each pass.
+// What a mixer remembers of a sequence: it DECLARES the tensors, in order; the model's state (model/state.h) owns,
+// forks, saves and loads whatever is declared and hands views of it to each pass.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,21 @@ struct StateTensor {
   }
 };
 
-constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no copy, and an unfinished page wastes little
+// of a page: growth is seldom and costs no copy, and an unfinished page wastes little
+constexpr int64_t kCacheRows = 256;
 
 // One declared tensor of N sequences, of the type that the device stores it in.
 struct StateView {
-  void* data = nullptr;                           // kMatrix, kRing: [N, shape]
-  int64_t bytes = 0;                              // at data
-  void* const* table = nullptr;                   // kCache: [N, per_sequence] pages, with room for the tokens of the pass
+  void* data = nullptr;  // kMatrix, kRing: [N, shape]
+  int64_t bytes = 0;     // at data
+  // kCache: [N, per_sequence] pages, with room for the tokens of the pass
+  void* const* table = nullptr;
   int64_t per_sequence = 0, rows = 0, width = 0;  // kRing (one page, at `data`), kCache: as Pages has them
   bool operator==(const StateView&) const = default;
 };
 
-// All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence
-// begins from nothing, final values are not wanted) false.
+// All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state
+// (every sequence begins from nothing, final values are not wanted) false.
 template <class T>
 class LayerState {
  public:
@@ -55,7 +57,13 @@ class LayerState {
   Pages<T> pages(int index) const {
     const StateView& view = at(index);
     // A table of pages is one of pointers, whatever they point to.
-    return {static_cast<T*>(view.data), reinterpret_cast<T* const*>(view.table), view.per_sequence, view.rows, view.width, true};  // devices align their memory
+    // devices align their memory
+    return {static_cast<T*>(view.data),
+            reinterpret_cast<T* const*>(view.table),
+            view.per_sequence,
+            view.rows,
+            view.width,
+            true};
   }
 
  private:

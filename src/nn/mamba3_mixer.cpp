@@ -91,7 +91,8 @@ MixerContext* Mamba3Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, Layer
   const auto norm = [&](Mat<const T> from, int weight, W*& rstd) {
     const Mat<T> to = new_matrix<T>(arena, tokens, spec_.shared());
     rstd = arena.alloc<W>(tokens * norms);
-    exec.gated_rmsnorm_forward(from, Mat<const T>(), nullptr, params.value(weight), eps, spec_.state, GateKind::kNone, to, rstd);
+    exec.gated_rmsnorm_forward(from, Mat<const T>(), nullptr, params.value(weight), eps, spec_.state, GateKind::kNone,
+                               to, rstd);
     return to;
   };
   in.k = norm(parts.b, b_norm_, c.b_rstd);
@@ -109,18 +110,21 @@ MixerContext* Mamba3Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, Layer
 
   c.o = new_matrix<T>(arena, tokens * R, inner);
   const Mamba3State<T> remembered{state.wide(0), state.data(1), state.data(2), state.wide(3)};
-  Mamba3Scan<T>(shape).forward(exec, pass.recurrences, pass.layout, pass.form, in, {params.value(c_bias_), params.value(b_bias_), params.value(skip_)},
-                               remembered, pass.keep, c.scan, c.o);
+  Mamba3Scan<T>(shape).forward(exec, pass.recurrences, pass.layout, pass.form, in,
+                               {params.value(c_bias_), params.value(b_bias_), params.value(skip_)}, remembered,
+                               pass.keep, c.scan, c.o);
   if (spec_.output_norm) c.rstd = arena.alloc<W>(tokens * R * spec_.heads);
   c.gated = new_matrix<T>(arena, tokens, inner);
-  exec.mamba3_gate_forward(shape, c.o, parts.z, value_or_null(params, mimo_z_), value_or_null(params, mimo_o_), value_or_null(params, norm_), eps, c.gated,
-                           c.rstd);
-  if (y.data != nullptr) exec.linear_forward(c.gated, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
+  exec.mamba3_gate_forward(shape, c.o, parts.z, value_or_null(params, mimo_z_), value_or_null(params, mimo_o_),
+                           value_or_null(params, norm_), eps, c.gated, c.rstd);
+  if (y.data != nullptr)
+    exec.linear_forward(c.gated, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
 template <class T>
-void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                              Mat<T> dx) const {
   using W = Wide<T>;
   Context& c = *static_cast<Context*>(context);
   Params<W>& params = pass.params;
@@ -131,10 +135,11 @@ void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<co
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns()), dgated = new_matrix<T>(arena, tokens, inner),
                d_o = new_matrix<T>(arena, tokens * R, inner);
   const Parts<T> parts(spec_, c.proj), d_parts(spec_, dproj);
-  exec.linear_backward(dy, c.gated, params.weight(out_proj_, spec_.hidden, inner), dgated, params.grad_matrix(out_proj_, spec_.hidden, inner), nullptr,
-                       Write::kOverwrite);
-  exec.mamba3_gate_backward(shape, dgated, c.o, parts.z, value_or_null(params, mimo_z_), value_or_null(params, mimo_o_), value_or_null(params, norm_), c.rstd,
-                            d_o, d_parts.z, grad_or_null(params, mimo_z_), grad_or_null(params, mimo_o_), grad_or_null(params, norm_));
+  exec.linear_backward(dy, c.gated, params.weight(out_proj_, spec_.hidden, inner), dgated,
+                       params.grad_matrix(out_proj_, spec_.hidden, inner), nullptr, Write::kOverwrite);
+  exec.mamba3_gate_backward(shape, dgated, c.o, parts.z, value_or_null(params, mimo_z_), value_or_null(params, mimo_o_),
+                            value_or_null(params, norm_), c.rstd, d_o, d_parts.z, grad_or_null(params, mimo_z_),
+                            grad_or_null(params, mimo_o_), grad_or_null(params, norm_));
 
   Mamba3Inputs<T> d;
   d.q = new_matrix<T>(arena, tokens, spec_.shared());
@@ -144,16 +149,19 @@ void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<co
   d.g = new_matrix<W>(arena, tokens, spec_.heads);
   d.trap = d_parts.trap;
   d.angle = d_parts.angle;
-  Mamba3Scan<T>(shape).backward(exec, pass.recurrences, pass.layout, pass.form, c.tokens, {params.value(c_bias_), params.value(b_bias_), params.value(skip_)},
-                                c.scan, d_o, nullptr, d, {params.grad(c_bias_), params.grad(b_bias_), params.grad(skip_)}, {});
-  if (mimo_x_ >= 0) exec.mamba3_expand_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
-  exec.mamba3_time_backward(spec_.decay, d.dt, d.g, parts.dt, parts.a, params.value(dt_bias_), d_parts.dt, d_parts.a, params.grad(dt_bias_));
-  exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), nullptr, params.value(b_norm_), c.b_rstd, spec_.state, GateKind::kNone, d_parts.b, Mat<T>(),
-                              params.grad(b_norm_));
-  exec.gated_rmsnorm_backward(d.q, parts.c, Mat<const T>(), nullptr, params.value(c_norm_), c.c_rstd, spec_.state, GateKind::kNone, d_parts.c, Mat<T>(),
-                              params.grad(c_norm_));
-  exec.linear_backward(dproj, x, params.weight(in_proj_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(in_proj_, spec_.columns(), spec_.hidden),
-                       nullptr, Write::kOverwrite);
+  Mamba3Scan<T>(shape).backward(exec, pass.recurrences, pass.layout, pass.form, c.tokens,
+                                {params.value(c_bias_), params.value(b_bias_), params.value(skip_)}, c.scan, d_o,
+                                nullptr, d, {params.grad(c_bias_), params.grad(b_bias_), params.grad(skip_)}, {});
+  if (mimo_x_ >= 0)
+    exec.mamba3_expand_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
+  exec.mamba3_time_backward(spec_.decay, d.dt, d.g, parts.dt, parts.a, params.value(dt_bias_), d_parts.dt, d_parts.a,
+                            params.grad(dt_bias_));
+  exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), nullptr, params.value(b_norm_), c.b_rstd, spec_.state,
+                              GateKind::kNone, d_parts.b, Mat<T>(), params.grad(b_norm_));
+  exec.gated_rmsnorm_backward(d.q, parts.c, Mat<const T>(), nullptr, params.value(c_norm_), c.c_rstd, spec_.state,
+                              GateKind::kNone, d_parts.c, Mat<T>(), params.grad(c_norm_));
+  exec.linear_backward(dproj, x, params.weight(in_proj_, spec_.columns(), spec_.hidden), dx,
+                       params.grad_matrix(in_proj_, spec_.columns(), spec_.hidden), nullptr, Write::kOverwrite);
 }
 
 template class Mamba3Mixer<float>;

@@ -1,6 +1,7 @@
-// Mamba-3's layer (Lahoti et al. 2026; docs/rules/mamba3.md): one projection in_proj of x gives z | x | B | C | dt | A | trap | angle; B and C pass an RMSNorm
-// of N; dt = softplus(. + dt_bias) and the decay rate max(f(A), floor) are of every head, the angles of all heads; the recurrence of mamba3_scan.h with C as
-// query and B as key, x as value (MIMO: spread over R rows by mimo_x); y = o + D v, optionally normed per head, times SiLU(z) (MIMO: of mimo_z z, then summed
+// Mamba-3's layer (Lahoti et al. 2026; docs/rules/mamba3.md): one projection in_proj of x gives z | x | B | C | dt | A
+// | trap | angle; B and C pass an RMSNorm of N; dt = softplus(. + dt_bias) and the decay rate max(f(A), floor) are of
+// every head, the angles of all heads; the recurrence of mamba3_scan.h with C as query and B as key, x as value (MIMO:
+// spread over R rows by mimo_x). Y = o + D v, optionally normed per head, times SiLU(z) (MIMO: of mimo_z z, then summed
 // over the rows by mimo_o); out_proj.
 #pragma once
 
@@ -35,11 +36,12 @@ struct Mamba3Spec {
   Mamba3Shape shape() const { return {heads, groups, state, head_dim, rank(), angles, halves}; }
 };
 
-// dt_bias, D [H], B_bias, C_bias [H, R, N], in_proj.weight [columns, d], B_norm.weight, C_norm.weight [N], out_proj.weight [d, H P]; with MIMO mimo_x, mimo_z,
-// mimo_o [H, R, P]; with an output norm norm.weight [H P]; `prefix` before the names.
+// dt_bias, D [H], B_bias, C_bias [H, R, N], in_proj.weight [columns, d], B_norm.weight, C_norm.weight [N],
+// out_proj.weight [d, H P]. With MIMO mimo_x, mimo_z, mimo_o [H, R, P]; with an output norm norm.weight [H P]; `prefix`
+// before the names.
 std::vector<ParamSpec> mixer_parameters(const Mamba3Spec& spec, const std::string& prefix);
-// What it remembers: s [H, N, P]; the last token's turned keys k [R, H N] and values v [R, H P], which the next one still writes; angle [2, H NA], in turns
-// and what their digits leave.
+// What it remembers: s [H, N, P]; the last token's turned keys k [R, H N] and values v [R, H P], which the next one
+// still writes. Angle [2, H NA], in turns and what their digits leave.
 std::vector<StateTensor> mixer_state(const Mamba3Spec& spec);
 
 template <class T>

@@ -10,10 +10,16 @@ std::vector<ParamSpec> mixer_parameters(const Mamba3Spec& spec, const std::strin
       {prefix + "D", {H}, constant_init(1.0), false},
       {prefix + "B_bias", {H, R, N}, constant_init(1.0), true},
       {prefix + "C_bias", {H, R, N}, constant_init(1.0), true},
-      {prefix + "in_proj.weight", {spec.columns(), spec.hidden}, projection_init(spec.init, spec.columns(), spec.hidden), true},
+      {prefix + "in_proj.weight",
+       {spec.columns(), spec.hidden},
+       projection_init(spec.init, spec.columns(), spec.hidden),
+       true},
       {prefix + "B_norm.weight", {N}, constant_init(1.0), false},
       {prefix + "C_norm.weight", {N}, constant_init(1.0), false},
-      {prefix + "out_proj.weight", {spec.hidden, spec.inner()}, projection_init(spec.init, spec.hidden, spec.inner()), true},
+      {prefix + "out_proj.weight",
+       {spec.hidden, spec.inner()},
+       projection_init(spec.init, spec.hidden, spec.inner()),
+       true},
   };
   if (spec.mimo_rank > 0) {
     const double share = 1.0 / static_cast<double>(R);

@@ -1,7 +1,9 @@
-// The recurrence of a Mamba-3 layer (Lahoti et al. 2026; docs/rules/mamba3.md), by the rule `mamba2` of the C header over R rows a token. With
-// lam = sigmoid(trap), a = exp(g), q~ and k~ the queries and keys with their biases, turned by the angles summed up to their token,
+// The recurrence of a Mamba-3 layer (Lahoti et al. 2026; docs/rules/mamba3.md), by the rule `mamba2` of the C header
+// over R rows a token. With lam = sigmoid(trap), a = exp(g), q~ and k~ the queries and keys with their biases, turned
+// by the angles summed up to their token,
 //   S_t = a_t S_{t-1} + (1 - lam_t) dt_t a_t sum_j k~^j_{t-1} v^j_{t-1}^T + lam_t dt_t sum_j k~^j_t v^j_t^T        y^i_t = S_t^T q~^i_t
-// The rows write what they write now and ahead at once; what that puts too early into a token's own read is taken off again (ops.def: mamba3_diag).
+// The rows write what they write now and ahead at once; what that puts too early into a token's own read is taken off
+// again (ops.def: mamba3_diag).
 #pragma once
 
 #include "nn/recurrence.h"
@@ -59,13 +61,16 @@ class Mamba3Scan {
     void* saved = nullptr;  // of the recurrence
   };
 
-  // o [T R, H P] is overwritten, with D v where there is a skip. What the context holds lies in the arena; keep: also what backward needs of the recurrence.
-  void forward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form, const Mamba3Inputs<T>& in,
-               const Mamba3Parameters<const Wide<T>>& parameters, const Mamba3State<T>& state, bool keep, Context& context, Mat<T> o) const;
-  // After a forward that kept. d_o of o; ds_out, the gradient of the state S after the pass, or null. Overwrites what d and d_state name, d_parameters
-  // accumulate.
-  void backward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form, const Mamba3Inputs<T>& in,
-                const Mamba3Parameters<const Wide<T>>& parameters, const Context& context, Mat<const T> d_o, Wide<T>* ds_out, const Mamba3Inputs<T>& d,
+  // o [T R, H P] is overwritten, with D v where there is a skip. What the context holds lies in the arena; keep: also
+  // what backward needs of the recurrence.
+  void forward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form,
+               const Mamba3Inputs<T>& in, const Mamba3Parameters<const Wide<T>>& parameters,
+               const Mamba3State<T>& state, bool keep, Context& context, Mat<T> o) const;
+  // After a forward that kept. d_o of o; ds_out, the gradient of the state S after the pass, or null. Overwrites what d
+  // and d_state name, d_parameters accumulate.
+  void backward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form,
+                const Mamba3Inputs<T>& in, const Mamba3Parameters<const Wide<T>>& parameters, const Context& context,
+                Mat<const T> d_o, Wide<T>* ds_out, const Mamba3Inputs<T>& d,
                 const Mamba3Parameters<Wide<T>>& d_parameters, const Mamba3StateGrads<T>& d_state) const;
 
   static Rule rule();

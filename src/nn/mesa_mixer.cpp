@@ -9,17 +9,21 @@ namespace {
 template <class T>
 constexpr T kL2Eps = T(1e-6);
 
-// Columns `first` to `first + dim` of every head of `from`, heads `from_width` wide, to heads `to_width` wide at `to_first`.
+// Columns `first` to `first + dim` of every head of `from`, heads `from_width` wide, to heads `to_width` wide at
+// `to_first`.
 template <class T>
-void copy_heads(const Exec<T>& exec, int64_t heads, int64_t dim, Mat<const T> from, int64_t from_width, int64_t first, Mat<T> to, int64_t to_width,
-                int64_t to_first) {
-  for (int64_t h = 0; h < heads; ++h) exec.copy_rows(from.col_range(h * from_width + first, dim), to.col_range(h * to_width + to_first, dim));
+void copy_heads(const Exec<T>& exec, int64_t heads, int64_t dim, Mat<const T> from, int64_t from_width, int64_t first,
+                Mat<T> to, int64_t to_width, int64_t to_first) {
+  for (int64_t h = 0; h < heads; ++h)
+    exec.copy_rows(from.col_range(h * from_width + first, dim), to.col_range(h * to_width + to_first, dim));
 }
 
 // to += the same.
 template <class T>
-void add_heads(const Exec<T>& exec, int64_t heads, int64_t dim, Mat<const T> from, int64_t from_width, int64_t first, Mat<T> to) {
-  for (int64_t h = 0; h < heads; ++h) exec.add_rows(from.col_range(h * from_width + first, dim), to.col_range(h * dim, dim));
+void add_heads(const Exec<T>& exec, int64_t heads, int64_t dim, Mat<const T> from, int64_t from_width, int64_t first,
+               Mat<T> to) {
+  for (int64_t h = 0; h < heads; ++h)
+    exec.add_rows(from.col_range(h * from_width + first, dim), to.col_range(h * dim, dim));
 }
 
 }  // namespace
@@ -56,14 +60,16 @@ MesaMixer<T>::MesaMixer(const MesaSpec& spec, const std::string& prefix, Params<
 
 template <class T>
 const Recurrence<T>& MesaMixer<T>::planned(const Pass<T>& pass) const {
-  return pass.recurrences.of({MesaSpec::rule(), spec_.heads, spec_.heads, spec_.dim, 2 * spec_.dim, pass.form, 1.0}, pass.layout.host);
+  return pass.recurrences.of({MesaSpec::rule(), spec_.heads, spec_.heads, spec_.dim, 2 * spec_.dim, pass.form, 1.0},
+                             pass.layout.host);
 }
 
 template <class T>
 Mat<T> MesaMixer<T>::solve(const Pass<T>& pass, const Context& c, Mat<const T> rhs) const {
   const Mat<T> x = new_matrix<T>(pass.exec.arena, rhs.rows, spec_.size());
   const MesaShape shape{spec_.heads, spec_.dim, spec_.dim, spec_.least_lambda, spec_.cg_steps, spec_.cg_tolerance};
-  pass.exec.mesa_solve(shape, rhs, c.tokens.k, c.tokens.write_gate, c.tokens.g, pass.params.value(lambda_), pass.layout, c.tokens.s, x);
+  pass.exec.mesa_solve(shape, rhs, c.tokens.k, c.tokens.write_gate, c.tokens.g, pass.params.value(lambda_), pass.layout,
+                       c.tokens.s, x);
   return x;
 }
 
@@ -72,7 +78,8 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   const Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
   Arena& arena = exec.arena;
-  const int64_t tokens = x.rows, H = spec_.heads, K = spec_.dim, size = spec_.size(), sequences = pass.layout.host.count();
+  const int64_t tokens = x.rows, H = spec_.heads, K = spec_.dim, size = spec_.size(),
+                sequences = pass.layout.host.count();
   Context* kept = pass.keep ? new (exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
@@ -87,7 +94,8 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   T* tail = spec_.conv_size > 1 ? state.data(1) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(exec, tail, sequences * (spec_.conv_size - 1) * 2 * size) : tail;
   c.qk = new_matrix<T>(arena, tokens, 2 * size);
-  exec.short_conv_forward(c.proj.col_range(0, 2 * size), params.value(conv_), nullptr, spec_.conv_size, pass.layout, c.tail, tail, c.qk);
+  exec.short_conv_forward(c.proj.col_range(0, 2 * size), params.value(conv_), nullptr, spec_.conv_size, pass.layout,
+                          c.tail, tail, c.qk);
   c.unit = new_matrix<T>(arena, tokens, 2 * size);
   exec.l2_norm_forward(c.qk, K, kL2Eps<Wide<T>>, c.unit);
 
@@ -103,7 +111,8 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.tokens.q = solve(pass, c, c.unit.col_range(0, size));
 
   const Recurrence<T>& recurrence = planned(pass);
-  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  if (pass.keep && recurrence.saved_bytes() > 0)
+    c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   const Mat<T> both = new_matrix<T>(arena, tokens, 2 * size);
   recurrence.forward(c.tokens, both, s, nullptr, c.saved, arena);
   c.o = new_matrix<T>(arena, tokens, size);
@@ -112,13 +121,16 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.normed = new_matrix<T>(arena, tokens, size);
   c.rstd = arena.alloc<Wide<T>>(tokens * H);
   const Mat<T> gate = spec_.gate == GateKind::kNone ? Mat<T>() : c.proj.col_range(3 * size, size);
-  exec.gated_rmsnorm_forward(c.o, gate, nullptr, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), K, spec_.gate, c.normed, c.rstd);
-  if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_, spec_.hidden, size), nullptr, y, Write::kOverwrite);
+  exec.gated_rmsnorm_forward(c.o, gate, nullptr, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), K,
+                             spec_.gate, c.normed, c.rstd);
+  if (y.data != nullptr)
+    exec.linear_forward(c.normed, params.weight(out_, spec_.hidden, size), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
 template <class T>
-void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                            Mat<T> dx) const {
   Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
@@ -126,11 +138,13 @@ void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
   const int64_t tokens = dy.rows, H = spec_.heads, K = spec_.dim, size = spec_.size();
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, size), d_o = new_matrix<T>(arena, tokens, size);
-  exec.linear_backward(dy, c.normed, params.weight(out_, spec_.hidden, size), dnormed, params.grad_matrix(out_, spec_.hidden, size), nullptr,
-                       Write::kOverwrite);
+  exec.linear_backward(dy, c.normed, params.weight(out_, spec_.hidden, size), dnormed,
+                       params.grad_matrix(out_, spec_.hidden, size), nullptr, Write::kOverwrite);
   const bool gated = spec_.gate != GateKind::kNone;
-  const Mat<T> gate = gated ? c.proj.col_range(3 * size, size) : Mat<T>(), dgate = gated ? dproj.col_range(3 * size, size) : Mat<T>();
-  exec.gated_rmsnorm_backward(dnormed, c.o, gate, nullptr, params.value(norm_), c.rstd, K, spec_.gate, d_o, dgate, params.grad(norm_));
+  const Mat<T> gate = gated ? c.proj.col_range(3 * size, size) : Mat<T>(),
+               dgate = gated ? dproj.col_range(3 * size, size) : Mat<T>();
+  exec.gated_rmsnorm_backward(dnormed, c.o, gate, nullptr, params.value(norm_), c.rstd, K, spec_.gate, d_o, dgate,
+                              params.grad(norm_));
 
   // The two calls: [do | 0] at x, then [0 | -x] at y.
   const auto gradients = [&] {
@@ -154,7 +168,8 @@ void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
   recurrence.backward(c.tokens, d_values, d, c.saved, arena);
   const Mat<T> y = solve(pass, c, d.q);
   const Mat<T> d_keys = cotangent();
-  for (int64_t h = 0; h < H; ++h) exec.subtract_rows(c.tokens.q.col_range(h * K, K), d_keys.col_range(h * 2 * K + K, K));
+  for (int64_t h = 0; h < H; ++h)
+    exec.subtract_rows(c.tokens.q.col_range(h * K, K), d_keys.col_range(h * 2 * K + K, K));
   RecurrenceInputs<T> read = c.tokens;
   read.q = y;
   recurrence.backward(read, d_keys, e, nullptr, arena);
@@ -170,16 +185,18 @@ void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
   exec.copy_rows(y, dunit.col_range(0, size));
   exec.copy_rows(d.k, dunit.col_range(size, size));
   exec.l2_norm_backward(dunit, c.qk, K, kL2Eps<Wide<T>>, dqk);
-  exec.short_conv_backward(dqk, c.proj.col_range(0, 2 * size), params.value(conv_), nullptr, spec_.conv_size, pass.layout, c.tail, dproj.col_range(0, 2 * size),
-                           params.grad(conv_), nullptr);
-  exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden), nullptr,
-                       Write::kOverwrite);
+  exec.short_conv_backward(dqk, c.proj.col_range(0, 2 * size), params.value(conv_), nullptr, spec_.conv_size,
+                           pass.layout, c.tail, dproj.col_range(0, 2 * size), params.grad(conv_), nullptr);
+  exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx,
+                       params.grad_matrix(stack_, spec_.columns(), spec_.hidden), nullptr, Write::kOverwrite);
   exec.sigmoid_gate_backward(d.write_gate, c.gain, Wide<T>(1), d.write_gate, nullptr);
-  exec.linear_backward(d.write_gate, x, params.weight(gain_, H, spec_.hidden), dx, params.grad_matrix(gain_, H, spec_.hidden), params.grad(gain_bias_),
-                       Write::kAccumulate);
+  exec.linear_backward(d.write_gate, x, params.weight(gain_, H, spec_.hidden), dx,
+                       params.grad_matrix(gain_, H, spec_.hidden), params.grad(gain_bias_), Write::kAccumulate);
   const Mat<T> ddecay = new_matrix<T>(arena, tokens, H);
-  exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(decay_bias_), Wide<T>(1), ddecay, params.grad(decay_bias_));
-  exec.linear_backward(ddecay, x, params.weight(decay_, H, spec_.hidden), dx, params.grad_matrix(decay_, H, spec_.hidden), nullptr, Write::kAccumulate);
+  exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(decay_bias_), Wide<T>(1), ddecay,
+                                  params.grad(decay_bias_));
+  exec.linear_backward(ddecay, x, params.weight(decay_, H, spec_.hidden), dx,
+                       params.grad_matrix(decay_, H, spec_.hidden), nullptr, Write::kAccumulate);
 }
 
 template class MesaMixer<float>;

@@ -1,9 +1,11 @@
-// The Mesa layer: every token solves the regularised least squares of all before it. With k and q of unit length, g = log sigmoid and
-// beta = sigmoid of projections with bias, lambda = softplus(lambda_params) + a least value,
+// The Mesa layer: every token solves the regularised least squares of all before it. With k and q of unit length, g =
+// log sigmoid and beta = sigmoid of projections with bias, lambda = softplus(lambda_params) + a least value,
 //     H_kk = exp(g) H_kk + beta k k^T        H_kv = exp(g) H_kv + beta k v^T        x = (H_kk + Diag(lambda))^-1 q        o = H_kv^T x
-// Both states are one recurrence (`mamba2` with a write gate, scale 1) whose values are v | k. Backward needs no other: with
-// y = (H_kk + Diag(lambda))^-1 (H_kv do) it is dq = y, dlambda = -sum y x, and for k, v, g, beta the sum of two backward calls, one that read with x
-// and has the cotangent do | 0 (its gradient of the query is H_kv do), one that read with y and has 0 | -x.
+// Both states are one recurrence (`mamba2` with a write gate, scale 1) whose values are v | k. Backward needs no other.
+// With y = (H_kk + Diag(lambda))^-1 (H_kv do) it is dq = y, dlambda = -sum y x. The gradients of k, v, g, beta are the
+// sum of two backward calls:
+// - one that read with x and has the cotangent do | 0 (its gradient of the query is H_kv do),
+// - one that read with y and has 0 | -x.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +36,15 @@ struct MesaSpec {
   static Rule rule();
 };
 
-// {q,k,v}_proj.weight [H K, d], g_proj.weight with a gate; a_proj, b_proj .weight [H, d], .bias; {q,k}_conv1d.weight [H K, 1, W]; lambda_params [H K];
-// o_norm.weight [K]; o_proj.weight [d, H K], with `prefix` before the names.
+// With `prefix` before the names:
+// - {q,k,v}_proj.weight [H K, d], g_proj.weight with a gate,
+// - a_proj, b_proj .weight [H, d], .bias,
+// - {q,k}_conv1d.weight [H K, 1, W],
+// - lambda_params [H K],
+// - o_norm.weight [K], o_proj.weight [d, H K].
 std::vector<ParamSpec> mixer_parameters(const MesaSpec& spec, const std::string& prefix);
-// What it remembers: s [H, K, 2 K], H_kv | H_kk; tail [W-1, 2 H K], the convolution's last inputs, q | k, oldest first, where W > 1.
+// What it remembers: s [H, K, 2 K], H_kv | H_kk; tail [W-1, 2 H K], the convolution's last inputs, q | k, oldest first,
+// where W > 1.
 std::vector<StateTensor> mixer_state(const MesaSpec& spec);
 
 template <class T>
@@ -53,7 +60,8 @@ class MesaMixer final : public Mixer<T> {
   Mat<T> solve(const Pass<T>& pass, const Context& c, Mat<const T> rhs) const;
 
   MesaSpec spec_;
-  int stack_ = -1, decay_ = -1, decay_bias_ = -1, gain_ = -1, gain_bias_ = -1, conv_ = -1, lambda_ = -1, norm_ = -1, out_ = -1;
+  int stack_ = -1, decay_ = -1, decay_bias_ = -1, gain_ = -1, gain_bias_ = -1, conv_ = -1, lambda_ = -1, norm_ = -1,
+      out_ = -1;
 };
 
 }  // namespace fw

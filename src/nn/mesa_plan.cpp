@@ -12,7 +12,9 @@ std::vector<ParamSpec> mixer_parameters(const MesaSpec& spec, const std::string&
   const auto matrix = [&](const char* name, int64_t out, int64_t in, bool continues = false) {
     list.push_back({prefix + name, {out, in}, projection_init(spec.init, out, in), true, continues});
   };
-  const auto vector = [&](const char* name, int64_t size, double value) { list.push_back({prefix + name, {size}, constant_init(value), false}); };
+  const auto vector = [&](const char* name, int64_t size, double value) {
+    list.push_back({prefix + name, {size}, constant_init(value), false});
+  };
   matrix("q_proj.weight", spec.size(), spec.hidden);
   matrix("k_proj.weight", spec.size(), spec.hidden, true);
   matrix("v_proj.weight", spec.size(), spec.hidden, true);

@@ -1,6 +1,6 @@
 // What a block asks of a mixer, whichever it is: y = mixer(x) over packed sequences, forward and backward.
-// A forward pass that keeps contexts puts everything its backward needs into the arena, and a context that says where into the host's;
-// a pass that keeps nothing uses the arena as scratch, and the caller rewinds it.
+// A forward pass that keeps contexts puts everything its backward needs into the arena, and a context that says where
+// into the host's. A pass that keeps nothing uses the arena as scratch, and the caller rewinds it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ class Recurrences;  // nn/recurrence.h
 template <class T>
 class RowNorm;  // nn/norm.h
 
-// The value of a model's first RWKV-7 layer, which the later ones mix with theirs. Memory of the model's: it outlives the blocks' scratch.
+// The value of a model's first RWKV-7 layer, which the later ones mix with theirs. Memory of the model's: it outlives
+// the blocks' scratch.
 template <class T>
 struct FirstValue {
   Mat<T> value;    // [T, d]; that layer's forward fills it
@@ -39,15 +40,17 @@ struct Pass {
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
   Recompute recompute = Recompute::kNone;
-  // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of a block. Null
-  // where everything is kept.
+  // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of
+  // a block. Null where everything is kept.
   const Exec<T>* again = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
-  // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is normed already; and whether its last product
-  // adds to y, which is then the residual stream (and x, where there is a norm) itself.
+  // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is
+  // normed already. And whether its last product adds to y, which is then the residual stream (and x, where there is a
+  // norm) itself.
   const RowNorm<T>* norm = nullptr;
   bool adds = false;
-  // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null: nothing.
+  // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null:
+  // nothing.
   Mat<const T> addend = {};
 
   // Where what backward may compute again goes.
@@ -78,13 +81,15 @@ template <class T>
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  // Whether x is read by one product, the first, and y written by one, the last, so that Pass::norm and Pass::adds are understood.
+  // Whether x is read by one product, the first, and y written by one, the last, so that Pass::norm and Pass::adds are
+  // understood.
   virtual bool takes_norm() const { return false; }
-  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not need it. Returns the context, null when
-  // pass.keep is false.
+  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not
+  // need it. Returns the context, null when pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
   // x as forward had it. dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
-  virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const = 0;
+  virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                        Mat<T> dx) const = 0;
 };
 
 }  // namespace fw

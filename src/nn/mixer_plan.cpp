@@ -24,15 +24,18 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
   if (rule.uses_k()) place(k, "k_proj.weight", spec.key_size());
   place(v, "v_proj.weight", spec.value_size());
   const bool channel_decay = rule.decay == Decay::kChannel;
-  const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
+  const int64_t decay_width =
+      channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
   if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
   if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) place(erase, "b_proj.weight", spec.key_size());
   if (spec.makes_erase_write()) place(erase_write, "e_proj.weight", spec.key_size());
   if (rule.uses_write_gate() && rule.write != Gate::kScalar) place(write, "w_proj.weight", spec.value_size());
   if (spec.gate != GateKind::kNone) {
-    place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight", spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
+    place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight",
+          spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
   }
-  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate()) place(erase, "b_proj.weight", spec.v_heads);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate())
+    place(erase, "b_proj.weight", spec.v_heads);
   if (rule.uses_write_gate() && rule.write == Gate::kScalar) place(write, "w_proj.weight", spec.v_heads);
   if (spec.projects_gain()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
   if (rule.decay == Decay::kScalar && spec.projects_decay()) place(decay, "a_proj.weight", spec.v_heads);
@@ -50,9 +53,12 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   const auto matrix = [&](const std::string& name, int64_t out, int64_t in) {
     list.push_back({prefix + name, {out, in}, projection_init(spec.init, out, in), true});
   };
-  const auto vector = [&](const std::string& name, int64_t size, Initialiser init) { list.push_back({prefix + name, {size}, std::move(init), false}); };
+  const auto vector = [&](const std::string& name, int64_t size, Initialiser init) {
+    list.push_back({prefix + name, {size}, std::move(init), false});
+  };
 
-  // The stack: one after the other, in the order of the plan's columns, so that together they are one [columns, d] matrix.
+  // The stack: one after the other, in the order of the plan's columns, so that together they are one [columns, d]
+  // matrix.
   const ProjectionPlan plan(spec);
   std::vector<const Projection*> stack;
   for (const Projection* p : plan.in_order()) {
@@ -68,7 +74,8 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   if (spec.conv_size > 0) {
     const Initialiser init = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.conv_size)));
     list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
-    if (rule.uses_k()) list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true, true});
+    if (rule.uses_k())
+      list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true, true});
     list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, true, true});
   }
 
@@ -91,7 +98,8 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   if (rule.uses_beta() && spec.gain.learned) vector("gain", 1, constant_init(0.0));
   if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
   if (spec.uses_inner_decay()) vector("decay", spec.heads, constant_init(1.0));
-  if (spec.makes_erase_write()) vector("e_norm.weight", spec.key_dim, constant_init(1.0 / std::sqrt(static_cast<double>(spec.key_dim))));
+  if (spec.makes_erase_write())
+    vector("e_norm.weight", spec.key_dim, constant_init(1.0 / std::sqrt(static_cast<double>(spec.key_dim))));
   if (rule.uses_read_correction() || spec.raw_read_correction) vector("D", spec.heads, constant_init(0.02));
   if (rule.uses_precond()) {
     if (spec.projects_precond()) {
@@ -128,7 +136,8 @@ std::vector<ParamSpec> query_key_parameters(const QueryKeySpec& spec, const std:
   std::vector<ParamSpec> list;
   if (spec.map != FeatureMap::kProduct) return list;
   const int64_t K = spec.key_dim;
-  for (const char* name : {"feature_map_q.layer1", "feature_map_q.layer2", "feature_map_k.layer1", "feature_map_k.layer2"}) {
+  for (const char* name :
+       {"feature_map_q.layer1", "feature_map_q.layer2", "feature_map_k.layer1", "feature_map_k.layer2"}) {
     list.push_back({prefix + name + ".weight", {K, K}, projection_init(spec.init, K, K), true});
     list.push_back({prefix + name + ".bias", {K}, constant_init(0.0), false});
   }

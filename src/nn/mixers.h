@@ -1,5 +1,5 @@
-// The kinds of mixer that a layer can have, each by its specification. Everything above asks here and knows no kind: a new one is a
-// member of the variant and a case in mixers.cpp.
+// The kinds of mixer that a layer can have, each by its specification. Everything above asks here and knows no kind: a
+// new one is a member of the variant and a case in mixers.cpp.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,8 @@
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec, Mamba3Spec>;
+using MixerSpec =
+    std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec, Mamba3Spec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

@@ -25,7 +25,8 @@ void Mlp<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c)
 template <class T>
 void Mlp<T>::project(const Pass<T>& pass, Mat<const T> x, Context& c) const {
   c.gate_up = new_matrix<T>((pass.recompute >= Recompute::kMlp ? pass.passing() : pass.exec).arena, x.rows, width());
-  pass.exec.linear_forward(shifts() ? c.shifted : x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, c.gate_up, Write::kOverwrite);
+  pass.exec.linear_forward(shifts() ? c.shifted : x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr,
+                           c.gate_up, Write::kOverwrite);
 }
 
 template <class T>
@@ -65,8 +66,8 @@ void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const
   if (pass.recompute >= Recompute::kMlp) project(pass, x, c);
   if (pass.again != nullptr) activate(pass, c);
   const Mat<T> dact = new_matrix<T>(pass.exec.arena, dy.rows, spec_.size);
-  pass.exec.linear_backward(dy, c.act, params.weight(down_, spec_.hidden, spec_.size), dact, params.grad_matrix(down_, spec_.hidden, spec_.size), nullptr,
-                            Write::kOverwrite);
+  pass.exec.linear_backward(dy, c.act, params.weight(down_, spec_.hidden, spec_.size), dact,
+                            params.grad_matrix(down_, spec_.hidden, spec_.size), nullptr, Write::kOverwrite);
   Mat<const T> in = x;
   Mat<T> din = dx;
   if (shifts()) {
@@ -77,9 +78,10 @@ void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const
     const Mat<T> gate = c.gate_up.col_range(0, spec_.size), up = c.gate_up.col_range(spec_.size, spec_.size);
     pass.exec.swiglu_backward(dact, gate, up, gate, up);
   }
-  pass.exec.linear_backward(c.gate_up, in, params.weight(gate_up_, width(), spec_.hidden), din, params.grad_matrix(gate_up_, width(), spec_.hidden), nullptr,
-                            Write::kOverwrite);
-  if (shifts()) pass.exec.token_shift_backward(din, x, params.value(mix_), 1, pass.layout, c.tail, dx, params.grad(mix_));
+  pass.exec.linear_backward(c.gate_up, in, params.weight(gate_up_, width(), spec_.hidden), din,
+                            params.grad_matrix(gate_up_, width(), spec_.hidden), nullptr, Write::kOverwrite);
+  if (shifts())
+    pass.exec.token_shift_backward(din, x, params.value(mix_), 1, pass.layout, c.tail, dx, params.grad(mix_));
 }
 
 template class Mlp<float>;

@@ -1,6 +1,7 @@
 // What follows the mixer in a block.
 //   SwiGLU:       y = (silu(x Wg^T) * (x Wu^T)) Wd^T. Wg and Wu are declared one after the other and run as one product.
-//   channel mix:  y = relu(x' Wk^T)^2 Wv^T with x'[t] = x[t] + (x[t-1] - x[t]) mix, which remembers a row (RWKV-7, Peng et al. 2025).
+//   channel mix:  y = relu(x' Wk^T)^2 Wv^T with x'[t] = x[t] + (x[t-1] - x[t]) mix, which remembers a row (RWKV-7, Peng
+//   et al. 2025).
 #pragma once
 
 #include <string>
@@ -18,9 +19,11 @@ struct MlpSpec {
   int64_t size = 0;    // m; 0: no MLP
   InitScheme init = InitScheme::kXavier;
   MlpKind kind = MlpKind::kSwiglu;
-  int64_t layer = 0, layers = 1;  // a channel mix begins by its depth, SwiGLU's output with PyTorch's weights by the number
+  // a channel mix begins by its depth, SwiGLU's output with PyTorch's weights by the number
+  int64_t layer = 0, layers = 1;
 };
-// gate_proj [m, d], up_proj [m, d], down_proj [d, m], or x_k [d], key [m, d], value [d, m], with `prefix` before the names; none for a size of 0.
+// gate_proj [m, d], up_proj [m, d], down_proj [d, m], or x_k [d], key [m, d], value [d, m], with `prefix` before the
+// names; none for a size of 0.
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix);
 // What it remembers: nothing, or mlp_shift [1, d], the last row.
 std::vector<StateTensor> mlp_state(const MlpSpec& spec);

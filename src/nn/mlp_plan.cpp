@@ -9,14 +9,19 @@ std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& pr
   const int64_t d = spec.hidden, m = spec.size;
   if (m == 0) return {};
   if (spec.kind == MlpKind::kChannelMix) {
-    const double depth = 1.0 - static_cast<double>(spec.layer) / static_cast<double>(spec.layers), power = std::pow(depth, 4);
+    const double depth = 1.0 - static_cast<double>(spec.layer) / static_cast<double>(spec.layers),
+                 power = std::pow(depth, 4);
     return {
-        {prefix + "x_k", {d}, place_init([=](double n) { return 1.0 - std::pow(n / static_cast<double>(d), power); }), false},
+        {prefix + "x_k",
+         {d},
+         place_init([=](double n) { return 1.0 - std::pow(n / static_cast<double>(d), power); }),
+         false},
         {prefix + "key.weight", {m, d}, uniform_init(0.5 / std::sqrt(static_cast<double>(d))), true},
         {prefix + "value.weight", {d, m}, constant_init(0.0), true},
     };
   }
-  // With PyTorch's first weights goes what the published programs that have them do to the residual stream (Kaczmarz's): the output over sqrt(2 layers).
+  // With PyTorch's first weights goes what the published programs that have them do to the residual stream
+  // (Kaczmarz's): the output over sqrt(2 layers).
   const int64_t inputs = spec.init == InitScheme::kTorch ? 2 * spec.layers * m : m;
   return {
       {prefix + "gate_proj.weight", {m, d}, projection_init(spec.init, m, d), true},

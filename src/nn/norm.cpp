@@ -5,7 +5,8 @@
 namespace fw {
 
 template <class T>
-RowNorm<T>::RowNorm(const NormSpec& spec, const std::string& name, Params<Wide<T>>& params) : spec_(spec), eps_(static_cast<Wide<T>>(spec.eps)) {
+RowNorm<T>::RowNorm(const NormSpec& spec, const std::string& name, Params<Wide<T>>& params)
+    : spec_(spec), eps_(static_cast<Wide<T>>(spec.eps)) {
   std::vector<ParamSpec> list = norm_parameters(spec, name);
   weight_ = params.declare(std::move(list[0]));
   if (spec.kind == NormKind::kLayer) bias_ = params.declare(std::move(list[1]));
@@ -22,7 +23,8 @@ void RowNorm<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>*
 }
 
 template <class T>
-void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu, Mat<T> y) const {
+void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
+                         Mat<T> y) const {
   normed_linear_forward(pass.exec, x, pass.params.value(weight_), eps_, weight, bias, swiglu, y);
 }
 
@@ -37,12 +39,14 @@ void RowNorm<T>::add_forward(const Pass<T>& pass, Mat<T> x, Mat<const T> delta, 
 }
 
 template <class T>
-void RowNorm<T>::backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, const Wide<T>* rstd, Mat<T> dx, Write write) const {
+void RowNorm<T>::backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, const Wide<T>* rstd, Mat<T> dx,
+                          Write write) const {
   Params<Wide<T>>& params = pass.params;
   if (spec_.kind == NormKind::kRms) {
     pass.exec.rmsnorm_backward(dy, x, params.value(weight_), rstd, dx, params.grad(weight_), write);
   } else {
-    pass.exec.group_norm_backward(dy, x, spec_.size, params.value(weight_), rstd, dx, params.grad(weight_), params.grad(bias_), write);
+    pass.exec.group_norm_backward(dy, x, spec_.size, params.value(weight_), rstd, dx, params.grad(weight_),
+                                  params.grad(bias_), write);
   }
 }
 

@@ -1,5 +1,5 @@
-// The norm before each half of a block, before the head and behind an embedding: RMSNorm with a weight, or LayerNorm with weight and bias
-// (Ba, Kiros and Hinton 2016).
+// The norm before each half of a block, before the head and behind an embedding: RMSNorm with a weight, or LayerNorm
+// with weight and bias (Ba, Kiros and Hinton 2016).
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,16 @@ class RowNorm {
   RowNorm(const NormSpec& spec, const std::string& name, Params<Wide<T>>& params);
   // y = norm(x); x, y [T, d]; rstd [T] is saved.
   void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>* rstd) const;
-  // y = norm(x) W^T + bias, or with swiglu ops.def's activation of it, in one operation (normed_linear_forward): an RMSNorm's, which fits() says.
+  // y = norm(x) W^T + bias, or with swiglu ops.def's activation of it, in one operation (normed_linear_forward): an
+  // RMSNorm's, which fits() says.
   bool fits() const { return spec_.kind == NormKind::kRms; }
-  void product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu, Mat<T> y) const;
+  void product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
+               Mat<T> y) const;
   // x += delta, then y = norm(x).
   void add_forward(const Pass<T>& pass, Mat<T> x, Mat<const T> delta, Mat<T> y, Wide<T>* rstd) const;
   // x and rstd as forward had them; gradients of the parameters accumulate.
-  void backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, const Wide<T>* rstd, Mat<T> dx, Write write) const;
+  void backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, const Wide<T>* rstd, Mat<T> dx,
+                Write write) const;
 
  private:
   NormSpec spec_;

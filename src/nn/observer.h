@@ -1,5 +1,5 @@
-// An observer of a pass: sees what every recurrent mixer, and every layer of RWKV-7, gave its recurrence and what came out, and changes nothing. A
-// pass without one (the usual one) does no work for it.
+// An observer of a pass: sees what every recurrent mixer, and every layer of RWKV-7, gave its recurrence and what came
+// out, and changes nothing. A pass without one (the usual one) does no work for it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@ struct RecurrenceView {
   const Rule& rule;
   const SeqLayout& layout;
   int64_t heads, v_heads, key_dim, value_dim;  // H, HV, K, V
-  const RecurrenceInputs<T>& in;               // q, k, v after convolution, gates after their activation, s and a before the pass
-  Mat<const T> o;                              // [T, HV V]: the recurrence's output, before the norm
-  double scale = 0;                            // of the read vector; 0: K^-1/2
+  // q, k, v after convolution, gates after their activation, s and a before the pass
+  const RecurrenceInputs<T>& in;
+  Mat<const T> o;    // [T, HV V]: the recurrence's output, before the norm
+  double scale = 0;  // of the read vector; 0: K^-1/2
 };
 
 template <class T>

@@ -1,5 +1,6 @@
-// What an observer sees of a pass on a device: an observer of that pass which brings each recurrence's tensors to the host, widens them, and shows them to
-// another. The numbers are those that the device computed with; it waits for each layer.
+// What an observer sees of a pass on a device: an observer of that pass which brings each recurrence's tensors to the
+// host, widens them, and shows them to another. The numbers are those that the device computed with; it waits for each
+// layer.
 #pragma once
 
 #include <algorithm>

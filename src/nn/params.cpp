@@ -41,7 +41,8 @@ std::vector<ParamPiece> pieces_of(const std::vector<ParamSpec>& specs) {
   std::vector<ParamPiece> pieces;
   for (const ParamSpec& spec : specs) {
     for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
-      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0, -1});
+      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)),
+                        spec.weight_decay ? 1 : 0, -1});
     }
   }
   return pieces;
@@ -91,13 +92,16 @@ void Params<T>::allocate(Device& device, Masters masters) {
 
 template <class T>
 void Params<T>::require_whole() const {
-  if (split()) fail_internal("parameters: their values are split; expected host_values(), write_values() or all_values()");
+  if (split())
+    fail_internal("parameters: their values are split; expected host_values(), write_values() or all_values()");
 }
 
 template <class T>
 const T* Params<T>::number(int index) const {
   const auto found = number_at_.find(spec_of(index).offset);
-  if (found == number_at_.end()) fail_internal("parameter '{}': an operand of products, whose values are split, is read as numbers", spec_of(index).name);
+  if (found == number_at_.end())
+    fail_internal("parameter '{}': an operand of products, whose values are split, is read as numbers",
+                  spec_of(index).name);
   return numbers_.data() + found->second;
 }
 
@@ -174,14 +178,17 @@ void Params<T>::write_pieces() {
 template <class T>
 void Params<T>::init(Random& random) {
   if (device_ == nullptr) fail_internal("parameters: init() before allocate()");
-  const auto write = [this](const ParamSpec& spec, int64_t at, std::span<const T> values) { write_part(spec, at, values); };
+  const auto write = [this](const ParamSpec& spec, int64_t at, std::span<const T> values) {
+    write_part(spec, at, values);
+  };
   if constexpr (std::is_same_v<T, float>) {
     if (device_->kind() == FW_DEVICE_CUDA && !only_plans(*device_)) {
       const auto numbers_of = [this](const ParamSpec& spec) {
         const auto found = number_at_.find(spec.offset);
         return found == number_at_.end() ? int64_t{-1} : found->second;
       };
-      if (draw_parameters_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, drawn_on_device_from)) return;
+      if (draw_parameters_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, drawn_on_device_from))
+        return;
     }
   }
   draw_parameters<T>(specs_, random, write);
@@ -207,7 +214,8 @@ int Params<T>::checked(int first, int64_t count) const {
   int64_t found = specs_[next].size();
   while (found < count && ++next < specs_.size() && specs_[next].continues) found += specs_[next].size();
   if (found < count)
-    fail_internal("parameter '{}': {} values lie in a row from it on, a matrix of {} was asked for", specs_[static_cast<size_t>(first)].name, found, count);
+    fail_internal("parameter '{}': {} values lie in a row from it on, a matrix of {} was asked for",
+                  specs_[static_cast<size_t>(first)].name, found, count);
   return first;
 }
 

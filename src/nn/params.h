@@ -1,6 +1,7 @@
 // Parameters: one declaration each (name, shape, initialisation, weight decay or not), values and gradients in two flat
-// buffers of a device in order of declaration. Each begins at a multiple of 64 bytes, with zeros before it that nobody writes, but one
-// that `continues` the parameter before it: those are also one taller matrix (the mixer's projections run as one product).
+// buffers of a device in order of declaration. Each begins at a multiple of 64 bytes, with zeros before it that nobody
+// writes, but one that `continues` the parameter before it: those are also one taller matrix (the mixer's projections
+// run as one product).
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,9 @@ struct ParamSpec {
   bool operand() const { return shape.size() == 2 && !numbers; }
 };
 
-// How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest (ops/split_value.h), which together are the float
-// to the bit: 4 bytes a value for both, and float copies of those that are no operands, which are few.
+// How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
+// (ops/split_value.h). The two together are the float to the bit and take 4 bytes a value. The few values that are no
+// operands have float copies.
 enum class Masters { kWhole, kSplit };
 
 template <class T>
@@ -55,9 +57,11 @@ class Params {
 
   bool split() const { return masters_ == Masters::kSplit; }
 
-  // Device memory. The flat buffers are longer than size() by the gaps between parameters. Where values are split, value() is that of parameters that are no
-  // operands alone, and values() of none: Error(kInternal).
-  const T* value(int index) const { return split() ? number(index) : values_.data() + specs_[static_cast<size_t>(index)].offset; }
+  // Device memory. The flat buffers are longer than size() by the gaps between parameters. Where values are split,
+  // value() is that of parameters that are no operands alone, and values() of none: Error(kInternal).
+  const T* value(int index) const {
+    return split() ? number(index) : values_.data() + specs_[static_cast<size_t>(index)].offset;
+  }
   T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
   std::span<T> values() {
     require_whole();
@@ -92,18 +96,22 @@ class Params {
   HostView<T> host_grads(const ParamSpec& spec) const { return grads_.host(spec.offset, spec.size()); }
   void write_values(const ParamSpec& spec, std::span<const T> values) { write_part(spec, 0, values); }
 
-  // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws Error(kInternal) unless each
-  // continues the one before.
-  Mat<const T> matrix(int first, int64_t rows, int64_t cols) const { return {value(checked(first, rows * cols)), rows, cols}; }
-  // The same for products, with its part of the bf16 copy where that is there and not old; that alone where values are split.
+  // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws
+  // Error(kInternal) unless each continues the one before.
+  Mat<const T> matrix(int first, int64_t rows, int64_t cols) const {
+    return {value(checked(first, rows * cols)), rows, cols};
+  }
+  // The same for products, with its part of the bf16 copy where that is there and not old; that alone where values are
+  // split.
   Weight<T> weight(int first, int64_t rows, int64_t cols) const {
     const int64_t offset = spec_of(checked(first, rows * cols)).offset;
     const T* values = split() ? nullptr : values_.data() + offset;
     const Bf16* rounded = rounded_is_old_ ? nullptr : rounded_.data() + offset;
     return {Mat<const T>(values, rows, cols), {rounded, rows, cols}};
   }
-  // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it was; else (and of split values, whose
-  // half it is) null. The caller fills it from values() before products run (ops.def: round_values): once an update, not once a product.
+  // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it
+  // was; else (and of split values, whose half it is) null. The caller fills it from values() before products run
+  // (ops.def: round_values): once an update, not once a product.
   Bf16* old_rounded();
   Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(checked(first, rows * cols)), rows, cols}; }
 
@@ -117,7 +125,8 @@ class Params {
 
   std::vector<ParamSpec> specs_;
   Masters masters_ = Masters::kWhole;
-  std::unordered_map<int64_t, int64_t> number_at_;  // of split values: the places in numbers_ of those that have one, by the parameter's offset
+  // of split values: the places in numbers_ of those that have one, by the parameter's offset
+  std::unordered_map<int64_t, int64_t> number_at_;
   std::unordered_set<std::string> names_;
   int64_t size_ = 0, extent_ = 0;
   Device* device_ = nullptr;  // once allocated

@@ -54,10 +54,10 @@ void QueryKey<T>::map_backward(const Pass<T>& pass, const Side& side, int first,
   const Mat<T> dtwo = new_dense<T>(pass.exec.arena, done.rows, K);
   const Mat<T> din = new_dense<T>(pass.exec.arena, dy.rows, dy.cols);
   pass.exec.product_backward(done, side.one, side.two, done, dtwo);
-  pass.exec.linear_backward(done, side.in, params.weight(first, K, K), by_head(din, K), params.grad_matrix(first, K, K), params.grad(first + 1),
-                            Write::kOverwrite);
-  pass.exec.linear_backward(dtwo, side.in, params.weight(first + 2, K, K), by_head(din, K), params.grad_matrix(first + 2, K, K), params.grad(first + 3),
-                            Write::kAccumulate);
+  pass.exec.linear_backward(done, side.in, params.weight(first, K, K), by_head(din, K), params.grad_matrix(first, K, K),
+                            params.grad(first + 1), Write::kOverwrite);
+  pass.exec.linear_backward(dtwo, side.in, params.weight(first + 2, K, K), by_head(din, K),
+                            params.grad_matrix(first + 2, K, K), params.grad(first + 3), Write::kAccumulate);
   pass.exec.copy_rows(din, dx);
 }
 
@@ -72,14 +72,17 @@ void QueryKey<T>::forward(const Pass<T>& pass, Mat<T>& q, Mat<T>& k, Context& c)
 
 template <class T>
 Mat<T> QueryKey<T>::gradient(const Pass<T>& pass, Mat<T> din) const {
-  return spec_.map == FeatureMap::kNone || din.data == nullptr ? din : new_dense<T>(pass.exec.arena, din.rows, din.cols);
+  return spec_.map == FeatureMap::kNone || din.data == nullptr ? din
+                                                               : new_dense<T>(pass.exec.arena, din.rows, din.cols);
 }
 
 template <class T>
-void QueryKey<T>::backward(const Pass<T>& pass, const Context& c, Mat<T> dq, Mat<T> dk, Mat<T> dq_in, Mat<T> dk_in) const {
+void QueryKey<T>::backward(const Pass<T>& pass, const Context& c, Mat<T> dq, Mat<T> dk, Mat<T> dq_in,
+                           Mat<T> dk_in) const {
   if (spec_.rope_theta != 0) {
     pass.exec.rotary(dq, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
-    if (dk.data != nullptr) pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
+    if (dk.data != nullptr)
+      pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
   }
   map_backward(pass, c.q, q_first_, dq, dq_in);
   map_backward(pass, c.k, k_first_, dk, dk_in);

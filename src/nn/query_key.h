@@ -1,5 +1,5 @@
-// What q and k pass between the convolution and the recurrence, head by head: a feature map, then rotary position embedding. k is
-// absent (no data) where a rule takes none.
+// What q and k pass between the convolution and the recurrence, head by head: a feature map, then rotary position
+// embedding. k is absent (no data) where a rule takes none.
 // Most models have neither; then q and k go through untouched and nothing is allocated.
 #pragma once
 
@@ -18,7 +18,8 @@ struct QueryKeySpec {
   double rope_theta = 0;  // 0: no rotation; else K is even
   InitScheme init = InitScheme::kXavier;
 };
-// kProduct: feature_map_{q,k}.layer{1,2}.{weight [K, K], bias [K]}, shared by the heads; else none. A side's four are declared in a row.
+// kProduct: feature_map_{q,k}.layer{1,2}.{weight [K, K], bias [K]}, shared by the heads; else none. A side's four are
+// declared in a row.
 std::vector<ParamSpec> query_key_parameters(const QueryKeySpec& spec, const std::string& prefix);
 
 template <class T>
@@ -34,7 +35,8 @@ class QueryKey {
 
   // q_first, k_first: index of each side's first parameter, -1 where there are none.
   QueryKey(const QueryKeySpec& spec, int q_first, int k_first) : spec_(spec), q_first_(q_first), k_first_(k_first) {}
-  // q, k [T, H K] become what the recurrence takes: memory of the arena, or the same memory (the rotation runs in place).
+  // q, k [T, H K] become what the recurrence takes: memory of the arena, or the same memory (the rotation runs in
+  // place).
   void forward(const Pass<T>& pass, Mat<T>& q, Mat<T>& k, Context& context) const;
   // Where the recurrence is to write its gradient: memory of the arena, or `din` itself where there is no map.
   Mat<T> gradient(const Pass<T>& pass, Mat<T> din) const;

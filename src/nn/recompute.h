@@ -1,5 +1,5 @@
-// What a training pass does not keep for its backward, which computes it again: the same operations on the same numbers, so that gradients
-// have the same bits and time is paid for memory. Each level has what the one before it has.
+// What a training pass does not keep for its backward, which computes it again: the same operations on the same
+// numbers, so that gradients have the same bits and time is paid for memory. Each level has what the one before it has.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,9 @@ namespace fw {
 struct RecomputeLayers {
   Recompute level = Recompute::kNone;
   int64_t layers = INT64_MAX;
-  Recompute of(int64_t layer) const { return layer < layers || level == Recompute::kNone ? level : static_cast<Recompute>(static_cast<int>(level) - 1); }
+  Recompute of(int64_t layer) const {
+    return layer < layers || level == Recompute::kNone ? level : static_cast<Recompute>(static_cast<int>(level) - 1);
+  }
   bool operator==(const RecomputeLayers&) const = default;
 };
 

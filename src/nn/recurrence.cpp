@@ -33,7 +33,7 @@ void check(fw_status status, const char* what) {
 template <class T>
 Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
     : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(layout.single_tokens()) {
-  FW_INIT(&desc_);
+  fw_desc_init(&desc_);
   desc_.rule = to_c(shape.rule);
   desc_.gates = to_c(shape.gates);
   desc_.dtype = kDtype<Wide<T>>;
@@ -49,19 +49,19 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.K = shape.key_dim;
   desc_.V = shape.value_dim;
   desc_.state_layout = FW_STATE_K_FIRST;
-  desc_.seqlens_dtype = 64;
-  desc_.cu_seqlens = layout.offsets().data();
-  desc_.num_sequences = layout.count();
-  FW_INIT(&sizes_);
+  desc_.seqlens.bits = 64;
+  desc_.seqlens.cu_seqlens = layout.offsets().data();
+  desc_.seqlens.num_sequences = layout.count();
+  fw_sizes_init(&sizes_);
   check(fw_workspace_query(&desc_, &sizes_), "recurrence workspace");
   if (!single_tokens_ || layout.count() == 0) return;
   // A batch of one token each, so that no table of the sequences goes to the device with every step.
   step_ = desc_;
   step_.B = layout.count();
   step_.T = 1;
-  step_.cu_seqlens = nullptr;
-  step_.num_sequences = 0;
-  FW_INIT(&step_sizes_);
+  step_.seqlens.cu_seqlens = nullptr;
+  step_.seqlens.num_sequences = 0;
+  fw_sizes_init(&step_sizes_);
   check(fw_workspace_query(&step_, &step_sizes_), "recurrence workspace");
 }
 
@@ -113,7 +113,7 @@ template <class T>
 fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const {
   const fw_desc& d = desc_;
   fw_inputs c;
-  FW_INIT(&c);
+  fw_inputs_init(&c);
   size_t i = 0;
   const auto pack = [&](auto m) {
     const TokenSpec& spec = specs_[i++];
@@ -122,7 +122,8 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const 
 #define FW_TOKEN(name, heads, width, used) c.name = pack(in.name);
 #include "rule/tokens.def"
   if (in.g_logits.data != nullptr) {
-    const int64_t width = specs_[static_cast<size_t>(TokenIndex::g)].channels(d.K, d.V), heads = in.g_logits.cols / width;
+    const int64_t width = specs_[static_cast<size_t>(TokenIndex::g)].channels(d.K, d.V),
+                  heads = in.g_logits.cols / width;
     c.g = width == 1 ? scalars_tensor(in.g_logits, step) : heads_tensor(in.g_logits, heads, step);
     c.dt_bias = width == 1 ? contiguous(in.dt_bias, {heads}) : contiguous(in.dt_bias, {heads, width});
     c.a_log = contiguous(in.a_log, {heads});
@@ -148,7 +149,8 @@ double token_bytes(const RecurrenceInputs<T>& in) {
   return bytes;
 }
 double forward_flops(const fw_desc& d) {
-  return Profile::current() == nullptr ? 0 : static_cast<double>(d.T * d.HV) * recurrence_flops(from_c(d.rule), d.K, d.V);
+  return Profile::current() == nullptr ? 0
+                                       : static_cast<double>(d.T * d.HV) * recurrence_flops(from_c(d.rule), d.K, d.V);
 }
 // Bytes of the output (or its gradient) and of the saved buffer.
 template <class X>
@@ -159,7 +161,8 @@ double moved(const Mat<X>& o, const void* saved, size_t saved_bytes) {
 }  // namespace
 
 template <class T>
-void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const {
+void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved,
+                            Arena& arena) const {
   const bool step = single_tokens_ && saved == nullptr && sequences_ > 0;
   const size_t workspace_bytes = step ? step_sizes_.forward : saved != nullptr ? sizes_.forward_saving : sizes_.forward;
   const Arena::Mark mark = arena.mark();
@@ -168,24 +171,26 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
     arena.rewind(mark);
     return;
   }
-  const ProfiledCall profiled("recurrence_forward", arena.device(), token_bytes(in) + moved(o, saved, sizes_.saved), forward_flops(desc_));
+  const ProfiledCall profiled("recurrence_forward", arena.device(), token_bytes(in) + moved(o, saved, sizes_.saved),
+                              forward_flops(desc_));
   const fw_inputs c_in = inputs(in, step);
   fw_outputs c_out;
-  FW_INIT(&c_out);
+  fw_outputs_init(&c_out);
   c_out.o = heads_tensor(o, desc_.HV, step);
   c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
   if (step) {
     check(fw_step(&step_, &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
   } else {
-    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence forward");
+    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes),
+          "recurrence forward");
   }
   arena.rewind(mark);
 }
 
 template <class T>
-void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s, const RecurrenceInputs<T>& grads, const void* saved,
-                             Arena& arena) const {
+void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s,
+                             const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
   const size_t workspace_bytes = saved == nullptr ? sizes_.backward_alone : sizes_.backward;
   const Arena::Mark mark = arena.mark();
   std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(workspace_bytes));
@@ -193,14 +198,17 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
     arena.rewind(mark);
     return;
   }
-  const ProfiledCall profiled("recurrence_backward", arena.device(), 2 * token_bytes(in) + moved(d_o, saved, sizes_.saved), 2 * forward_flops(desc_));
+  const ProfiledCall profiled("recurrence_backward", arena.device(),
+                              2 * token_bytes(in) + moved(d_o, saved, sizes_.saved), 2 * forward_flops(desc_));
   const fw_inputs c_in = inputs(in, false);
   const fw_inputs c_grads = inputs(grads, false);
   fw_outputs c_d;
-  FW_INIT(&c_d);
+  fw_outputs_init(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
   c_d.final_state = contiguous(d_final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
-  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence backward");
+  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
+                    workspace_bytes),
+        "recurrence backward");
   arena.rewind(mark);
 }
 

@@ -19,14 +19,14 @@
 
 namespace fw {
 
-// Views of packed tokens, the tensors of rule/tokens.def as [T, heads * width]; data null: absent. The gradients have the same type.
-// Log-decays, whose digits add up over a sequence, and states have the type of statistics.
+// Views of packed tokens, the tensors of rule/tokens.def as [T, heads * width]; data null: absent. The gradients have
+// the same type. Log-decays, whose digits add up over a sequence, and states have the type of statistics.
 template <class T>
 struct RecurrenceInputs {
 #define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
-  // Where the shape's log-decays are logits: these in place of g, with a_log [heads of g] (absent: 0) and dt_bias [heads of g, width]. Other gates that are
-  // logits lie in the places of their values.
+  // Where the shape's log-decays are logits: these in place of g, with a_log [heads of g] (absent: 0) and dt_bias
+  // [heads of g, width]. Other gates that are logits lie in the places of their values.
   Mat<T> g_logits;
   Wide<T>*a_log = nullptr, *dt_bias = nullptr;
   Wide<T>* precond_center = nullptr;  // [H]
@@ -51,15 +51,19 @@ class Recurrence {
   // Calls run on the device, in its order. The layout must outlive the object.
   Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device);
   size_t saved_bytes() const { return sizes_.saved; }
-  // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
-  // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
-  void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const;
+  // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte
+  // aligned) or null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each
+  // take the decode step.
+  void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved,
+               Arena& arena) const;
   // Overwrites what grads names. Without saved the forward pass is run again.
-  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
+  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved,
+                Arena& arena) const {
     backward(in, d_o, nullptr, grads, saved, arena);
   }
   // With a gradient of the final state, or null.
-  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
+  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s, const RecurrenceInputs<T>& grads,
+                const void* saved, Arena& arena) const;
 
  private:
   // Tokens as those of one packed sequence, or (a step) as one of each sequence.
@@ -72,8 +76,8 @@ class Recurrence {
   bool single_tokens_;
 };
 
-// The recurrences of a model's layers on its device, planned once as long as the sequences stay the same: layers of one shape share
-// one, forward and backward, and so do the passes of a run.
+// The recurrences of a model's layers on its device, planned once as long as the sequences stay the same. Layers of one
+// shape share one, forward and backward, and so do the passes of a run.
 template <class T>
 class Recurrences {
  public:

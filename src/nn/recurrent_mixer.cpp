@@ -32,8 +32,9 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> erase_norm;              // [T, H K]: n of an erase-write vector
   Wide<T>* erase_rstd = nullptr;  // [T, H]
   Mat<T> gate;                    // output gate before its activation: columns of proj, or the low-rank product
-  bool few = false;               // the way out is a product that norms: the gate has its bias, which the norm adds otherwise
-  Gates inside;                   // gates_inside()
+  // the way out is a product that norms: the gate has its bias, which the norm adds otherwise
+  bool few = false;
+  Gates inside;  // gates_inside()
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
   Wide<T>* rstd = nullptr;  // [T, HV], or [T] of the whole width
@@ -42,7 +43,8 @@ struct RecurrentMixer<T>::Context : MixerContext {
 };
 
 template <class T>
-RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec), plan_(spec) {
+RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params)
+    : spec_(spec), plan_(spec) {
   std::unordered_map<std::string, int> index;
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
@@ -76,8 +78,11 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
     int& place = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
     place = static_cast<int>(i);
   }
-  gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads, spec.gain_doubles() ? static_cast<Wide<T>>(spec.rule.gain_bound) : Wide<T>(1), index_.gain);
-  query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"), find("feature_map_k.layer1.weight"));
+  gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads,
+                                        spec.gain_doubles() ? static_cast<Wide<T>>(spec.rule.gain_bound) : Wide<T>(1),
+                                        index_.gain);
+  query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"),
+                                             find("feature_map_k.layer1.weight"));
 }
 
 namespace {
@@ -99,8 +104,8 @@ void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) con
   const Mat<T> gate = columns(c.proj, plan_.erase_write);
   c.erase_norm = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
   c.erase_rstd = arena.alloc<Wide<T>>(c.proj.rows * spec_.heads);
-  pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm), kEraseNormEps<Wide<T>>, spec_.key_dim, GateKind::kNone,
-                                  c.erase_norm, c.erase_rstd);
+  pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm),
+                                  kEraseNormEps<Wide<T>>, spec_.key_dim, GateKind::kNone, c.erase_norm, c.erase_rstd);
   pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
   c.tokens.erase_write = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
   pass.exec.product_forward(c.erase_norm, gate, c.tokens.erase_write);
@@ -109,14 +114,16 @@ void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) con
 
 // dgate: the gate's columns of the projections' gradient. d.k takes what reaches k through its norm.
 template <class T>
-void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate, const RecurrenceInputs<T>& d) const {
+void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate,
+                                             const RecurrenceInputs<T>& d) const {
   const Mat<T> gate = columns(c.proj, plan_.erase_write), dnorm = d.erase_write;
   pass.exec.product_backward(d.erase_write, c.erase_norm, gate, dnorm, dgate);
   pass.exec.sigmoid_gate_backward(dgate, gate, Wide<T>(1), dgate, nullptr);
   if (spec_.rule.uses_erase_key()) pass.exec.group_mean_backward(d.erase_key, dnorm);  // means of one: adds
   const Mat<T> dk = new_matrix<T>(pass.exec.arena, dnorm.rows, dnorm.cols);
-  pass.exec.gated_rmsnorm_backward(dnorm, c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm), c.erase_rstd, spec_.key_dim, GateKind::kNone, dk,
-                                   Mat<T>(), pass.params.grad(index_.erase_norm));
+  pass.exec.gated_rmsnorm_backward(dnorm, c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm),
+                                   c.erase_rstd, spec_.key_dim, GateKind::kNone, dk, Mat<T>(),
+                                   pass.params.grad(index_.erase_norm));
   pass.exec.group_mean_backward(dk, d.k);
 }
 
@@ -125,16 +132,17 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   Gates gates;
   if constexpr (!std::is_same_v<T, Bf16>) return gates;
   const Rule& rule = spec_.rule;
-  const bool inside = pass.observer == nullptr && plan_.decay.used() && !rule.uses_precond() && rule.gain_bound <= 1 && !rule.uses_erase_write() &&
-                      rule.erase == rule.write && spec_.bounded_layer < 0;
+  const bool inside = pass.observer == nullptr && plan_.decay.used() && !rule.uses_precond() && rule.gain_bound <= 1 &&
+                      !rule.uses_erase_write() && rule.erase == rule.write && spec_.bounded_layer < 0;
   // Training: what prepare and gradients take as it is.
-  const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.is_delta() && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) &&
-                      !rule.uses_erase_key() && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
+  const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.is_delta() &&
+                      (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) && !rule.uses_erase_key() &&
+                      spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
                       spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
-  // A token of each of few sequences: the step makes them with the token, and two kernels less stand in its way. Of many the two are faster, since each block
-  // of a head's would make them (measured).
-  const bool decodes =
-      !pass.keep && pass.layout.host.count() <= kGemvMaxM && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
+  // A token of each of few sequences: the step makes them with the token, and two kernels less stand in its way. Of
+  // many the two are faster, since each block of a head's would make them (measured).
+  const bool decodes = !pass.keep && pass.layout.host.count() <= kGemvMaxM && pass.layout.host.single_tokens() &&
+                       rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
@@ -144,8 +152,8 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   return gates;
 }
 
-// Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments); those that the recurrence makes itself stay as
-// they were projected.
+// Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments); those
+// that the recurrence makes itself stay as they were projected.
 template <class T>
 void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   const Params<Wide<T>>& params = pass.params;
@@ -159,7 +167,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   if (any_logits(c.inside)) {
     c.tokens.erase_gate = columns(c.proj, plan_.erase);
     c.tokens.write_gate = columns(c.proj, plan_.write);
-  } else if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() && plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
+  } else if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() &&
+             plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
     // Side by side with one scale: one kernel, as a decoded token counts them.
     sigmoid({"b_proj, w_proj", plan_.erase.begin, plan_.erase.size + plan_.write.size}, Wide<T>(1), nullptr);
     c.tokens.erase_gate = columns(c.proj, plan_.erase);
@@ -170,10 +179,14 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   }
   // The other numbers: sigmoids of their projections, where they have one.
   for_all_scalars<Numbers::kExceptBeta>(
-      [&](Mat<T>& to, const Projection& p) { to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr); }, c.tokens, plan_);
+      [&](Mat<T>& to, const Projection& p) {
+        to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr);
+      },
+      c.tokens, plan_);
   if (spec_.derives_erase_gate()) {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
-    pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.tokens.erase_gate);
+    pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads,
+                                 c.tokens.erase_gate);
   }
   if (spec_.makes_erase_write()) erase_write_forward(pass, c);
   if (spec_.scales_erase_key()) {
@@ -182,7 +195,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   }
   if (spec_.rule.uses_read_correction()) {
     c.tokens.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
-    pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.tokens.read_correction);
+    pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads,
+                                    c.tokens.read_correction);
   }
   ranks_forward(pass, c);
   if (plan_.decay.used()) {
@@ -190,14 +204,17 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     if (!any_logits(c.inside)) c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     if (any_logits(c.inside)) {
       c.tokens.g_logits = c.decay_in;
-      if (!spec_.log_sigmoid_decay) c.tokens.a_log = const_cast<Wide<T>*>(params.value(index_.a_log));  // inputs, only read
+      // inputs, only read
+      if (!spec_.log_sigmoid_decay) c.tokens.a_log = const_cast<Wide<T>*>(params.value(index_.a_log));
       c.tokens.dt_bias = const_cast<Wide<T>*>(params.value(decay_offset()));
     } else if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_forward(c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, c.tokens.g);
     } else if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, c.tokens.g);
+      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias),
+                                          Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, c.tokens.g);
     } else {
-      pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.tokens.g);
+      pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group,
+                                   c.tokens.g);
     }
   }
   if (spec_.rule.uses_g() && spec_.gain.single_gate) {
@@ -214,7 +231,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   }
   if (plan_.precond_decay.used()) {
     c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
-    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
+    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log),
+                                 params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
     c.tokens.precond_beta = sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   }
 }
@@ -229,14 +247,16 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
   std::vector<LinearPart<T>> parts;
   if (plan_.decay.used()) {
     if (index_.decay_up >= 0) {
-      parts.push_back(part(c.decay_in, plan_.decay, spec_.decay_heads() * spec_.key_dim, spec_.decay_rank, index_.decay_up, nullptr));
+      parts.push_back(part(c.decay_in, plan_.decay, spec_.decay_heads() * spec_.key_dim, spec_.decay_rank,
+                           index_.decay_up, nullptr));
     } else {
       c.decay_in = columns(c.proj, plan_.decay);
     }
   }
   if (plan_.gate.used()) {
     if (index_.gate_up >= 0) {
-      parts.push_back(part(c.gate, plan_.gate, spec_.value_size(), spec_.gate_rank, index_.gate_up, c.few ? gate_bias(pass) : nullptr));
+      parts.push_back(part(c.gate, plan_.gate, spec_.value_size(), spec_.gate_rank, index_.gate_up,
+                           c.few ? gate_bias(pass) : nullptr));
     } else {
       c.gate = columns(c.proj, plan_.gate);
     }
@@ -252,15 +272,16 @@ const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates
   return pass.recurrences.of(shape, pass.layout.host);
 }
 
-// q, k and v as the gates and the recurrence take them: after the convolution, which leaves its last inputs in `tail` (null: nowhere), and what
-// query and key pass after it.
+// q, k and v as the gates and the recurrence take them: after the convolution, which leaves its last inputs in `tail`
+// (null: nowhere), and what query and key pass after it.
 template <class T>
 void RecurrentMixer<T>::tokens_forward(const Pass<T>& pass, Context& c, T* tail) const {
   c.qkv = c.proj.col_range(0, spec_.conv_channels());
   if (spec_.conv_size > 0) {
     const Mat<T> raw = c.qkv;
     c.qkv = new_matrix<T>(pass.exec.arena, raw.rows, spec_.conv_channels());
-    pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), nullptr, spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
+    pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), nullptr, spec_.conv_size, pass.layout, c.tail,
+                                 tail, c.qkv);
   }
   c.tokens.q = c.qkv.col_range(0, spec_.key_size());
   if (spec_.rule.uses_k()) c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
@@ -271,8 +292,8 @@ void RecurrentMixer<T>::tokens_forward(const Pass<T>& pass, Context& c, T* tail)
 template <class T>
 void RecurrentMixer<T>::correct_read(const Pass<T>& pass, Context& c) const {
   if (!spec_.raw_read_correction) return;
-  pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.tokens.erase_key : c.tokens.k, pass.params.value(index_.correction), spec_.key_dim,
-                                  c.tokens.q);
+  pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.tokens.erase_key : c.tokens.k,
+                                  pass.params.value(index_.correction), spec_.key_dim, c.tokens.q);
 }
 
 template <class T>
@@ -282,8 +303,9 @@ const Wide<T>* RecurrentMixer<T>::gate_bias(const Pass<T>& pass) const {
 
 template <class T>
 void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
-  pass.exec.gated_rmsnorm_forward(c.o, c.gate, gate_bias(pass), pass.params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(),
-                                  spec_.gate, c.normed, c.rstd);
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, gate_bias(pass), pass.params.value(index_.o_norm),
+                                  static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, c.normed,
+                                  c.rstd);
 }
 
 // What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
@@ -299,7 +321,8 @@ void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
   }
   if (pass.recompute >= Recompute::kRecurrence) {
     const Recurrence<T>& recurrence = planned(pass, c.inside);
-    c.saved = recurrence.saved_bytes() > 0 ? arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes())) : nullptr;
+    c.saved =
+        recurrence.saved_bytes() > 0 ? arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes())) : nullptr;
     c.o = new_matrix<T>(arena, c.proj.rows, spec_.value_size());
     recurrence.forward(c.tokens, c.o, nullptr, nullptr, c.saved, pass.exec.arena);
   }
@@ -322,7 +345,8 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
-  c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
+  c.tail =
+      pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
   const Pass<T> there = pass.keeping_there();
   tokens_forward(there, c, tail);
   gates_forward(pass, c);
@@ -331,21 +355,26 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   const Recurrence<T>& recurrence = planned(pass, c.inside);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   Wide<T>*s = state.wide(state_.s), *a = state.wide(state_.a);
-  c.tokens.s = copy_state ? new_copy<T, Wide<T>>(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
+  c.tokens.s =
+      copy_state ? new_copy<T, Wide<T>>(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
   c.tokens.a = copy_state ? new_copy<T, Wide<T>>(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
-  // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would take the decode step.
+  // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would
+  // take the decode step.
   Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.passing() : pass.exec).arena;
-  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  if (pass.keep && recurrence.saved_bytes() > 0)
+    c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());
   recurrence.forward(c.tokens, c.o, s, a, c.saved, arena);
   if (pass.observer != nullptr) {
-    pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
+    pass.observer->recurrence(
+        {spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
   }
 
   const Weight<Wide<T>> out = params.weight(index_.o_proj, spec_.hidden, spec_.value_size());
   if (c.few) {
-    gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate,
-                         out, y, pass.last_write());
+    gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm),
+                         static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, out, y,
+                         pass.last_write());
     return kept;
   }
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
@@ -356,69 +385,82 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 }
 
 template <class T>
-void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const {
+void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj,
+                                       const RecurrenceInputs<T>& d) const {
   Params<Wide<T>>& params = pass.params;
   if (spec_.raw_read_correction) {
     const bool own = spec_.rule.uses_erase_key();
-    pass.exec.head_subtract_backward(d.q, own ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
-                                     params.grad(index_.correction));
+    pass.exec.head_subtract_backward(d.q, own ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction),
+                                     spec_.key_dim, own ? d.erase_key : d.k, params.grad(index_.correction));
   }
   if (spec_.derives_erase_gate()) {
-    pass.exec.head_scale_backward(d.erase_gate, c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta,
-                                  params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase_gate, c.tokens.beta, params.value(index_.inner_decay),
+                                  spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
   }
   if (spec_.makes_erase_write()) erase_write_backward(pass, c, columns(dproj, plan_.erase_write), d);
   if (spec_.scales_erase_key()) {
-    pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k,
+                                  params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
     wide_exec(pass.exec).group_mean_backward(d.precond_g, d.g);
     pass.exec.group_mean_backward(d.precond_beta, d.beta);
   }
-  if (spec_.rule.uses_read_correction()) pass.exec.head_constant_backward(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
+  if (spec_.rule.uses_read_correction())
+    pass.exec.head_constant_backward(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
   const auto sigmoid = [&](const Projection& p, Wide<T> scale, Wide<T>* dbias) {
     if (!p.used()) return;
     const Mat<T> dgate = columns(dproj, p);
     pass.exec.sigmoid_gate_backward(dgate, columns(c.proj, p), scale, dgate, dbias);
   };
   const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
-  if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
+  if (spec_.rule.uses_beta())
+    gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
   const bool inside = any_logits(c.inside);  // then these are gradients of projections already
   if (!inside) {
     sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
     sigmoid(plan_.write, Wide<T>(1), nullptr);
   }
-  for_all_scalars<Numbers::kExceptBeta>([&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); }, plan_);
+  for_all_scalars<Numbers::kExceptBeta>(
+      [&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); },
+      plan_);
   sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
-    const Mat<T> din = inside ? d.g_logits : index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols) : dlow;
+    const Mat<T> din = inside                 ? d.g_logits
+                       : index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols)
+                                              : dlow;
     if (inside) {
       if (d.a_log != nullptr) pass.exec.add_values(d.a_log, spec_.decay_heads(), params.grad(index_.a_log));
       pass.exec.add_values(d.dt_bias, din.cols, params.grad(decay_offset()));
     } else if (spec_.bounded_layer >= 0) {
-      pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din, params.grad_rows(index_.bounds));
+      pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din,
+                                       params.grad_rows(index_.bounds));
     } else if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din,
+      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias),
+                                           Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din,
                                            params.grad(index_.decay_bias));
     } else {
-      pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
-                                    params.grad(index_.dt_bias));
+      pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group,
+                                    din, params.grad(index_.a_log), params.grad(index_.dt_bias));
     }
     if (index_.decay_up >= 0) {
-      pass.exec.linear_backward(din, columns(c.proj, plan_.decay), params.weight(index_.decay_up, din.cols, spec_.decay_rank), dlow,
-                                params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, Write::kOverwrite);
+      pass.exec.linear_backward(
+          din, columns(c.proj, plan_.decay), params.weight(index_.decay_up, din.cols, spec_.decay_rank), dlow,
+          params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, Write::kOverwrite);
     }
   }
   if (plan_.precond_decay.used()) {
-    pass.exec.decay_gate_backward(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
-                                  columns(dproj, plan_.precond_decay), params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
+    pass.exec.decay_gate_backward(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log),
+                                  params.value(index_.atk_dt_bias), 1, columns(dproj, plan_.precond_decay),
+                                  params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
   }
 }
 
 template <class T>
-void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                                 Mat<T> dx) const {
   Context& c = *static_cast<Context*>(context);
   complete(pass, c);
   Params<Wide<T>>& params = pass.params;
@@ -427,27 +469,32 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, spec_.value_size());
   pass.exec.linear_backward(dy, c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
-                            params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, Write::kOverwrite);
+                            params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr,
+                            Write::kOverwrite);
 
   const Mat<T> dlow_gate = columns(dproj, plan_.gate);
   const bool low_rank_gate = index_.gate_up >= 0;
   const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
-  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, gate_bias(pass), params.value(index_.o_norm), c.rstd, spec_.norm_size(), spec_.gate, d_o, dgate,
-                                   params.grad(index_.o_norm));
+  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, gate_bias(pass), params.value(index_.o_norm), c.rstd,
+                                   spec_.norm_size(), spec_.gate, d_o, dgate, params.grad(index_.o_norm));
   if (low_rank_gate) {
-    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
-                              params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.grad(index_.gate_bias), Write::kOverwrite);
+    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate),
+                              params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
+                              params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank),
+                              params.grad(index_.gate_bias), Write::kOverwrite);
   }
 
   RecurrenceInputs<T> d;
   const Mat<T> draw = dproj.col_range(0, spec_.conv_channels());
   const Mat<T> dqkv = spec_.conv_size > 0 ? new_matrix<T>(arena, tokens, spec_.conv_channels()) : draw;
-  const Mat<T> dq_in = dqkv.col_range(0, spec_.key_size()), dk_in = spec_.rule.uses_k() ? dqkv.col_range(spec_.key_size(), spec_.key_size()) : Mat<T>();
+  const Mat<T> dq_in = dqkv.col_range(0, spec_.key_size()),
+               dk_in = spec_.rule.uses_k() ? dqkv.col_range(spec_.key_size(), spec_.key_size()) : Mat<T>();
   d.q = query_key_->gradient(pass, dq_in);
   d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(spec_.value_begin(), spec_.value_size());
-  d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
+  d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads)
+                                                        : columns(dproj, plan_.beta);
   for_all_scalars<Numbers::kExceptBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d, plan_);
   d.erase_gate = columns(dproj, plan_.erase);
   d.write_gate = columns(dproj, plan_.write);
@@ -475,8 +522,8 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   gates_backward(pass, c, dproj, d);
   query_key_->backward(pass, c.query_key, d.q, d.k, dq_in, dk_in);  // after the gates, some of which read k
   if (spec_.conv_size > 0) {
-    pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), nullptr, spec_.conv_size, pass.layout, c.tail,
-                                  draw, params.grad(index_.conv), nullptr);
+    pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), nullptr,
+                                  spec_.conv_size, pass.layout, c.tail, draw, params.grad(index_.conv), nullptr);
   }
   pass.exec.linear_backward(dproj, x, params.weight(index_.stack, plan_.columns, spec_.hidden), dx,
                             params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);

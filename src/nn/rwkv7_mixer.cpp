@@ -62,7 +62,8 @@ Rwkv7Mixer<T>::Rwkv7Mixer(const Rwkv7Spec& spec, const std::string& prefix, Para
 
 template <class T>
 const Recurrence<T>& Rwkv7Mixer<T>::planned(const Pass<T>& pass) const {
-  return pass.recurrences.of({Rwkv7Spec::rule(), spec_.heads(), spec_.heads(), spec_.dim, spec_.dim, pass.form, kScale}, pass.layout.host);
+  return pass.recurrences.of({Rwkv7Spec::rule(), spec_.heads(), spec_.heads(), spec_.dim, spec_.dim, pass.form, kScale},
+                             pass.layout.host);
 }
 
 template <class T>
@@ -95,21 +96,24 @@ Mat<T> Rwkv7Mixer<T>::low_rank_forward(const Pass<T>& pass, const LowRank& p, Ma
   }
   if (p.sigmoid) exec.sigmoid_gate_forward(inner.in, nullptr, Wide<T>(1), inner.out);
   const Mat<T> y = new_matrix<T>(exec.arena, x.rows, spec_.hidden);
-  exec.linear_forward(inner.out, params.weight(p.up, spec_.hidden, p.rank), p.bias >= 0 ? params.value(p.bias) : nullptr, y, Write::kOverwrite);
+  exec.linear_forward(inner.out, params.weight(p.up, spec_.hidden, p.rank),
+                      p.bias >= 0 ? params.value(p.bias) : nullptr, y, Write::kOverwrite);
   return y;
 }
 
 template <class T>
-void Rwkv7Mixer<T>::low_rank_backward(const Pass<T>& pass, const LowRank& p, const Inner& inner, Mat<const T> dy, Mat<const T> x, Mat<T> dx,
-                                      Write write) const {
+void Rwkv7Mixer<T>::low_rank_backward(const Pass<T>& pass, const LowRank& p, const Inner& inner, Mat<const T> dy,
+                                      Mat<const T> x, Mat<T> dx, Write write) const {
   Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
   const Mat<T> dinner = new_matrix<T>(exec.arena, x.rows, p.rank);
-  exec.linear_backward(dy, inner.out, params.weight(p.up, spec_.hidden, p.rank), dinner, params.grad_matrix(p.up, spec_.hidden, p.rank),
-                       p.bias >= 0 ? params.grad(p.bias) : nullptr, Write::kOverwrite);
+  exec.linear_backward(dy, inner.out, params.weight(p.up, spec_.hidden, p.rank), dinner,
+                       params.grad_matrix(p.up, spec_.hidden, p.rank), p.bias >= 0 ? params.grad(p.bias) : nullptr,
+                       Write::kOverwrite);
   if (p.map != FeatureMap::kNone) exec.feature_map_backward(p.map, dinner, inner.in, dinner);
   if (p.sigmoid) exec.sigmoid_gate_backward(dinner, inner.out, Wide<T>(1), dinner, nullptr);
-  exec.linear_backward(dinner, x, params.weight(p.down, p.rank, spec_.hidden), dx, params.grad_matrix(p.down, p.rank, spec_.hidden), nullptr, write);
+  exec.linear_backward(dinner, x, params.weight(p.down, p.rank, spec_.hidden), dx,
+                       params.grad_matrix(p.down, p.rank, spec_.hidden), nullptr, write);
 }
 
 template <class T>
@@ -117,7 +121,8 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
   const Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
   Arena& arena = exec.arena;
-  const int64_t tokens = x.rows, H = spec_.heads(), K = spec_.dim, d = spec_.hidden, sequences = pass.layout.host.count();
+  const int64_t tokens = x.rows, H = spec_.heads(), K = spec_.dim, d = spec_.hidden,
+                sequences = pass.layout.host.count();
   Context* kept = pass.keep ? new (exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
@@ -145,21 +150,23 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
   c.tokens.k = new_matrix<T>(arena, tokens, d);
   c.tokens.erase_key = new_matrix<T>(arena, tokens, d);
   c.tokens.erase_write = new_matrix<T>(arena, tokens, d);
-  exec.rwkv7_front_forward(shape, c.decay_in, c.rate_in, c.k, params.value(k_k_), params.value(k_a_), c.tokens.g, c.tokens.erase_key, c.tokens.erase_write,
-                           c.tokens.k);
+  exec.rwkv7_front_forward(shape, c.decay_in, c.rate_in, c.k, params.value(k_k_), params.value(k_a_), c.tokens.g,
+                           c.tokens.erase_key, c.tokens.erase_write, c.tokens.k);
   Wide<T>* s = state.wide(0);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   c.tokens.s = copy_state ? new_copy<T, Wide<T>>(exec, s, sequences * H * K * K) : s;
   const Recurrence<T>& recurrence = planned(pass);
-  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  if (pass.keep && recurrence.saved_bytes() > 0)
+    c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, d);
   recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena);
-  if (pass.observer != nullptr) pass.observer->recurrence({Rwkv7Spec::rule(), pass.layout.host, H, H, K, K, c.tokens, c.o, kScale});
+  if (pass.observer != nullptr)
+    pass.observer->recurrence({Rwkv7Spec::rule(), pass.layout.host, H, H, K, K, c.tokens, c.o, kScale});
 
   c.normed = new_matrix<T>(arena, tokens, d);
   c.rstd = arena.alloc<Wide<T>>(tokens * H);
-  exec.group_norm_forward(c.o, K, params.value(norm_), params.value(norm_bias_), static_cast<Wide<T>>(static_cast<double>(K) * spec_.norm_eps), c.normed,
-                          c.rstd);
+  exec.group_norm_forward(c.o, K, params.value(norm_), params.value(norm_bias_),
+                          static_cast<Wide<T>>(static_cast<double>(K) * spec_.norm_eps), c.normed, c.rstd);
   c.gated = new_matrix<T>(arena, tokens, d);
   exec.bonus_gate_forward(c.normed, c.tokens.q, c.tokens.k, c.tokens.v, c.gate, params.value(r_k_), K, c.gated);
   if (y.data != nullptr) exec.linear_forward(c.gated, params.weight(o_, d, d), nullptr, y, Write::kOverwrite);
@@ -167,7 +174,8 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
 }
 
 template <class T>
-void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                             Mat<T> dx) const {
   Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
@@ -176,11 +184,14 @@ void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<con
   const auto rows = [&] { return new_matrix<T>(arena, tokens, d); };
   if (pass.again != nullptr) shift(pass, x, nullptr, c);
 
-  const Mat<T> dgated = rows(), dnormed = rows(), dgate = rows(), bonus_r = rows(), bonus_key = rows(), bonus_v = rows(), d_o = rows();
-  exec.linear_backward(dy, c.gated, params.weight(o_, d, d), dgated, params.grad_matrix(o_, d, d), nullptr, Write::kOverwrite);
-  exec.bonus_gate_backward(dgated, c.normed, c.tokens.q, c.tokens.k, c.tokens.v, c.gate, params.value(r_k_), K, dnormed, bonus_r, bonus_key, bonus_v, dgate,
-                           params.grad(r_k_));
-  exec.group_norm_backward(dnormed, c.o, K, params.value(norm_), c.rstd, d_o, params.grad(norm_), params.grad(norm_bias_), Write::kOverwrite);
+  const Mat<T> dgated = rows(), dnormed = rows(), dgate = rows(), bonus_r = rows(), bonus_key = rows(),
+               bonus_v = rows(), d_o = rows();
+  exec.linear_backward(dy, c.gated, params.weight(o_, d, d), dgated, params.grad_matrix(o_, d, d), nullptr,
+                       Write::kOverwrite);
+  exec.bonus_gate_backward(dgated, c.normed, c.tokens.q, c.tokens.k, c.tokens.v, c.gate, params.value(r_k_), K, dnormed,
+                           bonus_r, bonus_key, bonus_v, dgate, params.grad(r_k_));
+  exec.group_norm_backward(dnormed, c.o, K, params.value(norm_), c.rstd, d_o, params.grad(norm_),
+                           params.grad(norm_bias_), Write::kOverwrite);
   RecurrenceInputs<T> d_tokens;
   d_tokens.q = rows();
   d_tokens.k = rows();
@@ -195,17 +206,20 @@ void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<con
 
   const Mat<T> ddecay = rows(), drate = rows(), dk = rows(), dshifted = new_matrix<T>(arena, tokens, kMixes * d);
   const auto of = [&](Mix mix) { return dshifted.col_range(mix * d, d); };
-  exec.rwkv7_front_backward(Rwkv7Shape{K, spec_.key_eps}, d_tokens.g, d_tokens.erase_key, d_tokens.erase_write, d_tokens.k, c.decay_in, c.rate_in, c.k,
-                            params.value(k_k_), params.value(k_a_), ddecay, drate, dk, params.grad(k_k_), params.grad(k_a_));
+  exec.rwkv7_front_backward(Rwkv7Shape{K, spec_.key_eps}, d_tokens.g, d_tokens.erase_key, d_tokens.erase_write,
+                            d_tokens.k, c.decay_in, c.rate_in, c.k, params.value(k_k_), params.value(k_a_), ddecay,
+                            drate, dk, params.grad(k_k_), params.grad(k_a_));
   if (spec_.first) {
     exec.add_rows(pass.first_value->d_value, d_tokens.v);
   } else {
     const Mat<T> dvalue_in = rows();
-    exec.mixed_value_backward(d_tokens.v, c.v_own, pass.first_value->value, c.value_in, d_tokens.v, pass.first_value->d_value, dvalue_in);
+    exec.mixed_value_backward(d_tokens.v, c.v_own, pass.first_value->value, c.value_in, d_tokens.v,
+                              pass.first_value->d_value, dvalue_in);
     low_rank_backward(pass, value_, c.value, dvalue_in, mixed(c, kV), of(kV), Write::kOverwrite);
   }
   const auto project_back = [&](int weight, Mat<const T> d_out, Mix mix, Write write) {
-    exec.linear_backward(d_out, mixed(c, mix), params.weight(weight, d, d), of(mix), params.grad_matrix(weight, d, d), nullptr, write);
+    exec.linear_backward(d_out, mixed(c, mix), params.weight(weight, d, d), of(mix), params.grad_matrix(weight, d, d),
+                         nullptr, write);
   };
   project_back(r_, d_tokens.q, kR, Write::kOverwrite);
   project_back(k_, dk, kK, Write::kOverwrite);

@@ -1,4 +1,5 @@
-// RWKV-7's layer (Peng et al. 2025, docs/rules/rwkv7.md), a front of low ranks around the rule `dplr`, scale 1. Six mixes of x and the token before it:
+// RWKV-7's layer (Peng et al. 2025, docs/rules/rwkv7.md), a front of low ranks around the rule `dplr`, scale 1. Six
+// mixes of x and the token before it:
 //   r, k, v = W_r x_r, W_k x_k, W_v x_v     g = -exp(-1/2) sigmoid(w_lora x_w)     a = sigmoid(a_lora x_a)     gate = g_lora x_g
 //   v = v + (v_first - v) sigmoid(v_lora x_v), but in the model's first such layer, whose v is v_first
 //   p = normed(k (.) k_k)     f = p (.) a     key = k (.) (1 + (a - 1) (.) k_a)
@@ -30,8 +31,13 @@ struct Rwkv7Spec {
   static Rule rule();
 };
 
-// x_r, x_w, x_k, x_v, x_a, x_g [1, 1, d]; k_k, k_a [d]; r_k [H, K]; {r,k,v,o}_proj.weight [d, d]; w_lora, v_lora (not in the first layer), a_lora, g_lora:
-// .lora.0.weight [rank, d], .lora.2.weight [d, rank], .lora.2.bias [d] but of g; g_norm.weight, .bias [d], with `prefix` before the names.
+// With `prefix` before the names:
+// - x_r, x_w, x_k, x_v, x_a, x_g [1, 1, d],
+// - k_k, k_a [d], r_k [H, K],
+// - {r,k,v,o}_proj.weight [d, d],
+// - w_lora, v_lora (not in the first layer), a_lora, g_lora: .lora.0.weight [rank, d], .lora.2.weight [d, rank],
+//   .lora.2.bias [d] (not of g),
+// - g_norm.weight, .bias [d].
 std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string& prefix);
 // What it remembers: s [H, K, K], K-first; shift [1, d], the last row of x.
 std::vector<StateTensor> mixer_state(const Rwkv7Spec& spec);
@@ -62,7 +68,8 @@ class Rwkv7Mixer final : public Mixer<T> {
   Mat<T> project(const Pass<T>& pass, int weight, Mat<const T> x) const;
   Mat<T> low_rank_forward(const Pass<T>& pass, const LowRank& p, Mat<const T> x, Inner& inner) const;
   // dx is overwritten or added to.
-  void low_rank_backward(const Pass<T>& pass, const LowRank& p, const Inner& inner, Mat<const T> dy, Mat<const T> x, Mat<T> dx, Write write) const;
+  void low_rank_backward(const Pass<T>& pass, const LowRank& p, const Inner& inner, Mat<const T> dy, Mat<const T> x,
+                         Mat<T> dx, Write write) const;
 
   Rwkv7Spec spec_;
   int mix_ = -1, k_k_ = -1, k_a_ = -1, r_k_ = -1, r_ = -1, k_ = -1, v_ = -1, o_ = -1, norm_ = -1, norm_bias_ = -1;

@@ -22,11 +22,13 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
   };
 
   std::vector<ParamSpec> list;
-  const auto at = [&](const char* name, std::vector<int64_t> shape, Initialiser init, bool decays = false, bool continues = false) {
+  const auto at = [&](const char* name, std::vector<int64_t> shape, Initialiser init, bool decays = false,
+                      bool continues = false) {
     list.push_back({prefix + name, std::move(shape), std::move(init), decays, continues});
   };
   const auto mix = [&](const char* name, double power) {
-    at(name, {1, 1, d}, place_init([=](double n) { return 1 - std::pow(n / width, power * left); }), false, !list.empty());
+    at(name, {1, 1, d}, place_init([=](double n) { return 1 - std::pow(n / width, power * left); }), false,
+       !list.empty());
   };
   mix("x_r", 0.2);
   mix("x_w", 0.9);
@@ -43,13 +45,16 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
   at("k_proj.weight", {d, d}, uniform_init(0.05 * bound), true);
   at("v_proj.weight", {d, d}, uniform_init(0.5 * bound), true);
   at("o_proj.weight", {d, d}, constant_init(0.0), true);
-  // The first factor begins at 0, so that a gate is its bias; the second with values as large as a tenth of an orthogonal matrix's.
+  // The first factor begins at 0, so that a gate is its bias; the second with values as large as a tenth of an
+  // orthogonal matrix's.
   const auto low_rank = [&](const std::string& name, int64_t rank, const Initialiser& bias) {
     at((name + ".lora.0.weight").c_str(), {rank, d}, constant_init(0.0));
     at((name + ".lora.2.weight").c_str(), {d, rank}, normal_init(0.1 * bound));
     if (bias) at((name + ".lora.2.bias").c_str(), {d}, bias);
   };
-  low_rank("w_lora", spec.decay_rank, place_init([=](double n) { return 6 * std::pow(n / last, 1 + std::pow(depth, 0.3)) - 5.5 + 2.5 * zigzag(n); }));
+  low_rank("w_lora", spec.decay_rank, place_init([=](double n) {
+             return 6 * std::pow(n / last, 1 + std::pow(depth, 0.3)) - 5.5 + 2.5 * zigzag(n);
+           }));
   if (!spec.first) low_rank("v_lora", spec.value_rank, place_init([=](double n) { return 0.73 - 0.4 * linear(n); }));
   low_rank("a_lora", spec.rate_rank, place_init([=](double n) { return 0.3 * zigzag(n) + 0.4 * linear(n) - 0.19; }));
   low_rank("g_lora", spec.gate_rank, {});
@@ -59,7 +64,8 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
 }
 
 std::vector<StateTensor> mixer_state(const Rwkv7Spec& spec) {
-  return {{"s", StateKind::kMatrix, {spec.heads(), spec.dim, spec.dim}, true}, {"shift", StateKind::kMatrix, {1, spec.hidden}}};
+  return {{"s", StateKind::kMatrix, {spec.heads(), spec.dim, spec.dim}, true},
+          {"shift", StateKind::kMatrix, {1, spec.hidden}}};
 }
 
 }  // namespace fw

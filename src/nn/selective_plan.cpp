@@ -1,4 +1,5 @@
-// The parameters and the state of the layers mamba and longhorn_diag, apart from their kernels: readers of configurations need no more.
+// The parameters and the state of the layers mamba and longhorn_diag, apart from their kernels: readers of
+// configurations need no more.
 #include <cmath>
 
 #include "nn/selective_mixer.h"
@@ -9,7 +10,8 @@ namespace {
 // A = -(1, 2, ..., N) in every channel.
 Initialiser decay_rows_init(int64_t state) {
   return [state](std::span<double> values, Random&) {
-    for (size_t i = 0; i < values.size(); ++i) values[i] = std::log(static_cast<double>(static_cast<int64_t>(i) % state + 1));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = std::log(static_cast<double>(static_cast<int64_t>(i) % state + 1));
   };
 }
 

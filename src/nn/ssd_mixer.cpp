@@ -27,7 +27,8 @@ namespace {
 
 template <class T>
 const Recurrence<T>& planned(const Pass<T>& pass, const SsdSpec& spec) {
-  return pass.recurrences.of({SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim, pass.form, 1.0}, pass.layout.host);
+  return pass.recurrences.of({SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim, pass.form, 1.0},
+                             pass.layout.host);
 }
 
 // Views of what the convolution gives, or of the gradient of it.
@@ -46,7 +47,8 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   const Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
   Arena& arena = exec.arena;
-  const int64_t tokens = x.rows, inner = spec_.inner(), channels = spec_.conv_channels(), sequences = pass.layout.host.count();
+  const int64_t tokens = x.rows, inner = spec_.inner(), channels = spec_.conv_channels(),
+                sequences = pass.layout.host.count();
   Context* kept = pass.keep ? new (exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
@@ -56,16 +58,19 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   T* tail = spec_.conv_size > 1 ? state.data(1) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(exec, tail, sequences * (spec_.conv_size - 1) * channels) : tail;
   c.xbc = new_matrix<T>(arena, tokens, channels);
-  exec.short_conv_forward(c.proj.col_range(inner, channels), params.value(conv_), params.value(conv_bias_), spec_.conv_size, pass.layout, c.tail, tail, c.xbc);
+  exec.short_conv_forward(c.proj.col_range(inner, channels), params.value(conv_), params.value(conv_bias_),
+                          spec_.conv_size, pass.layout, c.tail, tail, c.xbc);
   take_tokens(spec_, c.xbc, c.tokens);
   c.tokens.write_gate = new_matrix<T>(arena, tokens, spec_.heads);
   c.tokens.g = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
-  exec.time_step_forward(c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_), params.value(dt_bias_), c.tokens.write_gate, c.tokens.g);
+  exec.time_step_forward(c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_), params.value(dt_bias_),
+                         c.tokens.write_gate, c.tokens.g);
 
   const Recurrence<T>& recurrence = planned(pass, spec_);
   Wide<T>* s = state.wide(0);
   c.tokens.s = pass.keep ? new_copy<T, Wide<T>>(exec, s, sequences * spec_.heads * spec_.state * spec_.head_dim) : s;
-  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  if (pass.keep && recurrence.saved_bytes() > 0)
+    c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, inner);
   recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena);
   exec.head_add_forward(c.tokens.v, params.value(skip_), spec_.head_dim, c.o);
@@ -76,28 +81,33 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   c.rstd = arena.alloc<Wide<T>>(spec_.groups * tokens);
   const int64_t group = inner / spec_.groups;
   for (int64_t i = 0; i < spec_.groups; ++i) {
-    exec.rmsnorm_forward(c.gated.col_range(i * group, group), params.value(norm_) + i * group, static_cast<Wide<T>>(spec_.norm_eps),
-                         c.normed.col_range(i * group, group), c.rstd + i * tokens);
+    exec.rmsnorm_forward(c.gated.col_range(i * group, group), params.value(norm_) + i * group,
+                         static_cast<Wide<T>>(spec_.norm_eps), c.normed.col_range(i * group, group),
+                         c.rstd + i * tokens);
   }
-  if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr)
+    exec.linear_forward(c.normed, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
 template <class T>
-void SsdMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+void SsdMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy,
+                           Mat<T> dx) const {
   Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   const Exec<T>& exec = pass.exec;
   Arena& arena = exec.arena;
   const int64_t tokens = dy.rows, inner = spec_.inner(), channels = spec_.conv_channels();
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
-  const Mat<T> dnormed = new_matrix<T>(arena, tokens, inner), dgated = new_matrix<T>(arena, tokens, inner), d_o = new_matrix<T>(arena, tokens, inner);
-  exec.linear_backward(dy, c.normed, params.weight(out_proj_, spec_.hidden, inner), dnormed, params.grad_matrix(out_proj_, spec_.hidden, inner), nullptr,
-                       Write::kOverwrite);
+  const Mat<T> dnormed = new_matrix<T>(arena, tokens, inner), dgated = new_matrix<T>(arena, tokens, inner),
+               d_o = new_matrix<T>(arena, tokens, inner);
+  exec.linear_backward(dy, c.normed, params.weight(out_proj_, spec_.hidden, inner), dnormed,
+                       params.grad_matrix(out_proj_, spec_.hidden, inner), nullptr, Write::kOverwrite);
   const int64_t group = inner / spec_.groups;
   for (int64_t i = 0; i < spec_.groups; ++i) {
-    exec.rmsnorm_backward(dnormed.col_range(i * group, group), c.gated.col_range(i * group, group), params.value(norm_) + i * group, c.rstd + i * tokens,
-                          dgated.col_range(i * group, group), params.grad(norm_) + i * group, Write::kOverwrite);
+    exec.rmsnorm_backward(dnormed.col_range(i * group, group), c.gated.col_range(i * group, group),
+                          params.value(norm_) + i * group, c.rstd + i * tokens, dgated.col_range(i * group, group),
+                          params.grad(norm_) + i * group, Write::kOverwrite);
   }
   exec.swiglu_backward(dgated, c.proj.col_range(0, inner), c.o, dproj.col_range(0, inner), d_o);
 
@@ -108,12 +118,14 @@ void SsdMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const
   d.g = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
   planned(pass, spec_).backward(c.tokens, d_o, d, c.saved, arena);
   exec.head_add_backward(d_o, c.tokens.v, params.value(skip_), spec_.head_dim, d.v, params.grad(skip_));
-  exec.time_step_backward(d.write_gate, d.g, c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_), params.value(dt_bias_),
-                          dproj.col_range(inner + channels, spec_.heads), params.grad(a_log_), params.grad(dt_bias_));
-  exec.short_conv_backward(dxbc, c.proj.col_range(inner, channels), params.value(conv_), params.value(conv_bias_), spec_.conv_size, pass.layout, c.tail,
-                           dproj.col_range(inner, channels), params.grad(conv_), params.grad(conv_bias_));
-  exec.linear_backward(dproj, x, params.weight(in_proj_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(in_proj_, spec_.columns(), spec_.hidden),
-                       nullptr, Write::kOverwrite);
+  exec.time_step_backward(d.write_gate, d.g, c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_),
+                          params.value(dt_bias_), dproj.col_range(inner + channels, spec_.heads), params.grad(a_log_),
+                          params.grad(dt_bias_));
+  exec.short_conv_backward(dxbc, c.proj.col_range(inner, channels), params.value(conv_), params.value(conv_bias_),
+                           spec_.conv_size, pass.layout, c.tail, dproj.col_range(inner, channels), params.grad(conv_),
+                           params.grad(conv_bias_));
+  exec.linear_backward(dproj, x, params.weight(in_proj_, spec_.columns(), spec_.hidden), dx,
+                       params.grad_matrix(in_proj_, spec_.columns(), spec_.hidden), nullptr, Write::kOverwrite);
 }
 
 template class SsdMixer<float>;

@@ -1,6 +1,7 @@
-// Mamba-2's own layer: one projection in_proj of x gives z | x B C | dt; a causal convolution with bias and SiLU over x, B and C; the time step
-// dt = softplus(. + dt_bias) of every head, which is the write gate and, times A = -exp(A_log), the log-decay; the recurrence `mamba2` with
-// C as query and B as key of a group of heads, scale 1; y = o + D x, times SiLU(z), RMSNorm over the whole width, out_proj.
+// Mamba-2's own layer: one projection in_proj of x gives z | x B C | dt; a causal convolution with bias and SiLU over
+// x, B and C; the time step dt = softplus(. + dt_bias) of every head is the write gate. Times A = -exp(A_log) it is the
+// log-decay. The recurrence is `mamba2` with C as query and B as key of a group of heads, scale 1. Then y = o + D x,
+// times SiLU(z), RMSNorm over the whole width, out_proj.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,11 @@ struct SsdSpec {
   static Rule rule();
 };
 
-// A_log, D, dt_bias [H], in_proj.weight [columns, d], conv1d.weight [channels, 1, W], conv1d.bias, norm.weight [H P], out_proj.weight [d, H P],
-// with `prefix` before the names.
+// A_log, D, dt_bias [H], in_proj.weight [columns, d], conv1d.weight [channels, 1, W], conv1d.bias, norm.weight [H P],
+// out_proj.weight [d, H P], with `prefix` before the names.
 std::vector<ParamSpec> mixer_parameters(const SsdSpec& spec, const std::string& prefix);
-// What it remembers: s [H, N, P]; tail [W-1, channels], the convolution's last inputs, x | B | C, oldest first, where W > 1.
+// What it remembers: s [H, N, P]; tail [W-1, channels], the convolution's last inputs, x | B | C, oldest first, where W
+// > 1.
 std::vector<StateTensor> mixer_state(const SsdSpec& spec);
 
 template <class T>

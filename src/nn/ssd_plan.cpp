@@ -13,11 +13,17 @@ std::vector<ParamSpec> mixer_parameters(const SsdSpec& spec, const std::string& 
       {prefix + "A_log", {spec.heads}, decay_a_init(1.0), false},
       {prefix + "D", {spec.heads}, constant_init(1.0), false},
       {prefix + "dt_bias", {spec.heads}, decay_delta_init(), false},
-      {prefix + "in_proj.weight", {spec.columns(), spec.hidden}, projection_init(spec.init, spec.columns(), spec.hidden), true},
+      {prefix + "in_proj.weight",
+       {spec.columns(), spec.hidden},
+       projection_init(spec.init, spec.columns(), spec.hidden),
+       true},
       {prefix + "conv1d.weight", {spec.conv_channels(), 1, spec.conv_size}, conv, true},
       {prefix + "conv1d.bias", {spec.conv_channels()}, conv, false},
       {prefix + "norm.weight", {spec.inner()}, constant_init(1.0), false},
-      {prefix + "out_proj.weight", {spec.hidden, spec.inner()}, projection_init(spec.init, spec.hidden, spec.inner()), true},
+      {prefix + "out_proj.weight",
+       {spec.hidden, spec.inner()},
+       projection_init(spec.init, spec.hidden, spec.inner()),
+       true},
   };
 }
 

@@ -66,7 +66,8 @@ const Ops<T>& ops_of(const Device& device) {
 template <class T>
 void require_layer(std::string_view kind, const Device& device) {
   const char* name = missing(plain_table_of<T>(device), kind);
-  if (name != nullptr) fail_usage("device: expected the CPU: layers called {} do not run on CUDA devices (no operation {})", kind, name);
+  if (name != nullptr)
+    fail_usage("device: expected the CPU: layers called {} do not run on CUDA devices (no operation {})", kind, name);
 }
 
 size_t library_bytes(const Device& device) { return device.kind() == FW_DEVICE_CUDA ? cuda::kProductsWorkspace : 0; }

@@ -15,7 +15,8 @@ const Ops<T>& cuda_ops();
 // Throws DeviceError where a library is missing that they call.
 void require_cuda_libraries();
 
-// The functions that there are for the device, some of which may be null; while there is a profile (ops/profile.h), those that it times.
+// The functions that there are for the device, some of which may be null; while there is a profile (ops/profile.h),
+// those that it times.
 template <class T>
 const Ops<T>& table_of(const Device& device);
 template <class T>
@@ -27,7 +28,8 @@ const Ops<T>& profiled_ops();
 template <class T>
 const Ops<T>& ops_of(const Device& device);
 
-// Throws Error(kUsage) if the device lacks an operation of a kind of layers (FW_LAYER_OP of ops.def), by its name in a configuration's list.
+// Throws Error(kUsage) if the device lacks an operation of a kind of layers (FW_LAYER_OP of ops.def), by its name in a
+// configuration's list.
 template <class T>
 void require_layer(std::string_view kind, const Device& device);
 
@@ -37,7 +39,8 @@ Exec<Wide<T>> wide_exec(const Exec<T>& exec) {
   return {table_of<Wide<T>>(exec.device), exec.device, exec.arena, exec.contexts, exec.precision, exec.libraries};
 }
 
-// Those of a PlanDevice (base/plan_device.h): they only allocate what the host's (T float or double) or the CUDA device's (float or Bf16) would.
+// Those of a PlanDevice (base/plan_device.h): they only allocate what the host's (T float or double) or the CUDA
+// device's (float or Bf16) would.
 template <class T>
 const Ops<T>& planned_ops();
 template <class T>

@@ -20,8 +20,10 @@ DeviceRanks device_ranks(Communicator& host, Device& device) {
   // What switches add up or copy for NCCL is not called here, and setting it up takes memory of every GPU.
   if (found) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
   // All or none.
-  if (!any_rank(host, !found)) return {nccl::make_ranks(functions, host, device), "NCCL " + nccl::version_of(functions)};
-  return {std::make_unique<StagedRanks>(host, device), fmt::format("the host's memory and MPI ({})", found ? "another rank has no NCCL" : why)};
+  if (!any_rank(host, !found))
+    return {nccl::make_ranks(functions, host, device), "NCCL " + nccl::version_of(functions)};
+  return {std::make_unique<StagedRanks>(host, device),
+          fmt::format("the host's memory and MPI ({})", found ? "another rank has no NCCL" : why)};
 }
 
 }  // namespace fw

@@ -1,5 +1,6 @@
-// First values of a model's parameters drawn on the CUDA device, where drawing them on the host and sending them takes seconds: the numbers are those of the
-// host's generator (base/random.h), the values to the bit those of nn/init.h. nn/draw.h says which pieces of the generator make which.
+// First values of a model's parameters drawn on the CUDA device, where drawing them on the host and sending them takes
+// seconds. The numbers are those of the host's generator (base/random.h), the values to the bit those of nn/init.h.
+// nn/draw.h says which pieces of the generator make which.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,10 @@ struct DrawnRange {
   int32_t draws;
 };
 
-// Queues on the device: all values of `ranges`, in `to` as ParamValues has them whole or split. words [pieces, kRandomWords]: of each piece of `piece` numbers
-// the words of its first (base/random_jump.h). A value whose numbers lie in two pieces is the first one's.
-void draw_on_cuda(Device& device, std::span<const uint64_t> words, int64_t piece, std::span<const DrawnRange> ranges, ParamValues<float> to);
+// Queues on the device: all values of `ranges`, in `to` as ParamValues has them whole or split. words [pieces,
+// kRandomWords]: of each piece of `piece` numbers the words of its first (base/random_jump.h). A value whose numbers
+// lie in two pieces is the first one's.
+void draw_on_cuda(Device& device, std::span<const uint64_t> words, int64_t piece, std::span<const DrawnRange> ranges,
+                  ParamValues<float> to);
 
 }  // namespace fw

@@ -1,5 +1,6 @@
-// The context that operations run in: which device and which of its memory, which functions, which precision. Chosen once, where a
-// model is made; nothing above asks which device it is. exec.rmsnorm_forward(...) is the backend's rmsnorm_forward (ops.def has all).
+// The context that operations run in: which device and which of its memory, which functions, which precision. Chosen
+// once, where a model is made; nothing above asks which device it is. exec.rmsnorm_forward(...) is the backend's
+// rmsnorm_forward (ops.def has all).
 #pragma once
 
 #include <utility>

@@ -11,7 +11,8 @@ namespace {
 
 class Ranks final : public Communicator {
  public:
-  Ranks(const Functions& functions, Communicator& host, Device& device) : call_(functions), host_(host), device_(device) {
+  Ranks(const Functions& functions, Communicator& host, Device& device)
+      : call_(functions), host_(host), device_(device) {
     UniqueId id = {};
     // What goes wrong on rank 0 alone must not leave the others waiting for an id.
     Result got = rank() == 0 ? call_.GetUniqueId(&id) : kSuccess;
@@ -69,8 +70,10 @@ class Ranks final : public Communicator {
   void check(Result result, const char* what) const {
     if (result == kSuccess || result == kInProgress) return;
     const char* const more = call_.GetLastError != nullptr ? call_.GetLastError(comm_) : nullptr;
-    fail_io("{}: NCCL says: {}{}{}. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes without it, through the host's memory", what,
-            call_.GetErrorString(result), more != nullptr && *more != '\0' ? ": " : "", more != nullptr ? more : "");
+    fail_io(
+        "{}: NCCL says: {}{}{}. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes without it, through the host's "
+        "memory",
+        what, call_.GetErrorString(result), more != nullptr && *more != '\0' ? ": " : "", more != nullptr ? more : "");
   }
 
   // What `calls` asks for, begun together.
@@ -85,7 +88,8 @@ class Ranks final : public Communicator {
   }
 
   void send_all(const Part& data, int from) {
-    if (data.bytes > 0) check(call_.Broadcast(data.data, data.data, data.bytes, kInt8, from, comm_, device_.stream()), "broadcast");
+    if (data.bytes > 0)
+      check(call_.Broadcast(data.data, data.data, data.bytes, kInt8, from, comm_, device_.stream()), "broadcast");
   }
 
   const Functions call_;
@@ -100,7 +104,9 @@ class Ranks final : public Communicator {
 bool open_functions(Functions& functions, std::string& why) {
   void* const library = open_cuda_library({"libnccl.so.2"}, false);
   if (library == nullptr) {
-    why = "NCCL (libnccl.so.2) was not found: pip install nvidia-nccl-cu13, or say with FW_CUDA_LIBS in which folders it and cuBLASLt lie";
+    why =
+        "NCCL (libnccl.so.2) was not found: pip install nvidia-nccl-cu13, or say with FW_CUDA_LIBS in which folders it "
+        "and cuBLASLt lie";
     return false;
   }
   const char* missing = nullptr;

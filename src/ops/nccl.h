@@ -1,8 +1,10 @@
-// NCCL, NVIDIA's library that carries tensors between GPUs, as it is called here: opened at run time, so that nothing of it is needed to build. Types and
-// functions are those of its documentation (NVIDIA Collective Communication Library, "Collective Communication Functions", "Point To Point Communication
-// Functions" and "Types", docs.nvidia.com/deeplearning/nccl), which has kept them since version 2.7.
+// NCCL, NVIDIA's library that carries tensors between GPUs, as it is called here: opened at run time, so that nothing
+// of it is needed to build. Types and functions are those of its documentation (NVIDIA Collective Communication
+// Library, "Collective Communication Functions", "Point To Point Communication Functions" and "Types",
+// docs.nvidia.com/deeplearning/nccl), which has kept them since version 2.7.
 //
-// Only what copies is called: NCCL's sums have an order that its algorithm and the machine choose, so sums are made by operations of our own.
+// Only what copies is called: NCCL's sums have an order that its algorithm and the machine choose, so sums are made by
+// operations of our own.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +44,8 @@ struct Functions {
 bool open_functions(Functions& functions, std::string& why);
 std::string version_of(const Functions& functions);  // "2.28.9"
 
-// The ranks of `host` for the memory of `device`, in the order of its stream: a call is queued, and what is received is there for what is queued behind it.
-// All ranks call it, each with another GPU. Throws Error(kIo) with what NCCL says.
+// The ranks of `host` for the memory of `device`, in the order of its stream: a call is queued, and what is received is
+// there for what is queued behind it. All ranks call it, each with another GPU. Throws Error(kIo) with what NCCL says.
 std::unique_ptr<Communicator> make_ranks(const Functions& functions, Communicator& host, Device& device);
 
 }  // namespace fw::nccl

@@ -1,5 +1,5 @@
-// Everything else a model needs besides the recurrence: the types of the operations' arguments and the table of one backend's
-// functions. ops.def is the list with shapes and contracts; exec.h calls.
+// Everything else a model needs besides the recurrence: the types of the operations' arguments and the table of one
+// backend's functions. ops.def is the list with shapes and contracts; exec.h calls.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ enum class Precision { kNative, kBf16 };
 
 enum class GateKind { kNone, kSilu, kSigmoid };
 
-// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), silu(x), or the product of two learned affine maps of a head. Of RWKV-7's layers:
-// tanh(x) and relu(x)^2.
+// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), silu(x), or the product of two learned affine
+// maps of a head. Of RWKV-7's layers: tanh(x) and relu(x)^2.
 enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct, kTanh, kSquaredRelu };
 
 // A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
@@ -28,14 +28,17 @@ enum class PositionFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
 
 enum class Turn { kForth, kBack };
 
-// How the element [n, d] of a selective scan's state forgets and what is written to it, made of a channel's step and the key k:
+// How the element [n, d] of a selective scan's state forgets and what is written to it, made of a channel's step and
+// the key k:
 //   kMamba: exp(step_d A_nd) and step_d k_n u_d, A = -exp(a_log)      kLonghorn: 1 - e_d k_n^2 and e_d k_n u_d, e = step / (1 + step |k|^2)
 enum class ScanLaw { kMamba, kLonghorn };
 // Tokens between the states that a selective scan keeps for its backward pass.
 constexpr int64_t kScanChunk = 16;
-// Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's number + i.
+// Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's
+// number + i.
 constexpr int64_t chunk_checkpoints(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
-// The same of mamba3_rotary: angles are summed in the digits that are kept between passes from chunk to chunk, and in a chunk in those that a turn needs.
+// The same of mamba3_rotary: angles are summed in the digits that are kept between passes from chunk to chunk, and in a
+// chunk in those that a turn needs.
 constexpr int64_t kRotaryChunk = 16;
 constexpr int64_t rotary_checkpoints(int64_t tokens, int64_t sequences) { return tokens / kRotaryChunk + sequences; }
 
@@ -51,8 +54,8 @@ struct WideOf<Bf16> {
 template <class T>
 using Wide = typename WideOf<T>::Type;
 
-// A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that Params keeps, for products
-// whose operands are bf16.
+// A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that
+// Params keeps, for products whose operands are bf16.
 template <class W>
 struct Weight {
   Mat<const W> values;
@@ -62,20 +65,24 @@ struct Weight {
   Weight(Mat<W> v) : values(v) {}        // NOLINT(google-explicit-constructor)
 };
 
-// The sequences of a pass: on the host for what cuts work, in device memory for what kernels read. A host's layout is both.
+// The sequences of a pass: on the host for what cuts work, in device memory for what kernels read. A host's layout is
+// both.
 struct PassLayout {
   const SeqLayout& host;
-  const int64_t* offsets = nullptr;                                     // [N + 1]
-  const int64_t* positions = nullptr;                                   // [N]: tokens of each sequence before this pass; null: none
-  const int64_t* host_positions = nullptr;                              // the same in host memory, where the host knows them
+  const int64_t* offsets = nullptr;  // [N + 1]
+  // [N]: tokens of each sequence before this pass; null: none
+  const int64_t* positions = nullptr;
+  // the same in host memory, where the host knows them
+  const int64_t* host_positions = nullptr;
   PassLayout(const SeqLayout& layout, const int64_t* before = nullptr)  // NOLINT(google-explicit-constructor)
       : host(layout), offsets(layout.offsets().data()), positions(before) {}
-  PassLayout(const SeqLayout& layout, const int64_t* device_offsets, const int64_t* before) : host(layout), offsets(device_offsets), positions(before) {}
+  PassLayout(const SeqLayout& layout, const int64_t* device_offsets, const int64_t* before)
+      : host(layout), offsets(device_offsets), positions(before) {}
 };
 
-// Rows that tokens left behind, by their position in their sequence: sequence n has `per_sequence` pages of `rows` rows of `width`
-// values, found by the table, or one after the other from `first` on. Positions beyond the last page begin again at the first, so a
-// single page is a ring of the last `rows` tokens.
+// Rows that tokens left behind, by their position in their sequence: sequence n has `per_sequence` pages of `rows` rows
+// of `width` values, found by the table, or one after the other from `first` on. Positions beyond the last page begin
+// again at the first, so a single page is a ring of the last `rows` tokens.
 template <class T>
 struct Pages {
   T* first = nullptr;         // [N, per_sequence, rows, width] where there is no table
@@ -91,22 +98,24 @@ struct Pages {
   }
 };
 
-// Softmax attention of H query heads over HK key/value heads of D channels: query head h reads key/value head h / (H / HK).
+// Softmax attention of H query heads over HK key/value heads of D channels: query head h reads key/value head h / (H /
+// HK).
 struct AttentionShape {
   int64_t heads = 0;     // H
   int64_t kv_heads = 0;  // HK, divides H
   int64_t dim = 0;       // D
   int64_t window = 0;    // W: a token sees itself and the W-1 before it; 0: all before it
   double scale = 0;      // of the scores, usually D^-1/2
-  // Rotary position embedding of q and k, as rotary() has it: of the first `rotated` channels of a head. 0: none. Forward takes them turned, backward's dq and
-  // dk are of what they were before, a step turns them itself.
+  // Rotary position embedding of q and k, as rotary() has it: of the first `rotated` channels of a head. 0: none.
+  // Forward takes them turned, backward's dq and dk are of what they were before, a step turns them itself.
   double theta = 0;
   int64_t rotated = 0;
   bool turns() const { return theta > 0 && rotated > 0; }
 };
 
-// The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state; cg_steps 0: exact (Cholesky), else conjugate gradients from 0
-// until the residual is cg_tolerance times the right-hand side, or after so many steps.
+// The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state. With cg_steps 0 it is exact
+// (Cholesky). Else it is conjugate gradients from 0 until the residual is cg_tolerance times the right-hand side, or
+// after so many steps.
 struct MesaShape {
   int64_t heads = 0;      // H
   int64_t key_dim = 0;    // K
@@ -116,15 +125,18 @@ struct MesaShape {
   double cg_tolerance = 0;
 };
 
-// What a token's front of RWKV-7 computes with: heads of `dim` channels, and the norm of their keys. key_eps > 0: inside the root; 0: the norm itself, but at
-// least 1e-12.
+// What a token's front of RWKV-7 computes with: heads of `dim` channels, and the norm of their keys. key_eps > 0:
+// inside the root; 0: the norm itself, but at least 1e-12.
 struct Rwkv7Shape {
   int64_t dim = 0;
   double key_eps = 0;
 };
 
-// The recurrence of a Mamba-3 layer and what lies around it: H heads with a state of N x P, G groups of heads that share queries and keys, R rows a token (1:
-// SISO), and NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
+// The recurrence of a Mamba-3 layer and what lies around it:
+// - H heads with a state of N x P,
+// - G groups of heads that share queries and keys,
+// - R rows a token (1: SISO),
+// - NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
 struct Mamba3Shape {
   int64_t heads = 0;     // H
   int64_t groups = 1;    // G, divides H
@@ -152,7 +164,8 @@ struct StepSums {
   double square_norm = 0;  // of the gradients
 };
 
-// A piece of one parameter in the flat buffers of all. Pieces have a fixed size, so that sums over them have a fixed order.
+// A piece of one parameter in the flat buffers of all. Pieces have a fixed size, so that sums over them have a fixed
+// order.
 struct ParamPiece {
   int64_t begin = 0;  // in elements
   int32_t count = 0;
@@ -164,8 +177,8 @@ struct ParamPieces {
   int64_t count = 0;
 };
 
-// The values of all parameters as the optimiser takes them: numbers, or (values null) split into the bf16 that products read and the rest
-// (split_value.h), with float copies of the few that operations read as numbers.
+// The values of all parameters as the optimiser takes them: numbers, or (values null) split into the bf16 that products
+// read and the rest (split_value.h). The split ones come with float copies of the few that operations read as numbers.
 template <class W>
 struct ParamValues {
   W* values = nullptr;
@@ -189,8 +202,9 @@ struct AdamWStep {
   W step;              // lr / (1 - beta1^t)
   W inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
   W decay;             // lr * weight_decay
-  // Of the random numbers that moments in bf16 are rounded with (stochastic_rounding.h): element i of the pieces has word (first + i) mod 4 of the counter
-  // ((first + i) / 4, update), its lower half for m and its upper half for v. first: of what the pieces' elements are counted from, a multiple of 4.
+  // Of the random numbers that moments in bf16 are rounded with (stochastic_rounding.h). Element i of the pieces has
+  // word (first + i) mod 4 of the counter ((first + i) / 4, update). Its lower half is for m and its upper half for v.
+  // first: of what the pieces' elements are counted from, a multiple of 4.
   uint64_t seed = 0, update = 0, first = 0;
 };
 

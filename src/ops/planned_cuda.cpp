@@ -1,5 +1,5 @@
-// Operations that compute nothing: with a PlanDevice of the CUDA kind a pass only allocates, and takes what that device's operations would. The device
-// planned for has warp groups, as those for which large models are planned.
+// Operations that compute nothing: with a PlanDevice of the CUDA kind a pass only allocates, and takes what that
+// device's operations would. The device planned for has warp groups, as those for which large models are planned.
 #include "ops/backend.h"
 #include "ops/cuda/kinds.h"
 #include "ops/cuda/scratch.h"
@@ -41,19 +41,20 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::norm_sums(x.rows), x.cols);
   }
-  static void gated_rmsnorm_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, const W*, const W*, const W*, int64_t head_dim, GateKind, Mat<T>,
-                                     Mat<T>, W*) {
+  static void gated_rmsnorm_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, const W*, const W*, const W*,
+                                     int64_t head_dim, GateKind, Mat<T>, Mat<T>, W*) {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::head_norm_sums(o.rows * (o.cols / head_dim)), head_dim);
   }
-  static void short_conv_backward(E exec, Mat<const T>, Mat<const T> x, const W*, const W* bias, int64_t width, const PassLayout&, const T*, Mat<T>, W*, W*) {
+  static void short_conv_backward(E exec, Mat<const T>, Mat<const T> x, const W*, const W* bias, int64_t width,
+                                  const PassLayout&, const T*, Mat<T>, W*, W*) {
     const ArenaMark mark(exec.arena);
     const int64_t runs = cuda::parts_of(x.rows, cuda::kConvRun);
     cuda::partial_sums(exec.arena, runs, x.cols * width);
     if (bias != nullptr) cuda::partial_sums(exec.arena, runs, x.cols);
   }
-  static void gated_conv_backward(E exec, Mat<const T>, Mat<const T> x, Mat<const T>, const W*, const W*, int64_t width, const PassLayout&, const T*, Mat<T>,
-                                  Mat<T>, W*, W*) {
+  static void gated_conv_backward(E exec, Mat<const T>, Mat<const T> x, Mat<const T>, const W*, const W*, int64_t width,
+                                  const PassLayout&, const T*, Mat<T>, Mat<T>, W*, W*) {
     const ArenaMark mark(exec.arena);
     const int64_t runs = cuda::parts_of(x.rows, cuda::kGatedConvRun);
     cuda::partial_sums(exec.arena, runs, x.cols * width);
@@ -62,8 +63,12 @@ struct Plan {
   static void sigmoid_gate_backward(E exec, Mat<const T>, Mat<const T> y, W, Mat<T>, W* dbias) {
     if (dbias != nullptr) plan_sums(exec, 1, y, true);
   }
-  static void decay_gate_backward(E exec, Mat<const W>, Mat<const T> x, const W*, const W*, int64_t, Mat<T>, W*, W*) { plan_sums(exec, 2, x, true); }
-  static void log_sigmoid_decay_backward(E exec, Mat<const W>, Mat<const T> x, const W*, W, Mat<T>, W*) { plan_sums(exec, 1, x); }
+  static void decay_gate_backward(E exec, Mat<const W>, Mat<const T> x, const W*, const W*, int64_t, Mat<T>, W*, W*) {
+    plan_sums(exec, 2, x, true);
+  }
+  static void log_sigmoid_decay_backward(E exec, Mat<const W>, Mat<const T> x, const W*, W, Mat<T>, W*) {
+    plan_sums(exec, 1, x);
+  }
   static void bounded_decay_forward(E exec, Mat<const T> x, Mat<const W>, int64_t, Mat<W>) {
     const ArenaMark mark(exec.arena);
     const cuda::BoundsScratch scratch(exec.arena, x.cols);
@@ -73,24 +78,34 @@ struct Plan {
     const cuda::BoundsScratch scratch(exec.arena, x.cols);
     plan_sums(exec, 1, x);
   }
-  static void head_scale_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
+  static void head_scale_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) {
+    plan_sums(exec, 1, x, true);
+  }
   static void head_constant_backward(E exec, Mat<const T> dy, int64_t group, W*) {
     if (dy.rows == 0 || dy.cols == 0) return;
     const ArenaMark mark(exec.arena);
     cuda::head_constant_sums(exec.arena, dy.rows, dy.cols / group);
   }
-  static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
-  static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*, W*) { plan_sums(exec, 2, x); }
-  static void selective_scan_forward(E exec, ScanLaw, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*, const W*,
-                                     const PassLayout& layout, const W*, W*, W*, Mat<T> y) {
+  static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) {
+    plan_sums(exec, 1, x, true);
+  }
+  static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*,
+                                 W*) {
+    plan_sums(exec, 2, x);
+  }
+  static void selective_scan_forward(E exec, ScanLaw, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k,
+                                     const W*, const W*, const PassLayout& layout, const W*, W*, W*, Mat<T> y) {
     const ArenaMark mark(exec.arena);
     plan_scan_parts(exec, layout, u, q, cuda::scan_in_packets(u, step, q, k, y));
   }
-  static void plan_scan_parts(E exec, const PassLayout& layout, const Mat<const T>& u, const Mat<const T>& q, bool packets) {
-    cuda::ScanPartsScratch(exec.arena, layout.host.count(), cuda::scan_parts(layout.host, u.cols, q.cols, packets), u.cols, q.cols);
+  static void plan_scan_parts(E exec, const PassLayout& layout, const Mat<const T>& u, const Mat<const T>& q,
+                              bool packets) {
+    cuda::ScanPartsScratch(exec.arena, layout.host.count(), cuda::scan_parts(layout.host, u.cols, q.cols, packets),
+                           u.cols, q.cols);
   }
-  static void selective_scan_backward(E exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*,
-                                      const W*, const PassLayout& layout, const W*, const W*, Mat<T> du, Mat<T> dstep, Mat<T>, Mat<T>, W*, W*, W*) {
+  static void selective_scan_backward(E exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step,
+                                      Mat<const T> q, Mat<const T> k, const W*, const W*, const PassLayout& layout,
+                                      const W*, const W*, Mat<T> du, Mat<T> dstep, Mat<T>, Mat<T>, W*, W*, W*) {
     if (layout.host.count() == 0) return;
     const ArenaMark mark(exec.arena);
     const bool packets = cuda::scan_in_packets(u, step, q, k, dy, du, dstep);
@@ -104,59 +119,71 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, sums * cuda::parts_of(x.rows, cuda::kHeadRun), x.cols);
   }
-  static void group_norm_backward(E exec, Mat<const T>, Mat<const T> x, int64_t, const W*, const W*, Mat<T>, W*, W*, Write) { plan_head_rows(exec, 2, x); }
-  static void rwkv7_front_backward(E exec, const Rwkv7Shape&, Mat<const W>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,
-                                   Mat<const T> k, const W*, const W*, Mat<T>, Mat<T>, Mat<T>, W*, W*) {
+  static void group_norm_backward(E exec, Mat<const T>, Mat<const T> x, int64_t, const W*, const W*, Mat<T>, W*, W*,
+                                  Write) {
+    plan_head_rows(exec, 2, x);
+  }
+  static void rwkv7_front_backward(E exec, const Rwkv7Shape&, Mat<const W>, Mat<const T>, Mat<const T>, Mat<const T>,
+                                   Mat<const T>, Mat<const T>, Mat<const T> k, const W*, const W*, Mat<T>, Mat<T>,
+                                   Mat<T>, W*, W*) {
     plan_head_rows(exec, 2, k);
   }
-  static void bonus_gate_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const W*, int64_t, Mat<T>,
-                                  Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*) {
+  static void bonus_gate_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, Mat<const T>, Mat<const T>,
+                                  Mat<const T>, const W*, int64_t, Mat<T>, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*) {
     plan_head_rows(exec, 1, o);
   }
-  static void token_shift_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t count, const PassLayout&, const T*, Mat<T>, W*) {
+  static void token_shift_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t count, const PassLayout&,
+                                   const T*, Mat<T>, W*) {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::parts_of(x.rows, cuda::kShiftRun), count * x.cols);
   }
-  static void mamba3_time_backward(E exec, const Mamba3Decay&, Mat<const T>, Mat<const W>, Mat<const T> dt_in, Mat<const T>, const W*, Mat<T>, Mat<T>, W*) {
+  static void mamba3_time_backward(E exec, const Mamba3Decay&, Mat<const T>, Mat<const W>, Mat<const T> dt_in,
+                                   Mat<const T>, const W*, Mat<T>, Mat<T>, W*) {
     plan_sums(exec, 1, dt_in);
   }
-  static void mamba3_rotary_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
-                                    const PassLayout& layout, W*, W* marks, Mat<T>, Mat<T>, Mat<W>) {
+  static void mamba3_rotary_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*,
+                                    Mat<const T> angle, Mat<const T>, const PassLayout& layout, W*, W* marks, Mat<T>,
+                                    Mat<T>, Mat<W>) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
     const cuda::RotaryScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
   }
-  static void mamba3_rotary_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const T>, const W*, const W*,
-                                     Mat<const T> angle, Mat<const T>, const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
+  static void mamba3_rotary_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>,
+                                     Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
+                                     const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
     const cuda::RotaryBackwardScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count());
   }
-  static void mamba3_diag_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const W> now, Mat<const W>, const W* skip,
-                                   Mat<T>, Mat<W>, Mat<W>, Mat<W>, W*) {
+  static void mamba3_diag_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const W>, Mat<const T>,
+                                   Mat<const W> now, Mat<const W>, const W* skip, Mat<T>, Mat<W>, Mat<W>, Mat<W>, W*) {
     if (skip == nullptr || now.rows == 0) return;
     const ArenaMark mark(exec.arena);
     cuda::near_sums(exec.arena, now.rows, shape.heads);
     plan_sums(exec, 1, now);
   }
-  static void mamba3_expand_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T> x, const W*, Mat<T>, W*) {
+  static void mamba3_expand_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T> x, const W*, Mat<T>,
+                                     W*) {
     const ArenaMark mark(exec.arena);
     cuda::factor_sums(exec.arena, shape);
     plan_head_rows(exec, static_cast<int>(shape.rank), x);
   }
-  static void mamba3_gate_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const T> z, const W* up, const W*, const W* norm, const W*,
-                                   Mat<T>, Mat<T>, W*, W*, W*) {
-    const int factors = up != nullptr ? static_cast<int>(shape.rank) : 0, sums = 2 * factors + (norm != nullptr ? 1 : 0);
+  static void mamba3_gate_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const T> z,
+                                   const W* up, const W*, const W* norm, const W*, Mat<T>, Mat<T>, W*, W*, W*) {
+    const int factors = up != nullptr ? static_cast<int>(shape.rank) : 0,
+              sums = 2 * factors + (norm != nullptr ? 1 : 0);
     if (sums == 0) return;
     const ArenaMark mark(exec.arena);
     if (factors > 0) cuda::factor_sums(exec.arena, shape);
     plan_head_rows(exec, sums, z);
   }
   static void mesa_lambda_backward(E exec, Mat<const T> x, Mat<const T>, const W*, W*) { plan_sums(exec, 1, x); }
-  static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
+  static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) {
+    plan_sums(exec, 1, x, true);
+  }
 
-  static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past,
-                                Pages<T>, Mat<T> o, Mat<W>) {
+  static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                                const PassLayout& layout, Pages<T> past, Pages<T>, Mat<T> o, Mat<W>) {
     if (q.rows == 0 || !cuda::takes_warp_groups<T>(shape, {}, q, k, v, o)) return;
     const cuda::KeysBefore before(layout, shape.window);
     if (past && layout.host_positions == nullptr) return;
@@ -168,8 +195,9 @@ struct Plan {
     cuda::attention_rows(exec.arena, shape, q.rows);
     cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
   }
-  static void attention_backward(E exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
-                                 const PassLayout& layout, Pages<T> past, Pages<T>, Mat<const T> o, Mat<const W>, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
+  static void attention_backward(E exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v,
+                                 const AttentionShape& shape, const PassLayout& layout, Pages<T> past, Pages<T>,
+                                 Mat<const T> o, Mat<const W>, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
     if (q.rows == 0) return;
     const ArenaMark mark(exec.arena);
     cuda::attention_rows(exec.arena, shape, q.rows);
@@ -178,13 +206,17 @@ struct Plan {
     for (int lists = 0; lists < 2; ++lists) cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
   }
 
-  static void attention_step(E exec, Mat<T> q, Mat<T>, Mat<const T>, const AttentionShape& shape, const PassLayout&, Pages<T> past, Pages<T>, Mat<T>) {
+  static void attention_step(E exec, Mat<T> q, Mat<T>, Mat<const T>, const AttentionShape& shape, const PassLayout&,
+                             Pages<T> past, Pages<T>, Mat<T>) {
     const ArenaMark mark(exec.arena);
     cuda::decode_parts(exec.arena, shape, q.rows, cuda::decode_runs(shape, past));
   }
 
-  static void cross_entropy_forward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W* nll, LossSum*) { plan_slice(exec, h, weight, nll); }
-  static void cross_entropy_backward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W, Mat<T>, Mat<W>, LossSum*) {
+  static void cross_entropy_forward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W* nll, LossSum*) {
+    plan_slice(exec, h, weight, nll);
+  }
+  static void cross_entropy_backward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W, Mat<T>, Mat<W>,
+                                     LossSum*) {
     plan_slice(exec, h, weight, nullptr);
   }
   static void plan_slice(E exec, Mat<const T> h, const Weight<W>& weight, W* nll) {
@@ -197,7 +229,9 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     cuda::square_sums(exec.arena, pieces.count);
   }
-  static void bf16_square_sum(E exec, const Bf16*, ParamPieces pieces, double* sum) { square_sum(exec, nullptr, pieces, sum); }
+  static void bf16_square_sum(E exec, const Bf16*, ParamPieces pieces, double* sum) {
+    square_sum(exec, nullptr, pieces, sum);
+  }
 };
 
 }  // namespace

@@ -13,7 +13,9 @@ namespace {
 Profile* the_profile = nullptr;
 int depth = 0;  // of calls inside each other; models are run by one thread
 
-double seconds_since(std::chrono::steady_clock::time_point start) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 template <class T>
 DeviceLimits limits_of(Device& device, int64_t rows) {
@@ -66,12 +68,17 @@ std::vector<OperationTime> Profile::by_time() const {
   std::vector<OperationTime> list;
   list.reserve(of_.size());
   for (const auto& [name, of] : of_) list.push_back(of);
-  std::stable_sort(list.begin(), list.end(), [](const OperationTime& a, const OperationTime& b) { return a.seconds > b.seconds; });
+  std::stable_sort(list.begin(), list.end(),
+                   [](const OperationTime& a, const OperationTime& b) { return a.seconds > b.seconds; });
   return list;
 }
 
 ProfiledCall::ProfiledCall(const char* name, const Device& device, double bytes, double flops)
-    : name_(name), device_(the_profile == nullptr ? nullptr : const_cast<Device*>(&device)), bytes_(bytes), flops_(flops) {  // it is only waited for
+    // it is only waited for
+    : name_(name),
+      device_(the_profile == nullptr ? nullptr : const_cast<Device*>(&device)),
+      bytes_(bytes),
+      flops_(flops) {
   if (device_ == nullptr || depth++ > 0) return;
   device_->synchronise();
   start_ = std::chrono::steady_clock::now();
@@ -129,7 +136,8 @@ double number_bytes(const Mat<W>&) {
 double pair_channels(const AttentionShape& shape, const PassLayout& layout) {
   double pairs = 0;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
-    const double T = static_cast<double>(layout.host.length(n)), W = shape.window > 0 ? std::min(static_cast<double>(shape.window), T) : T;
+    const double T = static_cast<double>(layout.host.length(n)),
+                 W = shape.window > 0 ? std::min(static_cast<double>(shape.window), T) : T;
     pairs += W * (W + 1) / 2 + (T - W) * W;
   }
   return pairs * static_cast<double>(shape.heads * shape.dim);
@@ -153,12 +161,17 @@ Cost cost_of_call(const Args&... args) {
   Cost cost{(bytes_of(args) + ... + 0.0), 0};
   const auto with = [&](const auto& body) { body(args...); };
   if constexpr (op == k_linear_forward) {
-    with([&](const auto& x, const auto& w, auto, const auto&, Write) { cost.flops = 2 * area(x) * static_cast<double>(w.values.rows); });
+    with([&](const auto& x, const auto& w, auto, const auto&, Write) {
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows);
+    });
   } else if constexpr (op == k_linear_add_forward) {
-    with([&](const auto& x, const auto& w, const auto&, const auto&) { cost.flops = 2 * area(x) * static_cast<double>(w.values.rows); });
+    with([&](const auto& x, const auto& w, const auto&, const auto&) {
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows);
+    });
   } else if constexpr (op == k_linear_backward) {
     with([&](const auto&, const auto& x, const auto& w, const auto& dx, const auto& dw, auto, Write) {
-      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) * ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) *
+                   ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));
     });
   } else if constexpr (op == k_cross_entropy_forward) {
     with([&](const auto& h, const auto& w, auto, auto, auto) {
@@ -175,9 +188,8 @@ Cost cost_of_call(const Args&... args) {
       cost.flops = 4 * pair_channels(s, layout);
     });
   } else if constexpr (op == k_attention_backward) {
-    with([&](const auto&, const auto&, const auto&, const auto&, const AttentionShape& s, const PassLayout& layout, const auto&...) {
-      cost.flops = 10 * pair_channels(s, layout);
-    });
+    with([&](const auto&, const auto&, const auto&, const auto&, const AttentionShape& s, const PassLayout& layout,
+             const auto&...) { cost.flops = 10 * pair_channels(s, layout); });
   } else if constexpr (op == k_embedding_forward || op == k_embedding_backward) {
     // Of the table the rows of the tokens alone.
     with([&](auto, const auto& a, const auto& b) {
@@ -188,13 +200,18 @@ Cost cost_of_call(const Args&... args) {
       }
     });
   } else if constexpr (op == k_round_values || op == k_add_values) {
-    with([&](auto, int64_t n, auto) { cost.bytes = static_cast<double>(n) * (op == k_round_values ? sizeof(Wide<T>) + 2 : 3 * sizeof(Wide<T>)); });
+    with([&](auto, int64_t n, auto) {
+      cost.bytes = static_cast<double>(n) * (op == k_round_values ? sizeof(Wide<T>) + 2 : 3 * sizeof(Wide<T>));
+    });
   } else if constexpr (op == k_square_sum || op == k_bf16_square_sum) {
-    with([&](auto, const ParamPieces& pieces, auto) { cost.bytes = piece_values(pieces) * (op == k_square_sum ? sizeof(Wide<T>) : sizeof(Bf16)); });
+    with([&](auto, const ParamPieces& pieces, auto) {
+      cost.bytes = piece_values(pieces) * (op == k_square_sum ? sizeof(Wide<T>) : sizeof(Bf16));
+    });
   } else if constexpr (op == k_adamw) {
     // Gradients read, values and both moments read and written.
     with([&](const auto&, const ParamPieces& pieces, auto, const auto&, const MomentValues<Wide<T>>& moments) {
-      cost.bytes = piece_values(pieces) * (3 * sizeof(Wide<T>) + 4 * (moments.first != nullptr ? sizeof(Wide<T>) : sizeof(Bf16)));
+      cost.bytes = piece_values(pieces) *
+                   (3 * sizeof(Wide<T>) + 4 * (moments.first != nullptr ? sizeof(Wide<T>) : sizeof(Bf16)));
     });
   }
   return cost;

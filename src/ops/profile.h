@@ -1,9 +1,10 @@
-// Profile: how long each operation of a model's passes takes, what it moves and computes. While one lives, the models that are made then run their operations
-// one at a time, each waited for, and under its name in the list (ops.def); the recurrence's calls are its own (nn/recurrence.cpp). Results keep their bits.
-// Times are those of operations alone, with the wait for each: on a GPU a step takes less than their sum.
+// Profile: how long each operation of a model's passes takes, what it moves and computes. While one lives, the models
+// that are made then run their operations one at a time, each waited for, and under its name in the list (ops.def). The
+// recurrence's calls are its own (nn/recurrence.cpp). Results keep their bits. Times are those of operations alone,
+// with the wait for each: on a GPU a step takes less than their sum.
 //
-// Bytes: each tensor of a call once, as read or written. Operations: of products, attention (of the pairs that see each other) and the recurrence (in its token
-// form), a multiplication and an addition being two; of all others none.
+// Bytes: each tensor of a call once, as read or written. Operations: of products, attention (of the pairs that see each
+// other) and the recurrence (in its token form), a multiplication and an addition being two; of all others none.
 #pragma once
 
 #include <chrono>
@@ -38,7 +39,8 @@ class Profile {
   std::map<std::string, OperationTime> of_;
 };
 
-// A call as the profile sees it, if there is one: from here to the end of the scope. What it calls in turn counts as its own.
+// A call as the profile sees it, if there is one: from here to the end of the scope. What it calls in turn counts as
+// its own.
 class ProfiledCall {
  public:
   ProfiledCall(const char* name, const Device& device, double bytes, double flops);

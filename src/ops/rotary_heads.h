@@ -8,7 +8,8 @@ namespace fw {
 // rotary(x) of queries and keys, or of their gradients: once for both where they lie side by side.
 template <class T, class Rotary>
 void rotary_heads(Mat<T> q, Mat<T> k, const Rotary& rotary) {
-  if (k.data == q.data + q.cols && k.stride == q.stride) return rotary(Mat<T>(q.data, q.rows, q.cols + k.cols, q.stride));
+  if (k.data == q.data + q.cols && k.stride == q.stride)
+    return rotary(Mat<T>(q.data, q.rows, q.cols + k.cols, q.stride));
   rotary(q);
   rotary(k);
 }

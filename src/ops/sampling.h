@@ -23,15 +23,16 @@ struct Drawn {
   double logprob = 0;  // where asked for
 };
 
-// The sequences that draw, in device memory but for the random numbers. Sequence n's recent ids are a ring: the i-th that it saw is at
-// recent[n, i mod kMostRecent].
+// The sequences that draw, in device memory but for the random numbers. Sequence n's recent ids are a ring: the i-th
+// that it saw is at recent[n, i mod kMostRecent].
 struct DrawStreams {
   const double* uniform = nullptr;  // [N] in host memory, read before the call returns: a number of [0, 1) each
   int32_t* recent = nullptr;        // [N, kMostRecent]
   int64_t* seen = nullptr;          // [N]: how many ids are in the ring, ever; counted on
   int64_t* positions = nullptr;     // [N]: of the last token that the model has seen; counted on
-  int32_t* ids = nullptr;           // [N]: what was drawn, a token's id in any case (0 where it failed): the model's next input
-  Drawn* drawn = nullptr;           // [N]
+  // [N]: what was drawn, a token's id in any case (0 where it failed): the model's next input
+  int32_t* ids = nullptr;
+  Drawn* drawn = nullptr;  // [N]
   bool logprobs = false;
 };
 

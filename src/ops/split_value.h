@@ -1,10 +1,12 @@
-// A float32 in two halves of 16 bits: the nearest bf16, which products take as it is, and what is left of it. Together they are the float32, to the bit.
+// A float32 in two halves of 16 bits: the nearest bf16, which products take as it is, and what is left of it. Together
+// they are the float32, to the bit.
 //
-// The rest is the lower half of the bits, read as a signed number (its sign says whether rounding went up): bits = rounded * 2^16 + rest, -2^15 <= rest < 2^15.
-// That fixes how ties are rounded: half a unit is -2^15 from above and cannot be 2^15 from below, so the nearest bf16 of two as near is the one away
-// from zero. (To even, as elsewhere, both neighbours of an even number would want the same rest, and 16 bits would not do. A trained value is a tie once in
-// 65,536 times; truncation instead, the upper half as it is, would make every operand half a unit too small on average.) A NaN stays one and loses its lower
-// half.
+// The rest is the lower half of the bits, read as a signed number (its sign says whether rounding went up): bits =
+// rounded * 2^16 + rest, -2^15 <= rest < 2^15. That fixes how ties are rounded: half a unit is -2^15 from above and
+// cannot be 2^15 from below, so the nearest bf16 of two as near is the one away from zero. (To even, as elsewhere, both
+// neighbours of an even number would want the same rest, and 16 bits would not do. A trained value is a tie once in
+// 65,536 times; truncation instead, the upper half as it is, would make every operand half a unit too small on
+// average.) A NaN stays one and loses its lower half.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +22,15 @@ struct SplitValue {
 
 FW_HOST_DEVICE inline SplitValue split_value(uint32_t bits) {
   const uint32_t upper = bits >> 16;
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(upper | 0x40u), 0};  // rounded, it might carry into the sign
+  // rounded, it might carry into the sign
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(upper | 0x40u), 0};
   return {static_cast<uint16_t>((bits + 0x8000u) >> 16), static_cast<uint16_t>(bits)};
 }
 
 // The bits of the float32.
 FW_HOST_DEVICE inline uint32_t join_value(SplitValue x) {
-  return (static_cast<uint32_t>(x.rounded) << 16) + static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(x.rest)));
+  return (static_cast<uint32_t>(x.rounded) << 16) +
+         static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(x.rest)));
 }
 
 }  // namespace fw

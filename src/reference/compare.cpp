@@ -14,7 +14,8 @@ double norm_of_all(std::span<const ReferenceField<Struct>> fields, const Struct&
 }
 
 template <class Struct>
-std::vector<FieldError> compare_fields(std::span<const ReferenceField<Struct>> fields, const Struct& got, const Struct& expected, double floor_share) {
+std::vector<FieldError> compare_fields(std::span<const ReferenceField<Struct>> fields, const Struct& got,
+                                       const Struct& expected, double floor_share) {
   const double floor = floor_share * norm_of_all(fields, expected);
   std::vector<FieldError> errors;
   for (const auto& field : fields) {
@@ -34,11 +35,14 @@ std::vector<FieldError> compare(const ReferenceInputs& got, const ReferenceInput
   return compare_fields(reference_input_fields(), got, expected, floor_share);
 }
 
-std::vector<FieldError> compare_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double floor_share) {
+std::vector<FieldError> compare_parameters(const ReferenceInputs& got, const ReferenceInputs& expected,
+                                           double floor_share) {
   const double floor = floor_share * norm_of_all(reference_input_fields(), expected);
   std::vector<FieldError> errors;
-  const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::*values, const std::vector<double>& terms) {
-    if (!(expected.*values).empty()) errors.push_back({name, relative_error(got.*values, expected.*values, std::max(euclidean_norm(terms), floor))});
+  const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::*values,
+                               const std::vector<double>& terms) {
+    if (!(expected.*values).empty())
+      errors.push_back({name, relative_error(got.*values, expected.*values, std::max(euclidean_norm(terms), floor))});
   };
   compare_one("a_log", &ReferenceInputs::a_log, expected.g);
   compare_one("dt_bias", &ReferenceInputs::dt_bias, expected.g);

@@ -71,7 +71,8 @@ std::vector<double> ElementScan::all_states(const Inputs& in) const {
         for (int64_t d = 0; d < channels; ++d) {
           const Step step = step_of(*this, in, t, n, d, square);
           const int64_t e = n * channels + d;
-          all[place(t + i + 1, size, e)] = step.decay * all[place(t + i, size, e)] + in.k[place(t, states, n)] * step.write * in.u[place(t, channels, d)];
+          all[place(t + i + 1, size, e)] = step.decay * all[place(t + i, size, e)] +
+                                           in.k[place(t, states, n)] * step.write * in.u[place(t, channels, d)];
         }
       }
     }
@@ -87,7 +88,8 @@ ElementScan::Outputs ElementScan::forward(const Inputs& in) const {
     for (int64_t t = sequences.begin(i); t < sequences.end(i); ++t) {
       for (int64_t d = 0; d < channels; ++d) {
         double y = in.skip[static_cast<size_t>(d)] * in.u[place(t, channels, d)];
-        for (int64_t n = 0; n < states; ++n) y += in.q[place(t, states, n)] * all[place(t + i + 1, size, n * channels + d)];
+        for (int64_t n = 0; n < states; ++n)
+          y += in.q[place(t, states, n)] * all[place(t + i + 1, size, n * channels + d)];
         out.y[place(t, channels, d)] = y;
       }
     }
@@ -99,14 +101,16 @@ ElementScan::Outputs ElementScan::forward(const Inputs& in) const {
 ElementScan::Inputs ElementScan::backward(const Inputs& in, const Outputs& d) const {
   const std::vector<double> all = all_states(in);
   const int64_t size = states * channels;
-  Inputs g{std::vector<double>(in.u.size()), std::vector<double>(in.step.size()), std::vector<double>(in.q.size()), std::vector<double>(in.k.size()),
-           std::vector<double>(in.a.size()), std::vector<double>(in.skip.size()), std::vector<double>(in.s0.size())};
+  Inputs g{std::vector<double>(in.u.size()), std::vector<double>(in.step.size()), std::vector<double>(in.q.size()),
+           std::vector<double>(in.k.size()), std::vector<double>(in.a.size()),    std::vector<double>(in.skip.size()),
+           std::vector<double>(in.s0.size())};
   for (int64_t i = 0; i < sequences.count(); ++i) {
     std::vector<double> ds(d.s.begin() + i * size, d.s.begin() + (i + 1) * size);
     for (int64_t t = sequences.end(i) - 1; t >= sequences.begin(i); --t) {
       const double square = square_norm(in.k, t, states);
       for (int64_t c = 0; c < channels; ++c) {
-        const double u = in.u[place(t, channels, c)], s = in.step[place(t, channels, c)], dy = d.y[place(t, channels, c)];
+        const double u = in.u[place(t, channels, c)], s = in.step[place(t, channels, c)],
+                     dy = d.y[place(t, channels, c)];
         g.skip[static_cast<size_t>(c)] += dy * u;
         g.u[place(t, channels, c)] += dy * in.skip[static_cast<size_t>(c)];
         double dwrite = 0;  // of s, or of Longhorn's e
@@ -114,7 +118,8 @@ ElementScan::Inputs ElementScan::backward(const Inputs& in, const Outputs& d) co
           const Step step = step_of(*this, in, t, n, c, square);
           const size_t key = place(t, states, n);
           double& grad = ds[place(n, channels, c)];
-          const double before = all[place(t + i, size, n * channels + c)], after = all[place(t + i + 1, size, n * channels + c)];
+          const double before = all[place(t + i, size, n * channels + c)],
+                       after = all[place(t + i + 1, size, n * channels + c)];
           g.q[key] += after * dy;
           grad += in.q[key] * dy;
           g.u[place(t, channels, c)] += grad * in.k[key] * step.write;
@@ -133,7 +138,8 @@ ElementScan::Inputs ElementScan::backward(const Inputs& in, const Outputs& d) co
         }
         const double root = 1 + s * square;
         g.step[place(t, channels, c)] += longhorn ? dwrite / (root * root) : dwrite;
-        for (int64_t n = 0; longhorn && n < states; ++n) g.k[place(t, states, n)] -= 2 * in.k[place(t, states, n)] * dwrite * s * s / (root * root);
+        for (int64_t n = 0; longhorn && n < states; ++n)
+          g.k[place(t, states, n)] -= 2 * in.k[place(t, states, n)] * dwrite * s * s / (root * root);
       }
     }
     std::copy(ds.begin(), ds.end(), g.s0.begin() + i * size);

@@ -40,16 +40,19 @@ Shape precond_a_log(const Rule&, const ReferenceShape& s) { return of_heads(s.ga
 Shape precond_dt_bias(const Rule&, const ReferenceShape& s) { return of_heads(s.gates.precond_g, false, s.H, 0); }
 Shape center(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond_center() ? Shape{s.H} : Shape{}; }
 Shape state(const Rule&, const ReferenceShape& s) { return {s.sequences.count(), s.HV, s.K, s.V}; }
-Shape precond_state(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond() ? Shape{s.sequences.count(), s.H, s.K} : Shape{}; }
+Shape precond_state(const Rule& rule, const ReferenceShape& s) {
+  return rule.uses_precond() ? Shape{s.sequences.count(), s.H, s.K} : Shape{};
+}
 
 template <class Struct>
-void check_fields(const char* what, std::span<const ReferenceField<Struct>> fields, const Rule& rule, const ReferenceShape& s, const Struct& x,
-                  bool all_optional) {
+void check_fields(const char* what, std::span<const ReferenceField<Struct>> fields, const Rule& rule,
+                  const ReferenceShape& s, const Struct& x, bool all_optional) {
   for (const ReferenceField<Struct>& field : fields) {
     const int64_t expected = field.count(rule, s);
     const int64_t got = static_cast<int64_t>((x.*field.values).size());
     if (got == expected || (got == 0 && (field.optional || all_optional))) continue;
-    fail_usage("reference: {} {}: expected {} values for this rule ({}), got {}", what, field.name, expected, to_string(rule), got);
+    fail_usage("reference: {} {}: expected {} values for this rule ({}), got {}", what, field.name, expected,
+               to_string(rule), got);
   }
 }
 
@@ -88,11 +91,14 @@ bool of_tokens(std::string_view name) {
   return name == "o";
 }
 
-bool is_parameter(std::string_view name) { return !of_tokens(name) && name.find("initial_") != 0 && name.find("final_") != 0; }
+bool is_parameter(std::string_view name) {
+  return !of_tokens(name) && name.find("initial_") != 0 && name.find("final_") != 0;
+}
 
 void check_shape(const ReferenceShape& s) {
   if (s.H < 1 || s.HV < 1 || s.K < 1 || s.V < 1 || s.HV % s.H != 0) {
-    fail_usage("reference: shape: expected H, HV, K, V >= 1 and HV a multiple of H, got H={} HV={} K={} V={}", s.H, s.HV, s.K, s.V);
+    fail_usage("reference: shape: expected H, HV, K, V >= 1 and HV a multiple of H, got H={} HV={} K={} V={}", s.H,
+               s.HV, s.K, s.V);
   }
   for (int64_t heads : {s.g_heads, s.erase_heads}) {
     if (heads != 0 && heads != s.H && heads != s.HV)

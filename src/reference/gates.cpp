@@ -73,7 +73,8 @@ void for_each_gate(const Rule& rule, const ReferenceShape& s, const ReferenceInp
     const bool of_g = spec.token == static_cast<size_t>(TokenIndex::g);
     const Vec& a_log = !spec.decay ? none : of_g ? in.a_log : in.precond_a_log;
     const Vec& dt_bias = !spec.decay ? none : of_g ? in.dt_bias : in.precond_dt_bias;
-    body(Logits{spec, x, a_log, dt_bias, static_cast<int64_t>(x.size()) / s.sequences.tokens(), tokens[spec.token].channels(s.K, s.V)});
+    body(Logits{spec, x, a_log, dt_bias, static_cast<int64_t>(x.size()) / s.sequences.tokens(),
+                tokens[spec.token].channels(s.K, s.V)});
   }
 }
 

@@ -45,7 +45,8 @@ class GuardedBytes {
   void check(const char* what) const {
     if (device_) device_->to_host(data_.get(), bytes_ + kGuard);
     for (size_t i = 0; i < kGuard; ++i) {
-      if (data_.get()[bytes_ + i] != 0xff) fail_internal("header run: {} of {} bytes: byte {} past its end was written", what, bytes_, i);
+      if (data_.get()[bytes_ + i] != 0xff)
+        fail_internal("header run: {} of {} bytes: byte {} past its end was written", what, bytes_, i);
     }
   }
 
@@ -59,13 +60,14 @@ class GuardedBytes {
   std::optional<DeviceMemory> device_;
 };
 
-// One tensor in the caller's layout: `dims` rows with padding between them, in T, bf16 or float16. Elements that are not the tensor's
-// are NaN.
+// One tensor in the caller's layout: `dims` rows with padding between them, in T, bf16 or float16. Elements that are
+// not the tensor's are NaN.
 template <class T>
 class Tensor {
  public:
   // spare: of dims[1], rows at the end that are not the tensor's.
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, fw_dtype dtype, fw_device device) : spare_(spare) {
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, fw_dtype dtype, fw_device device)
+      : spare_(spare) {
     desc_.dtype = dtype;
     const bool narrow = dtype == FW_BF16 || dtype == FW_F16;
     desc_.rank = static_cast<int32_t>(dims.size());
@@ -103,7 +105,8 @@ class Tensor {
     for (int64_t a = 0; a < sizes[0]; ++a) {
       for (int64_t b = 0; b < sizes[1]; ++b) {
         for (int64_t c = 0; c < sizes[2]; ++c) {
-          for (int64_t d = 0; d < sizes[3]; ++d) visit(static_cast<size_t>(a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]));
+          for (int64_t d = 0; d < sizes[3]; ++d)
+            visit(static_cast<size_t>(a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]));
         }
       }
     }
@@ -144,7 +147,8 @@ class Tensor {
     std::vector<bool> own(std::max(values_.size(), bits_.size()), false);
     for_each([&](size_t at) { own[at] = true; });
     for (size_t i = 0; i < own.size(); ++i) {
-      if (!own[i] && !std::isnan(value(i))) fail_internal("header run: {}: element {} lies between the rows and was written", name, i);
+      if (!own[i] && !std::isnan(value(i)))
+        fail_internal("header run: {}: element {} lies between the rows and was written", name, i);
     }
   }
 
@@ -193,7 +197,7 @@ class Layout {
     bool equal = true;
     for (int64_t n = 0; n < seqs.count(); ++n) equal = equal && seqs.length(n) == seqs.length(0);
     packed_ = run.seqlens != 0 || run.device_seqlens || !equal;
-    FW_INIT(&desc_);
+    fw_desc_init(&desc_);
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
     if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = run.float16 ? FW_F16 : FW_BF16;
@@ -213,15 +217,17 @@ class Layout {
     desc_.gates = to_c(p_.shape.gates);
     if (!packed_) return;
     offsets32_.assign(seqs.offsets().begin(), seqs.offsets().end());
-    desc_.seqlens_dtype = run.seqlens == 32 ? 32 : 64;
-    desc_.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data()) : static_cast<const void*>(seqs.offsets().data());
-    desc_.num_sequences = seqs.count();
+    desc_.seqlens.bits = run.seqlens == 32 ? 32 : 64;
+    desc_.seqlens.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data())
+                                                 : static_cast<const void*>(seqs.offsets().data());
+    desc_.seqlens.num_sequences = seqs.count();
     if (!run.device_seqlens) return;
-    const size_t bytes = static_cast<size_t>(seqs.count() + 1) * (desc_.seqlens_dtype == 32 ? sizeof(int32_t) : sizeof(int64_t));
+    const size_t bytes =
+        static_cast<size_t>(seqs.count() + 1) * (desc_.seqlens.bits == 32 ? sizeof(int32_t) : sizeof(int64_t));
     device_offsets_.emplace(bytes);
-    device_offsets_->from_host(desc_.cu_seqlens, bytes);
-    desc_.cu_seqlens = device_offsets_->data();
-    desc_.seqlens_memory = FW_SEQLENS_DEVICE;
+    device_offsets_->from_host(desc_.seqlens.cu_seqlens, bytes);
+    desc_.seqlens.cu_seqlens = device_offsets_->data();
+    desc_.seqlens.memory = FW_SEQLENS_DEVICE;
     desc_.T += run.spare_tokens;
   }
 
@@ -232,7 +238,7 @@ class Layout {
 
   fw_sizes sizes() const {
     fw_sizes s;
-    FW_INIT(&s);
+    fw_sizes_init(&s);
     expect_ok(fw_workspace_query(&desc_, &s), "fw_workspace_query");
     return s;
   }
@@ -246,10 +252,11 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back(
-        {name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, tokens || state ? type_of(name) : kWide, run_.device)});
+    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0,
+                                                          tokens || state ? type_of(name) : kWide, run_.device)});
     Tensor<T>& t = *tensors_.back().tensor;
-    if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
+    if (values != nullptr)
+      t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
     return t;
   }
@@ -297,12 +304,15 @@ class Layout {
   static constexpr fw_dtype kWide = sizeof(T) == 4 ? FW_F32 : FW_F64;
   fw_dtype type_of(const std::string& name) const {
     if (is_matrix_state(name.c_str())) return bf16_states_ ? FW_BF16 : kWide;
-    const bool stream = name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
-    const bool narrow = run_.bf16 == HeaderRun::Bf16Tensors::kAll || (run_.bf16 == HeaderRun::Bf16Tensors::kStreams && stream);
+    const bool stream =
+        name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
+    const bool narrow =
+        run_.bf16 == HeaderRun::Bf16Tensors::kAll || (run_.bf16 == HeaderRun::Bf16Tensors::kStreams && stream);
     return !narrow ? kWide : run_.float16 ? FW_F16 : FW_BF16;
   }
   static bool is_matrix_state(const char* name) {
-    return std::any_of(std::begin(kStates), std::end(kStates), [&](const char* state) { return std::strcmp(name, state) == 0; });
+    return std::any_of(std::begin(kStates), std::end(kStates),
+                       [&](const char* state) { return std::strcmp(name, state) == 0; });
   }
   static constexpr const char* kStates[] = {"initial_state", "final_state", "checkpoints"};
 
@@ -332,8 +342,8 @@ class DeviceNumbers {
   std::optional<DeviceMemory> device_;
 };
 
-// A pool of states of one field: each sequence has slot 2 n + 1 if its state is not 0, and its final state goes to slot 2 n, or to the same. All others are NaN
-// and must stay so.
+// A pool of states of one field: each sequence has slot 2 n + 1 if its state is not 0, and its final state goes to slot
+// 2 n, or to the same. All others are NaN and must stay so.
 class FieldPool {
  public:
   // bf16: the pool's numbers.
@@ -341,7 +351,8 @@ class FieldPool {
       : state_(state), values_(static_cast<size_t>(2 * sequences + 1) * state, std::nan("")) {
     for (size_t n = 0; n < static_cast<size_t>(sequences); ++n) {
       const auto from = initial.begin() + static_cast<std::ptrdiff_t>(initial.empty() ? 0 : n * state);
-      const bool there = !initial.empty() && std::any_of(from, from + static_cast<std::ptrdiff_t>(state), [](double x) { return x != 0; });
+      const bool there = !initial.empty() &&
+                         std::any_of(from, from + static_cast<std::ptrdiff_t>(state), [](double x) { return x != 0; });
       starts.push_back(there ? static_cast<int32_t>(2 * n + 1) : -1);
       ends.push_back(in_place && there ? starts.back() : static_cast<int32_t>(2 * n));
       if (there) std::copy_n(from, state, at(values_, starts.back()));
@@ -360,10 +371,12 @@ class FieldPool {
     std::vector<double> found;
     for (const int32_t slot : ends) {
       found.insert(found.end(), at(after, slot), at(after, slot) + static_cast<std::ptrdiff_t>(state_));
-      std::copy_n(values_.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(slot) * state_), state_, at(after, slot));
+      std::copy_n(values_.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(slot) * state_), state_,
+                  at(after, slot));
     }
     for (size_t i = 0; i < after.size(); ++i) {
-      if (std::isnan(values_[i]) ? !std::isnan(after[i]) : after[i] != values_[i]) fail_internal("header run: slot {} of a pool was written", i / state_);
+      if (std::isnan(values_[i]) ? !std::isnan(after[i]) : after[i] != values_[i])
+        fail_internal("header run: slot {} of a pool was written", i / state_);
     }
     return found;
   }
@@ -382,33 +395,37 @@ template <class T>
 ReferenceOutputs run_pool(const ReferenceProblem& p, const HeaderRun& run) {
   const ReferenceShape& s = p.shape;
   const int64_t sequences = s.sequences.count();
-  FieldPool states(p.in.initial_state, static_cast<size_t>(s.HV * s.K * s.V), sequences, run.state_in_place, run.bf16_states);
+  FieldPool states(p.in.initial_state, static_cast<size_t>(s.HV * s.K * s.V), sequences, run.state_in_place,
+                   run.bf16_states);
   FieldPool preconds(p.in.initial_precond, static_cast<size_t>(s.H * s.K), sequences, run.state_in_place, false);
-  if (p.rule.uses_precond() && preconds.starts != states.starts) fail_internal("header run: expected states and preconditioners of the same sequences");
+  if (p.rule.uses_precond() && preconds.starts != states.starts)
+    fail_internal("header run: expected states and preconditioners of the same sequences");
   const DeviceNumbers starts(states.starts, run.device), ends(states.ends, run.device);
   ReferenceProblem rest = p;
   rest.in.initial_state.clear();
   rest.in.initial_precond.clear();
   Layout<T> layout(rest, run);
   fw_desc& desc = layout.options();
-  desc.slots = starts.data();
-  desc.num_slots = states.slots();
-  desc.final_slots = ends.data();
+  desc.state_pool.slots = starts.data();
+  desc.state_pool.num_slots = states.slots();
+  desc.state_pool.final_slots = ends.data();
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), rest.in);
   layout.have_bf16_states(run.bf16_states);
   Tensor<T>& pool = layout.place("initial_state", {states.slots(), s.HV, s.K, s.V}, &states.values(), in.initial_state);
   out.final_state = in.initial_state;
-  Tensor<T>* const precond_pool =
-      p.rule.uses_precond() ? &layout.place("initial_precond", {preconds.slots(), s.H, s.K}, &preconds.values(), in.initial_precond) : nullptr;
+  Tensor<T>* const precond_pool = p.rule.uses_precond() ? &layout.place("initial_precond", {preconds.slots(), s.H, s.K},
+                                                                        &preconds.values(), in.initial_precond)
+                                                        : nullptr;
   out.final_precond = in.initial_precond;
   Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(p.rule, s), nullptr, out.o);
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes workspace(sizes.forward, run.device);
-  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()), "fw_forward");
+  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()),
+                       "fw_forward");
   workspace.check("workspace");
   layout.check();
   ReferenceOutputs result;
@@ -425,8 +442,8 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
   layout.have_bf16_states(run.bf16_states);
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, p.shape);
@@ -441,10 +458,13 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
     }
   }
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
+  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device),
+      saved(run.forward_saves ? sizes.saved : 0, run.device);
   if (call == Call::kForward) {
     void* const kept = run.forward_saves ? saved.data() : nullptr;
-    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
+    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0,
+                                    workspace.data(), workspace.size()),
+                         "fw_forward");
     saved.check("saved");
   } else {
     Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");
@@ -465,12 +485,15 @@ struct CheckpointPlaces {
   std::vector<int32_t> of;
   int64_t columns = 1, count = 0;  // of slots; of places
 
-  CheckpointPlaces(const SeqLayout& sequences, const fw_desc& desc, int64_t interval, bool pool) : count(desc.B * (desc.T / interval)) {
+  CheckpointPlaces(const SeqLayout& sequences, const fw_desc& desc, int64_t interval, bool pool)
+      : count(desc.B * (desc.T / interval)) {
     for (int64_t n = 0; n < sequences.count(); ++n) columns = std::max(columns, sequences.length(n) / interval);
     int32_t next = 1;  // of the pool, whose slot 0 is nobody's
     for (int64_t n = 0; n < sequences.count(); ++n) {
-      const int64_t own = sequences.length(n) / interval, base = desc.cu_seqlens != nullptr ? sequences.begin(n) / interval : n * (desc.T / interval);
-      for (int64_t i = 0; i < own; ++i) of.push_back(!pool ? static_cast<int32_t>(base + i) : (n + i) % 3 == 2 ? -1 : next++);
+      const int64_t own = sequences.length(n) / interval,
+                    base = desc.seqlens.cu_seqlens != nullptr ? sequences.begin(n) / interval : n * (desc.T / interval);
+      for (int64_t i = 0; i < own; ++i)
+        of.push_back(!pool ? static_cast<int32_t>(base + i) : (n + i) % 3 == 2 ? -1 : next++);
     }
     if (!pool) return;
     count = next;
@@ -488,19 +511,19 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   Layout<T> layout(p, run);
   layout.have_bf16_states(run.bf16_states);
   fw_desc& desc = layout.options();
-  desc.checkpoint_interval = interval;
+  desc.checkpoints.interval = interval;
   const CheckpointPlaces places(s.sequences, desc, interval, run.pool);
   const DeviceNumbers slots(places.slots, run.device);
   if (run.pool) {
-    desc.checkpoint_slots = slots.data();
-    desc.checkpoint_columns = places.columns;
-    desc.num_checkpoints = places.count;
-    if (run.device_seqlens) desc.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
+    desc.checkpoints.slots = slots.data();
+    desc.checkpoints.columns = places.columns;
+    desc.checkpoints.num_slots = places.count;
+    if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
   }
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, s);
@@ -508,11 +531,16 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   }
   const Tensor<T>& states = layout.place("checkpoints", {places.count, s.HV, s.K, s.V}, nullptr, out.checkpoints);
   const Tensor<T>* const preconds =
-      p.rule.uses_precond() ? &layout.place("precond_checkpoints", {places.count, s.H, s.K}, nullptr, out.precond_checkpoints) : nullptr;
+      p.rule.uses_precond()
+          ? &layout.place("precond_checkpoints", {places.count, s.H, s.K}, nullptr, out.precond_checkpoints)
+          : nullptr;
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
+  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device),
+      saved(run.forward_saves ? sizes.saved : 0, run.device);
   void* const kept = run.forward_saves ? saved.data() : nullptr;
-  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
+  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(),
+                                  workspace.size()),
+                       "fw_forward");
   workspace.check("workspace");
   layout.check();
   HeaderCheckpoints result;
@@ -533,7 +561,8 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   for (int64_t n = 0; n < s.sequences.count(); ++n) {
     for (int64_t tokens = interval; tokens <= s.sequences.length(n); tokens += interval) {
       const int32_t place = places.of[at++];
-      if (place >= 0) result.all.push_back({n, tokens, take(all, place, s.HV * s.K * s.V), take(all_preconds, place, s.H * s.K)});
+      if (place >= 0)
+        result.all.push_back({n, tokens, take(all, place, s.HV * s.K * s.V), take(all_preconds, place, s.H * s.K)});
     }
   }
   for (const std::vector<double>* rest : {&all, &all_preconds}) {
@@ -548,10 +577,10 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   Layout<T> layout(p, run);
   fw_inputs in, grads;
   fw_outputs out, d;
-  FW_INIT(&in);
-  FW_INIT(&grads);
-  FW_INIT(&out);
-  FW_INIT(&d);
+  fw_inputs_init(&in);
+  fw_inputs_init(&grads);
+  fw_outputs_init(&out);
+  fw_outputs_init(&d);
   layout.have_bf16_states(run.bf16_states);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   layout.have_bf16_states(false);  // of gradients none are
@@ -567,12 +596,14 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
     Layout<T>& at = moves ? moved : layout;
     fw_inputs inputs = in;
     if (moves) {
-      FW_INIT(&inputs);
+      fw_inputs_init(&inputs);
       moved.have_bf16_states(run.bf16_states);
       moved.give(inputs, kInputTensors, reference_input_fields(), p.in);
     }
     at.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
-    Layout<T>::expect_ok(fw_forward(at.desc(), &inputs, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");
+    Layout<T>::expect_ok(
+        fw_forward(at.desc(), &inputs, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()),
+        "fw_forward");
     forward_space.check("forward workspace");
     saved.check("saved");
   }
@@ -580,8 +611,8 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
     if (tensor_of(in, kInputTensors, field.name).data == nullptr) continue;
     layout.place(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputTensors, field.name));
   }
-  Layout<T>::expect_ok(fw_backward(layout.desc(), &in, &d, &grads, run.saved ? saved.data() : nullptr, run.saved ? saved.size() : 0, backward_space.data(),
-                                   backward_space.size()),
+  Layout<T>::expect_ok(fw_backward(layout.desc(), &in, &d, &grads, run.saved ? saved.data() : nullptr,
+                                   run.saved ? saved.size() : 0, backward_space.data(), backward_space.size()),
                        "fw_backward");
   backward_space.check("backward workspace");
   layout.check();
@@ -602,30 +633,34 @@ struct StatePool {
 
 // One call of a speculation on the tokens of `part`. A sequence without any has no slot.
 template <class T>
-std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRun& run, const std::vector<int32_t>& accepted, StatePool& pool) {
+std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRun& run,
+                                    const std::vector<int32_t>& accepted, StatePool& pool) {
   const ReferenceShape& s = part.shape;
   Layout<T> layout(part, run);
   std::vector<int32_t> slots;
   for (int64_t n = 0; n < s.sequences.count(); ++n) {
-    for (int64_t t = 0; t < pool.drafted; ++t) slots.push_back(s.sequences.length(n) > 0 ? static_cast<int32_t>(pool.slot(n, t)) : 0);
+    for (int64_t t = 0; t < pool.drafted; ++t)
+      slots.push_back(s.sequences.length(n) > 0 ? static_cast<int32_t>(pool.slot(n, t)) : 0);
   }
   const DeviceNumbers token_slots(slots, run.device), taken(accepted, run.device);
   fw_desc& desc = layout.options();
-  desc.token_slots = token_slots.data();
-  desc.token_columns = pool.drafted;
-  desc.num_token_slots = pool.slots;
-  desc.accepted = taken.data();
-  desc.first_slot = 1;
-  desc.skipped = FW_SKIPPED_ZERO;
-  if (run.device_seqlens) desc.max_seqlen = std::min(pool.drafted, desc.T);
+  desc.speculation.token_slots = token_slots.data();
+  desc.speculation.columns = pool.drafted;
+  desc.speculation.num_slots = pool.slots;
+  desc.speculation.accepted = taken.data();
+  desc.state_pool.first_slot = 1;
+  desc.state_pool.skipped = FW_SKIPPED_ZERO;
+  if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(pool.drafted, desc.T);
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), part.in);
   Tensor<T>& states = layout.place("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
   out.final_state = in.initial_state;
-  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.place("initial_precond", {pool.slots, s.H, s.K}, &pool.preconds, in.initial_precond) : nullptr;
+  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.place("initial_precond", {pool.slots, s.H, s.K},
+                                                                       &pool.preconds, in.initial_precond)
+                                                       : nullptr;
   out.final_precond = in.initial_precond;
   Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(part.rule, s), nullptr, out.o);
   const fw_sizes sizes = layout.sizes();
@@ -644,7 +679,9 @@ ReferenceOutputs forward_in(const ReferenceProblem& p, const HeaderRun& run, Cal
 
 }  // namespace
 
-ReferenceOutputs header_forward(const ReferenceProblem& p, const HeaderRun& run) { return forward_in(p, run, Call::kForward); }
+ReferenceOutputs header_forward(const ReferenceProblem& p, const HeaderRun& run) {
+  return forward_in(p, run, Call::kForward);
+}
 
 ReferenceInputs header_backward(const ReferenceProblem& p, const HeaderRun& run) {
   return run.dtype == FW_F32 ? run_backward<float>(p, run) : run_backward<double>(p, run);
@@ -657,7 +694,8 @@ HeaderCheckpoints header_checkpoints(const ReferenceProblem& p, const HeaderRun&
 ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& run, int64_t drafted) {
   if (drafted < 1) fail_usage("header run: drafted: expected at least 1, got {}", drafted);
   const ReferenceShape& s = p.shape;
-  const size_t count = static_cast<size_t>(s.sequences.count()), state = static_cast<size_t>(s.HV * s.K * s.V), precond = static_cast<size_t>(s.H * s.K);
+  const size_t count = static_cast<size_t>(s.sequences.count()), state = static_cast<size_t>(s.HV * s.K * s.V),
+               precond = static_cast<size_t>(s.H * s.K);
   StatePool pool;
   pool.drafted = drafted;
   pool.slots = 1 + s.sequences.count() * drafted;
@@ -668,7 +706,8 @@ ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& 
     if (from.empty()) {
       std::fill_n(to.begin() + static_cast<std::ptrdiff_t>(b * size), size, 0.0);
     } else {
-      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(a * size), size, to.begin() + static_cast<std::ptrdiff_t>(b * size));
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(a * size), size,
+                  to.begin() + static_cast<std::ptrdiff_t>(b * size));
     }
   };
   for (size_t n = 0; n < count; ++n) {  // before the first token: column 0
@@ -680,19 +719,22 @@ ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& 
   all.in.initial_state.clear();
   all.in.initial_precond.clear();
   ReferenceOutputs result;
-  for (const auto& field : reference_output_fields()) (result.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
+  for (const auto& field : reference_output_fields())
+    (result.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
   std::vector<int32_t> accepted(count, 0);
   std::vector<int64_t> done(count, 0);
   for (int32_t call = 0;; ++call) {
     const ReferenceProblem part = slice_tokens(all, done, drafted);
     const SeqLayout& rows = part.shape.sequences;
     if (rows.tokens() == 0) break;
-    const std::vector<double> o = run.dtype == FW_F32 ? run_speculation<float>(part, run, accepted, pool) : run_speculation<double>(part, run, accepted, pool);
+    const std::vector<double> o = run.dtype == FW_F32 ? run_speculation<float>(part, run, accepted, pool)
+                                                      : run_speculation<double>(part, run, accepted, pool);
     for (size_t i = 0; i < count; ++i) {
       const int64_t n = static_cast<int64_t>(i), row = s.HV * s.V;
       if (rows.length(n) == 0) continue;
       accepted[i] = 1 + static_cast<int32_t>((call + n) % rows.length(n));
-      std::copy_n(o.begin() + rows.begin(n) * row, accepted[i] * row, result.o.begin() + (s.sequences.begin(n) + done[i]) * row);
+      std::copy_n(o.begin() + rows.begin(n) * row, accepted[i] * row,
+                  result.o.begin() + (s.sequences.begin(n) + done[i]) * row);
       done[i] += accepted[i];
     }
   }
@@ -711,7 +753,8 @@ ReferenceOutputs header_steps(const ReferenceProblem& p, const HeaderRun& run, i
   for (int64_t n = 0; n < s.sequences.count(); ++n) longest = std::max(longest, s.sequences.length(n));
 
   ReferenceOutputs all;
-  for (const auto& field : reference_output_fields()) (all.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
+  for (const auto& field : reference_output_fields())
+    (all.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
   if (!p.in.initial_state.empty()) all.final_state = p.in.initial_state;
   if (!p.in.initial_precond.empty()) all.final_precond = p.in.initial_precond;
   HeaderRun step = run;
@@ -726,7 +769,8 @@ ReferenceOutputs header_steps(const ReferenceProblem& p, const HeaderRun& run, i
     const int64_t row = s.HV * s.V;
     for (int64_t n = 0; n < s.sequences.count(); ++n) {
       const int64_t from = part.shape.sequences.begin(n) * row, count = part.shape.sequences.length(n) * row;
-      std::copy_n(out.o.begin() + from, count, all.o.begin() + (s.sequences.begin(n) + std::min(begin, s.sequences.length(n))) * row);
+      std::copy_n(out.o.begin() + from, count,
+                  all.o.begin() + (s.sequences.begin(n) + std::min(begin, s.sequences.length(n))) * row);
     }
   }
   return all;

@@ -1,6 +1,6 @@
-// Runs a reference problem through the C header (fw_forward, fw_backward, fw_step) and returns doubles, so that tests and
-// selftest compare like with like. Padding between rows is NaN, workspaces start as NaN and end with a guard: reading what
-// was not given, or writing outside, fails the run.
+// Runs a reference problem through the C header (fw_forward, fw_backward, fw_step) and returns doubles, so that tests
+// and selftest compare like with like. Padding between rows is NaN, workspaces start as NaN and end with a guard:
+// reading what was not given, or writing outside, fails the run.
 #pragma once
 
 #include "reference/problem.h"
@@ -14,14 +14,19 @@ struct HeaderRun {
   int64_t chunk = 0;
   int64_t segment = 0;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
-  int seqlens = 0;               // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
-  bool device_seqlens = false;   // the offsets are in device memory, with bounds in the descriptor (always packed)
-  int64_t spare_tokens = 0;      // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
-  int64_t row_padding = 0;       // elements between rows of every tensor but the states
-  int64_t forward_padding = -1;  // header_backward(): the same for forward, whose tensors lie elsewhere then; -1: they are backward's
-  bool bf16_states = false;      // initial and final state of forward (with dtype FW_F32)
-  bool pool = false;             // header_forward(): states at slots of a pool, the final ones at others unless state_in_place; those that are 0 have no slot
-  bool state_in_place = false;   // the final states are written over the initial ones, where those are given
+  // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
+  int seqlens = 0;
+  bool device_seqlens = false;  // the offsets are in device memory, with bounds in the descriptor (always packed)
+  // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
+  int64_t spare_tokens = 0;
+  int64_t row_padding = 0;  // elements between rows of every tensor but the states
+  // header_backward(): the same for forward, whose tensors lie elsewhere then; -1: they are backward's
+  int64_t forward_padding = -1;
+  bool bf16_states = false;  // initial and final state of forward (with dtype FW_F32)
+  // header_forward(): states at slots of a pool, the final ones at others unless state_in_place; those that are 0 have
+  // no slot
+  bool pool = false;
+  bool state_in_place = false;  // the final states are written over the initial ones, where those are given
   enum class Bf16Tensors { kNone, kStreams, kAll };
   Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
   bool float16 = false;                   // those are float16 instead
@@ -33,8 +38,8 @@ struct HeaderRun {
 // Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.
 ReferenceOutputs header_forward(const ReferenceProblem& problem, const HeaderRun& run);
 ReferenceInputs header_backward(const ReferenceProblem& problem, const HeaderRun& run);
-// What fw_forward leaves with checkpoint_interval: the outputs, and every checkpoint that was wanted. With `pool` they have slots, in no order, and every third
-// is not wanted.
+// What fw_forward leaves with checkpoint_interval: the outputs, and every checkpoint that was wanted. With `pool` they
+// have slots, in no order, and every third is not wanted.
 struct HeaderCheckpoint {
   int64_t sequence, tokens;  // of the sequence, before it
   std::vector<double> state, precond;
@@ -46,8 +51,9 @@ struct HeaderCheckpoints {
 HeaderCheckpoints header_checkpoints(const ReferenceProblem& problem, const HeaderRun& run, int64_t interval);
 // Decodes with fw_step, tokens_per_call tokens of every sequence at a time, the states updated in place.
 ReferenceOutputs header_steps(const ReferenceProblem& problem, const HeaderRun& run, int64_t tokens_per_call = 1);
-// The same as speculation does: `drafted` tokens of every sequence a call, of which 1 to `drafted` are accepted, another number of each sequence each time; the
-// states after every token lie at slots of a pool (fw_desc.token_slots), and what was not accepted is computed once more.
+// The same as speculation does: `drafted` tokens of every sequence a call, of which 1 to `drafted` are accepted,
+// another number of each sequence each time. The states after every token lie at slots of a pool (fw_desc.token_slots),
+// and what was not accepted is computed once more.
 ReferenceOutputs header_speculation(const ReferenceProblem& problem, const HeaderRun& run, int64_t drafted);
 
 }  // namespace fw

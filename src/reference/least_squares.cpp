@@ -16,7 +16,8 @@ void check_size(const char* name, const Vec& x, int64_t expected, bool optional)
 }
 
 void check_problem(const LeastSquaresProblem& p) {
-  if (p.T < 0 || p.K < 1 || p.V < 1) fail_usage("least squares: shape: expected T >= 0 and K, V >= 1, got T={} K={} V={}", p.T, p.K, p.V);
+  if (p.T < 0 || p.K < 1 || p.V < 1)
+    fail_usage("least squares: shape: expected T >= 0 and K, V >= 1, got T={} K={} V={}", p.T, p.K, p.V);
   if (!(p.ridge > 0)) fail_usage("least squares: ridge: expected a number above 0, got {}", p.ridge);
   check_size("q", p.q, p.T * p.K, false);
   check_size("k", p.k, p.T * p.K, false);
@@ -32,7 +33,8 @@ void check_problem(const LeastSquaresProblem& p) {
     if (!(decay >= 0 && decay <= 1)) fail_usage("least squares: state_decay: expected 0 to 1, got {}", decay);
   }
   for (const double decay : p.gram_decay) {
-    if (!(decay > 0 && decay <= 1)) fail_usage("least squares: gram_decay: expected above 0 and at most 1, got {}", decay);
+    if (!(decay > 0 && decay <= 1))
+      fail_usage("least squares: gram_decay: expected above 0 and at most 1, got {}", decay);
   }
 }
 
@@ -43,7 +45,8 @@ class InverseGram {
     for (int64_t i = 0; i < K; ++i) P_[i * K + i] = 1 / ridge;
   }
 
-  // A becomes decay A + beta k k^T; returns P k for the new P, in the gain form P_{t-1} k / (decay + beta k.(P_{t-1} k)).
+  // A becomes decay A + beta k k^T; returns P k for the new P, in the gain form P_{t-1} k / (decay + beta k.(P_{t-1}
+  // k)).
   Vec update(const double* k, double beta, double decay) {
     Vec key = times(k);
     if (gram_ == Gram::kDiagonal) {
@@ -96,7 +99,9 @@ void read(const Vec& S, const double* x, int64_t K, int64_t V, double* y) {
   }
 }
 
-Vec initial_state(const LeastSquaresProblem& p) { return p.initial_state.empty() ? Vec(static_cast<size_t>(p.K * p.V), 0.0) : p.initial_state; }
+Vec initial_state(const LeastSquaresProblem& p) {
+  return p.initial_state.empty() ? Vec(static_cast<size_t>(p.K * p.V), 0.0) : p.initial_state;
+}
 
 }  // namespace
 

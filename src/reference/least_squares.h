@@ -1,5 +1,6 @@
 // Least squares solved exactly, token by token, with the full inverse Gram matrix: what the diagonal preconditioner
-// approximates (recurrence.md section 3), and the case in which the two solves of a rule meet. One head, double, K-first.
+// approximates (recurrence.md section 3), and the case in which the two solves of a rule meet. One head, double,
+// K-first.
 //
 // With weights beta, a decay p of the Gram matrix and a decay a of the state:
 //     A_t = p_t A_{t-1} + beta_t k_t k_t^T,  A_0 = ridge I,  P_t = A_t^-1 by Sherman and Morrison
@@ -10,14 +11,17 @@
 // At t = 0 by choice of B_0. If it holds at t - 1, then, because A_t P_t = I and p A_{t-1} = A_t - beta k k^T,
 //     A_t S_t = a A_t S_{t-1} + beta k v^T - beta k k^T a S_{t-1} = a (A_t - beta k k^T) S_{t-1} + beta k v^T
 //             = a p A_{t-1} S_{t-1} + beta k v^T = a p B_{t-1} + beta k v^T = B_t.
-// So the decay of what is accumulated is the product of the two others: it may stand on the state alone (p = 1: online and
-// offline rule decay alike, the Gram matrix does not), on the Gram matrix alone (a = 1: recursive least squares with
-// forgetting, the online state does not decay), or on both; a Gram matrix that decays by a and an online state that decays by
-// a too go with an accumulation that decays by a^2. S_t is the minimiser of
+// So the decay of what is accumulated is the product of the two others. It may stand:
+// - on the state alone (p = 1: online and offline rule decay alike, the Gram matrix does not),
+// - on the Gram matrix alone (a = 1: recursive least squares with forgetting, the online state does not decay),
+// - on both.
+//
+// A Gram matrix that decays by a and an online state that decays by a too go with an accumulation that decays by a^2.
+// S_t is the minimiser of
 //     sum_i beta_i p_{i+1} .. p_t |S^T k_i - a_{i+1} .. a_t v_i|^2 + ridge p_1 .. p_t |S - a_1 .. a_t S_0|^2.
 //
-// Gram::kDiagonal keeps the diagonal of A only. Then A_t P_t = I still holds, but p A_{t-1} = A_t - beta Diag(k (.) k), and the
-// proof fails for keys with more than one channel: the two solves are different rules.
+// Gram::kDiagonal keeps the diagonal of A only. Then A_t P_t = I still holds, but p A_{t-1} = A_t - beta Diag(k (.) k),
+// and the proof fails for keys with more than one channel: the two solves are different rules.
 #pragma once
 
 #include <cstdint>

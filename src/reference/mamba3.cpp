@@ -64,16 +64,20 @@ Mamba3Problem::Outputs Mamba3Problem::random_cotangents(uint64_t seed) const {
 
 Mamba3Problem::Turned Mamba3Problem::turned(const Inputs& in) const {
   const int64_t T = sequences.tokens(), H = heads, N = state, R = rank;
-  Turned out{std::vector<double>(at(T * R * H * N)), std::vector<double>(at(T * R * H * N)), std::vector<double>(at(T * H * angles))};
+  Turned out{std::vector<double>(at(T * R * H * N)), std::vector<double>(at(T * R * H * N)),
+             std::vector<double>(at(T * H * angles))};
   for (int64_t n = 0; n < sequences.count(); ++n) {
     for (int64_t t = sequences.begin(n); t < sequences.end(n); ++t) {
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t a = 0; a < angles; ++a) {
-          const double before = t > sequences.begin(n) ? out.theta[at(((t - 1) * H + h) * angles + a)] : in.theta[at((n * H + h) * angles + a)];
-          out.theta[at((t * H + h) * angles + a)] = before + kPi * std::tanh(in.angle[at(t * angles + a)]) * in.dt[at(t * H + h)];
+          const double before = t > sequences.begin(n) ? out.theta[at(((t - 1) * H + h) * angles + a)]
+                                                       : in.theta[at((n * H + h) * angles + a)];
+          out.theta[at((t * H + h) * angles + a)] =
+              before + kPi * std::tanh(in.angle[at(t * angles + a)]) * in.dt[at(t * H + h)];
         }
         for (int64_t r = 0; r < R; ++r) {
-          const int64_t from = ((t * R + r) * groups + h / (H / groups)) * N, bias = (h * R + r) * N, to = ((t * R + r) * H + h) * N;
+          const int64_t from = ((t * R + r) * groups + h / (H / groups)) * N, bias = (h * R + r) * N,
+                        to = ((t * R + r) * H + h) * N;
           for (int64_t c = 0; c < N; ++c) {
             out.q[at(to + c)] = in.q[at(from + c)] + in.q_bias[at(bias + c)];
             out.k[at(to + c)] = in.k[at(from + c)] + in.k_bias[at(bias + c)];
@@ -108,7 +112,8 @@ std::vector<double> Mamba3Problem::all_states(const Inputs& in, const Turned& t_
         double x = step.keep * all[at((t + n) * size + e)];
         for (int64_t r = 0; r < R; ++r) {
           const int64_t row = (t * R + r) * H + h, last = first ? (n * R + r) * H + h : row - R * H;
-          x += step.before * (first ? in.k_last : t_.k)[at(last * N + c)] * (first ? in.v_last : in.v)[at(last * P + p)];
+          x +=
+              step.before * (first ? in.k_last : t_.k)[at(last * N + c)] * (first ? in.v_last : in.v)[at(last * P + p)];
           x += step.now * t_.k[at(row * N + c)] * in.v[at(row * P + p)];
         }
         all[at((t + n + 1) * size + e)] = x;
@@ -140,8 +145,9 @@ Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d
   const Turned t_ = turned(in);
   const std::vector<double> all = all_states(in, t_);
   const auto zeros = [](const std::vector<double>& like) { return std::vector<double>(like.size()); };
-  Inputs g{zeros(in.q),      zeros(in.k),      zeros(in.v), zeros(in.dt),     zeros(in.trap),   zeros(in.g),    zeros(in.angle),
-           zeros(in.q_bias), zeros(in.k_bias), d.s,         zeros(in.k_last), zeros(in.v_last), zeros(in.theta)};
+  Inputs g{zeros(in.q),      zeros(in.k),      zeros(in.v),      zeros(in.dt),     zeros(in.trap),
+           zeros(in.g),      zeros(in.angle),  zeros(in.q_bias), zeros(in.k_bias), d.s,
+           zeros(in.k_last), zeros(in.v_last), zeros(in.theta)};
   std::vector<double> dq(at(T * R * H * N)), dk(at(T * R * H * N));  // of the turned ones
   for (int64_t n = 0; n < sequences.count(); ++n) {
     double* ds = g.s.data() + n * size;
@@ -162,7 +168,8 @@ Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d
           for (int64_t r = 0; r < R; ++r) {
             const int64_t row = (t * R + r) * H + h, last = first ? (n * R + r) * H + h : row - R * H;
             const double k = t_.k[at(row * N + c)], v = in.v[at(row * P + p)];
-            const double k_last = (first ? in.k_last : t_.k)[at(last * N + c)], v_last = (first ? in.v_last : in.v)[at(last * P + p)];
+            const double k_last = (first ? in.k_last : t_.k)[at(last * N + c)],
+                         v_last = (first ? in.v_last : in.v)[at(last * P + p)];
             of_now += ds[e] * k * v;
             of_before += ds[e] * k_last * v_last;
             dk[at(row * N + c)] += step.now * ds[e] * v;
@@ -185,11 +192,13 @@ Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d
     for (int64_t t = sequences.end(n) - 1; t >= sequences.begin(n); --t) {
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t r = 0; r < R; ++r) {
-          const int64_t from = ((t * R + r) * groups + h / (H / groups)) * N, bias = (h * R + r) * N, row = ((t * R + r) * H + h) * N;
+          const int64_t from = ((t * R + r) * groups + h / (H / groups)) * N, bias = (h * R + r) * N,
+                        row = ((t * R + r) * H + h) * N;
           for (int64_t a = 0; a < angles; ++a) {
             const double theta = t_.theta[at((t * H + h) * angles + a)], c = std::cos(theta), s = std::sin(theta);
             const int64_t i = row + (halves ? a : 2 * a), j = row + (halves ? a + N / 2 : 2 * a + 1);
-            sum[h * angles + a] += dq[at(j)] * t_.q[at(i)] - dq[at(i)] * t_.q[at(j)] + dk[at(j)] * t_.k[at(i)] - dk[at(i)] * t_.k[at(j)];
+            sum[h * angles + a] +=
+                dq[at(j)] * t_.q[at(i)] - dq[at(i)] * t_.q[at(j)] + dk[at(j)] * t_.k[at(i)] - dk[at(i)] * t_.k[at(j)];
             for (std::vector<double>* x : {&dq, &dk}) {
               const double d0 = (*x)[at(i)], d1 = (*x)[at(j)];
               (*x)[at(i)] = d0 * c + d1 * s;

@@ -1,5 +1,6 @@
-// The recurrence of Mamba-3 (Lahoti et al. 2026) token by token in double, as the paper has it, with its gradients: the trapezoid is written as two terms, and
-// nothing is shifted. With lam = sigmoid(trap), a = exp(g), q and k with their biases, turned by theta_t = theta_{t-1} + pi tanh(angle_t) dt_t,
+// The recurrence of Mamba-3 (Lahoti et al. 2026) token by token in double, as the paper has it, with its gradients: the
+// trapezoid is written as two terms, and nothing is shifted. With lam = sigmoid(trap), a = exp(g), q and k with their
+// biases, turned by theta_t = theta_{t-1} + pi tanh(angle_t) dt_t,
 //   S_t = a S_{t-1} + (1 - lam_t) dt_t a sum_j k^j_{t-1} v^j_{t-1}^T + lam_t dt_t sum_j k^j_t v^j_t^T        y^i_t = S_t^T q^i_t
 #pragma once
 
@@ -12,7 +13,8 @@ namespace fw {
 
 struct Mamba3Problem {
   int64_t heads = 0, groups = 1, state = 0, head_dim = 0, rank = 1, angles = 0;  // H, G, N, P, R, NA
-  bool halves = false;                                                           // pairs (i, i + N / 2), else (2i, 2i + 1)
+  // pairs (i, i + N / 2), else (2i, 2i + 1)
+  bool halves = false;
   SeqLayout sequences;
 
   struct Inputs {

@@ -20,7 +20,8 @@ Vec solve(const MesaProblem& p, const Vec& rhs) {
                  p.h_kk.begin() + static_cast<std::ptrdiff_t>((static_cast<size_t>(n) * heads + h + 1) * K * K));
       for (int64_t t = s.sequences.begin(n); t < s.sequences.end(n); ++t) {
         const size_t at = static_cast<size_t>(t) * heads + h;
-        Vec a(K * K), y(rhs.begin() + static_cast<std::ptrdiff_t>(at * K), rhs.begin() + static_cast<std::ptrdiff_t>((at + 1) * K));
+        Vec a(K * K), y(rhs.begin() + static_cast<std::ptrdiff_t>(at * K),
+                        rhs.begin() + static_cast<std::ptrdiff_t>((at + 1) * K));
         for (size_t i = 0; i < K; ++i) {
           for (size_t j = 0; j < K; ++j) {
             H[i * K + j] = std::exp(p.g[at]) * H[i * K + j] + p.beta[at] * p.k[at * K + i] * p.k[at * K + j];
@@ -66,7 +67,8 @@ void add(Vec& to, const Vec& from) {
 
 // The recurrence of both states, read with `read`.
 ReferenceProblem scan_of(const MesaProblem& p, Vec read) {
-  const size_t K = static_cast<size_t>(p.shape.K), rows = p.k.size() / K, state_rows = static_cast<size_t>(p.shape.sequences.count() * p.shape.H) * K;
+  const size_t K = static_cast<size_t>(p.shape.K), rows = p.k.size() / K,
+               state_rows = static_cast<size_t>(p.shape.sequences.count() * p.shape.H) * K;
   ReferenceProblem x;
   x.rule = parse_rule("mamba2 write=scalar");
   x.shape = p.shape;
@@ -90,7 +92,8 @@ MesaResults mesa_forward(const MesaProblem& p, const RunForward& forward) {
 }
 
 MesaGradients mesa_backward(const MesaProblem& p, const RunBackward& backward) {
-  const size_t K = static_cast<size_t>(p.shape.K), rows = p.k.size() / K, state_rows = static_cast<size_t>(p.shape.sequences.count() * p.shape.H) * K;
+  const size_t K = static_cast<size_t>(p.shape.K), rows = p.k.size() / K,
+               state_rows = static_cast<size_t>(p.shape.sequences.count() * p.shape.H) * K;
   const Vec x = solve(p, p.q);
   ReferenceProblem values = scan_of(p, x);
   values.d.o = joined(p.d_o, {}, rows, K);
@@ -107,8 +110,14 @@ MesaGradients mesa_backward(const MesaProblem& p, const RunBackward& backward) {
   add(d.g, e.g);
   add(d.write_gate, e.write_gate);
   add(d.initial_state, e.initial_state);
-  MesaGradients grad{
-      y, d.k, half(d.v, K, false), d.g, d.write_gate, Vec(p.lambda.size(), 0.0), half(d.initial_state, K, false), half(d.initial_state, K, true)};
+  MesaGradients grad{y,
+                     d.k,
+                     half(d.v, K, false),
+                     d.g,
+                     d.write_gate,
+                     Vec(p.lambda.size(), 0.0),
+                     half(d.initial_state, K, false),
+                     half(d.initial_state, K, true)};
   add(grad.k, half(d.v, K, true));
   for (size_t i = 0; i < x.size(); ++i) grad.lambda[i % p.lambda.size()] -= x[i] * y[i];
   return grad;

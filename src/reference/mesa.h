@@ -1,5 +1,5 @@
-// The Mesa layer's recurrence in terms of the one recurrence and a solve (recurrence.md section 9), in double: what checks of other programs' values
-// run through the C header or the reference.
+// The Mesa layer's recurrence in terms of the one recurrence and a solve (recurrence.md section 9), in double: what
+// checks of other programs' values run through the C header or the reference.
 #pragma once
 
 #include <functional>

@@ -31,28 +31,35 @@ struct VectorRule {
   const char* name;
   const char* axes;  // raw q and k: they come normalised
   std::vector<Input> inputs;
-  // Inputs that a few lines of a layer make of the file's tensors, and the gradients of those tensors from the recurrence's; null: none.
+  // Inputs that a few lines of a layer make of the file's tensors, and the gradients of those tensors from the
+  // recurrence's; null: none.
   void (*derive)(const OpsFile&, const std::string& prefix, ReferenceProblem&) = nullptr;
-  std::vector<DerivedGradient> (*derived_gradients)(const OpsFile&, const std::string& prefix, const ReferenceProblem&, const ReferenceInputs&) = nullptr;
+  std::vector<DerivedGradient> (*derived_gradients)(const OpsFile&, const std::string& prefix, const ReferenceProblem&,
+                                                    const ReferenceInputs&) = nullptr;
   double scale = 0;  // of the read; 0: K^-1/2
 };
 
 void derive_hgrn2(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
-std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
+std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p,
+                                             const ReferenceInputs& d);
 void derive_dplr(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
-std::vector<DerivedGradient> dplr_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
+std::vector<DerivedGradient> dplr_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p,
+                                            const ReferenceInputs& d);
 void derive_rwkv7(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
-std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
+std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p,
+                                             const ReferenceInputs& d);
 
 // What every rule has, and what some have.
 const std::vector<Input>& common_inputs() {
-  static const std::vector<Input> list = {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"S0", "initial_state"}, {"A0", "initial_precond"}};
+  static const std::vector<Input> list = {
+      {"q", "q"}, {"k", "k"}, {"v", "v"}, {"S0", "initial_state"}, {"A0", "initial_precond"}};
   return list;
 }
 
 const std::vector<VectorRule>& vector_rules() {
   static const Input g{"g", "g"}, beta{"beta", "beta"}, erase{"b", "erase_gate"}, write{"w", "write_gate"};
-  static const Input decay{"g_atk", "precond_g"}, gain{"beta_atk", "precond_beta"}, center{"log_atk_scale", "precond_center"};
+  static const Input decay{"g_atk", "precond_g"}, gain{"beta_atk", "precond_beta"},
+      center{"log_atk_scale", "precond_center"};
   static const Input low_rank{"b", "erase_write"};
   static constexpr const char* kDplr = "decay=channel erase_key=own erase_state=previous erase_write=own";
   static const std::vector<VectorRule> list = {
@@ -76,8 +83,9 @@ const std::vector<VectorRule>& vector_rules() {
   return list;
 }
 
-// In bf16 the denominator of a gradient is at least this share of all gradients of the case together: the preconditioner's centre
-// has a gradient of 1e-3 of them, a sum over tokens that all but cancels, which inputs of 8 bits cannot give to two digits.
+// In bf16 the denominator of a gradient is at least this share of all gradients of the case together. The reason is the
+// gradient of the preconditioner's centre, which is 1e-3 of them. It is a sum over tokens that all but cancels, which
+// inputs of 8 bits cannot give to two digits.
 constexpr double kBf16Floor = 1e-2;
 
 constexpr Input kOutputs[] = {{"o", "o"}, {"S", "final_state"}, {"A", "final_precond"}};
@@ -108,19 +116,23 @@ class OpsFile {
   const std::vector<int64_t>& shape(const std::string& name, size_t rank) const {
     const auto it = reader_.tensors().find(name);
     if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
-    if (it->second.shape.size() != rank) fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
+    if (it->second.shape.size() != rank)
+      fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
     return it->second.shape;
   }
   std::vector<double> read(const std::string& name, int64_t count) const {
     const auto it = reader_.tensors().find(name);
     if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
-    if (it->second.count() != count) fail_usage("'{}': {}: expected {} values for the sizes of q and v, got {}", path_, name, count, it->second.count());
+    if (it->second.count() != count)
+      fail_usage("'{}': {}: expected {} values for the sizes of q and v, got {}", path_, name, count,
+                 it->second.count());
     std::vector<double> values(static_cast<size_t>(count));
     reader_.read<double>(name, it->second.shape, values);
     return values;
   }
   // Where `got` is furthest from what the file says.
-  std::string furthest(const std::string& name, const std::string& short_name, std::span<const double> got, std::span<const double> expected) const {
+  std::string furthest(const std::string& name, const std::string& short_name, std::span<const double> got,
+                       std::span<const double> expected) const {
     return furthest_element(short_name, reader_.tensors().at(name).shape, got, expected);
   }
 
@@ -133,14 +145,17 @@ class OpsFile {
 // HGRN2: exp g = b + (1 - b) sigmoid(f) with the lower bound b [H, K].
 void derive_hgrn2(const OpsFile& file, const std::string& prefix, ReferenceProblem& p) {
   const int64_t channels = p.shape.H * p.shape.K;
-  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels), b = file.read(prefix + "lower_bound", channels);
+  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels),
+                            b = file.read(prefix + "lower_bound", channels);
   p.in.g.resize(f.size());
   for (size_t i = 0; i < f.size(); ++i) p.in.g[i] = std::log1p(-(1 - b[i % b.size()]) / (1 + std::exp(f[i])));
 }
 
-std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d) {
+std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p,
+                                             const ReferenceInputs& d) {
   const int64_t channels = p.shape.H * p.shape.K;
-  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels), b = file.read(prefix + "lower_bound", channels);
+  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels),
+                            b = file.read(prefix + "lower_bound", channels);
   std::vector<double> df(f.size()), db(b.size());
   for (size_t i = 0; i < f.size(); ++i) {
     const double s = 1 / (1 + std::exp(-f[i])), dalpha = d.g[i] / std::exp(p.in.g[i]);
@@ -156,7 +171,8 @@ void derive_dplr(const OpsFile& file, const std::string& prefix, ReferenceProble
   for (double& x : p.in.erase_key) x = -x;
 }
 
-std::vector<DerivedGradient> dplr_gradients(const OpsFile&, const std::string&, const ReferenceProblem&, const ReferenceInputs& d) {
+std::vector<DerivedGradient> dplr_gradients(const OpsFile&, const std::string&, const ReferenceProblem&,
+                                            const ReferenceInputs& d) {
   std::vector<double> da = d.erase_key;
   for (double& x : da) x = -x;
   return {{"a", da}};
@@ -172,7 +188,8 @@ void derive_rwkv7(const OpsFile& file, const std::string& prefix, ReferenceProbl
   for (size_t i = 0; i < p.in.g.size(); ++i) p.in.erase_write[i] *= p.in.erase_key[i];
 }
 
-std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d) {
+std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p,
+                                             const ReferenceInputs& d) {
   const std::vector<double> a = file.read(prefix + "a", static_cast<int64_t>(d.g.size()));
   std::vector<double> dw(a.size()), dkk(a.size()), da(a.size());
   for (size_t i = 0; i < a.size(); ++i) {
@@ -204,7 +221,8 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
     if (!(p.in.*field.values).empty()) continue;  // derived
     const auto tensor = tensor_of.find(field.name);
     if (count == 0 && field.shape(p.rule, p.shape).empty()) continue;
-    if (tensor == tensor_of.end()) fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
+    if (tensor == tensor_of.end())
+      fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
     const std::string name = prefix + tensor->second;
     if (field.optional && !file.has(name)) continue;
     p.in.*field.values = file.read(name, count);
@@ -212,7 +230,8 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
   for (const auto& [tensor, field] : {Input{"do", "o"}, Input{"dS", "final_state"}}) {
     const auto& fields = reference_output_fields();
     for (const auto& f : fields) {
-      if (std::string_view(f.name) == field && file.has(prefix + tensor)) p.d.*f.values = file.read(prefix + tensor, f.count(p.rule, p.shape));
+      if (std::string_view(f.name) == field && file.has(prefix + tensor))
+        p.d.*f.values = file.read(prefix + tensor, f.count(p.rule, p.shape));
     }
   }
   return p;
@@ -222,7 +241,8 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
 struct Worst {
   double error = -1;
   std::string where = "nothing to compare";
-  void add(const OpsFile& file, const std::string& name, const std::string& short_name, std::span<const double> got, double floor) {
+  void add(const OpsFile& file, const std::string& name, const std::string& short_name, std::span<const double> got,
+           double floor) {
     const std::vector<double> expected = file.read(name, static_cast<int64_t>(got.size()));
     const double e = relative_error(got, expected, floor);
     if (e <= error) return;
@@ -233,8 +253,8 @@ struct Worst {
 
 // Outputs and gradients of one rule, over all its cases.
 template <class Forward, class Backward>
-void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<std::string>& cases, const char* what, VectorType type, const Forward& forward,
-                  const Backward& backward, std::vector<Comparison>& found) {
+void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<std::string>& cases, const char* what,
+                  VectorType type, const Forward& forward, const Backward& backward, std::vector<Comparison>& found) {
   Worst outputs, gradients;
   for (const std::string& one : cases) {
     const std::string prefix = fmt::format("{}/{}/", rule.name, one);
@@ -242,18 +262,21 @@ void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<st
     const ReferenceOutputs out = forward(p);
     for (const Input& output : kOutputs) {
       const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);
-      if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, fmt::format("{}/{}", one, output.tensor), got, 0);
+      if (file.has(prefix + output.tensor))
+        outputs.add(file, prefix + output.tensor, fmt::format("{}/{}", one, output.tensor), got, 0);
     }
     const ReferenceInputs d = backward(p);
     std::vector<Input> inputs = common_inputs();
     inputs.insert(inputs.end(), rule.inputs.begin(), rule.inputs.end());
     std::erase_if(inputs, [&](const Input& input) { return !file.has(prefix + "d_" + input.tensor); });
     double square = 0;
-    for (const Input& input : inputs) square += std::pow(euclidean_norm(d.*field_of(reference_input_fields(), input.field)), 2);
+    for (const Input& input : inputs)
+      square += std::pow(euclidean_norm(d.*field_of(reference_input_fields(), input.field)), 2);
     const double floor = type == VectorType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
     for (const Input& input : inputs) {
       const std::string tensor = std::string("d_") + input.tensor;
-      gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), d.*field_of(reference_input_fields(), input.field), floor);
+      gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor),
+                    d.*field_of(reference_input_fields(), input.field), floor);
     }
     if (rule.derived_gradients == nullptr) continue;
     for (const DerivedGradient& derived : rule.derived_gradients(file, prefix, p, d)) {
@@ -262,7 +285,8 @@ void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<st
     }
   }
   found.push_back({rule.name, fmt::format("outputs, {}", what), outputs.error, ops_bound(type), outputs.where, ""});
-  found.push_back({rule.name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
+  found.push_back(
+      {rule.name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
 }
 
 // Mesa: the recurrence by `forward` and `backward`, the solve by the reference.
@@ -272,7 +296,8 @@ MesaProblem read_mesa(const OpsFile& file, const std::string& prefix) {
   p.shape.sequences = SeqLayout::uniform(q[0], q[1]);
   p.shape.H = p.shape.HV = q[2];
   p.shape.K = p.shape.V = q[3];
-  const int64_t heads = p.shape.sequences.tokens() * p.shape.H, rows = heads * p.shape.K, states = q[0] * q[2] * q[3] * q[3];
+  const int64_t heads = p.shape.sequences.tokens() * p.shape.H, rows = heads * p.shape.K,
+                states = q[0] * q[2] * q[3] * q[3];
   const auto optional = [&](const char* tensor, int64_t count) {
     return file.has(prefix + tensor) ? file.read(prefix + tensor, count) : std::vector<double>();
   };
@@ -301,13 +326,15 @@ std::vector<double> last_tokens(const ReferenceShape& shape, const std::vector<d
   return rows;
 }
 
-// How far 30 steps of conjugate gradients (a tolerance of 1e-5 in both quotients) may be from the exact solve that is computed here.
+// How far 30 steps of conjugate gradients (a tolerance of 1e-5 in both quotients) may be from the exact solve that is
+// computed here.
 constexpr double kMesaSteps = 2e-3;
 
 bool is_mesa(const std::string& name) { return name == "mesa" || name == "mesa_state"; }
 
-void compare_mesa(const OpsFile& file, const std::string& name, const std::set<std::string>& cases, const char* what, VectorType type,
-                  const RunForward& forward, const RunBackward& backward, std::vector<Comparison>& found) {
+void compare_mesa(const OpsFile& file, const std::string& name, const std::set<std::string>& cases, const char* what,
+                  VectorType type, const RunForward& forward, const RunBackward& backward,
+                  std::vector<Comparison>& found) {
   Worst outputs, gradients, approximate;
   for (const std::string& one : cases) {
     const std::string prefix = fmt::format("{}/{}/", name, one);
@@ -334,8 +361,8 @@ void compare_mesa(const OpsFile& file, const std::string& name, const std::set<s
   found.push_back({name, fmt::format("outputs, {}", what), outputs.error, ops_bound(type), outputs.where, ""});
   found.push_back({name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
   if (approximate.error >= 0)
-    found.push_back(
-        {name, fmt::format("30 steps of the other program, {}", what), approximate.error, std::max(kMesaSteps, ops_bound(type)), approximate.where, ""});
+    found.push_back({name, fmt::format("30 steps of the other program, {}", what), approximate.error,
+                     std::max(kMesaSteps, ops_bound(type)), approximate.where, ""});
 }
 
 }  // namespace
@@ -375,7 +402,9 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       if (options.type == VectorType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
       const auto forward = [&](const ReferenceProblem& p) { return header_forward(p, run); };
       const auto backward = [&](const ReferenceProblem& p) { return header_backward(p, run); };
-      const char* form_name = form == FW_FORM_CHUNK ? "chunk form" : form == FW_FORM_TOKEN ? "token form" : "automatic form";
+      const char* form_name = form == FW_FORM_CHUNK   ? "chunk form"
+                              : form == FW_FORM_TOKEN ? "token form"
+                                                      : "automatic form";
       if (is_mesa(name)) {
         compare_mesa(file, name, cases, form_name, options.type, forward, backward, found);
       } else {

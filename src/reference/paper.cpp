@@ -101,10 +101,11 @@ double dot(const Vector& x, const Vector& y) {
 // The normalisation of the keys and queries, eps inside the square root.
 Vector l2(const Vector& x) { return 1 / std::sqrt(square(x) + 1e-6) * x; }
 
-// One token of each paper. Numbered formulas are named by what they say, the papers' numbering differs between versions.
+// One token of each paper. Numbered formulas are named by what they say, the papers' numbering differs between
+// versions.
 
-// Katharopoulos et al. 2020, "Transformers are RNNs": s_i = s_{i-1} + phi(k_i) v_i^T, y_i = phi(q_i)^T s_i, feature map and
-// normaliser left to the layer.
+// Katharopoulos et al. 2020, "Transformers are RNNs": s_i = s_{i-1} + phi(k_i) v_i^T, y_i = phi(q_i)^T s_i, feature map
+// and normaliser left to the layer.
 Vector linear_attention(PaperState& s, const PaperToken& x) {
   s.S = s.S + outer(x.k, x.v);
   return x.scale * (transpose(s.S) * x.q);
@@ -131,7 +132,8 @@ Vector gla(PaperState& s, const PaperToken& x) {
   return x.scale * (transpose(s.S) * x.q);
 }
 
-// Qin et al. 2024, HGRN2: h_t = Diag(f_t) h_{t-1} + (1 - f_t) i_t^T, y_t = h_t^T o_t; the output gate o is q, the input i is v.
+// Qin et al. 2024, HGRN2: h_t = Diag(f_t) h_{t-1} + (1 - f_t) i_t^T, y_t = h_t^T o_t; the output gate o is q, the input
+// i is v.
 Vector hgrn2(PaperState& s, const PaperToken& x) {
   Vector input_gate = x.alpha_channel;
   for (double& f : input_gate) f = 1 - f;
@@ -139,8 +141,8 @@ Vector hgrn2(PaperState& s, const PaperToken& x) {
   return x.scale * (transpose(s.S) * x.q);
 }
 
-// Peng et al. 2025, RWKV-7: S_t = S_{t-1} (Diag(w_t) + z_t b_t^T) + v_t k_t^T, y_t = S_t r_t, where w is the decay and z what looks the old value up; the
-// erase key is -z.
+// Peng et al. 2025, RWKV-7: S_t = S_{t-1} (Diag(w_t) + z_t b_t^T) + v_t k_t^T, y_t = S_t r_t, where w is the decay and
+// z what looks the old value up; the erase key is -z.
 Vector dplr(PaperState& s, const PaperToken& x) {
   s.S = s.S * (diag(x.alpha_channel) + outer(-1.0 * x.p, x.f)) + outer(x.v, x.k);
   return x.scale * (s.S * x.q);
@@ -209,8 +211,8 @@ Vector nlms(PaperState& s, const PaperToken& x) {
   return x.scale * (s.S * x.q);
 }
 
-// Liu et al. 2024, Longhorn: S_t minimises |S - S_{t-1}|^2 + beta |S k - v|^2, which Sherman and Morrison solve:
-// S_t = (S_{t-1} + beta v k^T) (I + beta k k^T)^-1 with (I + beta k k^T)^-1 = I - beta k k^T / (1 + beta |k|^2).
+// Liu et al. 2024, Longhorn: S_t minimises |S - S_{t-1}|^2 + beta |S k - v|^2. Sherman and Morrison solve it: S_t =
+// (S_{t-1} + beta v k^T) (I + beta k k^T)^-1. Here (I + beta k k^T)^-1 = I - beta k k^T / (1 + beta |k|^2).
 Vector longhorn(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Matrix inverse = identity(k) - x.beta / (1 + x.beta * square(k)) * outer(k, k);
@@ -228,7 +230,8 @@ Vector efla(PaperState& s, const PaperToken& x) {
   return x.scale * (s.S * x.q);
 }
 
-// Preconditioned DeltaNet, stable form: A_t = alphaP A_{t-1} + betaP k (.) k, M = x^(-softsign(log(A + 1e-6) - center)).
+// Preconditioned DeltaNet, stable form: A_t = alphaP A_{t-1} + betaP k (.) k, M = x^(-softsign(log(A + 1e-6) -
+// center)).
 Vector preconditioner(PaperState& s, const PaperToken& x, const Vector& k) {
   s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
   Vector m(k.size());
@@ -239,7 +242,8 @@ Vector preconditioner(PaperState& s, const PaperToken& x, const Vector& k) {
   return m;
 }
 
-// The gradient step along M k instead of k: S_t = alpha_t S_{t-1} (I - beta_t k_t (M_t k_t)^T) + beta_t v_t (M_t k_t)^T.
+// The gradient step along M k instead of k: S_t = alpha_t S_{t-1} (I - beta_t k_t (M_t k_t)^T) + beta_t v_t (M_t
+// k_t)^T.
 Vector precond_gated_deltanet(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Vector preconditioned = diag(preconditioner(s, x, k)) * k;
@@ -253,8 +257,8 @@ Vector precond_deltanet(PaperState& s, const PaperToken& x) {
   return precond_gated_deltanet(s, undecayed);
 }
 
-// The implicit step in the preconditioner's metric: S_t minimises |(S - S_{t-1}) M^-1/2|^2 + beta |S k - v|^2, which Sherman and
-// Morrison solve: S_t = (S_{t-1} M^-1 + beta v k^T) (M^-1 + beta k k^T)^-1.
+// The implicit step in the preconditioner's metric: S_t minimises |(S - S_{t-1}) M^-1/2|^2 + beta |S k - v|^2, which
+// Sherman and Morrison solve: S_t = (S_{t-1} M^-1 + beta v k^T) (M^-1 + beta k k^T)^-1.
 Vector precond_longhorn(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k), m = preconditioner(s, x, k);
   Vector inverse_m(m.size());
@@ -268,7 +272,8 @@ Vector precond_longhorn(PaperState& s, const PaperToken& x) {
 Vector precond_kda(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Vector preconditioned = diag(preconditioner(s, x, k)) * k;
-  s.S = (s.S * diag(x.alpha_channel)) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
+  s.S = (s.S * diag(x.alpha_channel)) * (identity(k) - x.beta * outer(k, preconditioned)) +
+        x.beta * outer(x.v, preconditioned);
   return x.scale * (s.S * l2(x.q));
 }
 
@@ -281,10 +286,12 @@ Vector read_preconditioned(PaperState& s, const PaperToken& x, const Matrix& dec
 }
 Vector precond_linear(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, s.S); }
 Vector precond_mamba2(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, x.alpha * s.S); }
-Vector precond_gla(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, s.S * diag(x.alpha_channel)); }
+Vector precond_gla(PaperState& s, const PaperToken& x) {
+  return read_preconditioned(s, x, s.S * diag(x.alpha_channel));
+}
 
-// Comba: the erase has a gain of its own, and the read is corrected by what the key answers:
-// S_t = alpha_t S_{t-1} - (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T, o_t = S_t (q_t - d k_t).
+// Comba: the erase has a gain of its own, and the read is corrected by what the key answers. S_t = alpha_t S_{t-1} -
+// (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T and o_t = S_t (q_t - d k_t).
 Vector comba(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
   const Matrix decayed = x.alpha * s.S;
@@ -394,7 +401,9 @@ Vector slice(const Vector& x, int64_t row, int64_t heads, int64_t head, int64_t 
   return Vector(first, first + dim);
 }
 
-double scalar(const Vector& x, int64_t row, int64_t heads, int64_t head) { return x.empty() ? 0 : x[row * heads + head]; }
+double scalar(const Vector& x, int64_t row, int64_t heads, int64_t head) {
+  return x.empty() ? 0 : x[row * heads + head];
+}
 
 PaperToken token_of(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in, int64_t row, int64_t h) {
   const int64_t hk = h / (s.HV / s.H);
@@ -488,10 +497,12 @@ const PaperRule* find_paper_rule(std::string_view name) {
   return nullptr;
 }
 
-ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in) {
+ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& s,
+                               const ReferenceInputs& in) {
   check_inputs(rule, s, in);
   ReferenceOutputs out;
-  for (const auto& field : reference_output_fields()) (out.*field.values).assign(static_cast<size_t>(field.count(rule, s)), 0.0);
+  for (const auto& field : reference_output_fields())
+    (out.*field.values).assign(static_cast<size_t>(field.count(rule, s)), 0.0);
   for (int64_t n = 0; n < s.sequences.count(); ++n) {
     for (int64_t h = 0; h < s.HV; ++h) {
       const int64_t hk = h / (s.HV / s.H);
@@ -505,7 +516,8 @@ ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const R
       }
       S = paper.value_by_key ? transpose(state.S) : state.S;
       std::copy(S.a.begin(), S.a.end(), out.final_state.begin() + (n * s.HV + h) * s.K * s.V);
-      if (rule.uses_precond()) std::copy(state.A.begin(), state.A.end(), out.final_precond.begin() + (n * s.H + hk) * s.K);
+      if (rule.uses_precond())
+        std::copy(state.A.begin(), state.A.end(), out.final_precond.begin() + (n * s.H + hk) * s.K);
     }
   }
   return out;

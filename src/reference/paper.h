@@ -1,6 +1,6 @@
-// The named rules as their papers print them: one function per preset, from the paper's own formula, in its own letters and
-// with its own state orientation. The general reference must agree with each (tests/reference), so that a slip in turning a
-// paper into axes cannot stay hidden. A preset of presets.def without a function here fails a test.
+// The named rules as their papers print them: one function per preset, from the paper's own formula, in its own letters
+// and with its own state orientation. The general reference must agree with each (tests/reference), so that a slip in
+// turning a paper into axes cannot stay hidden. A preset of presets.def without a function here fails a test.
 #pragma once
 
 #include <string_view>
@@ -51,6 +51,7 @@ std::span<const PaperRule> paper_rules();
 const PaperRule* find_paper_rule(std::string_view name);
 
 // The same contract as reference_forward. rule: the preset of that name, whose axes say which inputs there are.
-ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& shape, const ReferenceInputs& in);
+ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& shape,
+                               const ReferenceInputs& in);
 
 }  // namespace fw

@@ -61,8 +61,10 @@ std::vector<double> draw_rows(Random& random, size_t n, int64_t dim, double low,
   return x;
 }
 
-// Copies the rows (tokens) [begins[n], begins[n] + length(n)) of each sequence; a row has values.size() / tokens values.
-std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayout& all, const SeqLayout& some, const std::vector<int64_t>& begins) {
+// Copies the rows (tokens) [begins[n], begins[n] + length(n)) of each sequence; a row has values.size() / tokens
+// values.
+std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayout& all, const SeqLayout& some,
+                                const std::vector<int64_t>& begins) {
   std::vector<double> out;
   if (values.empty()) return out;
   const int64_t row = static_cast<int64_t>(values.size()) / all.tokens();
@@ -91,7 +93,8 @@ Gates logits_of(const Rule& rule, Given decay) {
 ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options) {
   ReferenceProblem p;
   p.rule = rule;
-  p.shape = {options.sequences, options.H, options.HV, options.K, options.V, 0, 0, options.scale, options.gates, options.rate_per_channel};
+  p.shape = {options.sequences,       options.H, options.HV, options.K, options.V, 0, 0, options.scale, options.gates,
+             options.rate_per_channel};
   if (options.gates_per_value_head) p.shape.erase_heads = options.HV;
   if (options.gates_per_value_head && rule.uses_k()) p.shape.g_heads = options.HV;
   check_shape(p.shape);
@@ -107,8 +110,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
     if (name == "q") {
       x = draw_rows(random, n, options.K, 0.5, rule.q_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "k") {
-      // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable. An erase that the gain
-      // does not make smaller asks for keys of about unit length.
+      // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable. An erase that
+      // the gain does not make smaller asks for keys of about unit length.
       const bool free_erase = rule.is_delta() && (rule.erase != Gate::kTied || rule.uses_erase_key());
       const double shortest = !any_length ? 0.5 : free_erase ? 0.9 : rule.uses_lambda() ? 1.0 : 0.1;
       const double longest = rule.k_norm == Norm::kL2 || (any_length && !free_erase) ? 3.0 : 1.0;
@@ -116,7 +119,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
     } else if (name == "erase_key") {
       x = draw_rows(random, n, options.K, 0.5, rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "erase_write") {
-      // As RWKV-7's: a gate of channels times the erase key, at most of unit length, so that f.p is between 0 and 1; and a little of its own.
+      // As RWKV-7's: a gate of channels times the erase key, at most of unit length, so that f.p is between 0 and 1;
+      // and a little of its own.
       x = draw_rows(random, n, options.K, 0.02, 0.1);
       const std::vector<double>& key = rule.uses_erase_key() ? p.in.erase_key : p.in.k;
       for (size_t i = 0; i < std::min(x.size(), key.size()); ++i) {
@@ -153,7 +157,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
 }
 
 ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, int64_t end) {
-  return slice_tokens(problem, std::vector<int64_t>(static_cast<size_t>(problem.shape.sequences.count()), begin), end - begin);
+  return slice_tokens(problem, std::vector<int64_t>(static_cast<size_t>(problem.shape.sequences.count()), begin),
+                      end - begin);
 }
 
 ReferenceProblem slice_tokens(const ReferenceProblem& problem, const std::vector<int64_t>& begins, int64_t count) {
@@ -165,10 +170,12 @@ ReferenceProblem slice_tokens(const ReferenceProblem& problem, const std::vector
   ReferenceProblem part = problem;
   part.shape.sequences = SeqLayout(offsets);
   for (const auto& field : reference_input_fields()) {
-    if (of_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begins);
+    if (of_tokens(field.name))
+      part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begins);
   }
   for (const auto& field : reference_output_fields()) {
-    if (of_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begins);
+    if (of_tokens(field.name))
+      part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begins);
   }
   return part;
 }

@@ -1,5 +1,6 @@
-// A whole recurrence problem (rule, shape, inputs, cotangents) as one value: random ones for tests and selftest, and slices
-// of them. Every value of a random problem is a float, so that float and double runs start from the same numbers.
+// A whole recurrence problem (rule, shape, inputs, cotangents) as one value: random ones for tests and selftest, and
+// slices of them. Every value of a random problem is a float, so that float and double runs start from the same
+// numbers.
 #pragma once
 
 #include "reference/reference.h"
@@ -31,12 +32,12 @@ struct ProblemOptions {
 // All gates of the rule as logits; log-decays as `decay`.
 Gates logits_of(const Rule& rule, Given decay);
 
-// Stable and realistic: q and k of size 1 (Kaczmarz keys between 0.1 and 3), gates in (0, bound), g = -softplus of a normal.
-// Cotangents are normal for o and every final state.
+// Stable and realistic: q and k of size 1 (Kaczmarz keys between 0.1 and 3), gates in (0, bound), g = -softplus of a
+// normal. Cotangents are normal for o and every final state.
 ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options);
 
-// Tokens [begin, end) of every sequence (fewer where a sequence is shorter), with the same initial states and cotangents of
-// final states: set those to carry a state from slice to slice.
+// Tokens [begin, end) of every sequence (fewer where a sequence is shorter), with the same initial states and
+// cotangents of final states: set those to carry a state from slice to slice.
 ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, int64_t end);
 
 // The same with another beginning in each sequence, at most `count` tokens.

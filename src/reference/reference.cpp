@@ -1,6 +1,6 @@
-// One sequence and key head at a time: normalise q and k and run the preconditioner (what the value heads of the group
-// share), then per value head build the streams r w e z and run the recurrence. The backward does the same with all states
-// kept, then sweeps back. Formulas are recurrence.md's, in its letters.
+// One sequence and key head at a time. First q and k are normalised and the preconditioner runs (what the value heads
+// of the group share). Then each value head builds the streams r w e z and runs the recurrence. The backward does the
+// same with all states kept, then sweeps back. Formulas are recurrence.md's, in its letters.
 #include "reference/reference.h"
 
 #include <algorithm>
@@ -109,7 +109,8 @@ PreconditionerGradient preconditioner_gradient(const Rule& rule, double center, 
   if (rule.precond_form == PrecondForm::kInverse) return {0, 0, -M * M};
   if (rule.precond_form == PrecondForm::kInversePrevious) return {0, -M * M, 0};
   const double r = std::log(after + rule.precond_eps) - center;
-  const double width = rule.precond_form == PrecondForm::kSquash ? 1 : 0.5;  // how far the exponent goes for s from -1 to 1
+  // how far the exponent goes for s from -1 to 1
+  const double width = rule.precond_form == PrecondForm::kSquash ? 1 : 0.5;
   const double dr = -width * std::log(rule.precond_x) * M / ((1 + std::abs(r)) * (1 + std::abs(r)));
   return {-dr, 0, dr / (after + rule.precond_eps)};
 }
@@ -117,7 +118,8 @@ PreconditionerGradient preconditioner_gradient(const Rule& rule, double center, 
 // k of one token and key head before its norm: the tensor, or 1 - exp(g).
 Vec raw_key(const Problem& p, int64_t at) {
   Vec k(static_cast<size_t>(p.s.K));
-  for (int64_t i = 0; i < p.s.K; ++i) k[i] = p.rule.key_source == KeySource::kDecay ? -std::expm1(p.in.g[at + i]) : p.in.k[at + i];
+  for (int64_t i = 0; i < p.s.K; ++i)
+    k[i] = p.rule.key_source == KeySource::kDecay ? -std::expm1(p.in.g[at + i]) : p.in.k[at + i];
   return k;
 }
 
@@ -149,7 +151,8 @@ KeyHead key_head(const Problem& p, const Head& head) {
 }
 
 // Accumulates into the gradients of q, k, the preconditioner's inputs and its initial state.
-void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, KeyHeadGradient& dx, const ReferenceOutputs& d, ReferenceInputs& grad) {
+void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, KeyHeadGradient& dx,
+                       const ReferenceOutputs& d, ReferenceInputs& grad) {
   const int64_t K = p.s.K;
   if (p.rule.uses_precond()) {
     const double center = p.rule.uses_precond_center() ? p.in.precond_center[head.hk] : 0;
@@ -200,7 +203,8 @@ struct Streams {
   Vec z;        // [T, V]
   Vec alpha;    // [T, K], exp(g)
 
-  Streams(int64_t T, int64_t K, int64_t V) : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), f(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
+  Streams(int64_t T, int64_t K, int64_t V)
+      : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), f(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
 };
 
 // k.(M k) of the normalised key, M without its normaliser.
@@ -260,7 +264,8 @@ GainGradient gain_gradient(const Problem& p, const Head& head, const KeyHead& x,
     }
     case Gain::kEfla:
       if (square <= 0) return {1, -beta * beta / 2};
-      return {std::exp(-beta * square), (beta * square * std::exp(-beta * square) - 1 + std::exp(-beta * square)) / (square * square)};
+      return {std::exp(-beta * square),
+              (beta * square * std::exp(-beta * square) - 1 + std::exp(-beta * square)) / (square * square)};
   }
   return {0, 0};
 }
@@ -309,7 +314,8 @@ void gate_backward(Gate kind, bool used, const Vec& dy, Vec& grad, int64_t chann
   } else if (kind == Gate::kScalar) {
     grad[scalar_at] += sum;
   } else {
-    for (int64_t i = 0; i < dim; ++i) grad[channels_at + i] += kind == Gate::kChannel ? dy[i] : sum / static_cast<double>(dim);
+    for (int64_t i = 0; i < dim; ++i)
+      grad[channels_at + i] += kind == Gate::kChannel ? dy[i] : sum / static_cast<double>(dim);
   }
 }
 
@@ -336,8 +342,10 @@ TokenGates token_gates(const Problem& p, const Head& head, const KeyHead& x, int
   if (p.rule.is_delta() && p.rule.feedback == Feedback::kFixed) y.lambda = p.rule.lambda;
   if (p.rule.uses_lambda()) y.lambda = p.in.lambda[p.scalar_at(row, head.h)];
   if (p.rule.uses_read_correction()) y.d = p.in.read_correction[p.scalar_at(row, head.h)];
-  y.b = gate(p.rule.erase, p.rule.uses_erase_gate(), y.s, p.in.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), K);
-  y.c = gate(p.rule.write, p.rule.uses_write_gate(), y.s, p.in.write_gate, p.value_at(row, head.h), p.scalar_at(row, head.h), p.s.V);
+  y.b = gate(p.rule.erase, p.rule.uses_erase_gate(), y.s, p.in.erase_gate, erase_at(p, head, row),
+             p.scalar_at(row, head.h), K);
+  y.c = gate(p.rule.write, p.rule.uses_write_gate(), y.s, p.in.write_gate, p.value_at(row, head.h),
+             p.scalar_at(row, head.h), p.s.V);
   if (p.rule.uses_precond()) {
     y.alpha_p = std::exp(p.in.precond_g[p.key_scalar_at(row, head.hk)]);
     y.beta_p = p.in.precond_beta[p.key_scalar_at(row, head.hk)];
@@ -359,7 +367,8 @@ Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
       y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * (q[i] - gates.d * k[i]);
       y.w[t * K + i] = (p.rule.preconditions_read() ? 1 : M) * k[i];
       y.e[t * K + i] = p.rule.is_delta() ? gates.b[i] * (x.p[t * K + i] + gates.lambda * q[i]) : 0;
-      y.f[t * K + i] = p.rule.uses_erase_write() ? p.in.erase_write[p.key_at(head.begin + t, head.hk) + i] : y.w[t * K + i];
+      y.f[t * K + i] =
+          p.rule.uses_erase_write() ? p.in.erase_write[p.key_at(head.begin + t, head.hk) + i] : y.w[t * K + i];
     }
     for (int64_t j = 0; j < V; ++j) y.z[t * V + j] = gates.c[j] * p.in.v[p.value_at(head.begin + t, head.h) + j];
   }
@@ -367,8 +376,8 @@ Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
 }
 
 // The normaliser's own gradient: into M, k and the preconditioner's gates.
-void normaliser_backward(const Problem& p, const Head& head, const KeyHead& x, int64_t t, const TokenGates& gates, double dn, KeyHeadGradient& dx,
-                         ReferenceInputs& grad) {
+void normaliser_backward(const Problem& p, const Head& head, const KeyHead& x, int64_t t, const TokenGates& gates,
+                         double dn, KeyHeadGradient& dx, ReferenceInputs& grad) {
   if (p.rule.normaliser == Normaliser::kNone) return;
   const int64_t K = p.s.K;
   const double* k = &x.k[t * K];
@@ -389,7 +398,8 @@ void normaliser_backward(const Problem& p, const Head& head, const KeyHead& x, i
 }
 
 // From the gradients of the streams to those of the inputs (added) and of what the key head shares (added).
-void streams_backward(const Problem& p, const Head& head, const KeyHead& x, const Streams& dy, KeyHeadGradient& dx, ReferenceInputs& grad) {
+void streams_backward(const Problem& p, const Head& head, const KeyHead& x, const Streams& dy, KeyHeadGradient& dx,
+                      ReferenceInputs& grad) {
   const int64_t K = p.s.K, V = p.s.V;
   for (int64_t t = 0; t < head.T; ++t) {
     const int64_t row = head.begin + t;
@@ -404,7 +414,8 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[at];
       const double tied = p.rule.uses_erase_write() ? 0 : dy.f[at];
       const double M = x.M[at], dr = p.scale() * dy.r[at], dw = dy.w[at] + tied, read = q[i] - gates.d * k[i];
-      const double M_r = p.rule.preconditions_read() ? gates.n * M : 1, M_w = p.rule.preconditions_read() ? 1 : gates.n * M;
+      const double M_r = p.rule.preconditions_read() ? gates.n * M : 1,
+                   M_w = p.rule.preconditions_read() ? 1 : gates.n * M;
       const double dMn = p.rule.preconditions_read() ? read * dr : k[i] * dw;  // of the product n M
       dx.dM[at] += gates.n * dMn;
       dn += M * dMn;
@@ -424,8 +435,11 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       dc[j] = dy.z[t * V + j] * p.in.v[at];
       grad.v[at] += dy.z[t * V + j] * gates.c[j];
     }
-    if (p.rule.is_delta()) gate_backward(p.rule.erase, p.rule.uses_erase_gate(), db, grad.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), ds);
-    gate_backward(p.rule.write, p.rule.uses_write_gate(), dc, grad.write_gate, p.value_at(row, head.h), p.scalar_at(row, head.h), ds);
+    if (p.rule.is_delta())
+      gate_backward(p.rule.erase, p.rule.uses_erase_gate(), db, grad.erase_gate, erase_at(p, head, row),
+                    p.scalar_at(row, head.h), ds);
+    gate_backward(p.rule.write, p.rule.uses_write_gate(), dc, grad.write_gate, p.value_at(row, head.h),
+                  p.scalar_at(row, head.h), ds);
     normaliser_backward(p, head, x, t, gates, dn, dx, grad);
     if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;
     if (p.rule.uses_read_correction()) grad.read_correction[p.scalar_at(row, head.h)] += dd;
@@ -441,12 +455,15 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
 
 Vec initial_state(const Problem& p, const Head& head) {
   Vec S = zeros(p.s.K * p.s.V);
-  if (!p.in.initial_state.empty()) std::copy_n(&p.in.initial_state[(head.n * p.s.HV + head.h) * p.s.K * p.s.V], S.size(), S.data());
+  if (!p.in.initial_state.empty())
+    std::copy_n(&p.in.initial_state[(head.n * p.s.HV + head.h) * p.s.K * p.s.V], S.size(), S.data());
   return S;
 }
 
-// One token: found = S^T e of the state that the rule's erase looks at; S becomes Diag(alpha) S + w z^T - f found^T; o = S^T r.
-void token_forward(const Rule& rule, const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, double* found, double* o) {
+// One token: found = S^T e of the state that the rule's erase looks at; S becomes Diag(alpha) S + w z^T - f found^T; o
+// = S^T r.
+void token_forward(const Rule& rule, const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, double* found,
+                   double* o) {
   const bool before = rule.erase_state == EraseState::kPrevious;
   std::fill_n(found, V, 0.0);
   for (int64_t i = 0; i < K; ++i) {
@@ -466,7 +483,8 @@ void token_forward(const Rule& rule, const Streams& x, int64_t t, int64_t K, int
   }
 }
 
-// The adjoint of the recurrence: gradients of the streams, and dS from that of the final state to that of the initial one.
+// The adjoint of the recurrence: gradients of the streams, and dS from that of the final state to that of the initial
+// one.
 Streams recurrence_backward(const Problem& p, const Head& head, const Streams& x, const ReferenceOutputs& d, Vec& dS) {
   const int64_t T = head.T, K = p.s.K, V = p.s.V;
   const bool before = p.rule.erase_state == EraseState::kPrevious;
@@ -509,7 +527,8 @@ Streams recurrence_backward(const Problem& p, const Head& head, const Streams& x
 template <class Body>
 void for_each_key_head(const ReferenceShape& s, Body&& body) {
   for (int64_t n = 0; n < s.sequences.count(); ++n) {
-    for (int64_t hk = 0; hk < s.H; ++hk) body(Head{n, hk, hk * (s.HV / s.H), s.sequences.begin(n), s.sequences.length(n)});
+    for (int64_t hk = 0; hk < s.H; ++hk)
+      body(Head{n, hk, hk * (s.HV / s.H), s.sequences.begin(n), s.sequences.length(n)});
   }
 }
 
@@ -525,18 +544,21 @@ ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, co
   for (const auto& field : reference_output_fields()) out.*field.values = zeros(field.count(rule, s));
   for_each_key_head(s, [&](Head head) {
     const KeyHead shared = key_head(p, head);
-    if (rule.uses_precond()) std::copy_n(&shared.A[head.T * s.K], s.K, &out.final_precond[(head.n * s.H + head.hk) * s.K]);
+    if (rule.uses_precond())
+      std::copy_n(&shared.A[head.T * s.K], s.K, &out.final_precond[(head.n * s.H + head.hk) * s.K]);
     for (int64_t i = 0; i < p.group(); ++i, ++head.h) {
       const Streams x = streams(p, head, shared);
       Vec S = initial_state(p, head), u = zeros(s.V);
-      for (int64_t t = 0; t < head.T; ++t) token_forward(rule, x, t, s.K, s.V, S, u.data(), &out.o[p.value_at(head.begin + t, head.h)]);
+      for (int64_t t = 0; t < head.T; ++t)
+        token_forward(rule, x, t, s.K, s.V, S, u.data(), &out.o[p.value_at(head.begin + t, head.h)]);
       std::copy(S.begin(), S.end(), out.final_state.begin() + (head.n * s.HV + head.h) * s.K * s.V);
     }
   });
   return out;
 }
 
-ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& given, const ReferenceOutputs& d) {
+ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& given,
+                                   const ReferenceOutputs& d) {
   validate(rule);
   validate(s.gates, rule);
   check_inputs(rule, s, given);
@@ -544,7 +566,8 @@ ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, co
   const ReferenceInputs in = gate_values(rule, s, given);
   const Problem p{rule, s, in};
   ReferenceInputs grad;
-  for (const auto& field : reference_input_fields()) grad.*field.values = zeros(static_cast<int64_t>((in.*field.values).size()));
+  for (const auto& field : reference_input_fields())
+    grad.*field.values = zeros(static_cast<int64_t>((in.*field.values).size()));
   for_each_key_head(s, [&](Head head) {
     const KeyHead shared = key_head(p, head);
     KeyHeadGradient dshared{zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K)};

@@ -1,6 +1,6 @@
-// The reference: every rule in double precision, token by token, straight from recurrence.md sections 1 to 3, with its own
-// adjoint (a reverse sweep over the stored states). It shares no code with rule/front.h and src/scan, so that an error in
-// one cannot hide in the other; only tests and `fastweight selftest` link it. Slow and plain on purpose.
+// The reference: every rule in double precision, token by token, straight from recurrence.md sections 1 to 3, with its
+// own adjoint (a reverse sweep over the stored states). It shares no code with rule/front.h and src/scan, so that an
+// error in one cannot hide in the other; only tests and `fastweight selftest` link it. Slow and plain on purpose.
 //
 // Layouts are contiguous. Tokens of all sequences lie one after the other (SeqLayout), T tokens and N sequences in all;
 // states are K-first. A vector that a rule does not use is empty.
@@ -26,8 +26,8 @@ struct ReferenceShape {
   bool rate_per_channel = false;        // a_log of a channel decay has a number a channel
 };
 
-// Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], ...; g: log-decay <= 0, -inf allowed; of g and
-// the erase gate heads are g_heads and erase_heads where they may be either.
+// Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], .... G:
+// log-decay <= 0, -inf allowed; of g and the erase gate heads are g_heads and erase_heads where they may be either.
 struct ReferenceInputs {
 #define FW_TOKEN(name, heads, width, used) std::vector<double> name;
 #include "rule/tokens.def"
@@ -67,9 +67,10 @@ std::span<const ReferenceField<ReferenceOutputs>> reference_output_fields();
 // o and the final states. Throws Error(kUsage) naming the input whose size does not fit the rule and the shape.
 ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& shape, const ReferenceInputs& in);
 
-// Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond), each of the size of
-// its input (an initial state that is absent gets no gradient). A cotangent that is empty is zero. Where exp(g) is 0 the
-// gradient of g is 0.
-ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& shape, const ReferenceInputs& in, const ReferenceOutputs& d);
+// Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond), each of the size
+// of its input (an initial state that is absent gets no gradient). A cotangent that is empty is zero. Where exp(g) is 0
+// the gradient of g is 0.
+ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& shape, const ReferenceInputs& in,
+                                   const ReferenceOutputs& d);
 
 }  // namespace fw

@@ -40,16 +40,18 @@ Drawn draw(const std::string& terminal, const GnuplotScript& script) {
 }
 
 std::string svg_terminal(int width, int height, const std::string& more = {}) {
-  return fmt::format("svg size {},{} dynamic enhanced {}background rgb 'white' font 'DejaVu Sans,13'", width, height, more);
+  return fmt::format("svg size {},{} dynamic enhanced {}background rgb 'white' font 'DejaVu Sans,13'", width, height,
+                     more);
 }
 
-// Inside double quotes, where \ooo is a character by its number. All that may mean something is written so: gnuplot runs what stands in back quotes, and
-// reads two quotes side by side as two strings.
+// Inside double quotes, where \ooo is a character by its number. All that may mean something is written so: gnuplot
+// runs what stands in back quotes, and reads two quotes side by side as two strings.
 std::string gnuplot_characters(std::string_view text) {
   std::string out;
   for (const char c : printable(text)) {
     const auto byte = static_cast<unsigned char>(c);
-    const bool plain = byte >= 0x80 || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
+    const bool plain = byte >= 0x80 || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
+                       (byte >= '0' && byte <= '9') ||
                        std::string_view(" ,.:_()+-/=").find(c) != std::string_view::npos;
     out += plain ? std::string(1, c) : fmt::format("\\{:03o}", byte);
   }
@@ -72,17 +74,20 @@ std::string draw_svg(int width, int height, const std::string& prefix, std::stri
   return std::move(drawn.picture);
 }
 
-PictureResult draw_picture(const std::string& what, const std::string& base, int width, int height, const GnuplotScript& script) {
+PictureResult draw_picture(const std::string& what, const std::string& base, int width, int height,
+                           const GnuplotScript& script) {
   const std::pair<const char*, std::string> formats[] = {
       {".svg", svg_terminal(width, height)},
-      {".png", fmt::format("pngcairo size {},{} enhanced background rgb 'white' font 'DejaVu Sans,17' linewidth 1.5", width + width / 2, height + height / 2)},
+      {".png", fmt::format("pngcairo size {},{} enhanced background rgb 'white' font 'DejaVu Sans,17' linewidth 1.5",
+                           width + width / 2, height + height / 2)},
   };
   PictureResult result;
   for (const auto& [suffix, terminal] : formats) {
     const std::string file = base + suffix;
     const Drawn drawn = draw(terminal, script);
     if (drawn.picture.empty()) {
-      result.note = drawn.started ? fmt::format("{} was not drawn: {}", file, drawn.note) : fmt::format("no {}: {}", what, drawn.note);
+      result.note = drawn.started ? fmt::format("{} was not drawn: {}", file, drawn.note)
+                                  : fmt::format("no {}: {}", what, drawn.note);
       if (!drawn.started) return result;
       continue;
     }

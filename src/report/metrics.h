@@ -18,8 +18,8 @@ struct MetricPoint {
   std::optional<double> accuracy = {};                                // per cent; of tasks
 };
 
-// Points in order of step. A last line cut short (the run was killed while writing) is left out, and steps done again after
-// a resume replace the earlier ones. Error(kUsage) for a missing file or any other line that is not a metric.
+// Points in order of step. A last line cut short (the run was killed while writing) is left out, and steps done again
+// after a resume replace the earlier ones. Error(kUsage) for a missing file or any other line that is not a metric.
 std::vector<MetricPoint> read_metrics(const std::string& path);
 
 }  // namespace fw

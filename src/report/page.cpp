@@ -9,10 +9,13 @@ namespace {
 constexpr const char* kStyle =
     ":root{color-scheme:light dark}"
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
-    "section{margin:2.5rem 0}h1{font-size:1.6rem}h2{font-size:1.25rem;border-bottom:1px solid #8886;padding-bottom:.2rem;overflow-wrap:anywhere}"
+    "section{margin:2.5rem 0}h1{font-size:1.6rem}h2{font-size:1.25rem;border-bottom:1px solid "
+    "#8886;padding-bottom:.2rem;overflow-wrap:anywhere}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{padding:.3rem .8rem;border-bottom:1px solid #8884;white-space:nowrap}th{text-align:left}.number{text-align:right}"
-    "figure{margin:1.5rem 0;background:#fff;border-radius:6px;overflow:hidden}svg{display:block;width:100%;height:auto}";
+    "th,td{padding:.3rem .8rem;border-bottom:1px solid "
+    "#8884;white-space:nowrap}th{text-align:left}.number{text-align:right}"
+    "figure{margin:1.5rem "
+    "0;background:#fff;border-radius:6px;overflow:hidden}svg{display:block;width:100%;height:auto}";
 
 // The <svg> element of a file of gnuplot's, without what stands before it in a file of its own.
 std::string svg_element(const std::string& file) {
@@ -22,8 +25,9 @@ std::string svg_element(const std::string& file) {
 
 std::string picture(const PageSection& section, size_t number) {
   std::string note;
-  const std::string file =
-      draw_svg(1080, 540, fmt::format("figure{}", number), note, [&] { return run_curves_script(section.curves, section.value, CurveOver::kStep, ""); });
+  const std::string file = draw_svg(1080, 540, fmt::format("figure{}", number), note, [&] {
+    return run_curves_script(section.curves, section.value, CurveOver::kStep, "");
+  });
   const std::string svg = svg_element(file);
   if (svg.empty()) return fmt::format("<p>The curves are not here: {}.</p>\n", html_text(note));
   return fmt::format("<figure role=\"img\" aria-label=\"curves of {}\">{}</figure>\n", html_text(section.title), svg);
@@ -33,7 +37,8 @@ std::string picture(const PageSection& section, size_t number) {
 
 std::string html_page(const std::string& title, const std::vector<PageSection>& sections) {
   std::string page = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "content=\"width=device-width, initial-scale=1\">\n"
       "<title>{0}</title>\n<style>{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
       html_text(title), kStyle);
   for (size_t i = 0; i < sections.size(); ++i) {

@@ -82,7 +82,8 @@ void exchange(Pipe& to_child, Pipe& output, Pipe& errors, std::string_view input
   if (to_child.write_end >= 0) ::fcntl(to_child.write_end, F_SETFL, O_NONBLOCK);
   while (output.read_end >= 0 || errors.read_end >= 0) {
     // poll() passes over descriptors that are negative.
-    std::array<pollfd, 3> fds{pollfd{output.read_end, POLLIN, 0}, pollfd{errors.read_end, POLLIN, 0}, pollfd{to_child.write_end, POLLOUT, 0}};
+    std::array<pollfd, 3> fds{pollfd{output.read_end, POLLIN, 0}, pollfd{errors.read_end, POLLIN, 0},
+                              pollfd{to_child.write_end, POLLOUT, 0}};
     if (::poll(fds.data(), fds.size(), -1) < 0) {
       if (errno == EINTR) continue;
       return;

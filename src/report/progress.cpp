@@ -34,7 +34,8 @@ std::string format_bytes(double bytes) {
 }
 
 std::string progress_line(const Progress& p, int width) {
-  const double share = p.total > 0 ? std::clamp(static_cast<double>(p.done) / static_cast<double>(p.total), 0.0, 1.0) : 0.0;
+  const double share =
+      p.total > 0 ? std::clamp(static_cast<double>(p.done) / static_cast<double>(p.total), 0.0, 1.0) : 0.0;
   std::string facts = fmt::format(" {:3.0f}%  step {}/{}", std::floor(share * 100), p.done, p.total);
   if (p.done > 0) facts += fmt::format("  loss {:.4f}  {} tok/s", p.loss, format_count(p.tokens_per_second));
   if (p.seconds_left >= 0) facts += fmt::format("  {} left", format_duration(p.seconds_left));

@@ -13,7 +13,8 @@ struct Progress {
   double seconds_left = -1;  // < 0: unknown
 };
 
-// One line of at most `width` characters without a line break: "[#####.....]  50%  step 100/200  loss 1.234  9.8k tok/s  1:05 left".
+// One line of at most `width` characters without a line break: "[#####.....]  50%  step 100/200  loss 1.234  9.8k tok/s
+// 1:05 left".
 std::string progress_line(const Progress& progress, int width);
 
 // "0:07", "12:05", "1:02:33"
@@ -24,7 +25,8 @@ std::string format_count(double value);
 std::string format_bytes(double bytes);
 
 bool is_terminal(int fd);
-// Whether escape sequences may go there: a terminal, TERM names one that knows them (not dumb), and NO_COLOR does not ask for none.
+// Whether escape sequences may go there: a terminal, TERM names one that knows them (not dumb), and NO_COLOR does not
+// ask for none.
 bool can_redraw(int fd);
 int terminal_width(int fd);  // 80 when it cannot be told
 

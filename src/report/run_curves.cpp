@@ -11,7 +11,8 @@
 namespace fw {
 namespace {
 
-// Distinct in print and to most colour-blind readers (Okabe and Ito 2008); more runs than colours begin again with another width.
+// Distinct in print and to most colour-blind readers (Okabe and Ito 2008); more runs than colours begin again with
+// another width.
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"};
 
 using Number = std::optional<double> (*)(const MetricPoint&);
@@ -32,10 +33,12 @@ constexpr ValueOfName kValues[] = {
     {"loss", "loss (nats per token)", training, held_out, false},
     {"training", "training loss (nats per token)", training, nullptr, false},
     {"held-out", "held-out loss (nats per token)", held_out, nullptr, true},
-    {"bits-per-byte", "held out (bits per byte)", [](const MetricPoint& p) { return p.eval_bits_per_byte; }, nullptr, true},
+    {"bits-per-byte", "held out (bits per byte)", [](const MetricPoint& p) { return p.eval_bits_per_byte; }, nullptr,
+     true},
     {"norm", "norm of the gradient", [](const MetricPoint& p) { return p.norm; }, nullptr, false},
     {"lr", "learning rate", [](const MetricPoint& p) { return p.lr; }, nullptr, false},
-    {"speed", "tokens per second", [](const MetricPoint& p) { return std::optional(p.tokens_per_second); }, nullptr, false},
+    {"speed", "tokens per second", [](const MetricPoint& p) { return std::optional(p.tokens_per_second); }, nullptr,
+     false},
     {"accuracy", "accuracy (per cent)", [](const MetricPoint& p) { return p.accuracy; }, nullptr, false},
 };
 
@@ -60,7 +63,8 @@ Kind parse(const Entry (&entries)[kCount], const char* what, const std::string& 
     names.emplace_back(entries[i].name);
   }
   const std::string near = nearest(name, names);
-  fail_usage("{}: expected one of {}, got '{}'{}", what, fmt::join(names, ", "), name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail_usage("{}: expected one of {}, got '{}'{}", what, fmt::join(names, ", "), name,
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 std::string data(const std::vector<MetricPoint>& points, Number over, Number value) {
@@ -77,7 +81,8 @@ std::string data(const std::vector<MetricPoint>& points, Number over, Number val
 CurveValue parse_curve_value(const std::string& name) { return parse<CurveValue>(kValues, "--value", name); }
 CurveOver parse_curve_over(const std::string& name) { return parse<CurveOver>(kOvers, "--over", name); }
 
-std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title) {
+std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
+                              const std::string& title) {
   const ValueOfName& what = kValues[static_cast<size_t>(value)];
   const OverOfName& axis = kOvers[static_cast<size_t>(over)];
   std::string blocks, plots;
@@ -88,16 +93,19 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       const std::string lines = number == nullptr ? "" : data(runs[i].points, axis.number, number);
       if (lines.empty()) return;
       blocks += fmt::format("${} << END_OF_DATA\n{}END_OF_DATA\n", name, lines);
-      plots += fmt::format("{}${} with {} linewidth {} linecolor rgb '{}' title {} noenhanced", plots.empty() ? "" : ", ", name, style, width, colour,
-                           gnuplot_quote(label));
+      plots += fmt::format("{}${} with {} linewidth {} linecolor rgb '{}' title {} noenhanced",
+                           plots.empty() ? "" : ", ", name, style, width, colour, gnuplot_quote(label));
     };
-    add(fmt::format("run{}", i), what.first, what.seldom ? "linespoints pointtype 7 pointsize 0.6" : "lines", runs[i].label);
-    add(fmt::format("run{}held", i), what.second, "linespoints dashtype 2 pointtype 7 pointsize 0.6", runs[i].label + ", held out");
+    add(fmt::format("run{}", i), what.first, what.seldom ? "linespoints pointtype 7 pointsize 0.6" : "lines",
+        runs[i].label);
+    add(fmt::format("run{}held", i), what.second, "linespoints dashtype 2 pointtype 7 pointsize 0.6",
+        runs[i].label + ", held out");
   }
   if (plots.empty()) return {};
   return fmt::format(
       "set title {} noenhanced\nset xlabel '{}'\nset ylabel '{}'\n"
-      "set grid back linecolor rgb '#dddddd'\nset border 3 linecolor rgb '#555555'\nset tics nomirror\nset key outside right top\nset xrange [0:*]\n"
+      "set grid back linecolor rgb '#dddddd'\nset border 3 linecolor rgb '#555555'\nset tics nomirror\nset key outside "
+      "right top\nset xrange [0:*]\n"
       "{}plot {}\n",
       gnuplot_quote(title), axis.axis, what.axis, blocks, plots);
 }
@@ -105,13 +113,16 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
 Table run_table(const std::vector<RunCurve>& runs) {
   Table table;
   table.column("run", Table::Align::kLeft);
-  for (const char* heading : {"steps", "tokens", "last loss", "best held-out loss", "bits per byte", "at step"}) table.column(heading);
+  for (const char* heading : {"steps", "tokens", "last loss", "best held-out loss", "bits per byte", "at step"})
+    table.column(heading);
   for (const RunCurve& curve : runs) {
     const MetricPoint* best = nullptr;
     for (const MetricPoint& point : curve.points) {
       if (point.eval_loss && (best == nullptr || *point.eval_loss < *best->eval_loss)) best = &point;
     }
-    const auto number = [](std::optional<double> x, int digits) { return x && std::isfinite(*x) ? fmt::format("{:.{}f}", *x, digits) : "-"; };
+    const auto number = [](std::optional<double> x, int digits) {
+      return x && std::isfinite(*x) ? fmt::format("{:.{}f}", *x, digits) : "-";
+    };
     std::vector<std::string> row{curve.label, "0", "-", "-", "-", "-", "-"};
     if (!curve.points.empty()) {
       const MetricPoint& last = curve.points.back();
@@ -129,11 +140,14 @@ Table run_table(const std::vector<RunCurve>& runs) {
   return table;
 }
 
-PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base) {
+PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
+                               const std::string& title, const std::string& base) {
   if (run_curves_script(runs, value, over, title).empty()) {
-    fail_usage("no run has logged '{}' over '{}' yet: nothing to draw", kValues[static_cast<size_t>(value)].name, kOvers[static_cast<size_t>(over)].name);
+    fail_usage("no run has logged '{}' over '{}' yet: nothing to draw", kValues[static_cast<size_t>(value)].name,
+               kOvers[static_cast<size_t>(over)].name);
   }
-  return draw_picture("picture of the runs", base, 1080, 540, [&] { return run_curves_script(runs, value, over, title); });
+  return draw_picture("picture of the runs", base, 1080, 540,
+                      [&] { return run_curves_script(runs, value, over, title); });
 }
 
 }  // namespace fw

@@ -17,7 +17,8 @@ size_t display_width(std::string_view text) {
 void Table::column(std::string heading, Align align) { columns_.push_back({std::move(heading), align}); }
 
 void Table::row(std::vector<std::string> cells) {
-  if (cells.size() != columns_.size()) fail_internal("table row: expected {} cells, got {}", columns_.size(), cells.size());
+  if (cells.size() != columns_.size())
+    fail_internal("table row: expected {} cells, got {}", columns_.size(), cells.size());
   rows_.push_back(std::move(cells));
 }
 
@@ -76,7 +77,9 @@ std::string html_text(const std::string& text) {
 
 namespace {
 
-bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || static_cast<unsigned char>(c) >= 0x80; }
+bool is_word(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || static_cast<unsigned char>(c) >= 0x80;
+}
 
 // Whether text[at] has a meaning where it stands. A backslash before it takes that away.
 bool is_markup(const std::string& text, size_t at) {

@@ -30,7 +30,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Text as HTML, and as Markdown on one line: no character of it is markup, and control characters are shown (printable()).
+// Text as HTML, and as Markdown on one line: no character of it is markup, and control characters are shown
+// (printable()).
 std::string html_text(const std::string& text);
 std::string markdown_text(const std::string& text);
 

@@ -14,7 +14,9 @@ namespace fw {
 namespace {
 
 bool by_example(const TaskResult& result) { return result.task == "mqar_zoology"; }
-double accuracy_of(const TaskResult& result, const TaskScore& score) { return 100 * (by_example(result) ? score.accuracy.macro : score.accuracy.micro); }
+double accuracy_of(const TaskResult& result, const TaskScore& score) {
+  return 100 * (by_example(result) ? score.accuracy.macro : score.accuracy.micro);
+}
 
 struct Group {
   std::string rule;
@@ -59,7 +61,8 @@ Table task_table(const std::vector<TaskResult>& results) {
   table.column("rule", Table::Align::kLeft);
   for (const char* heading : {"lr", "seeds", "parameters"}) table.column(heading);
   const std::vector<Place> places = places_of(results);
-  for (const auto& [length, pairs] : places) table.column(pairs == 0 ? fmt::format("{}", length) : fmt::format("{}, {} pairs", length, pairs));
+  for (const auto& [length, pairs] : places)
+    table.column(pairs == 0 ? fmt::format("{}", length) : fmt::format("{}, {} pairs", length, pairs));
   for (const Group& group : groups_of(results)) {
     const TaskResult& first = *group.seeds.front();
     std::vector<std::string> row{group.rule, fmt::format("{:g}", group.lr), fmt::format("{}", group.seeds.size()),
@@ -99,12 +102,15 @@ Table task_table(const std::vector<TaskResult>& results) {
 std::string task_caption(const std::vector<TaskResult>& results) {
   const TaskResult& r = results.front();
   return fmt::format(
-      "Accuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning rate {}, "
+      "Accuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning "
+      "rate {}, "
       "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.",
       by_example(r) ? " over examples of each one's share," : "", r.recipe.judged,
-      r.recipe.segments.empty() ? fmt::format("at length {}", r.recipe.length)
-                                : fmt::format("on a mixture (length x pairs x examples: {})", fmt::join(r.recipe.segments, ", ")),
-      r.recipe.steps, r.recipe.batch, r.recipe.schedule == "constant" ? "constant" : "falling to 0 as a cosine", r.recipe.weight_decay, r.recipe.clip,
+      r.recipe.segments.empty()
+          ? fmt::format("at length {}", r.recipe.length)
+          : fmt::format("on a mixture (length x pairs x examples: {})", fmt::join(r.recipe.segments, ", ")),
+      r.recipe.steps, r.recipe.batch, r.recipe.schedule == "constant" ? "constant" : "falling to 0 as a cosine",
+      r.recipe.weight_decay, r.recipe.clip,
       r.recipe.last               ? "after the last step"
       : r.recipe.segments.empty() ? "that was best at the training length"
                                   : "that was best over all tests");
@@ -113,7 +119,8 @@ std::string task_caption(const std::vector<TaskResult>& results) {
 std::string task_report(const std::vector<TaskResult>& results) {
   if (results.empty()) return "No cell is finished yet.\n";
   const TaskResult& r = results.front();
-  std::string text = fmt::format("# {}\n\n{}\n\n{}", markdown_text(r.task), markdown_text(task_caption(results)), task_table(results).markdown());
+  std::string text = fmt::format("# {}\n\n{}\n\n{}", markdown_text(r.task), markdown_text(task_caption(results)),
+                                 task_table(results).markdown());
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {
@@ -124,13 +131,16 @@ std::string task_report(const std::vector<TaskResult>& results) {
   }
   if (beside) {
     text +=
-        "\nIn brackets what Kaczmarz Linear Attention's result files have for the paper's size and steps: one seed each, the best of the evaluations at the "
+        "\nIn brackets what Kaczmarz Linear Attention's result files have for the paper's size and steps: one seed "
+        "each, the best of the evaluations at the "
         "training "
         "length. It says something only beside a run of that size.\n";
   }
   if (above) text += "\n\\* The paper's table has a higher number than its result files.\n";
   if (r.scores.front().ceiling >= 0) {
-    text += "\nA last-write memory keeps for every token the one that last followed it; noise that repeats a key overwrites what it should keep.\n";
+    text +=
+        "\nA last-write memory keeps for every token the one that last followed it; noise that repeats a key "
+        "overwrites what it should keep.\n";
   }
   return text;
 }

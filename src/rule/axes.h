@@ -1,12 +1,17 @@
-// A rule is a point in a product of axes (recurrence.md section 2): the enums and the value type behind fw_rule, with the
-// structural traits that kernels dispatch on. Plain data: device code includes this file and nothing of rule.h.
+// A rule is a point in a product of axes (recurrence.md section 2): the enums and the value type behind fw_rule, with
+// the structural traits that kernels dispatch on. Plain data: device code includes this file and nothing of rule.h.
 #pragma once
 
 #include "fastweight/fastweight.h"
 
 namespace fw {
 
-enum class Decay { kNone = FW_DECAY_NONE, kConstant = FW_DECAY_CONSTANT, kScalar = FW_DECAY_SCALAR, kChannel = FW_DECAY_CHANNEL };
+enum class Decay {
+  kNone = FW_DECAY_NONE,
+  kConstant = FW_DECAY_CONSTANT,
+  kScalar = FW_DECAY_SCALAR,
+  kChannel = FW_DECAY_CHANNEL
+};
 enum class Update { kDelta = FW_UPDATE_DELTA, kAdditive = FW_UPDATE_ADDITIVE };
 enum class Gain {
   kOne = FW_GAIN_ONE,
@@ -17,7 +22,12 @@ enum class Gain {
   kEfla = FW_GAIN_EFLA,
   kPrecondLonghorn = FW_GAIN_PRECOND_LONGHORN
 };
-enum class Gate { kTied = FW_GATE_TIED, kChannel = FW_GATE_CHANNEL, kAveraged = FW_GATE_AVERAGED, kScalar = FW_GATE_SCALAR };
+enum class Gate {
+  kTied = FW_GATE_TIED,
+  kChannel = FW_GATE_CHANNEL,
+  kAveraged = FW_GATE_AVERAGED,
+  kScalar = FW_GATE_SCALAR
+};
 enum class EraseKey { kTied = FW_ERASE_KEY_TIED, kOwn = FW_ERASE_KEY_OWN };
 enum class EraseState { kDecayed = FW_ERASE_STATE_DECAYED, kPrevious = FW_ERASE_STATE_PREVIOUS };
 enum class EraseWrite { kTied = FW_ERASE_WRITE_TIED, kOwn = FW_ERASE_WRITE_OWN };
@@ -31,11 +41,17 @@ enum class PrecondForm {
   kInverse = FW_PRECOND_FORM_INVERSE,
   kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS
 };
-enum class Normaliser { kNone = FW_NORMALISER_NONE, kKey = FW_NORMALISER_KEY, kOnePlus = FW_NORMALISER_ONE_PLUS, kGated = FW_NORMALISER_GATED };
+enum class Normaliser {
+  kNone = FW_NORMALISER_NONE,
+  kKey = FW_NORMALISER_KEY,
+  kOnePlus = FW_NORMALISER_ONE_PLUS,
+  kGated = FW_NORMALISER_GATED
+};
 enum class Norm { kRaw = FW_NORM_RAW, kL2 = FW_NORM_L2 };
 enum class KeySource { kGiven = FW_KEY_SOURCE_GIVEN, kDecay = FW_KEY_SOURCE_DECAY };
 
-// What a gain is made of. The switch lists every gain: a value that it lacks does not compile (-Werror=switch), and would count as made of everything.
+// What a gain is made of. The switch lists every gain: a value that it lacks does not compile (-Werror=switch), and
+// would count as made of everything.
 struct GainParts {
   bool beta = true;      // the gate
   bool key_norm = true;  // |k|^2 of the normalised key
@@ -94,9 +110,12 @@ struct Rule {
   constexpr bool uses_write_gate() const { return write != Gate::kTied; }
   constexpr bool uses_erase_key() const { return is_delta() && erase_key == EraseKey::kOwn; }
   // What the erase finds in S_{t-1}, before the decay; without one both states are the same.
-  constexpr bool erases_before_decay() const { return is_delta() && erase_state == EraseState::kPrevious && decay != Decay::kNone; }
+  constexpr bool erases_before_decay() const {
+    return is_delta() && erase_state == EraseState::kPrevious && decay != Decay::kNone;
+  }
   constexpr bool uses_erase_write() const { return is_delta() && erase_write == EraseWrite::kOwn; }
-  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some (scan/cuda/call/dplr_as_two_tokens.h).
+  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some
+  // (scan/cuda/call/dplr_as_two_tokens.h).
   constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (is_delta() && erase == Gate::kTied) || write == Gate::kTied; }
@@ -112,7 +131,9 @@ struct Rule {
   constexpr bool uses_precond() const { return precond != Precond::kNone; }
   constexpr bool preconditions_write() const { return precond == Precond::kDiagonal; }
   constexpr bool preconditions_read() const { return precond == Precond::kRead; }
-  constexpr bool precond_squashed() const { return precond_form != PrecondForm::kInverse && precond_form != PrecondForm::kInversePrevious; }
+  constexpr bool precond_squashed() const {
+    return precond_form != PrecondForm::kInverse && precond_form != PrecondForm::kInversePrevious;
+  }
   constexpr bool uses_precond_center() const { return uses_precond() && precond_squashed(); }
 
   bool operator==(const Rule&) const = default;

@@ -1,11 +1,11 @@
-// front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v (and the
-// erase key p, where it is not k) with seven coefficients (recurrence.md section 2):
+// front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v (and
+// the erase key p, where it is not k) with seven coefficients (recurrence.md section 2):
 //     r = M_r (.) (r_q q + r_k k)     e = b (.) (e_k k + e_q q + e_p p)     w = M_w (.) w_k k     z = c (.) z_v v
-// and f, along which an erase takes away where it is not w, is f / rho of the tensor (erase_write_factor()),
-// with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
-// has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
-// place where gains, norms and normalisers are written. The elementwise rest is the same for every rule: elementwise.def,
-// on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
+//     f = f of the tensor / rho (erase_write_factor()), along which an erase takes away where it is not w
+// b, c are the channel gates (1 if there are none), and M is the preconditioner, on w or on r (1 where it is not). This
+// file has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product.
+// It is the only place where gains, norms and normalisers are written. The elementwise rest is the same for every rule:
+// elementwise.def, on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
 //
 // A new step size: docs/internals/add-step-size.md has its files.
 #pragma once
@@ -39,9 +39,10 @@ struct FrontCoefs {
   T r_q = 0, r_k = 0, e_k = 0, e_q = 0, e_p = 0, w_k = 0, z_v = 0;
 };
 
-// What the coefficients depend on: |q|^2, |k|^2, |p|^2 and k.(M k) of the raw vectors, and the scalar gates (their neutral
-// values where a rule has none). The numbers of tokens.def: beta, lambda, read_correction (d of the corrected read) ...; erase and write: gates of one value a
-// head, or the means of channel gates; alpha_p, beta_p: the preconditioner's gates.
+// What the coefficients depend on: |q|^2, |k|^2, |p|^2 and k.(M k) of the raw vectors, and the scalar gates (their
+// neutral values where a rule has none). The numbers of tokens.def: beta, lambda, read_correction (d of the corrected
+// read) ...; erase and write: gates of one value a head, or the means of channel gates; alpha_p, beta_p: the
+// preconditioner's gates.
 template <class T>
 struct FrontScalars {
   T q2 = 0, k2 = 0, p2 = 0, kmk = 0;
@@ -50,11 +51,13 @@ struct FrontScalars {
   T erase = 1, write = 1, alpha_p = 1, beta_p = 1;
 };
 
-// The scalars that a token's tensors hold: load(tensor) of those that the rule takes, or the rule's own number. `from` has them by their names in tokens.def;
-// precond_gates: whether the preconditioner's are there to be read. What is left are squares of vectors and means of gates.
+// The scalars that a token's tensors hold: load(tensor) of those that the rule takes, or the rule's own number. `from`
+// has them by their names in tokens.def; precond_gates: whether the preconditioner's are there to be read. What is left
+// are squares of vectors and means of gates.
 FW_CALLS_EITHER
 template <Numbers kWhich = Numbers::kAll, class T, class Load, class From>
-FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontScalars<T>& s, Load&& load, const From& from) {
+FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontScalars<T>& s, Load&& load,
+                                      const From& from) {
   if (r.feedback == Feedback::kFixed) s.lambda = static_cast<T>(r.lambda);
 #define FW_TOKEN_SCALAR(name, neutral, used)                                 \
   if constexpr (scalars_detail::taken<kWhich>(scalars_detail::Name::name)) { \
@@ -69,8 +72,8 @@ FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontSc
   }
 }
 
-// a / b. On a device to about two units in the last place, with denormals as 0, for b below 2^126: the exact one is a call there, and around
-// a call nothing stays in registers.
+// a / b. On a device to about two units in the last place, with denormals as 0, for b below 2^126: the exact one is a
+// call there, and around a call nothing stays in registers.
 template <class T>
 FW_HOST_DEVICE inline T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -119,8 +122,8 @@ FW_HOST_DEVICE inline T efla_factor_derivative(T x) {
   return sum;
 }
 
-// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho; Kaczmarz and
-// NLMS (its eta = 1) use rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is
+// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho. Kaczmarz and NLMS
+// (its eta = 1) use rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is
 // (eta / eps otherwise). The other gains are at most beta. kmk_hat: k.(M k) of
 // the normalised key.
 template <class T>
@@ -183,7 +186,8 @@ FW_HOST_DEVICE inline NormaliserSlopes<T> normaliser_slopes(const Rule& rule, T 
       return {-n * n, T(0), T(0)};
     case Normaliser::kGated: {
       const T sum = alpha + beta * c;
-      return sum > T(0) ? NormaliserSlopes<T>{-n * n, quotient(-n, sum), quotient(alpha, sum * sum)} : NormaliserSlopes<T>{};
+      return sum > T(0) ? NormaliserSlopes<T>{-n * n, quotient(-n, sum), quotient(alpha, sum * sum)}
+                        : NormaliserSlopes<T>{};
     }
   }
   return {};
@@ -242,7 +246,8 @@ FW_HOST_DEVICE inline T erase_write_factor(const Rule& rule, const FrontScalars<
 
 // From the gradients of the coefficients to those of the scalars. d_f: that of erase_write_factor().
 template <class T>
-FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale, const FrontScalars<T>& x, const FrontCoefs<T>& d, T d_f = 0) {
+FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale, const FrontScalars<T>& x,
+                                                      const FrontCoefs<T>& d, T d_f = 0) {
   const FrontFactors<T> f = front_factors(rule, x);
   const T k2_hat = x.k2 * f.kn * f.kn;
   const bool own_key = rule.erase_key == EraseKey::kOwn;
@@ -254,7 +259,8 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   dx.read_correction = -d.r_k * scale * f.n_r * f.kn;
   const T dqn = d.r_q * scale * f.n_r + d.e_q * f.ce * x.lambda;
   const T dpn = own_key ? d.e_p * f.ce : T(0);
-  T dkn = (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read_correction;
+  T dkn =
+      (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read_correction;
   T ds_rho = 0;
   T drho = quotient(-d.w_k * f.n_w * f.kn, f.gain.rho * f.gain.rho);
   if (rule.erase_write == EraseWrite::kOwn) drho -= quotient(d_f, f.gain.rho * f.gain.rho);
@@ -273,7 +279,8 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   }
 
   // The normaliser, through k.(M k) kn^2 and the preconditioner's gates.
-  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read_correction * f.kn) : quotient(d.w_k * f.kn, f.gain.rho);
+  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read_correction * f.kn)
+                                         : quotient(d.w_k * f.kn, f.gain.rho);
   const NormaliserSlopes<T> slopes = normaliser_slopes(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
   dx.alpha_p = dn * slopes.alpha;
   dx.beta_p = dn * slopes.beta;

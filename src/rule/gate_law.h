@@ -1,9 +1,11 @@
-// The law that makes a gate's value of its logit x, with the slopes for backward (recurrence.md 2.1). With y = x + b, b of dt_bias, and a = exp(a_log):
+// The law that makes a gate's value of its logit x, with the slopes for backward (recurrence.md 2.1). With y = x + b, b
+// of dt_bias, and a = exp(a_log):
 //     sigmoid:      factor s(y)             slope factor s (1 - s)
 //     softplus:     -a softplus(y)          slope -a s(y),               of a_log the value
 //     lower bound:  factor s(a y)           slope factor a s (1 - s),    of a_log slope y
 //     logsigmoid:   -factor softplus(-y)    slope factor s(-y)
-// scan/cpu/kernels_gates.cpp is the same for vectors. Plain numbers, with the caller's functions for exp, log(1 + x) and 1/x (Math).
+// scan/cpu/kernels_gates.cpp is the same for vectors. Plain numbers, with the caller's functions for exp, log(1 + x)
+// and 1/x (Math).
 #pragma once
 
 #include <cmath>

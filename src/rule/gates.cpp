@@ -1,35 +1,28 @@
 #include "rule/gates.h"
 
 #include <cmath>
-#include <iterator>
-#include <string>
 
 #include "base/error.h"
+#include "rule/enum_names.h"
+#include "rule/reserved.h"
 #include "rule/rule.h"
 
 namespace fw {
-namespace {
-
-constexpr std::string_view kGivenNames[] = {"FW_GIVEN_VALUE", "FW_GIVEN_SIGMOID", "FW_GIVEN_SOFTPLUS", "FW_GIVEN_LOWER_BOUND", "FW_GIVEN_LOGSIGMOID"};
-
-std::string text_of(Given given) {
-  const int number = static_cast<int>(given);
-  return number >= 0 && number < static_cast<int>(std::size(kGivenNames)) ? std::string(kGivenNames[static_cast<size_t>(number)]) : std::to_string(number);
-}
-
-}  // namespace
-
 void validate(const Gates& gates, const Rule& rule) {
   const auto tokens = token_specs(rule);
   for (const GateSpec& spec : gate_specs(rule, gates)) {
     const Given given = spec.given;
-    const bool known = given == Given::kValue || (spec.decay ? has_rate(given) || given == Given::kLogSigmoid : given == Given::kSigmoid);
+    const bool known = given == Given::kValue ||
+                       (spec.decay ? has_rate(given) || given == Given::kLogSigmoid : given == Given::kSigmoid);
     if (!known) {
-      fail_usage("gates: {}: expected FW_GIVEN_VALUE{}, got {}", spec.name,
-                 spec.decay ? ", FW_GIVEN_SOFTPLUS, FW_GIVEN_LOWER_BOUND or FW_GIVEN_LOGSIGMOID" : " or FW_GIVEN_SIGMOID", text_of(given));
+      fail_usage(
+          "gates: {}: expected FW_GIVEN_VALUE{}, got {}", spec.name,
+          spec.decay ? ", FW_GIVEN_SOFTPLUS, FW_GIVEN_LOWER_BOUND or FW_GIVEN_LOGSIGMOID" : " or FW_GIVEN_SIGMOID",
+          enum_text<fw_given>(static_cast<int32_t>(given)));
     }
     if (given != Given::kValue && !tokens[spec.token].used) {
-      fail_usage("gates: {}: expected FW_GIVEN_VALUE, since the rule ({}) does not use it, got {}", spec.name, to_string(rule), text_of(given));
+      fail_usage("gates: {}: expected FW_GIVEN_VALUE, since the rule ({}) does not use it, got {}", spec.name,
+                 to_string(rule), enum_text<fw_given>(static_cast<int32_t>(given)));
     }
     if (given == Given::kLowerBound && !(std::isfinite(gates.lower_bound) && gates.lower_bound < 0))
       fail_usage("gates: lower_bound: expected a finite number below 0, got {}", gates.lower_bound);
@@ -39,6 +32,7 @@ void validate(const Gates& gates, const Rule& rule) {
 }
 
 Gates from_c(const fw_gates& c) {
+  for (const int32_t x : c.reserved) check_reserved("gates: reserved", x);
   Gates gates;
 #define FW_GATE(name, decay, bound) gates.name = static_cast<Given>(c.name);
 #include "rule/gates.def"

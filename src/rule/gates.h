@@ -1,4 +1,5 @@
-// How the tensors of gates are given: as values or as logits (recurrence.md 2.1). What makes a value of a logit is in gate_law.h.
+// How the tensors of gates are given: as values or as logits (recurrence.md 2.1). What makes a value of a logit is in
+// gate_law.h.
 #pragma once
 
 #include <array>
@@ -47,10 +48,14 @@ inline constexpr size_t kGates = 0
 
 constexpr std::array<GateSpec, kGates> gate_specs([[maybe_unused]] const Rule& r, const Gates& gates) {
   const auto factor = [&](Given given, double bound) {
-    return given == Given::kSigmoid ? bound : given == Given::kLowerBound ? gates.lower_bound : given == Given::kLogSigmoid ? 1 / gates.divisor : 1.0;
+    return given == Given::kSigmoid      ? bound
+           : given == Given::kLowerBound ? gates.lower_bound
+           : given == Given::kLogSigmoid ? 1 / gates.divisor
+                                         : 1.0;
   };
   return {{
-#define FW_GATE(name, decay, bound) {#name, static_cast<size_t>(TokenIndex::name), gates.name, decay, factor(gates.name, bound)},
+#define FW_GATE(name, decay, bound) \
+  {#name, static_cast<size_t>(TokenIndex::name), gates.name, decay, factor(gates.name, bound)},
 #include "rule/gates.def"
 #undef FW_GATE
   }};
@@ -64,7 +69,8 @@ constexpr bool any_logits(const Gates& gates) {
   return false;
 }
 
-// Throws Error(kUsage) naming the gate: a tensor that is given in no way it can be, or that the rule has not, or numbers outside their range.
+// Throws Error(kUsage) naming the gate: a tensor that is given in no way it can be, or that the rule has not, or
+// numbers outside their range.
 void validate(const Gates& gates, const Rule& rule);
 
 Gates from_c(const fw_gates& gates);  // validate() is the caller's

@@ -11,6 +11,7 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "rule/formula.h"
+#include "rule/reserved.h"
 
 namespace fw {
 namespace {
@@ -35,9 +36,11 @@ std::vector<std::string_view> gain_names() {
   return names;
 }
 
-#define FW_AXIS(field, type, ...)                                                                                                            \
-  AxisInfo {                                                                                                                                 \
-#field, {__VA_ARGS__ }, [](const Rule& r) { return static_cast<int>(r.field); }, [](Rule & r, int v) { r.field = static_cast<type>(v); } \
+#define FW_AXIS(field, type, ...)                                                                                   \
+  AxisInfo {                                                                                                        \
+#field, {__VA_ARGS__ },                                                                                         \
+             [](const Rule& r) { return static_cast<int>(r.field); }, [](Rule & r,                                  \
+                                                                         int v) { r.field = static_cast<type>(v); } \
   }
 
 const std::vector<AxisInfo>& axes() {
@@ -100,7 +103,8 @@ void translate_solve(std::string_view& key, std::string_view& value) {
   } else if (value == "offline") {
     value = "additive";
   } else {
-    fail_usage("rule: axis solve: expected online or offline (written update=delta or update=additive), got '{}'", value);
+    fail_usage("rule: axis solve: expected online or offline (written update=delta or update=additive), got '{}'",
+               value);
   }
   key = "update";
 }
@@ -109,7 +113,8 @@ void set_axis(Rule& rule, std::string_view key, std::string_view value) {
   for (const AxisInfo& axis : axes()) {
     if (axis.name != key) continue;
     const auto it = std::find(axis.values.begin(), axis.values.end(), value);
-    if (it == axis.values.end()) fail_usage("rule: axis {}: expected one of {}, got '{}'", key, join(axis.values), value);
+    if (it == axis.values.end())
+      fail_usage("rule: axis {}: expected one of {}, got '{}'", key, join(axis.values), value);
     axis.set(rule, static_cast<int>(it - axis.values.begin()));
     return;
   }
@@ -117,7 +122,8 @@ void set_axis(Rule& rule, std::string_view key, std::string_view value) {
     if (number.name != key) continue;
     double x = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
-    if (error != std::errc() || end != value.data() + value.size()) fail_usage("rule: {}: expected a number, got '{}'", key, value);
+    if (error != std::errc() || end != value.data() + value.size())
+      fail_usage("rule: {}: expected a number, got '{}'", key, value);
     rule.*number.field = x;
     return;
   }
@@ -125,7 +131,8 @@ void set_axis(Rule& rule, std::string_view key, std::string_view value) {
 }
 
 void check_range(std::string_view name, double value, double low, double high) {
-  if (!(value >= low && value <= high)) fail_usage("rule: {}: expected {} <= {} <= {}, got {}", name, low, name, high, value);
+  if (!(value >= low && value <= high))
+    fail_usage("rule: {}: expected {} <= {} <= {}, got {}", name, low, name, high, value);
 }
 
 // Whitespace-separated words.
@@ -148,7 +155,8 @@ void apply_axes(Rule& rule, std::span<const std::string_view> list) {
     if (equals == std::string_view::npos) fail_usage("rule: expected axis=value, got '{}'", word);
     std::string_view key = word.substr(0, equals), value = word.substr(equals + 1);
     translate_solve(key, value);
-    if (std::find(set.begin(), set.end(), key) != set.end()) fail_usage("rule: axis {}: expected one value, got a second with '{}'", key, word);
+    if (std::find(set.begin(), set.end(), key) != set.end())
+      fail_usage("rule: axis {}: expected one value, got a second with '{}'", key, word);
     set.push_back(key);
     set_axis(rule, key, value);
   }
@@ -187,7 +195,8 @@ void validate(const Rule& rule) {
   for (const AxisInfo& axis : axes()) {
     const int v = axis.get(rule);
     if (v < 0 || v >= static_cast<int>(axis.values.size())) {
-      fail_usage("rule: axis {}: expected one of {} (0 to {}), got {}", axis.name, join(axis.values), axis.values.size() - 1, v);
+      fail_usage("rule: axis {}: expected one of {} (0 to {}), got {}", axis.name, join(axis.values),
+                 axis.values.size() - 1, v);
     }
   }
   check_range("norm_eps", rule.norm_eps, 0.0, 1.0);
@@ -198,14 +207,16 @@ void validate(const Rule& rule) {
   check_range("precond_x", rule.precond_x, 1.0, 2.0);
   check_range("precond_ridge", rule.precond_ridge, 1e-6, 1e6);
   if (!rule.uses_k() && (rule.decay != Decay::kChannel || rule.uses_precond())) {
-    fail_usage("rule: expected decay=channel and precond=none with key_source=decay, where k = 1 - exp(g), got '{}'", to_string(rule));
+    fail_usage("rule: expected decay=channel and precond=none with key_source=decay, where k = 1 - exp(g), got '{}'",
+               to_string(rule));
   }
   if (!rule.preconditions_write() || !rule.is_delta()) return;
   // 1 - s k.(M k) = 1 / (1 + beta k.(M k)), whatever M is.
   if (rule.gain == Gain::kPrecondLonghorn && rule.erase == Gate::kTied && rule.normaliser == Normaliser::kNone) return;
   if (!rule.precond_squashed() && rule.normaliser == Normaliser::kNone) {
     fail_usage(
-        "rule: expected a normaliser (key, one_plus or gated) with precond_form=inverse or inverse_previous at the write key, got none: "
+        "rule: expected a normaliser (key, one_plus or gated) with precond_form=inverse or inverse_previous at the "
+        "write key, got none: "
         "k.(M k) is not bounded without one, and an eigenvalue 1 - s k.(M k) would leave the unit disk");
   }
   const double largest = largest_write_factor(rule);
@@ -213,7 +224,8 @@ void validate(const Rule& rule) {
     // Rounded down, so that what is advised is accepted.
     const auto below = [](double x) { return std::floor(x * 1e4) / 1e4; };
     fail_usage(
-        "rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {:g} * {:g} = {:g}; lower precond_x to {:g} "
+        "rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {:g} "
+        "* {:g} = {:g}; lower precond_x to {:g} "
         "or gain_bound to {:g}",
         rule.gain_bound, largest, rule.gain_bound * largest, below(2.0 / rule.gain_bound), below(2.0 / largest));
   }
@@ -242,17 +254,23 @@ const Preset& preset(std::string_view name) {
   }
   std::string near;
   for (const std::string& n : nearest_few(name, names, 3)) near += (near.empty() ? "nearest: " : ", ") + n;
-  fail_usage("rule: unknown preset '{}'{} ({}'fastweight rules' lists all)", excerpt(name), suggestion(name, names), near.empty() ? "" : near + "; ");
+  fail_usage("rule: unknown preset '{}'{} ({}'fastweight rules' lists all)", excerpt(name), suggestion(name, names),
+             near.empty() ? "" : near + "; ");
 }
 
-std::string gain_formula(const Rule& rule) { return fmt::format(fmt::runtime(kGains[static_cast<size_t>(rule.gain)].formula), rule.gain_eps); }
+std::string gain_formula(const Rule& rule) {
+  return fmt::format(fmt::runtime(kGains[static_cast<size_t>(rule.gain)].formula), rule.gain_eps);
+}
 
 std::string to_string(const Rule& rule) {
   const Rule standard;
   std::string text;
-  const auto add = [&](std::string_view key, const std::string& value) { text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, value); };
+  const auto add = [&](std::string_view key, const std::string& value) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, value);
+  };
   for (const AxisInfo& axis : axes()) {
-    if (axis.get(rule) != axis.get(standard)) add(axis.name, std::string(axis.values[static_cast<size_t>(axis.get(rule))]));
+    if (axis.get(rule) != axis.get(standard))
+      add(axis.name, std::string(axis.values[static_cast<size_t>(axis.get(rule))]));
   }
   for (const NumberInfo& number : kNumbers) {
     if (rule.*number.field != standard.*number.field) add(number.name, fmt::format("{}", rule.*number.field));
@@ -277,30 +295,27 @@ Rule parse_rule(std::string_view text) {
 namespace {
 
 // The fields of the C struct in the order of axes() and kNumbers.
-struct AxisField {
-  int (*get)(const fw_rule&);
-  void (*set)(fw_rule&, int);
-};
-#define FW_FIELD(name)                                                                                                   \
-  AxisField {                                                                                                            \
-    [](const fw_rule& c) -> int { return c.name; }, [](fw_rule& c, int v) { c.name = static_cast<decltype(c.name)>(v); } \
-  }
-constexpr AxisField kAxisFields[] = {FW_FIELD(decay),   FW_FIELD(update),       FW_FIELD(gain),        FW_FIELD(erase),
-                                     FW_FIELD(write),   FW_FIELD(erase_key),    FW_FIELD(feedback),    FW_FIELD(read),
-                                     FW_FIELD(precond), FW_FIELD(precond_form), FW_FIELD(normaliser),  FW_FIELD(q_norm),
-                                     FW_FIELD(k_norm),  FW_FIELD(key_source),   FW_FIELD(erase_state), FW_FIELD(erase_write)};
-#undef FW_FIELD
-// Programs that were compiled with version 0.1 of the header have the numbers there.
-static_assert(offsetof(fw_rule, norm_eps) == 64);
-constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,  &fw_rule::gain_eps,    &fw_rule::gain_bound,   &fw_rule::lambda,
-                                              &fw_rule::precond_x, &fw_rule::precond_eps, &fw_rule::precond_ridge};
+constexpr int32_t fw_rule::*kAxisFields[] = {
+    &fw_rule::decay,   &fw_rule::update,       &fw_rule::gain,        &fw_rule::erase,
+    &fw_rule::write,   &fw_rule::erase_key,    &fw_rule::feedback,    &fw_rule::read,
+    &fw_rule::precond, &fw_rule::precond_form, &fw_rule::normaliser,  &fw_rule::q_norm,
+    &fw_rule::k_norm,  &fw_rule::key_source,   &fw_rule::erase_state, &fw_rule::erase_write};
+constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,     &fw_rule::gain_eps,  &fw_rule::gain_bound,
+                                              &fw_rule::lambda,       &fw_rule::precond_x, &fw_rule::precond_eps,
+                                              &fw_rule::precond_ridge};
 static_assert(std::size(kNumberFields) == kNumbers.size());
 
 }  // namespace
 
 Rule from_c(const fw_rule& c) {
+  if (c.size != sizeof(c))
+    fail_usage(
+        "rule: size: expected {}, the bytes of fw_rule, got {}: call fw_rule_init or fw_desc_init before other fields "
+        "are set",
+        sizeof(c), c.size);
+  for (const int64_t x : c.reserved) check_reserved("rule: reserved", x);
   Rule rule;
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, kAxisFields[i].get(c));
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, c.*kAxisFields[i]);
   for (size_t i = 0; i < std::size(kNumberFields); ++i) rule.*kNumbers[i].field = c.*kNumberFields[i];
   validate(rule);
   return rule;
@@ -309,7 +324,7 @@ Rule from_c(const fw_rule& c) {
 fw_rule to_c(const Rule& rule) {
   fw_rule c{};
   c.size = sizeof(c);
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) kAxisFields[i].set(c, axes()[i].get(rule));
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) c.*kAxisFields[i] = axes()[i].get(rule);
   for (size_t i = 0; i < std::size(kNumberFields); ++i) c.*kNumberFields[i] = rule.*kNumbers[i].field;
   return c;
 }

@@ -11,8 +11,9 @@
 
 namespace fw {
 
-// Throws Error(kUsage) for values outside the enums and for a preconditioned step that cannot be stable
-// (gain_bound times the largest M above 2, or an inverse form without a normaliser: an eigenvalue would leave the unit disk).
+// Throws Error(kUsage) for values outside the enums, and for a preconditioned step that cannot be stable. Such a step
+// has gain_bound times the largest M above 2, or an inverse form without a normaliser: an eigenvalue would leave the
+// unit disk.
 void validate(const Rule& rule);
 
 // The named rules, presets.def in order.
@@ -41,8 +42,8 @@ struct NumberInfo {
 };
 std::span<const NumberInfo> rule_numbers();
 
-// "decay=channel gain=kaczmarz feedback=learned ...": axes that differ from the default Rule. parse_rule accepts a preset's
-// name, such a list, or a name followed by a list that changes it.
+// "decay=channel gain=kaczmarz feedback=learned ...": axes that differ from the default Rule. parse_rule accepts a
+// preset's name, such a list, or a name followed by a list that changes it.
 std::string to_string(const Rule& rule);
 Rule parse_rule(std::string_view text);
 

@@ -10,8 +10,8 @@
 namespace fw {
 namespace {
 
-// Every switch of this file lists all values of its enum and has no default, so that the compiler names what a new value leaves open (-Werror=switch).
-// Behind it stands the answer for a value that is not listed: no promise.
+// Every switch of this file lists all values of its enum and has no default, so that the compiler names what a new
+// value leaves open (-Werror=switch). Behind it stands the answer for a value that is not listed: no promise.
 
 struct Range {
   double low = 0, high = INFINITY;
@@ -191,8 +191,8 @@ StepBound unbounded(const Rule& rule, StepBound bound, const std::string& reason
   return bound;
 }
 
-// Diag(alpha) - w e^T in place of (I - w e^T) Diag(alpha). Where e is w times positive numbers the transition is similar to a symmetric one, between -e.w
-// and 1.
+// Diag(alpha) - w e^T in place of (I - w e^T) Diag(alpha). Where e is w times positive numbers the transition is
+// similar to a symmetric one, between -e.w and 1.
 StepBound before_decay(const Rule& rule) {
   Rule decayed = rule;
   decayed.erase_state = EraseState::kDecayed;
@@ -201,15 +201,21 @@ StepBound before_decay(const Rule& rule) {
   if (!bound.bounded) return bound;
   const double top = 1 - bound.low;
   if (rule.feedback != Feedback::kNone) {
-    return unbounded(rule, bound, "the erase looks before the decay along a sum of two keys, so a step is Diag(decay) - w e^T with w and e apart", "e along w");
+    return unbounded(
+        rule, bound,
+        "the erase looks before the decay along a sum of two keys, so a step is Diag(decay) - w e^T with w and e apart",
+        "e along w");
   }
-  if (top > 1) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g} where the decay is 0, so the eigenvalue {:.4g}", top, -top), "e.w <= 1");
+  if (top > 1)
+    return unbounded(rule, bound,
+                     fmt::format("e.w can reach {:.4g} where the decay is 0, so the eigenvalue {:.4g}", top, -top),
+                     "e.w <= 1");
   bound.low = -top;
   return bound;
 }
 
-// The largest lambda for which the query's part of e.w cannot outweigh k.w, as a factor on k.(M k): |q.(M k)| against k.(M k) is at most the ratio of |M k|
-// to k.(M k) for unit vectors (Kantorovich).
+// The largest lambda for which the query's part of e.w cannot outweigh k.w, as a factor on k.(M k). For unit vectors
+// |q.(M k)| against k.(M k) is at most the ratio of |M k| to k.(M k) (Kantorovich).
 double skew_of(const Range& m) { return m.low > 0 ? (m.low + m.high) / (2 * std::sqrt(m.low * m.high)) : INFINITY; }
 
 StepBound with_feedback(const Rule& rule, StepBound bound, bool normalised) {
@@ -224,9 +230,12 @@ StepBound with_feedback(const Rule& rule, StepBound bound, bool normalised) {
   }
   const double gate = tied ? gain_bound(rule).unit : rule.gain_bound;
   const bool implicit = tied && rule.gain == Gain::kPrecondLonghorn && !normalised;
-  const double top = implicit ? largest_implicit(rule, true) * (1 + lambda * skew)
-                              : gate * (normalised ? normaliser_bound(rule).unit * (1 + lambda * skew) : m.high * (1 + lambda));
-  if (!(top <= 2)) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top), "e.w <= 2");
+  const double top =
+      implicit ? largest_implicit(rule, true) * (1 + lambda * skew)
+               : gate * (normalised ? normaliser_bound(rule).unit * (1 + lambda * skew) : m.high * (1 + lambda));
+  if (!(top <= 2))
+    return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top),
+                     "e.w <= 2");
   bound.low = 1 - top;
   // Where norm_eps makes a key shorter than the query, the query can outweigh it.
   bound.inputs = promises(rule, fmt::format("keys much longer than {:g}", std::sqrt(rule.norm_eps)));
@@ -237,7 +246,8 @@ StepBound with_feedback(const Rule& rule, StepBound bound, bool normalised) {
 
 StepBound step_bound(const Rule& rule) {
   StepBound bound;
-  if (!decays_shrink(rule.decay)) return unbounded(rule, bound, "nothing is known of what the decay does", "(decay) <= 1");
+  if (!decays_shrink(rule.decay))
+    return unbounded(rule, bound, "nothing is known of what the decay does", "(decay) <= 1");
   if (!rule.is_delta()) {
     bound.inputs = promises(rule, "");
     bound.shrinks_by_decay = true;
@@ -246,19 +256,23 @@ StepBound step_bound(const Rule& rule) {
   const bool tied_write = shares_write(rule.erase_write);
   if (!reads_decayed_state(rule) && tied_write) return before_decay(rule);
 
-  const bool unit = rule.k_norm == Norm::kL2, normalised = rule.normaliser != Normaliser::kNone && !rule.preconditions_read();
+  const bool unit = rule.k_norm == Norm::kL2,
+             normalised = rule.normaliser != Normaliser::kNone && !rule.preconditions_read();
   const bool feedback = rule.feedback != Feedback::kNone, tied = rule.erase == Gate::kTied;
   const Range m = write_key_range(rule);
-  bound.symmetric =
-      m.low == 1 && m.high == 1 && !rule.preconditions_write() && !feedback && shares_key(rule.erase_key) && tied_write && keeps_direction(rule.erase);
+  bound.symmetric = m.low == 1 && m.high == 1 && !rule.preconditions_write() && !feedback &&
+                    shares_key(rule.erase_key) && tied_write && keeps_direction(rule.erase);
 
   if (!tied_write) {
-    return unbounded(rule, bound, "what is erased goes along a vector f of its own, and f.e takes any value", "f.e from 0 to 2");
+    return unbounded(rule, bound, "what is erased goes along a vector f of its own, and f.e takes any value",
+                     "f.e from 0 to 2");
   }
   if (!shares_key(rule.erase_key)) {
     // p points where it likes, so e.w takes either sign.
-    return unbounded(rule, bound, "the erase key p need not point where the write key does: where p.w < 0 the eigenvalue 1 - e.w is above 1",
-                     "p.w from 0 to 2 / (gate)");
+    return unbounded(
+        rule, bound,
+        "the erase key p need not point where the write key does: where p.w < 0 the eigenvalue 1 - e.w is above 1",
+        "p.w from 0 to 2 / (gate)");
   }
   if (feedback) return with_feedback(rule, bound, normalised);
 
@@ -269,7 +283,9 @@ StepBound step_bound(const Rule& rule) {
     top = (tied ? gain.any : rule.gain_bound) * normaliser_bound(rule).any;
     if (rule.normaliser == Normaliser::kOnePlus && tied) top = std::min(top, gain.projection * m.high);  // n <= 1
     if (std::isinf(top)) {
-      return unbounded(rule, bound, "the gain grows without bound as a key becomes short, and the normaliser has taken |k|^2 out", "(gain) <= 2");
+      return unbounded(rule, bound,
+                       "the gain grows without bound as a key becomes short, and the normaliser has taken |k|^2 out",
+                       "(gain) <= 2");
     }
   } else if (tied && rule.gain == Gain::kPrecondLonghorn && std::isfinite(largest_implicit(rule, unit))) {
     top = largest_implicit(rule, unit);
@@ -280,11 +296,14 @@ StepBound step_bound(const Rule& rule) {
     if (std::isinf(gate)) {
       return unbounded(rule, bound,
                        unit ? "nothing is known of how far the gain goes"
-                            : "keys are raw and the gain does not divide by |k|^2, so 1 - e.w falls without bound as a key becomes long",
+                            : "keys are raw and the gain does not divide by |k|^2, so 1 - e.w falls without bound as a "
+                              "key becomes long",
                        "(gate) k.w <= 2");
     }
   }
-  if (!(top <= 2)) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top), "e.w <= 2");
+  if (!(top <= 2))
+    return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top),
+                     "e.w <= 2");
   bound.low = 1 - top;
   bound.inputs = promises(rule, "");
   bound.shrinks_by_decay = bound.symmetric;
@@ -294,13 +313,16 @@ StepBound step_bound(const Rule& rule) {
 std::string describe(const StepBound& bound) {
   std::string text;
   if (bound.bounded) {
-    text = bound.low == bound.high ? "bounded: nothing is erased, a step only decays"
-                                   : fmt::format("bounded: the eigenvalue 1 - e.w that a write moves stays in [{:.4g}, {:g}]", bound.low, bound.high);
+    text = bound.low == bound.high
+               ? "bounded: nothing is erased, a step only decays"
+               : fmt::format("bounded: the eigenvalue 1 - e.w that a write moves stays in [{:.4g}, {:g}]", bound.low,
+                             bound.high);
     if (!bound.inputs.empty()) text += fmt::format(", for {}", bound.inputs);
   } else {
     text = fmt::format("NOT bounded: {}; bounded only for inputs that keep {}", bound.reason, bound.inputs);
   }
-  if (bound.bounded && !bound.symmetric) text += ". Its vectors e and w are not parallel, so the norm of a step can exceed 1";
+  if (bound.bounded && !bound.symmetric)
+    text += ". Its vectors e and w are not parallel, so the norm of a step can exceed 1";
   return text;
 }
 

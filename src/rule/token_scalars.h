@@ -1,5 +1,6 @@
-// The numbers of a token and value head (FW_TOKEN_SCALAR of tokens.def) without naming one: structs with a field each, and how a rule's are loaded and their
-// gradients stored. Kernels of the CPU and the device use it alike; a struct has fields of the tensors' names where a function takes it.
+// The numbers of a token and value head (FW_TOKEN_SCALAR of tokens.def) without naming one: structs with a field each,
+// and how a rule's are loaded and their gradients stored. Kernels of the CPU and the device use it alike; a struct has
+// fields of the tensors' names where a function takes it.
 #pragma once
 
 #include <cstddef>

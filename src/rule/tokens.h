@@ -61,7 +61,8 @@ struct WidthNames {
 
 constexpr std::array<TokenSpec, kTokenTensors> token_specs(const Rule& r) {
   return {{
-#define FW_TOKEN(name, heads, width, used) {#name, tokens_detail::Heads_##name::of(r), tokens_detail::Width_##name::of(r), used},
+#define FW_TOKEN(name, heads, width, used) \
+  {#name, tokens_detail::Heads_##name::of(r), tokens_detail::Width_##name::of(r), used},
 #include "rule/tokens.def"
   }};
 }

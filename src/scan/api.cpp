@@ -2,20 +2,21 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/threads.h"
 #include "fastweight/fastweight.h"
+#include "rule/enum_names.h"
 #include "rule/rule.h"
 #include "scan/backend.h"
 #include "scan/cpu/kernels.h"
+#include "scan/struct_size.h"
 
 namespace {
 
@@ -52,75 +53,56 @@ fw_status guarded(const Body& body) {
   }
 }
 
+// Bytes of the structs in version 0.2.0 (tests/abi/0.2.0/layout.inc). A field that is added later lies behind them.
+template <class Struct>
+constexpr size_t kFirstBytes = 0;
+template <>
+constexpr size_t kFirstBytes<fw_desc> = 584;
+template <>
+constexpr size_t kFirstBytes<fw_rule> = 192;
+template <>
+constexpr size_t kFirstBytes<fw_inputs> = 1608;
+template <>
+constexpr size_t kFirstBytes<fw_outputs> = 408;
+template <>
+constexpr size_t kFirstBytes<fw_sizes> = 48;
+static_assert(kFirstBytes<fw_rule> == sizeof(fw_rule),
+              "fw_rule lies inside fw_desc and may not grow: a new field takes the place of reserved ones");
+
+template <class Struct>
+Struct defaults() {
+  Struct all;
+  std::memset(&all, 0, sizeof(all));
+  all.size = sizeof(all);
+  return all;
+}
+template <>
+fw_rule defaults<fw_rule>() {
+  return fw::to_c(fw::Rule());
+}
+template <>
+fw_desc defaults<fw_desc>() {
+  fw_desc desc;
+  std::memset(&desc, 0, sizeof(desc));
+  desc.size = sizeof(desc);
+  desc.rule = defaults<fw_rule>();
+  desc.gates = fw::to_c(fw::Gates());
+  desc.dtype = FW_F32;
+  desc.device_number = -1;
+  desc.seqlens.bits = 64;
+  return desc;
+}
+
 template <class Struct>
 const Struct& not_null(const Struct* p, const char* name) {
   if (p == nullptr) fw::fail_usage("{}: expected a struct, got NULL", name);
   return *p;
 }
 
-// Bytes of the structs of version 0.1 of the header. What has been added since lies behind; fw_init_struct knows a struct by its size.
-template <class Struct>
-constexpr size_t kFirstBytes = sizeof(Struct);
-template <>
-constexpr size_t kFirstBytes<fw_desc> = offsetof(fw_desc, gates);
-template <>
-constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
-template <>
-constexpr size_t kFirstBytes<fw_outputs> = offsetof(fw_outputs, checkpoints);
-template <>
-constexpr size_t kFirstBytes<fw_sizes> = offsetof(fw_sizes, forward_saving);
-
-// Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
-constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>,           offsetof(fw_desc, max_seqlen),          offsetof(fw_desc, token_slots),
-                                 offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval), sizeof(fw_desc)};
-template <class... Other>
-constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
-static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);
-
-fw_desc default_desc() {
-  fw_desc desc;
-  std::memset(&desc, 0, sizeof(desc));
-  desc.size = sizeof(desc);
-  desc.rule = fw::to_c(fw::Rule());
-  desc.dtype = FW_F32;
-  desc.seqlens_dtype = 64;
-  desc.gates = fw::to_c(fw::Gates());
-  desc.device_number = -1;
-  return desc;
-}
-template <class Struct>
-Struct defaults() {
-  if constexpr (std::is_same_v<Struct, fw_desc>) {
-    return default_desc();
-  } else {
-    Struct all;
-    std::memset(&all, 0, sizeof(all));
-    return all;
-  }
-}
-
-// Whether a struct of this size is of a version of the header: fw_desc grew five times, inputs and outputs by whole tensors, sizes by whole numbers.
-template <class Struct>
-bool is_a_version(size_t size) {
-  if constexpr (std::is_same_v<Struct, fw_desc>) {
-    return std::find(std::begin(kDescBytes), std::end(kDescBytes), size) != std::end(kDescBytes);
-  } else {
-    constexpr size_t kStep = std::is_same_v<Struct, fw_sizes> ? sizeof(size_t) : sizeof(fw_tensor);
-    return size >= kFirstBytes<Struct> && size <= sizeof(Struct) && (sizeof(Struct) - size) % kStep == 0;
-  }
-}
-
-// The caller's struct with the fields that its version of the header has not.
+// The caller's struct with the fields that its version of the header lacks.
 template <class Struct>
 Struct complete(const Struct* p, const char* name, const char* type) {
-  const size_t size = not_null(p, name).size;
-  if (!is_a_version<Struct>(size)) {
-    fw::fail_usage("{}: size: expected {} (sizeof({}); use FW_INIT), got {}", name, sizeof(Struct), type, size);
-  }
-  Struct all = defaults<Struct>();
-  std::memcpy(&all, p, size);
-  all.size = sizeof(all);
-  return all;
+  return fw::complete_struct(not_null(p, name), defaults<Struct>(), kFirstBytes<Struct>, name, type);
 }
 fw_desc descriptor(const fw_desc* p) { return complete(p, "descriptor", "fw_desc"); }
 fw_inputs inputs(const fw_inputs* p, const char* name) { return complete(p, name, "fw_inputs"); }
@@ -129,10 +111,12 @@ fw_outputs outputs(const fw_outputs* p, const char* name) { return complete(p, n
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) {
   if (needed == 0) return;
   if (p == nullptr || bytes < needed) {
-    throw WorkspaceError(
-        fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed, p == nullptr ? "NULL" : std::to_string(bytes)));
+    throw WorkspaceError(fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed,
+                                     p == nullptr ? "NULL" : std::to_string(bytes)));
   }
-  if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
+  if (reinterpret_cast<uintptr_t>(p) % FW_ALIGNMENT != 0)
+    throw WorkspaceError(
+        fmt::format("{}: expected an address aligned to {} bytes (fw_alloc), got {}", name, FW_ALIGNMENT, p));
 }
 
 std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false) {
@@ -141,33 +125,49 @@ std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false
   return backend.call(std::move(plan));
 }
 
-void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes,
+             void* workspace, size_t workspace_bytes) {
   const fw::Slots& slots = call.plan().slots;
-  if (slots.tokens != nullptr && !slots.skips) fw::fail_usage("descriptor: token_slots: expected NULL in a call other than fw_step, got an address");
-  if (slots && saved != nullptr) fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
-  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
+  if (slots.tokens != nullptr && !slots.skips)
+    fw::fail_usage("descriptor: speculation.token_slots: expected NULL in a call other than fw_step, got an address");
+  if (slots && saved != nullptr)
+    fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
+  check_buffer("workspace", workspace, workspace_bytes,
+               saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.forward(in, out, saved, workspace);
 }
 
-void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, size_t saved_bytes, void* workspace,
-              size_t workspace_bytes) {
-  if (call.plan().slots) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
-  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
+void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
+              size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+  if (call.plan().slots) fw::fail_usage("descriptor: state_pool.slots: expected NULL in fw_backward, got an address");
+  check_buffer("workspace", workspace, workspace_bytes,
+               saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.backward(in, d, grads, saved, workspace);
 }
 
 void fill(const fw::Call& call, fw_sizes* sizes) {
-  if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
-  if (sizes->size != sizeof(fw_sizes) && sizes->size != kFirstBytes<fw_sizes>) {
-    fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
+  const size_t size = not_null(sizes, "sizes").size;
+  fw::check_struct_size<fw_sizes>(size, kFirstBytes<fw_sizes>, "sizes", "fw_sizes");
+  fw_sizes all = defaults<fw_sizes>();
+  all.forward = call.forward_bytes();
+  all.forward_saving = call.forward_saving_bytes();
+  all.backward = call.backward_bytes();
+  all.backward_alone = call.backward_alone_bytes();
+  all.saved = call.saved_bytes();
+  all.size = size;
+  std::memcpy(sizes, &all, size);
+}
+
+// As much of the text as there is room for, with a final zero; the whole length.
+size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
+  if (buffer != nullptr && bytes > 0) {
+    const size_t count = std::min(bytes - 1, text.size());
+    std::memcpy(buffer, text.data(), count);
+    buffer[count] = 0;
   }
-  sizes->forward = call.forward_bytes();
-  sizes->backward = call.backward_bytes();
-  sizes->saved = call.saved_bytes();
-  sizes->backward_alone = call.backward_alone_bytes();
-  if (sizes->size > kFirstBytes<fw_sizes>) sizes->forward_saving = call.forward_saving_bytes();
+  return text.size();
 }
 
 fw_desc step_of(fw_desc desc) {
@@ -188,7 +188,8 @@ namespace {
 const fw::Call& call_of(const fw_plan* plan, bool step) {
   if (plan == nullptr) fw::fail_usage("plan: expected one of fw_plan_create, got NULL");
   if (plan->step != step) {
-    fw::fail_usage("plan: expected one that was created {} `step`, got one {}", step ? "with" : "without", step ? "without" : "with");
+    fw::fail_usage("plan: expected one that was created {} `step`, got one {}", step ? "with" : "without",
+                   step ? "without" : "with");
   }
   return *plan->call;
 }
@@ -197,16 +198,11 @@ const fw::Call& call_of(const fw_plan* plan, bool step) {
 
 extern "C" {
 
-void fw_init_struct(void* pointer, size_t size) {
-  if (pointer == nullptr || size < sizeof(size_t)) return;
-  std::memset(pointer, 0, size);
-  std::memcpy(pointer, &size, sizeof(size));
-  if (size == sizeof(fw_rule)) *static_cast<fw_rule*>(pointer) = fw::to_c(fw::Rule());
-  if (std::find(std::begin(kDescBytes), std::end(kDescBytes), size) != std::end(kDescBytes)) {
-    const fw_desc desc = default_desc();
-    std::memcpy(static_cast<char*>(pointer) + sizeof(size), reinterpret_cast<const char*>(&desc) + sizeof(size), size - sizeof(size));
-  }
-}
+void fw_desc_init_sized(fw_desc* desc, size_t size) { fw::init_struct(desc, size, defaults<fw_desc>()); }
+void fw_rule_init_sized(fw_rule* rule, size_t size) { fw::init_struct(rule, size, defaults<fw_rule>()); }
+void fw_inputs_init_sized(fw_inputs* inputs, size_t size) { fw::init_struct(inputs, size, defaults<fw_inputs>()); }
+void fw_outputs_init_sized(fw_outputs* outputs, size_t size) { fw::init_struct(outputs, size, defaults<fw_outputs>()); }
+void fw_sizes_init_sized(fw_sizes* sizes, size_t size) { fw::init_struct(sizes, size, defaults<fw_sizes>()); }
 
 fw_tensor fw_tensor_of(void* data, fw_dtype dtype, int rank, const int64_t* shape) {
   fw_tensor tensor;
@@ -225,15 +221,46 @@ fw_tensor fw_tensor_of(void* data, fw_dtype dtype, int rank, const int64_t* shap
 
 fw_status fw_rule_preset(const char* name, fw_rule* rule) {
   return guarded([&] {
-    if (name == nullptr || rule == nullptr) fw::fail_usage("fw_rule_preset: expected a name and a struct, got NULL");
+    if (name == nullptr) fw::fail_usage("name: expected a preset's name, got NULL");
+    if (rule == nullptr) fw::fail_usage("rule: expected a struct, got NULL");
     *rule = fw::to_c(fw::preset(name).rule);
   });
 }
 
+fw_status fw_rule_parse(const char* text, fw_rule* rule) {
+  return guarded([&] {
+    if (text == nullptr) fw::fail_usage("text: expected a preset's name or axis=value ..., got NULL");
+    if (rule == nullptr) fw::fail_usage("rule: expected a struct, got NULL");
+    *rule = fw::to_c(fw::parse_rule(text));
+  });
+}
+
+size_t fw_rule_format(const fw_rule* rule, char* buffer, size_t bytes) {
+  std::string text;
+  const fw_status status = guarded([&] { text = fw::to_string(fw::from_c(not_null(rule, "rule"))); });
+  return status == FW_OK ? copy_text(text, buffer, bytes) : 0;
+}
+
 const char* fw_rule_name(int index) {
   const auto list = fw::presets();
-  return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)].name.data() : nullptr;
+  return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)].name.data()
+                                                                : nullptr;
 }
+
+void* fw_alloc(size_t bytes) {
+  void* memory = nullptr;
+  // C's aligned_alloc wants a multiple of the alignment.
+  const size_t whole = bytes > SIZE_MAX - FW_ALIGNMENT
+                           ? 0
+                           : (std::max<size_t>(bytes, 1) + FW_ALIGNMENT - 1) / FW_ALIGNMENT * FW_ALIGNMENT;
+  if (whole != 0) memory = std::aligned_alloc(FW_ALIGNMENT, whole);
+  if (memory == nullptr)
+    failed(FW_ERROR_MEMORY,
+           fmt::format("fw_alloc: expected {} bytes of memory, got none: free memory, or make a smaller call", bytes));
+  return memory;
+}
+
+void fw_free(void* memory) { std::free(memory); }
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   return guarded([&] { fill(*make_call(descriptor(desc)), sizes); });
@@ -242,7 +269,8 @@ fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
 fw_status fw_device_check(int32_t device) {
   return guarded([&] {
     const fw::Backend* backend = fw::backend_of(device);
-    if (backend == nullptr) fw::fail_usage("device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", device);
+    if (backend == nullptr)
+      fw::fail_usage("device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", fw::enum_text<fw_device>(device));
     backend->require();
   });
 }
@@ -250,34 +278,31 @@ fw_status fw_device_check(int32_t device) {
 size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
   std::string text;
   const fw_status status = guarded([&] { text = make_call(descriptor(desc))->text(); });
-  if (status != FW_OK) return 0;
-  if (buffer != nullptr && bytes > 0) {
-    const size_t count = std::min(bytes - 1, text.size());
-    std::memcpy(buffer, text.data(), count);
-    buffer[count] = 0;
-  }
-  return text.size();
+  return status == FW_OK ? copy_text(text, buffer, bytes) : 0;
 }
 
-fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
-                     size_t workspace_bytes) {
+fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes,
+                     void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const auto call = make_call(descriptor(desc));
     forward(*call, inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes);
   });
 }
 
-fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
-                      void* workspace, size_t workspace_bytes) {
+fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,
+                      const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    backward(*make_call(descriptor(desc)), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace,
-             workspace_bytes);
+    backward(*make_call(descriptor(desc)), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"),
+             saved, saved_bytes, workspace, workspace_bytes);
   });
 }
 
-fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
-  return guarded(
-      [&] { forward(*make_call(step_of(descriptor(desc)), true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace,
+                  size_t workspace_bytes) {
+  return guarded([&] {
+    forward(*make_call(step_of(descriptor(desc)), true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0,
+            workspace, workspace_bytes);
+  });
 }
 
 fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
@@ -295,25 +320,41 @@ fw_status fw_plan_sizes(const fw_plan* plan, fw_sizes* sizes) {
   return guarded([&] { fill(call_of(plan, plan != nullptr && plan->step), sizes); });
 }
 
-fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
-                          size_t workspace_bytes) {
-  return guarded([&] { forward(call_of(plan, false), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
-}
-
-fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
-                           void* workspace, size_t workspace_bytes) {
+fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved,
+                          size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    backward(call_of(plan, false), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace, workspace_bytes);
+    forward(call_of(plan, false), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace,
+            workspace_bytes);
   });
 }
 
-fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
-  return guarded([&] { forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,
+                           const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+  return guarded([&] {
+    backward(call_of(plan, false), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved,
+             saved_bytes, workspace, workspace_bytes);
+  });
+}
+
+fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace,
+                       size_t workspace_bytes) {
+  return guarded([&] {
+    forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
+  });
 }
 
 const char* fw_last_error(void) { return t_error.c_str(); }
 
-const char* fw_version(void) { return "0.1.0"; }
+const char* fw_status_name(fw_status status) {
+  const char* name = fw::enum_name(status);
+  return name != nullptr ? name : "unknown status";
+}
+
+#define FW_TEXT(x) #x
+#define FW_DOTTED(major, minor, patch) FW_TEXT(major) "." FW_TEXT(minor) "." FW_TEXT(patch)
+const char* fw_version(void) { return FW_DOTTED(FW_VERSION_MAJOR, FW_VERSION_MINOR, FW_VERSION_PATCH); }
+#undef FW_DOTTED
+#undef FW_TEXT
 
 void fw_set_threads(int threads) { fw::set_num_threads(threads); }
 

@@ -1,6 +1,6 @@
-// The scan on a device. The C functions and the plan ask the descriptor's backend and know no device themselves: what it takes of a
-// descriptor, and how a call runs on it. A new device is one of these (cpu/backend.cpp, cuda/call/backend.cpp) and its line in
-// backend_of().
+// The scan on a device. The C functions and the plan ask the descriptor's backend and know no device themselves: what
+// it takes of a descriptor, and how a call runs on it. A new device is one of these (cpu/backend.cpp,
+// cuda/call/backend.cpp) and its line in backend_of().
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@ class Call {
   virtual ~Call() = default;
   const Plan& plan() const { return plan_; }
 
-  // Bytes of workspace, and of what forward saves; backward_alone: with room for the saved buffer, where the caller has none.
+  // Bytes of workspace, and of what forward saves; backward_alone: with room for the saved buffer, where the caller has
+  // none.
   virtual size_t forward_bytes() const = 0;
   virtual size_t forward_saving_bytes() const { return forward_bytes(); }  // with a saved buffer
   virtual size_t backward_bytes() const = 0;
@@ -32,9 +33,11 @@ class Call {
   // Lines "name: value" for people.
   virtual std::string text() const = 0;
 
-  // Both check the tensors and throw Error(kUsage) naming the one that is wrong. saved may be null, workspace has the bytes above.
+  // Both check the tensors and throw Error(kUsage) naming the one that is wrong. saved may be null, workspace has the
+  // bytes above.
   virtual void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const = 0;
-  virtual void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const = 0;
+  virtual void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
+                        void* workspace) const = 0;
 
  private:
   Plan plan_;

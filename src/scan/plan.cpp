@@ -6,13 +6,15 @@
 
 #include "base/error.h"
 #include "base/threads.h"
+#include "rule/enum_names.h"
+#include "rule/reserved.h"
 #include "scan/backend.h"
 
 namespace fw {
 namespace {
 
-// Measured (docs/notes/2026-11-cpu.md): the chunk form's products want many rows, a channel decay pays for wide triangles, and
-// from two tokens on products are faster than one token at a time.
+// Measured (docs/notes/2026-11-cpu.md): the chunk form's products want many rows, a channel decay pays for wide
+// triangles, and from two tokens on products are faster than one token at a time.
 constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
@@ -32,43 +34,54 @@ std::vector<int64_t> copy_offsets(const void* data, int64_t count) {
 
 void read_offsets(const fw_desc& desc, Plan& plan) {
   if (desc.B != 1) fail_usage("descriptor: B: expected 1 with cu_seqlens, got {}", desc.B);
-  check_positive("num_sequences", desc.num_sequences, int64_t{1} << 40);
-  if (desc.seqlens_dtype != 32 && desc.seqlens_dtype != 64) fail_usage("descriptor: seqlens_dtype: expected 32 or 64, got {}", desc.seqlens_dtype);
+  check_positive("seqlens.num_sequences", desc.seqlens.num_sequences, int64_t{1} << 40);
+  if (desc.seqlens.bits != 32 && desc.seqlens.bits != 64)
+    fail_usage("descriptor: seqlens.bits: expected 32 or 64, got {}", desc.seqlens.bits);
   plan.packed = true;
-  plan.N = desc.num_sequences;
-  if (desc.seqlens_memory == FW_SEQLENS_DEVICE) {
-    if (desc.max_seqlen < 0 || desc.max_seqlen > desc.T) fail_usage("descriptor: max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.max_seqlen);
-    plan.device_offsets = desc.cu_seqlens;
-    plan.k256_offsets = desc.seqlens_dtype == 64;
+  plan.N = desc.seqlens.num_sequences;
+  if (desc.seqlens.memory == FW_SEQLENS_DEVICE) {
+    if (desc.seqlens.max_seqlen < 0 || desc.seqlens.max_seqlen > desc.T)
+      fail_usage("descriptor: seqlens.max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.seqlens.max_seqlen);
+    plan.device_offsets = desc.seqlens.cu_seqlens;
+    plan.k256_offsets = desc.seqlens.bits == 64;
     return;
   }
-  plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1) : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);
-  if (plan.offsets.front() != 0) fail_usage("descriptor: cu_seqlens[0]: expected 0, got {}", plan.offsets.front());
+  plan.offsets = desc.seqlens.bits == 32 ? copy_offsets<int32_t>(desc.seqlens.cu_seqlens, plan.N + 1)
+                                         : copy_offsets<int64_t>(desc.seqlens.cu_seqlens, plan.N + 1);
+  if (plan.offsets.front() != 0)
+    fail_usage("descriptor: seqlens.cu_seqlens[0]: expected 0, got {}", plan.offsets.front());
   for (size_t i = 1; i < plan.offsets.size(); ++i) {
     if (plan.offsets[i] < plan.offsets[i - 1]) {
-      fail_usage("descriptor: cu_seqlens[{}]: expected at least {} (offsets do not decrease), got {}", i, plan.offsets[i - 1], plan.offsets[i]);
+      fail_usage("descriptor: seqlens.cu_seqlens[{}]: expected at least {} (offsets do not decrease), got {}", i,
+                 plan.offsets[i - 1], plan.offsets[i]);
     }
   }
-  if (plan.offsets.back() != desc.T) fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
+  if (plan.offsets.back() != desc.T)
+    fail_usage("descriptor: seqlens.cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
 }
 
 void check_slots(const fw_desc& desc, bool step) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, kMost);
-  if (desc.first_slot < 0) fail_usage("descriptor: first_slot: expected 0 or more, got {}", desc.first_slot);
-  if (desc.skipped != FW_SKIPPED_KEPT && desc.skipped != FW_SKIPPED_ZERO) {
-    fail_usage("descriptor: skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got {}", desc.skipped);
+  if (desc.state_pool.slots != nullptr) check_positive("state_pool.num_slots", desc.state_pool.num_slots, kMost);
+  if (desc.state_pool.first_slot < 0)
+    fail_usage("descriptor: state_pool.first_slot: expected 0 or more, got {}", desc.state_pool.first_slot);
+  if (desc.state_pool.skipped != FW_SKIPPED_KEPT && desc.state_pool.skipped != FW_SKIPPED_ZERO) {
+    fail_usage("descriptor: state_pool.skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got {}",
+               enum_text<fw_skipped>(desc.state_pool.skipped));
   }
-  if (desc.final_slots != nullptr && (step || desc.slots == nullptr))
-    fail_usage("descriptor: final_slots: expected NULL {}, got an address", step ? "in fw_step" : "without slots");
-  if (desc.token_slots == nullptr) {
-    if (desc.accepted != nullptr) fail_usage("descriptor: accepted: expected NULL without token_slots, got an address");
+  if (desc.state_pool.final_slots != nullptr && (step || desc.state_pool.slots == nullptr))
+    fail_usage("descriptor: state_pool.final_slots: expected NULL {}, got an address",
+               step ? "in fw_step" : "without slots");
+  if (desc.speculation.token_slots == nullptr) {
+    if (desc.speculation.accepted != nullptr)
+      fail_usage("descriptor: speculation.accepted: expected NULL without token_slots, got an address");
     return;
   }
-  check_positive("token_columns", desc.token_columns, kMost);
-  check_positive("num_token_slots", desc.num_token_slots, kMost);
-  if (desc.accepted != nullptr && desc.slots != nullptr)
-    fail_usage("descriptor: slots: expected NULL with accepted, which says where sequences start, got an address");
+  check_positive("speculation.columns", desc.speculation.columns, kMost);
+  check_positive("speculation.num_slots", desc.speculation.num_slots, kMost);
+  if (desc.speculation.accepted != nullptr && desc.state_pool.slots != nullptr)
+    fail_usage(
+        "descriptor: state_pool.slots: expected NULL with accepted, which says where sequences start, got an address");
 }
 
 constexpr int64_t kCheckpointTokens = 64;
@@ -77,48 +90,57 @@ constexpr int64_t kCheckpointTokens = 64;
 Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   Checkpoints c;
-  if (desc.checkpoint_interval == 0) {
-    if (desc.checkpoint_slots != nullptr) fail_usage("descriptor: checkpoint_slots: expected NULL without checkpoint_interval, got an address");
+  if (desc.checkpoints.interval == 0) {
+    if (desc.checkpoints.slots != nullptr)
+      fail_usage("descriptor: checkpoints.slots: expected NULL without checkpoints.interval, got an address");
     return c;
   }
-  if (step) fail_usage("descriptor: checkpoint_interval: expected 0 in fw_step (token_slots keep states there), got {}", desc.checkpoint_interval);
-  if (desc.checkpoint_interval < 0 || desc.checkpoint_interval % kCheckpointTokens != 0 || desc.checkpoint_interval % chunk != 0) {
-    fail_usage("descriptor: checkpoint_interval: expected 0 or a multiple of {} tokens{}, got {}", kCheckpointTokens,
-               kCheckpointTokens % chunk != 0 ? fmt::format(" and of the chunk {}", chunk) : "", desc.checkpoint_interval);
+  if (step)
+    fail_usage("descriptor: checkpoints.interval: expected 0 in fw_step (token_slots keep states there), got {}",
+               desc.checkpoints.interval);
+  if (desc.checkpoints.interval < 0 || desc.checkpoints.interval % kCheckpointTokens != 0 ||
+      desc.checkpoints.interval % chunk != 0) {
+    fail_usage("descriptor: checkpoints.interval: expected 0 or a multiple of {} tokens{}, got {}", kCheckpointTokens,
+               kCheckpointTokens % chunk != 0 ? fmt::format(" and of the chunk {}", chunk) : "",
+               desc.checkpoints.interval);
   }
-  c.interval = desc.checkpoint_interval;
+  c.interval = desc.checkpoints.interval;
   c.places = desc.B * (desc.T / c.interval);
-  if (desc.checkpoint_slots == nullptr) return c;
-  check_positive("checkpoint_columns", desc.checkpoint_columns, kMost);
-  check_positive("num_checkpoints", desc.num_checkpoints, kMost);
-  c.slots = desc.checkpoint_slots;
-  c.columns = desc.checkpoint_columns;
-  c.places = desc.num_checkpoints;
+  if (desc.checkpoints.slots == nullptr) return c;
+  check_positive("checkpoints.columns", desc.checkpoints.columns, kMost);
+  check_positive("checkpoints.num_slots", desc.checkpoints.num_slots, kMost);
+  c.slots = desc.checkpoints.slots;
+  c.columns = desc.checkpoints.columns;
+  c.places = desc.checkpoints.num_slots;
   return c;
 }
 
 void check_columns(const Plan& plan) {
   const Checkpoints& c = plan.checkpoints;
   if (c.slots != nullptr && plan.longest / c.interval > c.columns) {
-    fail_usage("descriptor: checkpoint_columns: expected at least {}, the checkpoints of the longest sequence{}, got {}", plan.longest / c.interval,
-               plan.device_offsets != nullptr ? " that max_seqlen allows" : "", c.columns);
+    fail_usage(
+        "descriptor: checkpoints.columns: expected at least {}, the checkpoints of the longest sequence{}, got {}",
+        plan.longest / c.interval, plan.device_offsets != nullptr ? " that max_seqlen allows" : "", c.columns);
   }
   if (plan.slots.tokens == nullptr || plan.longest <= plan.slots.columns) return;
-  fail_usage("descriptor: token_columns: expected at least {}, the tokens of the longest sequence{}, got {}", plan.longest,
-             plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
+  fail_usage("descriptor: speculation.columns: expected at least {}, the tokens of the longest sequence{}, got {}",
+             plan.longest, plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
 }
 
 // Sizes of buffers are sums of a few dozen of these products, in bytes of int64_t.
 void check_sizes(const Plan& plan) {
-  const auto heads = static_cast<double>(plan.HV), key = static_cast<double>(padded(plan.K)), value = static_cast<double>(padded(plan.V));
+  const auto heads = static_cast<double>(plan.HV), key = static_cast<double>(padded(plan.K)),
+             value = static_cast<double>(padded(plan.V));
   const double rows = static_cast<double>(plan.tokens()) * heads * (key + value);
-  const double states = (static_cast<double>(plan.total_chunks()) + static_cast<double>(plan.N) + 1) * heads * key * value;
+  const double states =
+      (static_cast<double>(plan.total_chunks()) + static_cast<double>(plan.N) + 1) * heads * key * value;
   const double triangles = static_cast<double>(plan.total_chunks()) * heads * static_cast<double>(plan.triangle_size());
   constexpr double kMost = 1e15;  // elements: a petabyte is more than any machine has, and a thousandth of what wraps
   const double all = rows + states + triangles;
   if (all <= kMost) return;
   fail_usage(
-      "descriptor: expected B, T, HV, K and V whose tensors and states have at most {:g} elements in all, got {:.3g}, with {} tokens, HV {}, K {} and V {}",
+      "descriptor: expected B, T, HV, K and V whose tensors and states have at most {:g} elements in all, got {:.3g}, "
+      "with {} tokens, HV {}, K {} and V {}",
       kMost, all, plan.tokens(), plan.HV, plan.K, plan.V);
 }
 
@@ -137,21 +159,34 @@ DecayKind Plan::decay_kind() const {
   return DecayKind::kNone;
 }
 
-bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
+bool Plan::token_form(int64_t n) const {
+  return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit);
+}
 
 Plan make_plan(const fw_desc& desc, bool step) {
-  if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
+  check_reserved("descriptor: reserved", desc.reserved);
+  for (const int64_t x : desc.seqlens.reserved) check_reserved("descriptor: seqlens.reserved", x);
+  for (const int64_t x : desc.state_pool.reserved) check_reserved("descriptor: state_pool.reserved", x);
+  for (const int64_t x : desc.speculation.reserved) check_reserved("descriptor: speculation.reserved", x);
+  for (const int64_t x : desc.checkpoints.reserved) check_reserved("descriptor: checkpoints.reserved", x);
+  if (desc.dtype != FW_F32 && desc.dtype != FW_F64)
+    fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", enum_text<fw_dtype>(desc.dtype));
   const bool bf16 = desc.io_dtype == FW_BF16, f16 = desc.io_dtype == FW_F16;
   if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !((bf16 || f16) && desc.dtype == FW_F32)) {
-    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16 or FW_F16, got {}", desc.dtype, desc.io_dtype);
+    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16 or FW_F16, got {}",
+               enum_text<fw_dtype>(desc.dtype), enum_text<fw_dtype>(desc.io_dtype));
   }
   const bool bf16_operands = desc.operands == FW_BF16 && desc.dtype == FW_F32;
   if (desc.operands != 0 && desc.operands != desc.dtype && !bf16_operands) {
-    fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.operands);
+    fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}",
+               enum_text<fw_dtype>(desc.dtype), enum_text<fw_dtype>(desc.operands));
   }
-  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK) fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
+  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK)
+    fail_usage("descriptor: form: expected FW_FORM_AUTO, FW_FORM_TOKEN or FW_FORM_CHUNK, got {}",
+               enum_text<fw_form>(desc.form));
   if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
-    fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}", desc.state_layout);
+    fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}",
+               enum_text<fw_state_layout>(desc.state_layout));
   }
   constexpr int64_t kMost = int64_t{1} << 31;
   if (desc.B < 0 || desc.B > kMost) fail_usage("descriptor: B: expected 0 to {}, got {}", kMost, desc.B);
@@ -160,23 +195,32 @@ Plan make_plan(const fw_desc& desc, bool step) {
   if (desc.HV % desc.H != 0) fail_usage("descriptor: HV: expected a multiple of H = {}, got {}", desc.H, desc.HV);
   check_positive("V", desc.V, 1 << 16);
   if (desc.chunk != 0) check_positive("chunk", desc.chunk, 1024);
-  if (!std::isfinite(desc.scale)) fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
+  if (!std::isfinite(desc.scale))
+    fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
 
   const Backend* backend = backend_of(desc.device);
-  if (backend == nullptr) fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
-  if (desc.dtype == FW_F64 && !backend->doubles) fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, desc.dtype);
+  if (backend == nullptr)
+    fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}",
+               enum_text<fw_device>(desc.device));
+  if (desc.dtype == FW_F64 && !backend->doubles)
+    fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, enum_text<fw_dtype>(desc.dtype));
   check_positive("K", desc.K, std::min(kMostKey, backend->most_key));
   check_positive("HV", desc.HV, std::min(kMostHeads, backend->most_heads));
   if (desc.segment < -1 || (desc.segment > 0 && (!backend->segments || desc.segment % backend->chunk != 0))) {
-    fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
-               backend->name, desc.segment);
+    fail_usage("descriptor: segment: expected 0{} on {}, got {}",
+               backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1", backend->name,
+               desc.segment);
   }
-  if (desc.device_number < -1) fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}", desc.device_number);
-  if (desc.seqlens_memory != FW_SEQLENS_HOST && (desc.seqlens_memory != FW_SEQLENS_DEVICE || !backend->device_seqlens)) {
-    fail_usage("descriptor: seqlens_memory: expected FW_SEQLENS_HOST{} on {}, got {}", backend->device_seqlens ? " or FW_SEQLENS_DEVICE" : "", backend->name,
-               desc.seqlens_memory);
+  if (desc.device_number < -1)
+    fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}",
+               desc.device_number);
+  if (desc.seqlens.memory != FW_SEQLENS_HOST &&
+      (desc.seqlens.memory != FW_SEQLENS_DEVICE || !backend->device_seqlens)) {
+    fail_usage("descriptor: seqlens.memory: expected FW_SEQLENS_HOST{} on {}, got {}",
+               backend->device_seqlens ? " or FW_SEQLENS_DEVICE" : "", backend->name,
+               enum_text<fw_seqlens_memory>(desc.seqlens.memory));
   }
-  if (desc.seqlens_memory == FW_SEQLENS_DEVICE && desc.segment > 0)
+  if (desc.seqlens.memory == FW_SEQLENS_DEVICE && desc.segment > 0)
     fail_usage("descriptor: segment: expected 0 or -1 with FW_SEQLENS_DEVICE, got {}", desc.segment);
   check_slots(desc, step);
 
@@ -184,7 +228,14 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.backend = backend;
   plan.device_number = desc.device_number;
   plan.stream = desc.stream;
-  plan.slots = {desc.slots, desc.token_slots, desc.accepted, desc.final_slots, desc.token_columns, desc.first_slot, desc.skipped == FW_SKIPPED_ZERO, step};
+  plan.slots = {desc.state_pool.slots,
+                desc.speculation.token_slots,
+                desc.speculation.accepted,
+                desc.state_pool.final_slots,
+                desc.speculation.columns,
+                desc.state_pool.first_slot,
+                desc.state_pool.skipped == FW_SKIPPED_ZERO,
+                step};
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
@@ -200,32 +251,40 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.H = desc.H;
   plan.HV = desc.HV;
   if (const char* expected = backend->lacks(plan.rule, plan.H, plan.HV)) {
-    fail_usage("rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value heads; run it on the CPU", expected,
-               backend->name, to_string(plan.rule), plan.H, plan.HV);
+    fail_usage(
+        "rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value "
+        "heads; run it on the CPU",
+        expected, backend->name, to_string(plan.rule), plan.H, plan.HV);
   }
   plan.K = desc.K;
   plan.V = desc.V;
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));
-  const int64_t preferred = plan.form == FW_FORM_TOKEN ? kChunkToken : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel : kChunkScalar;
+  const int64_t preferred = plan.form == FW_FORM_TOKEN                 ? kChunkToken
+                            : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel
+                                                                       : kChunkScalar;
   if (backend->chunk != 0 && desc.chunk != 0 && desc.chunk != backend->chunk) {
     fail_usage("descriptor: chunk: expected 0 or {} on {}, got {}", backend->chunk, backend->name, desc.chunk);
   }
   plan.chunk = backend->chunk != 0 ? backend->chunk : desc.chunk != 0 ? desc.chunk : preferred;
   plan.checkpoints = read_checkpoints(desc, step, plan.chunk);
   plan.threads = num_threads();
-  if (desc.cu_seqlens != nullptr) {
+  if (desc.seqlens.cu_seqlens != nullptr) {
     read_offsets(desc, plan);
   } else {
     plan.N = desc.B;
   }
-  plan.states = desc.slots != nullptr ? desc.num_slots : desc.accepted != nullptr ? desc.num_token_slots : plan.N;
-  plan.final_states = desc.token_slots != nullptr ? desc.num_token_slots : plan.states;
+  plan.states = desc.state_pool.slots != nullptr       ? desc.state_pool.num_slots
+                : desc.speculation.accepted != nullptr ? desc.speculation.num_slots
+                                                       : plan.N;
+  plan.final_states = desc.speculation.token_slots != nullptr ? desc.speculation.num_slots : plan.states;
   if (plan.tokens() > backend->most_tokens) {
-    fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name, plan.tokens());
+    fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name,
+               plan.tokens());
   }
   if (plan.device_offsets != nullptr) {
-    // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a token.
-    plan.longest = plan.longest_token_form = desc.max_seqlen > 0 ? desc.max_seqlen : plan.T;
+    // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a
+    // token.
+    plan.longest = plan.longest_token_form = desc.seqlens.max_seqlen > 0 ? desc.seqlens.max_seqlen : plan.T;
     plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
     check_columns(plan);
     check_sizes(plan);

@@ -22,7 +22,8 @@ enum class DecayKind { kNone, kScalar, kChannel };
 
 struct Backend;  // backend.h
 
-// Which states of a pool a sequence has; arrays in the device's memory, read when the call runs (fw_desc.slots, token_slots).
+// Which states of a pool a sequence has; arrays in the device's memory, read when the call runs (fw_desc.slots,
+// token_slots).
 struct Slots {
   const int32_t* own = nullptr;       // [N]
   const int32_t* tokens = nullptr;    // [N, columns]
@@ -68,15 +69,17 @@ struct Plan {
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;
   double scale = 1;
-  int64_t chunk = 64;                    // rows C of a chunk
-  bool packed = false;                   // cu_seqlens were given (B = 1)
-  const void* device_offsets = nullptr;  // packed, of FW_SEQLENS_DEVICE: N + 1 offsets that only the device reads; what follows are then bounds
-  bool k256_offsets = false;             // they are int64_t
-  int64_t N = 0;                         // sequences
-  std::vector<int64_t> offsets;          // packed: N + 1 offsets; empty with device_offsets
-  std::vector<int64_t> chunk_base;       // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone
-  int64_t longest = 0;                   // tokens of the longest sequence,
-  int64_t longest_token_form = 0;        // and of the longest that runs token by token
+  int64_t chunk = 64;   // rows C of a chunk
+  bool packed = false;  // cu_seqlens were given (B = 1)
+  // packed, of FW_SEQLENS_DEVICE: N + 1 offsets that only the device reads; what follows are then bounds
+  const void* device_offsets = nullptr;
+  bool k256_offsets = false;     // they are int64_t
+  int64_t N = 0;                 // sequences
+  std::vector<int64_t> offsets;  // packed: N + 1 offsets; empty with device_offsets
+  // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone
+  std::vector<int64_t> chunk_base;
+  int64_t longest = 0;             // tokens of the longest sequence,
+  int64_t longest_token_form = 0;  // and of the longest that runs token by token
   int threads = 1;
   const Backend* backend = nullptr;  // of the descriptor's device
   int device_number = -1;            // CUDA's; -1: the calling thread's current one
@@ -91,7 +94,9 @@ struct Plan {
   DecayKind decay_kind() const;
   // Vectors along which a token changes the state: w, and f where the erase has one of its own.
   int64_t keys() const { return rule.uses_erase_write() ? 2 : 1; }
-  int64_t length(int64_t n) const { return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T; }
+  int64_t length(int64_t n) const {
+    return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T;
+  }
   // Tokens are numbered over all sequences, in order: the index into workspace arrays [tokens, ...].
   int64_t first_token(int64_t n) const { return packed ? offsets[static_cast<size_t>(n)] : n * T; }
   int64_t tokens() const { return packed ? T : B * T; }
@@ -109,15 +114,23 @@ struct Plan {
   int64_t checkpoints_of(int64_t n) const { return checkpoints.interval > 0 ? length(n) / checkpoints.interval : 0; }
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
 
-  // Saved by forward for backward, per value head: the state at the start of every chunk [K, Vp], the residuals R
-  // [tokens, Vp] and the triangular matrices A, T [2 C, Cp] of every chunk and key (p: padded). Offsets in elements.
+  // Saved by forward for backward, per value head (p: padded):
+  // - the state at the start of every chunk [K, Vp],
+  // - the residuals R [tokens, Vp],
+  // - the triangular matrices A, T [2 C, Cp] of every chunk and key.
+  //
+  // Offsets in elements.
   int64_t saved_residuals() const { return total_chunks() * HV * K * padded(V); }
   int64_t saved_triangles() const { return saved_residuals() + tokens() * HV * padded(V); }
   int64_t saved_elements() const { return saved_triangles() + total_chunks() * HV * triangle_size(); }
   int64_t triangle_size() const { return keys() * 2 * chunk * padded(chunk); }
   int64_t state_index(int64_t n, int64_t c, int64_t hv) const { return chunk_index(n, c, hv) * K * padded(V); }
-  int64_t residual_index(int64_t token, int64_t hv) const { return saved_residuals() + (hv * tokens() + token) * padded(V); }
-  int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }
+  int64_t residual_index(int64_t token, int64_t hv) const {
+    return saved_residuals() + (hv * tokens() + token) * padded(V);
+  }
+  int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const {
+    return saved_triangles() + chunk_index(n, c, hv) * triangle_size();
+  }
 
  private:
   int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (first_chunk(n) + c) * HV + hv; }

@@ -13,8 +13,9 @@
 namespace fw {
 
 // [B, T, heads, dim] or [B, T, heads] (dim 1): rows of one head. A head index of the recurrence (value head) maps onto
-// `heads` by division when the tensor has one per key head. A tensor of bf16 or float16 numbers has no rows: a task works on a
-// float copy of what it needs of it (cpu/stage.h), whose rows are those of that task's sequence and head alone.
+// `heads` by division when the tensor has one per key head. A tensor of bf16 or float16 numbers has no rows. A task
+// works on a float copy of what it needs of it (cpu/stage.h), whose rows are those of that task's sequence and head
+// alone.
 template <class T>
 struct TokenTensor {
   T* data = nullptr;
@@ -28,10 +29,12 @@ struct TokenTensor {
   explicit operator bool() const { return data != nullptr || narrow(); }
   // `count` numbers from element `at` on of a tensor that is narrow(), as floats, and rounded back.
   void widen(int64_t at, int64_t count, T* to) const {
-    if constexpr (std::is_same_v<T, float>) f16 != nullptr ? widen_f16(count, f16 + at, to) : widen_bf16(count, bf16 + at, to);
+    if constexpr (std::is_same_v<T, float>)
+      f16 != nullptr ? widen_f16(count, f16 + at, to) : widen_bf16(count, bf16 + at, to);
   }
   void round(int64_t at, int64_t count, const T* from) const {
-    if constexpr (std::is_same_v<T, float>) f16 != nullptr ? round_to_f16(count, from, f16 + at) : round_to_bf16(count, from, bf16 + at);
+    if constexpr (std::is_same_v<T, float>)
+      f16 != nullptr ? round_to_f16(count, from, f16 + at) : round_to_bf16(count, from, bf16 + at);
   }
   int64_t offset(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
     if (staged) return begin * stride_t;
@@ -99,7 +102,8 @@ enum class TensorRole { kInput, kGradient };
 // Throw Error(kUsage) naming the tensor, what was expected and what came.
 template <class T>
 Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role);
-// Those of backward, of these inputs: a gate that is given as logits has its own heads in its gradient and in those of its parameters.
+// Those of backward, of these inputs: a gate that is given as logits has its own heads in its gradient and in those of
+// its parameters.
 template <class T>
 Inputs<T> check_gradients(const Plan& plan, const fw_inputs& grads, const Inputs<T>& in);
 template <class T>

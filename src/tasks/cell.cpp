@@ -25,19 +25,22 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// What a seed draws for: its weights, training examples, those judged while it trains, those of another length. Far apart, so that the splits
-// of neighbouring seeds have nothing in common.
+// What a seed draws for: its weights, training examples, those judged while it trains, those of another length. Far
+// apart, so that the splits of neighbouring seeds have nothing in common.
 enum class Split : uint64_t { kTraining, kJudged, kLengths };
 uint64_t split_seed(uint64_t seed, Split split, int64_t length = 0) {
   return (seed * 4 + static_cast<uint64_t>(split)) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(length);
 }
 
-// Training examples, batch by batch; the place in them is all the state there is. One segment is shuffled anew each time round and its batches run
-// over its end; several are a mixture, as Zoology trains on it: one after the other, in order, the same batches each time round.
+// Training examples, batch by batch; the place in them is all the state there is. One segment is shuffled anew each
+// time round and its batches run over its end. Several are a mixture, as Zoology trains on it: one after the other, in
+// order, the same batches each time round.
 class Examples {
  public:
-  Examples(const std::string& task, const TaskRecipe& recipe, uint64_t seed) : batch_(recipe.batch), seed_(split_seed(seed, Split::kTraining)) {
-    for (const TaskSegment& s : training_segments(recipe)) segments_.push_back({task_of(recipe, task, s.length, s.pairs), s.examples});
+  Examples(const std::string& task, const TaskRecipe& recipe, uint64_t seed)
+      : batch_(recipe.batch), seed_(split_seed(seed, Split::kTraining)) {
+    for (const TaskSegment& s : training_segments(recipe))
+      segments_.push_back({task_of(recipe, task, s.length, s.pairs), s.examples});
     if (recipe.segments.empty()) order_.resize(static_cast<size_t>(recipe.examples));
   }
 
@@ -70,7 +73,8 @@ class Examples {
     batch.targets.resize(batch.ids.size());
     parallel_for(count, [&](int64_t i) {
       const auto at = static_cast<size_t>(i);
-      segment.task->examples(seed, indices[at], 1, std::span(batch.ids).subspan(at * length, length), std::span(batch.targets).subspan(at * length, length));
+      segment.task->examples(seed, indices[at], 1, std::span(batch.ids).subspan(at * length, length),
+                             std::span(batch.targets).subspan(at * length, length));
     });
     return batch;
   }
@@ -109,7 +113,8 @@ json read_json(const std::string& folder, const char* name) {
   } catch (const Error& error) {
     throw CellDamaged(folder, error.what());
   }
-  if (!found.is_object()) throw CellDamaged(folder, fmt::format("'{}': expected a JSON object, got {}", path, shown(found)));
+  if (!found.is_object())
+    throw CellDamaged(folder, fmt::format("'{}': expected a JSON object, got {}", path, shown(found)));
   return found;
 }
 
@@ -122,7 +127,8 @@ void check_settings(const std::string& folder, const char* name, const json& the
   } catch (const Error& error) {
     throw CellDamaged(folder, error.what());
   }
-  if (!difference.empty()) fail_usage("'{}' was made with other settings: {}; use these, or another folder", where, difference);
+  if (!difference.empty())
+    fail_usage("'{}' was made with other settings: {}; use these, or another folder", where, difference);
 }
 
 // Training, from its beginning or its checkpoint to its end.
@@ -139,7 +145,8 @@ struct Run {
   std::vector<TaskPoint> curve;
   double seconds = 0;  // before this process
   Clock::time_point start = Clock::now();
-  double written = 0, writing = 0;              // when the last checkpoint was, and what it took, in seconds of elapsed()
+  // when the last checkpoint was, and what it took, in seconds of elapsed()
+  double written = 0, writing = 0;
   std::vector<std::vector<float>> best_values;  // of the parameters, of the best model that no checkpoint has yet
   std::string checkpoints;
 
@@ -147,7 +154,8 @@ struct Run {
       : cell(c),
         settings(settings_to_json(c.task, c.recipe, c.model, c.lr, c.seed)),
         model(c.model, device_named(c.device)),
-        optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay}, model.params()),
+        optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay},
+                  model.params()),
         examples(c.task, c.recipe, c.seed),
         tokenizer(id_tokenizer(task_of(c.recipe, c.task)->vocab_size())),
         checkpoints(c.folder + "/checkpoints") {
@@ -159,7 +167,8 @@ struct Run {
     state.length = c.recipe.length;
   }
 
-  // What was there before: curve.json says of which settings and how long it took, the newest checkpoint that is whole where to go on.
+  // What was there before: curve.json says of which settings and how long it took, the newest checkpoint that is whole
+  // where to go on.
   void resume() {
     const std::string path = cell.folder + "/curve.json";
     clean_checkpoints(checkpoints);
@@ -191,13 +200,16 @@ struct Run {
   double elapsed() const { return seconds + std::chrono::duration<double>(Clock::now() - start).count(); }
 
   void write_curve() const {
-    write_file_atomic(cell.folder + "/curve.json", json{{"settings", settings}, {"seconds", elapsed()}, {"curve", curve_to_json(curve)}}.dump(1) + "\n");
+    write_file_atomic(
+        cell.folder + "/curve.json",
+        json{{"settings", settings}, {"seconds", elapsed()}, {"curve", curve_to_json(curve)}}.dump(1) + "\n");
   }
 
   void write_best() {
     if (best_values.empty()) return;
     LanguageModel<float> kept(cell.model);
-    for (size_t i = 0; i < best_values.size(); ++i) kept.params().write_values(kept.params().specs()[i], best_values[i]);
+    for (size_t i = 0; i < best_values.size(); ++i)
+      kept.params().write_values(kept.params().specs()[i], best_values[i]);
     make_folders(cell.folder + "/best");
     save_model(cell.folder + "/best", kept);
     best_values.clear();
@@ -222,7 +234,8 @@ struct Run {
 
   void step() {
     const Batch batch = examples.batch(state.step);
-    const StepResult result = train_step(model, optimizer, {&batch, 1}, task_learning_rate(cell.recipe, cell.lr, state.step), cell.recipe.clip);
+    const StepResult result = train_step(model, optimizer, {&batch, 1},
+                                         task_learning_rate(cell.recipe, cell.lr, state.step), cell.recipe.clip);
     ++state.step;
     state.tokens += static_cast<int64_t>(batch.ids.size());
     if (result.finite) {
@@ -233,8 +246,10 @@ struct Run {
     }
     ++state.skipped;
     if (++state.skipped_in_row < kMaxSkippedInRow) return;
-    fail_numeric("{}: steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped; try a lower lr (now {:g})", cell.folder,
-                 state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, cell.lr);
+    fail_numeric(
+        "{}: steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped; try a lower lr (now "
+        "{:g})",
+        cell.folder, state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, cell.lr);
   }
 
   const TaskPoint* best() const {
@@ -250,8 +265,9 @@ struct Run {
 
   double accuracy(const std::atomic<bool>* stop) {
     const auto at = [&](int64_t length, int64_t pairs) {
-      return judge(model, *task_of(cell.recipe, cell.task, length, pairs), split_seed(cell.seed, Split::kJudged, pairs == 0 ? 0 : length * 65536 + pairs),
-                   cell.recipe.judged, stop);
+      return judge(model, *task_of(cell.recipe, cell.task, length, pairs),
+                   split_seed(cell.seed, Split::kJudged, pairs == 0 ? 0 : length * 65536 + pairs), cell.recipe.judged,
+                   stop);
     };
     if (cell.recipe.segments.empty()) return at(0, 0).micro;
     const std::vector<TestPoint> points = test_points(cell.recipe);
@@ -264,7 +280,8 @@ struct Run {
   bool measure(const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop) {
     const double measured = accuracy(stop);
     if (stop != nullptr && stop->load()) return false;
-    const double loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::nan("");
+    const double loss =
+        state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::nan("");
     curve.push_back({state.step, loss, measured});
     state.interval_nll = 0;
     state.interval_count = 0;
@@ -282,9 +299,10 @@ struct Run {
 
 }  // namespace
 
-TaskAccuracy judge(LanguageModel<float>& model, const SyntheticTask& task, uint64_t seed, int64_t count, const std::atomic<bool>* stop) {
-  // Of one pass: no more than a step of the recipes has, whose memory is there. Only answers come back from the model's device: the logits of
-  // mqar's 2000 examples at 256 tokens would be 17 GB.
+TaskAccuracy judge(LanguageModel<float>& model, const SyntheticTask& task, uint64_t seed, int64_t count,
+                   const std::atomic<bool>* stop) {
+  // Of one pass: no more than a step of the recipes has, whose memory is there. Only answers come back from the model's
+  // device: the logits of mqar's 2000 examples at 256 tokens would be 17 GB.
   constexpr int64_t kPassTokens = 8192;
   const int64_t length = task.length(), group = std::clamp<int64_t>(kPassTokens / length, 1, count);
   std::vector<int32_t> tokens(static_cast<size_t>(group * length)), labels(tokens.size()), answers, predictions, asked;
@@ -321,10 +339,13 @@ bool read_result(const std::string& folder, TaskResult& result) {
 }
 
 CellDamaged::CellDamaged(const std::string& folder, const std::string& why)
-    : Error(ErrorKind::kUsage, fmt::format("the cell '{}' is damaged: {}. Remove the folder, and the same command does the cell anew", folder, why)) {}
+    : Error(ErrorKind::kUsage,
+            fmt::format("the cell '{}' is damaged: {}. Remove the folder, and the same command does the cell anew",
+                        folder, why)) {}
 
-bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop,
-              const std::function<void(const std::string&)>& on_note, const std::function<void(int64_t)>& on_step) {
+bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point,
+              const std::atomic<bool>* stop, const std::function<void(const std::string&)>& on_note,
+              const std::function<void(int64_t)>& on_step) {
   const auto stopped = [&] { return stop != nullptr && stop->load(); };
   NewFolders made;
   made.make(cell.folder);
@@ -389,8 +410,8 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
   for (const auto& [length, pairs] : test_points(recipe)) {
     const std::unique_ptr<SyntheticTask> task = task_of(recipe, cell.task, length, pairs);
     const uint64_t seed = split_seed(cell.seed, Split::kLengths, length + pairs * 65536);
-    result.scores.push_back(
-        {length, pairs, judge(*judged, *task, seed, recipe.judged, stop), task->recalls_pairs() ? last_write_ceiling(*task, seed, recipe.judged) : -1});
+    result.scores.push_back({length, pairs, judge(*judged, *task, seed, recipe.judged, stop),
+                             task->recalls_pairs() ? last_write_ceiling(*task, seed, recipe.judged) : -1});
     if (stopped()) {
       run.checkpoint();
       return false;

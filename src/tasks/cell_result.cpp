@@ -19,7 +19,8 @@ std::string first_difference(const json& there, const json& here, const std::str
     for (const auto& [key, value] : here.items()) {
       const std::string inside = path.empty() ? key : fmt::format("{}.{}", path, key);
       if (!there.contains(key)) return fmt::format("{} (there: missing, here: {})", inside, shown(value));
-      if (std::string difference = first_difference(there.at(key), value, inside); !difference.empty()) return difference;
+      if (std::string difference = first_difference(there.at(key), value, inside); !difference.empty())
+        return difference;
     }
     return {};
   }
@@ -38,7 +39,8 @@ std::vector<TaskPoint> curve_from_json(const json& points, const std::string& wh
   std::vector<TaskPoint> curve;
   if (!points.is_array()) fail_usage("{}: expected a curve, an array of points, got {}", where, shown(points));
   try {
-    for (const json& p : points) curve.push_back({p.at("step").get<int64_t>(), number(p.at("loss")), p.at("accuracy").get<double>()});
+    for (const json& p : points)
+      curve.push_back({p.at("step").get<int64_t>(), number(p.at("loss")), p.at("accuracy").get<double>()});
   } catch (const json::exception& error) {
     fail_usage("{}: expected a curve, an array of points, got something else: {}", where, error.what());
   }
@@ -46,7 +48,8 @@ std::vector<TaskPoint> curve_from_json(const json& points, const std::string& wh
 }
 
 json settings_to_json(const std::string& task, TaskRecipe recipe, const ModelConfig& model, double lr, uint64_t seed) {
-  json settings{{"task", task}, {"lr", lr}, {"seed", seed}, {"recipe", json::object()}, {"model", config_to_json(model)}};
+  json settings{
+      {"task", task}, {"lr", lr}, {"seed", seed}, {"recipe", json::object()}, {"model", config_to_json(model)}};
   keys_to_json(key_tables(recipe), settings["recipe"]);
   return settings;
 }
@@ -68,8 +71,11 @@ json to_json(const TaskResult& r) {
   json result = settings_to_json(r.task, r.recipe, r.model, r.lr, r.seed);
   json scores = json::array();
   for (const TaskScore& s : r.scores) {
-    scores.push_back(
-        {{"length", s.length}, {"labels", s.accuracy.labels}, {"correct", s.accuracy.correct}, {"micro", s.accuracy.micro}, {"macro", s.accuracy.macro}});
+    scores.push_back({{"length", s.length},
+                      {"labels", s.accuracy.labels},
+                      {"correct", s.accuracy.correct},
+                      {"micro", s.accuracy.micro},
+                      {"macro", s.accuracy.macro}});
     if (s.pairs > 0) scores.back()["pairs"] = s.pairs;
     if (s.ceiling >= 0) scores.back()["ceiling"] = s.ceiling;
   }
@@ -102,7 +108,8 @@ TaskResult task_result_from_json(const json& found, const std::string& where) {
     for (const json& s : found.at("scores")) {
       r.scores.push_back({s.at("length").get<int64_t>(),
                           s.value("pairs", int64_t{0}),
-                          {s.at("labels").get<int64_t>(), s.at("correct").get<int64_t>(), s.at("micro").get<double>(), s.at("macro").get<double>()},
+                          {s.at("labels").get<int64_t>(), s.at("correct").get<int64_t>(), s.at("micro").get<double>(),
+                           s.at("macro").get<double>()},
                           s.value("ceiling", -1.0)});
     }
   } catch (const json::exception& error) {
@@ -110,7 +117,8 @@ TaskResult task_result_from_json(const json& found, const std::string& where) {
   }
   if (r.scores.empty()) fail_usage("{}: not the result of a task: expected at least one of 'scores', got none", where);
   for (const TaskScore& s : r.scores) {
-    if (s.length < 1 || s.pairs < 0) fail_usage("{}: not the result of a task: expected scores of lengths of at least 1, got {}", where, s.length);
+    if (s.length < 1 || s.pairs < 0)
+      fail_usage("{}: not the result of a task: expected scores of lengths of at least 1, got {}", where, s.length);
   }
   return r;
 }

@@ -12,9 +12,10 @@
 namespace fw {
 
 struct TaskPoint {
-  int64_t step = 0;     // steps done
-  double loss = 0;      // of the labels, in nats, mean over the steps since the point before
-  double accuracy = 0;  // micro, of `judged` examples of the training length; of a mixture the mean over its tests, by example (macro)
+  int64_t step = 0;  // steps done
+  double loss = 0;   // of the labels, in nats, mean over the steps since the point before
+  // micro, of `judged` examples of the training length; of a mixture the mean over its tests, by example (macro)
+  double accuracy = 0;
 };
 
 struct TaskScore {
@@ -38,13 +39,15 @@ struct TaskResult {
   std::vector<TaskScore> scores;
 };
 nlohmann::json to_json(const TaskResult& result);
-// Throws Error(kUsage) naming `where` for what is no result: a key that is missing or of the wrong type, no scores, a score of no length.
+// Throws Error(kUsage) naming `where` for what is no result: a key that is missing or of the wrong type, no scores, a
+// score of no length.
 TaskResult task_result_from_json(const nlohmann::json& json, const std::string& where);
 
 // The settings of a cell, by which it is known again.
-nlohmann::json settings_to_json(const std::string& task, TaskRecipe recipe, const ModelConfig& model, double lr, uint64_t seed);
-// "recipe.steps (there: 100, here: 200)" of the first setting of `here` that differs; "" when all are the same. Throws Error(kUsage) naming `where` when
-// `there` are no settings.
+nlohmann::json settings_to_json(const std::string& task, TaskRecipe recipe, const ModelConfig& model, double lr,
+                                uint64_t seed);
+// "recipe.steps (there: 100, here: 200)" of the first setting of `here` that differs; "" when all are the same. Throws
+// Error(kUsage) naming `where` when `there` are no settings.
 std::string settings_difference(const nlohmann::json& there, const nlohmann::json& here, const std::string& where);
 
 nlohmann::json curve_to_json(const std::vector<TaskPoint>& curve);

@@ -50,9 +50,10 @@ std::vector<std::string> JsonFields::texts(const char* key) const {
 
 int64_t JsonFields::whole(const char* key, int64_t low, int64_t high) const {
   const nlohmann::json& value = at(key);
-  const bool fits =
-      value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(high) : value.is_number_integer() && value.get<int64_t>() <= high;
-  if (!fits || value.get<int64_t>() < low) fail(fmt::format("{}: expected a whole number from {} to {}, got {}", key, low, high, shown(value)));
+  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(high)
+                                               : value.is_number_integer() && value.get<int64_t>() <= high;
+  if (!fits || value.get<int64_t>() < low)
+    fail(fmt::format("{}: expected a whole number from {} to {}, got {}", key, low, high, shown(value)));
   return value.get<int64_t>();
 }
 
@@ -62,13 +63,15 @@ std::string read_text(const std::string& path) {
   std::vector<char> piece(size_t{1} << 16);
   while (const size_t n = bytes->read(piece)) {
     stop_point("reading", static_cast<int64_t>(text.size()), -1, "bytes");
-    if (text.size() + n > kMostText) fail_usage("'{}': expected a text of at most {} MiB, unpacked, it has more: cut it", path, kMostText >> 20);
+    if (text.size() + n > kMostText)
+      fail_usage("'{}': expected a text of at most {} MiB, unpacked, it has more: cut it", path, kMostText >> 20);
     text.append(piece.data(), n);
   }
   return text;
 }
 
-void for_each_line(const std::string& path, const std::function<void(std::string_view line, const std::string& where)>& body) {
+void for_each_line(const std::string& path,
+                   const std::function<void(std::string_view line, const std::string& where)>& body) {
   const std::unique_ptr<ByteSource> bytes = open_bytes(path);
   std::vector<char> piece(size_t{1} << 16);
   std::string line;

@@ -1,4 +1,5 @@
-// Fields of a JSON object that came in a line of a file: what is missing or of another type is an Error(kUsage) that names file, line and key.
+// Fields of a JSON object that came in a line of a file: what is missing or of another type is an Error(kUsage) that
+// names file, line and key.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +31,11 @@ class JsonFields {
   std::string where_;
 };
 
-// body(line, where) for every line of a file that is not empty, where being FILE:LINE; the file plain or packed (train/byte_source.h). Throws
-// Error(kUsage) for a line of more than 256 MiB and Stopped (base/stop.h); so does read_text() for a text of more than 1 GiB.
-void for_each_line(const std::string& path, const std::function<void(std::string_view line, const std::string& where)>& body);
+// body(line, where) for every line of a file that is not empty, where being FILE:LINE; the file plain or packed
+// (train/byte_source.h). Throws Error(kUsage) for a line of more than 256 MiB and Stopped (base/stop.h); so does
+// read_text() for a text of more than 1 GiB.
+void for_each_line(const std::string& path,
+                   const std::function<void(std::string_view line, const std::string& where)>& body);
 // The whole of a file, unpacked.
 std::string read_text(const std::string& path);
 

@@ -21,18 +21,22 @@ void LikelihoodScorer::read_context(std::span<const int32_t> context) {
   ++contexts_read_;
   std::vector<float> unused(static_cast<size_t>(model_.config().vocab_size));
   for (std::span<const int32_t> rest = context.first(context.size() - 1); !rest.empty();) {
-    stop_point("scoring", static_cast<int64_t>(context.size() - rest.size()), static_cast<int64_t>(context.size()), "tokens of a context");
+    stop_point("scoring", static_cast<int64_t>(context.size() - rest.size()), static_cast<int64_t>(context.size()),
+               "tokens of a context");
     const auto now = rest.first(std::min(rest.size(), static_cast<size_t>(kPassTokens)));
-    model_.forward_last(now, SeqLayout({0, static_cast<int64_t>(now.size())}), *state_, {unused.data(), 1, static_cast<int64_t>(unused.size())});
+    model_.forward_last(now, SeqLayout({0, static_cast<int64_t>(now.size())}), *state_,
+                        {unused.data(), 1, static_cast<int64_t>(unused.size())});
     rest = rest.subspan(now.size());
   }
 }
 
 Likelihood LikelihoodScorer::continuation(std::span<const int32_t> context, std::span<const int32_t> tokens) {
   if (context.empty() || tokens.empty())
-    fail_internal("likelihood: expected a context and a continuation, got {} and {} tokens", context.size(), tokens.size());
+    fail_internal("likelihood: expected a context and a continuation, got {} and {} tokens", context.size(),
+                  tokens.size());
   const auto count = static_cast<int64_t>(tokens.size());
-  if (max_length_ > 0 && count > max_length_) fail_internal("likelihood: a continuation of {} tokens for a model that is given {}", count, max_length_);
+  if (max_length_ > 0 && count > max_length_)
+    fail_internal("likelihood: a continuation of {} tokens for a model that is given {}", count, max_length_);
   // The last token is predicted, not given.
   if (max_length_ > 0) context = context.last(std::min(context.size(), static_cast<size_t>(max_length_ + 1 - count)));
   read_context(context);
@@ -45,8 +49,8 @@ Likelihood LikelihoodScorer::continuation(std::span<const int32_t> context, std:
   for (int64_t begin = 0; begin < count; begin += kLogitRows) {
     stop_point("scoring", begin, count, "tokens of a continuation");
     const int64_t rows = std::min(kLogitRows, count - begin);
-    model_.forward_all(std::span(given).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), SeqLayout({0, rows}), &state,
-                       {logits.data(), rows, vocab});
+    model_.forward_all(std::span(given).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
+                       SeqLayout({0, rows}), &state, {logits.data(), rows, vocab});
     for (int64_t i = 0; i < rows; ++i) {
       const auto row = std::span(logits).subspan(static_cast<size_t>(i * vocab), static_cast<size_t>(vocab));
       const int32_t token = tokens[static_cast<size_t>(begin + i)];
@@ -68,7 +72,8 @@ double LikelihoodScorer::window(std::span<const int32_t> given, std::span<const 
     for (size_t i = 0; i < count; ++i) {
       if (begin + i >= before) targets[i] = scored[begin + i - before];
     }
-    sum -= model_.evaluate(given.subspan(begin, count), targets, SeqLayout({0, static_cast<int64_t>(count)}), &state).nll;
+    sum -=
+        model_.evaluate(given.subspan(begin, count), targets, SeqLayout({0, static_cast<int64_t>(count)}), &state).nll;
   }
   return sum;
 }

@@ -17,15 +17,17 @@ struct Likelihood {
 
 class LikelihoodScorer {
  public:
-  // max_length: most tokens that the model is given at once; what is longer loses its left. 0: no limit. The model must outlive it.
+  // max_length: most tokens that the model is given at once; what is longer loses its left. 0: no limit. The model must
+  // outlive it.
   LikelihoodScorer(LanguageModel<float>& model, int64_t max_length) : model_(model), max_length_(max_length) {}
 
-  // context and continuation have at least one token, the continuation at most max_length. Calls with the same context one after the other read it
-  // once: its state is kept and forked.
+  // context and continuation have at least one token, the continuation at most max_length. Calls with the same context
+  // one after the other read it once: its state is kept and forked.
   Likelihood continuation(std::span<const int32_t> context, std::span<const int32_t> tokens);
 
-  // Sum over all tokens. They are cut into windows of max_length that start from nothing; each is given one token before it (the first `prefix`),
-  // the last one, which is shorter, as many as make it a whole window. Every token is scored once.
+  // Sum over all tokens. They are cut into windows of max_length that start from nothing; each is given one token
+  // before it (the first `prefix`), the last one, which is shorter, as many as make it a whole window. Every token is
+  // scored once.
   double rolling(std::span<const int32_t> tokens, int32_t prefix);
 
   int64_t contexts_read() const { return contexts_read_; }

@@ -1,13 +1,15 @@
-// Needle tasks as RULER has them (Hsieh et al. 2024): a sentence with a value hidden in a long text, and the question for it.
+// Needle tasks as RULER has them (Hsieh et al. 2024): a sentence with a value hidden in a long text, and the question
+// for it.
 //
 //   niah_single_1    one key; the text is noise (five short sentences, a line, again and again); the value a number of 7 digits
 //   niah_single_2    one key; the text is an essay, the needle between two of its sentences
 //   niah_single_3    the same with a UUID (version 4) as its value
 //   niah_multikey_1  four keys with a number each in an essay, one asked for
 //
-// Keys are words (adjective-noun, key_words.h). In noise the needle is a line of its own at a uniform place; in an essay needles stand before
-// sentence floor(count * depth / 100), depths drawn without replacement from 40 of 0 to 100. Example i of a seed is a function of both, of the
-// essay and of the tokenizer by which it is sized: the largest text (lines of noise, words of essay) with which prompt and output fit.
+// Keys are words (adjective-noun, key_words.h). In noise the needle is a line of its own at a uniform place; in an
+// essay needles stand before sentence floor(count * depth / 100), depths drawn without replacement from 40 of 0 to 100.
+// Example i of a seed is a function of both, of the essay and of the tokenizer by which it is sized. It has the largest
+// text (lines of noise, words of essay) with which prompt and output fit.
 #pragma once
 
 #include <string>
@@ -44,12 +46,13 @@ class Essay {
 
 class NeedleTask {
  public:
-  // The tokenizer must outlive it. Throws Error(kUsage): unknown task (with the nearest known one), a task that needs an essay without one, a
-  // max_length that not even the smallest text fits into.
+  // The tokenizer must outlive it. Throws Error(kUsage): unknown task (with the nearest known one), a task that needs
+  // an essay without one, a max_length that not even the smallest text fits into.
   NeedleTask(const std::string& task, int64_t max_length, const Tokenizer& tokenizer, Essay essay);
   // max_gen tokens and all of the prompt are at most max_length.
   Request example(uint64_t seed, uint64_t index) const;
-  // Prompt and answer with a text of just this size, in lines of noise or words of essay (>= 1), whatever max_length is.
+  // Prompt and answer with a text of just this size, in lines of noise or words of essay (>= 1), whatever max_length
+  // is.
   std::pair<std::string, std::string> text(Random& random, int64_t size) const;
   bool has_uuids() const;  // as values, in place of numbers
   const Essay& essay() const { return essay_; }

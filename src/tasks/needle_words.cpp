@@ -23,7 +23,8 @@ bool is_uuid(std::string_view text) {
 }
 
 const Tokenizer& no_tokenizer() {
-  static const std::unique_ptr<Tokenizer> unused = byte_tokenizer();  // texts are of the sizes that are asked for, not of what fits
+  // texts are of the sizes that are asked for, not of what fits
+  static const std::unique_ptr<Tokenizer> unused = byte_tokenizer();
   return *unused;
 }
 
@@ -51,7 +52,8 @@ void NeedleWords::add(std::string_view piece) {
   if (ids_.emplace(piece, static_cast<int32_t>(pieces_.size())).second) pieces_.emplace_back(piece);
 }
 
-NeedleWords::NeedleWords(const std::string& task, int64_t size, Essay essay) : task_(task, 0, no_tokenizer(), std::move(essay)), size_(size) {
+NeedleWords::NeedleWords(const std::string& task, int64_t size, Essay essay)
+    : task_(task, 0, no_tokenizer(), std::move(essay)), size_(size) {
   // What is longer would take minutes to draw.
   constexpr int64_t kMostLines = int64_t{1} << 16, kMostWords = int64_t{1} << 20;
   const bool of_essay = needs_essay(task);
@@ -84,7 +86,8 @@ std::vector<int32_t> NeedleWords::ids(Random& random) const {
 void NeedleWords::draw(Random& random, std::span<int32_t> tokens, std::span<int32_t> labels) const {
   const size_t answer = task_.has_uuids() ? kUuid : 7;
   const std::vector<int32_t> all = ids(random);
-  if (all.size() != tokens.size() + 1) fail_internal("needle: expected an example of {} tokens, got {}", tokens.size(), all.size() - 1);
+  if (all.size() != tokens.size() + 1)
+    fail_internal("needle: expected an example of {} tokens, got {}", tokens.size(), all.size() - 1);
   std::copy_n(all.begin(), tokens.size(), tokens.begin());
   for (size_t i = tokens.size() - answer; i < tokens.size(); ++i) {
     if (piece(all[i + 1]) != "-") labels[i] = all[i + 1];
@@ -92,13 +95,15 @@ void NeedleWords::draw(Random& random, std::span<int32_t> tokens, std::span<int3
 }
 
 const std::string& NeedleWords::piece(int32_t token) const {
-  if (token < 0 || token >= vocab_size()) fail_internal("needle: expected a token below {}, got {}", vocab_size(), token);
+  if (token < 0 || token >= vocab_size())
+    fail_internal("needle: expected a token below {}, got {}", vocab_size(), token);
   return pieces_[static_cast<size_t>(token)];
 }
 
 std::unique_ptr<SyntheticTask> needle_words(const std::string& task, const TaskOptions& options) {
   if (!needs_essay(task)) {
-    if (!options.haystack.empty()) fail_usage("haystack: expected none, since '{}' hides its needle in noise, got '{}'", task, options.haystack);
+    if (!options.haystack.empty())
+      fail_usage("haystack: expected none, since '{}' hides its needle in noise, got '{}'", task, options.haystack);
     return std::make_unique<NeedleWords>(task, options.length, Essay());
   }
   Essay essay;  // without a file NeedleTask says what is missing

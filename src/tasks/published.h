@@ -12,8 +12,9 @@ struct Published {
   double paper;     // < 0: the same
 };
 
-// Of a rule on a task at a length of the judgement, trained as the task's recipe says. Single runs (one seed, the best of the evaluations at the
-// training length): a difference of less than about a point says nothing. Where the paper's table is above its result files the files count.
+// Of a rule on a task at a length of the judgement, trained as the task's recipe says. Single runs (one seed, the best
+// of the evaluations at the training length): a difference of less than about a point says nothing. Where the paper's
+// table is above its result files the files count.
 std::optional<Published> published(std::string_view task, std::string_view rule, int64_t length);
 
 }  // namespace fw

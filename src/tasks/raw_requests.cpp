@@ -44,7 +44,8 @@ std::vector<std::string> texts_or_one(const JsonFields& raw, const char* key) {
 }
 
 void piqa(const JsonFields& raw, const RecallOptions&, Request& r) {
-  choose(r, fmt::format("Question: {}\nAnswer:", raw.text("goal")), {raw.text("sol1"), raw.text("sol2")}, index_of(raw, "label", 0, 2));
+  choose(r, fmt::format("Question: {}\nAnswer:", raw.text("goal")), {raw.text("sol1"), raw.text("sol2")},
+         index_of(raw, "label", 0, 2));
 }
 
 std::string hellaswag_text(std::string_view raw) {
@@ -59,7 +60,8 @@ void hellaswag(const JsonFields& raw, const RecallOptions&, Request& r) {
   std::vector<std::string> endings = raw.texts("endings");
   std::ranges::transform(endings, endings.begin(), hellaswag_text);
   const auto count = static_cast<int64_t>(endings.size());
-  const std::string context = fmt::format("{}: {} {}", raw.text("activity_label"), raw.text("ctx_a"), capitalized(raw.text("ctx_b")));
+  const std::string context =
+      fmt::format("{}: {} {}", raw.text("activity_label"), raw.text("ctx_a"), capitalized(raw.text("ctx_b")));
   choose(r, hellaswag_text(context), std::move(endings), index_of(raw, "label", 0, count));
 }
 
@@ -80,22 +82,27 @@ void lettered(const JsonFields& raw, std::string context, Request& r) {
   std::vector<std::string> texts = choices.texts("text");
   const auto found = std::ranges::find(labels, raw.text_or_number("answerKey"));
   if (found == labels.end() || labels.size() != texts.size()) {
-    raw.fail(fmt::format("answerKey: expected one of {}, a label for each of {} choices, got '{}'", fmt::join(labels, ", "), texts.size(),
-                         raw.text_or_number("answerKey")));
+    raw.fail(fmt::format("answerKey: expected one of {}, a label for each of {} choices, got '{}'",
+                         fmt::join(labels, ", "), texts.size(), raw.text_or_number("answerKey")));
   }
   choose(r, std::move(context), std::move(texts), found - labels.begin());
 }
 
-void arc(const JsonFields& raw, const RecallOptions&, Request& r) { lettered(raw, fmt::format("Question: {}\nAnswer:", raw.text("question")), r); }
-void openbookqa(const JsonFields& raw, const RecallOptions&, Request& r) { lettered(raw, raw.text("question_stem"), r); }
+void arc(const JsonFields& raw, const RecallOptions&, Request& r) {
+  lettered(raw, fmt::format("Question: {}\nAnswer:", raw.text("question")), r);
+}
+void openbookqa(const JsonFields& raw, const RecallOptions&, Request& r) {
+  lettered(raw, raw.text("question_stem"), r);
+}
 
 void social_iqa(const JsonFields& raw, const RecallOptions&, Request& r) {
-  choose(r, fmt::format("Q: {} {}\nA:", raw.text("context"), raw.text("question")), {raw.text("answerA"), raw.text("answerB"), raw.text("answerC")},
-         index_of(raw, "label", 1, 3));
+  choose(r, fmt::format("Q: {} {}\nA:", raw.text("context"), raw.text("question")),
+         {raw.text("answerA"), raw.text("answerB"), raw.text("answerC")}, index_of(raw, "label", 1, 3));
 }
 
 void boolq(const JsonFields& raw, const RecallOptions&, Request& r) {
-  choose(r, fmt::format("{}\nQuestion: {}?\nAnswer:", raw.text("passage"), raw.text("question")), {"no", "yes"}, index_of(raw, "label", 0, 2));
+  choose(r, fmt::format("{}\nQuestion: {}?\nAnswer:", raw.text("passage"), raw.text("question")), {"no", "yes"},
+         index_of(raw, "label", 0, 2));
 }
 
 void sciq(const JsonFields& raw, const RecallOptions&, Request& r) {
@@ -106,7 +113,8 @@ void sciq(const JsonFields& raw, const RecallOptions&, Request& r) {
 void lambada(const JsonFields& raw, const RecallOptions&, Request& r) {
   const std::string text = raw.text("text");
   const size_t space = text.rfind(' ');
-  if (space == std::string::npos || space + 1 == text.size()) raw.fail("text: expected words with a last one behind a space, got none");
+  if (space == std::string::npos || space + 1 == text.size())
+    raw.fail("text: expected words with a last one behind a space, got none");
   r.kind = RequestKind::kLikelihood;
   r.contexts = {text.substr(0, space)};
   r.choices = {text.substr(space)};
@@ -121,7 +129,8 @@ void fill_page(std::string_view page, Request& r) {
 
 void wikitext(const JsonFields& raw, const RecallOptions&, Request& r) { fill_page(raw.text("page"), r); }
 
-void recall(const RecallOptions& options, std::string document, std::string question, std::vector<std::string> answers, Request& r) {
+void recall(const RecallOptions& options, std::string document, std::string question, std::vector<std::string> answers,
+            Request& r) {
   constexpr int64_t kOutput = 48;
   r.kind = RequestKind::kGenerate;
   r.contexts = {std::move(document)};
@@ -147,7 +156,8 @@ void keyed(const JsonFields& raw, const RecallOptions& options, const char* join
     recall(options, std::move(text), "", texts_or_one(raw, "value"), r);
     return;
   }
-  if (const size_t summary = text.rfind("Summary of information above"); summary != std::string::npos) text.erase(summary);
+  if (const size_t summary = text.rfind("Summary of information above"); summary != std::string::npos)
+    text.erase(summary);
   drop_tail(text, ":");
   drop_tail(text, key);
   recall(options, std::move(text), fmt::format("{}{}:", joint, key), texts_or_one(raw, "value"), r);
@@ -155,7 +165,9 @@ void keyed(const JsonFields& raw, const RecallOptions& options, const char* join
 
 void swde(const JsonFields& raw, const RecallOptions& options, Request& r) { keyed(raw, options, ". ", r); }
 void fda(const JsonFields& raw, const RecallOptions& options, Request& r) { keyed(raw, options, " ", r); }
-void squad(const JsonFields& raw, const RecallOptions& options, Request& r) { recall(options, raw.text("text"), "", texts_or_one(raw, "value"), r); }
+void squad(const JsonFields& raw, const RecallOptions& options, Request& r) {
+  recall(options, raw.text("text"), "", texts_or_one(raw, "value"), r);
+}
 
 void asked(const JsonFields& raw, const RecallOptions& options, Request& r) {
   std::string document = raw.text("context");
@@ -189,7 +201,8 @@ constexpr Known kKnown[] = {{"piqa", piqa},
 
 bool is_title(std::string_view line) {
   line = stripped(line);
-  return line.size() > 4 && line.starts_with("= ") && line.ends_with(" =") && !line.starts_with("= =") && !line.ends_with("= =");
+  return line.size() > 4 && line.starts_with("= ") && line.ends_with(" =") && !line.starts_with("= =") &&
+         !line.ends_with("= =");
 }
 
 // Pages of a text, each from its title to the next; what stands before the first is a page when it has a word.
@@ -226,7 +239,8 @@ std::vector<std::string> raw_tasks() {
   return names;
 }
 
-RequestFile requests_from_raw(const std::string& task, const std::string& path, const RecallOptions& recall, bool skip_bad) {
+RequestFile requests_from_raw(const std::string& task, const std::string& path, const RecallOptions& recall,
+                              bool skip_bad) {
   const auto known = std::ranges::find_if(kKnown, [&](const Known& k) { return task == k.name; });
   if (known == std::end(kKnown)) {
     const std::string near = nearest(task, raw_tasks());
@@ -249,7 +263,8 @@ RequestFile requests_from_raw(const std::string& task, const std::string& path, 
         request_from_json(to_json(request), where);
         file.requests.push_back(std::move(request));
       } catch (const Error& error) {
-        if (!skip_bad) throw Error(ErrorKind::kUsage, fmt::format("{}; --skip-bad leaves such lines out", error.what()));
+        if (!skip_bad)
+          throw Error(ErrorKind::kUsage, fmt::format("{}; --skip-bad leaves such lines out", error.what()));
         file.skipped.emplace_back(error.what());
       }
     });
@@ -266,7 +281,8 @@ std::string wikitext_detokenized(std::string_view page) {
   std::string text(page);
   replace_all(text, "s '", "s'");
   for (const char mark : {'-', ',', '.'}) replace_all(text, fmt::format(" @{}@ ", mark), std::string_view(&mark, 1));
-  for (const char mark : {':', ';', '.', '!', '?', ','}) replace_all(text, fmt::format(" {} ", mark), fmt::format("{} ", mark));
+  for (const char mark : {':', ';', '.', '!', '?', ','})
+    replace_all(text, fmt::format(" {} ", mark), fmt::format("{} ", mark));
   text = replaced(text, R"(\(\s*([^\)]*?)\s*\))", "($1)");
   text = replaced(text, R"(\[\s*([^\]]*?)\s*\])", "[$1]");
   text = replaced(text, R"(\{\s*([^}]*?)\s*\})", "{$1}");

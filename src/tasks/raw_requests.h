@@ -1,5 +1,6 @@
-// Requests from the raw files of data sets, as their publishers have them: JSON lines with the fields named here, or for wikitext the text itself.
-// The wording of contexts is that of lm-evaluation-harness (zero-shot), of the recall suite that of JRT.
+// Requests from the raw files of data sets, as their publishers have them: JSON lines with the fields named here, or
+// for wikitext the text itself. The wording of contexts is that of lm-evaluation-harness (zero-shot), of the recall
+// suite that of JRT.
 //
 //   piqa                         goal, sol1, sol2, label
 //   hellaswag                    activity_label, ctx_a, ctx_b, endings, label
@@ -27,15 +28,20 @@ std::vector<std::string> raw_tasks();
 
 // Of the recall suite (the last two lines above).
 struct RecallOptions {
-  int64_t max_context = 2000;                         // tokens of prompt and output
-  Truncation truncation = Truncation::kAnswerWindow;  // of the document; squad's, whose question is inside, is always cut at its left
-  bool as_stored = false;                             // swde and fda: the text as it stands in the file, as lm-evaluation-harness asks it
+  int64_t max_context = 2000;  // tokens of prompt and output
+  // of the document; squad's, whose question is inside, is always cut at its left
+  Truncation truncation = Truncation::kAnswerWindow;
+  // swde and fda: the text as it stands in the file, as lm-evaluation-harness asks it
+  bool as_stored = false;
 };
 
-// Throws Error(kUsage) for an unknown task, and naming file and line for a line that lacks a field; with skip_bad such lines are left out and named.
-RequestFile requests_from_raw(const std::string& task, const std::string& path, const RecallOptions& recall, bool skip_bad);
+// Throws Error(kUsage) for an unknown task, and naming file and line for a line that lacks a field; with skip_bad such
+// lines are left out and named.
+RequestFile requests_from_raw(const std::string& task, const std::string& path, const RecallOptions& recall,
+                              bool skip_bad);
 
-// WikiText's tokenized text as it was before: " @-@ " is "-", " , " is ", ", and so on; the harness's steps in its order.
+// WikiText's tokenized text as it was before: " @-@ " is "-", " , " is ", ", and so on; the harness's steps in its
+// order.
 std::string wikitext_detokenized(std::string_view page);
 
 }  // namespace fw

@@ -26,16 +26,19 @@ std::vector<int64_t> parse_numbers(const std::string& text, size_t count, const 
     begin = end + 1;
   }
   for (const int64_t number : numbers) {
-    if (good && number > kMostOfAll) fail_usage("{}: expected numbers of at most {}, got {} in '{}'", option, kMostOfAll, number, text);
+    if (good && number > kMostOfAll)
+      fail_usage("{}: expected numbers of at most {}, got {} in '{}'", option, kMostOfAll, number, text);
   }
   if (!good || numbers.size() != count)
-    fail_usage("{}: expected {} or zoology, with commas between them, got '{}'", option, count == 3 ? "LENGTHxPAIRSxCOUNT" : "LENGTHxPAIRS", text);
+    fail_usage("{}: expected {} or zoology, with commas between them, got '{}'", option,
+               count == 3 ? "LENGTHxPAIRSxCOUNT" : "LENGTHxPAIRS", text);
   return numbers;
 }
 
 }  // namespace
 
-std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length, int64_t pairs) {
+std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length,
+                                       int64_t pairs) {
   return make_task(task, {.length = length == 0 ? recipe.length : length,
                           .pairs = pairs == 0 ? recipe.pairs : pairs,
                           .vocab_size = recipe.vocabulary,
@@ -49,19 +52,22 @@ std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::stri
 // "zoology" said out, and what follows from a mixture: 32 times round it, judged after each.
 void complete_mixture(TaskRecipe& recipe, const std::string& task) {
   if (recipe.segments.empty()) {
-    if (!recipe.tests.empty()) fail_usage("tests: these are of a mixture; give it with --segments, or lengths with --lengths");
+    if (!recipe.tests.empty())
+      fail_usage("tests: these are of a mixture; give it with --segments, or lengths with --lengths");
     return;
   }
   if (task != "mqar_zoology") fail_usage("segments: a mixture is trained on by mqar_zoology only, not by {}", task);
   if (recipe.segments == StringList{"zoology"}) {
     recipe.segments.clear();
-    for (const TaskSegment& s : zoology_training()) recipe.segments.push_back(fmt::format("{}x{}x{}", s.length, s.pairs, s.examples));
+    for (const TaskSegment& s : zoology_training())
+      recipe.segments.push_back(fmt::format("{}x{}x{}", s.length, s.pairs, s.examples));
   }
   if (recipe.tests.empty() || recipe.tests == StringList{"zoology"}) {
     recipe.tests.clear();
     for (const TaskSegment& s : zoology_tests()) recipe.tests.push_back(fmt::format("{}x{}", s.length, s.pairs));
   }
-  if (!recipe.lengths.empty()) fail_usage("lengths: with --segments say with --tests, as LENGTHxPAIRS, where the model is judged");
+  if (!recipe.lengths.empty())
+    fail_usage("lengths: with --segments say with --tests, as LENGTHxPAIRS, where the model is judged");
   const TaskSegment first = training_segments(recipe).front();
   recipe.length = first.length;
   recipe.pairs = first.pairs;
@@ -86,14 +92,16 @@ void complete(TaskRecipe& recipe, const std::string& task) {
   check_ranges(key_tables(recipe));
   check_sizes(recipe);
   const TaskOptions standard = default_options(task);
-  // Kaczmarz Linear Attention's settings; mqar_zoology takes as many steps as Zoology's 32 passes over 180,000 examples in batches of 256.
+  // Kaczmarz Linear Attention's settings; mqar_zoology takes as many steps as Zoology's 32 passes over 180,000 examples
+  // in batches of 256.
   const bool whole_sequence = task == "palindrome" || task == "stack";
   if (recipe.length == 0) recipe.length = standard.length;
   complete_mixture(recipe, task);
   if (recipe.steps == 0) recipe.steps = task == "mqar_zoology" ? 22500 : whole_sequence ? 20000 : 10000;
   if (recipe.eval_every == 0) recipe.eval_every = whole_sequence ? 500 : 200;
   if (recipe.lengths.empty() && recipe.segments.empty()) {
-    recipe.lengths = whole_sequence ? IntList{256, 512, 1024, 2048} : IntList{recipe.length, 2 * recipe.length, 4 * recipe.length, 8 * recipe.length};
+    recipe.lengths = whole_sequence ? IntList{256, 512, 1024, 2048}
+                                    : IntList{recipe.length, 2 * recipe.length, 4 * recipe.length, 8 * recipe.length};
   }
   for (const int64_t length : recipe.lengths) {
     if (length < 1) fail_usage("lengths: expected lengths of at least 1, got {}", length);
@@ -134,7 +142,8 @@ int64_t steps_per_round(const TaskRecipe& recipe) {
 
 double task_learning_rate(const TaskRecipe& recipe, double lr, int64_t step) {
   if (recipe.schedule == "constant") return lr;
-  const int64_t per_round = steps_per_round(recipe), rounds = (recipe.steps + per_round - 1) / per_round, round = step / per_round;
+  const int64_t per_round = steps_per_round(recipe), rounds = (recipe.steps + per_round - 1) / per_round,
+                round = step / per_round;
   return lr * (1 + std::cos(std::numbers::pi * static_cast<double>(round) / static_cast<double>(rounds))) / 2;
 }
 
@@ -164,7 +173,8 @@ void set_mixers(ModelConfig& model, const std::string& name) {
     model.rule = name;
     return;
   }
-  if (!model.layers.empty()) fail_usage("rule: '{}' says which layers there are, and so does layers: leave one of them out", name);
+  if (!model.layers.empty())
+    fail_usage("rule: '{}' says which layers there are, and so does layers: leave one of them out", name);
   if (pair) model.rule = name.substr(0, plus);
   model.layers = pair ? StringList{"recurrent", name.substr(plus + 1)} : StringList{name};
 }

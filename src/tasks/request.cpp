@@ -24,7 +24,8 @@ constexpr Word<RequestKind> kKinds[] = {{"mc", RequestKind::kChoices},
                                         {"ll", RequestKind::kLikelihood},
                                         {"rolling", RequestKind::kRolling},
                                         {"gen", RequestKind::kGenerate}};
-constexpr Word<AnswerMetric> kMetrics[] = {{"contains", AnswerMetric::kContains}, {"substr_all", AnswerMetric::kSubstrAll}};
+constexpr Word<AnswerMetric> kMetrics[] = {{"contains", AnswerMetric::kContains},
+                                           {"substr_all", AnswerMetric::kSubstrAll}};
 constexpr Word<Truncation> kTruncations[] = {{"left", Truncation::kLeft}, {"answer_window", Truncation::kAnswerWindow}};
 
 template <class Kind, size_t kCount>
@@ -36,8 +37,8 @@ Kind parse(const Word<Kind> (&words)[kCount], const JsonFields& fields, const ch
     names.emplace_back(known.word);
   }
   const std::string near = nearest(word, names);
-  fields.fail(
-      fmt::format("{}: expected one of {}, got '{}'{}", key, fmt::join(names, ", "), word, near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
+  fields.fail(fmt::format("{}: expected one of {}, got '{}'{}", key, fmt::join(names, ", "), word,
+                          near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
 }
 
 template <class Kind, size_t kCount>
@@ -92,12 +93,18 @@ json to_json(const Request& r) {
       line.update({{"text", r.text}, {"n_words", r.words}, {"n_bytes", r.bytes}});
       break;
     case RequestKind::kGenerate:
-      line.update({{"answers", r.answers}, {"max_gen", r.max_gen}, {"until", r.until}, {"metric", word_of(kMetrics, r.metric)}});
+      line.update({{"answers", r.answers},
+                   {"max_gen", r.max_gen},
+                   {"until", r.until},
+                   {"metric", word_of(kMetrics, r.metric)}});
       if (r.truncation == Truncation::kRefuse) {
         line["prompt"] = r.contexts.front();
         if (r.max_length > 0) line["max_len"] = r.max_length;
       } else {
-        line.update({{"prompt_ctx", r.contexts.front()}, {"prompt_q", r.question}, {"max_ctx", r.max_length}, {"trunc", word_of(kTruncations, r.truncation)}});
+        line.update({{"prompt_ctx", r.contexts.front()},
+                     {"prompt_q", r.question},
+                     {"max_ctx", r.max_length},
+                     {"trunc", word_of(kTruncations, r.truncation)}});
       }
       break;
   }
@@ -161,9 +168,12 @@ RequestFile read_requests(const std::string& path, const std::string& task, bool
     }
   });
   if (!file.requests.empty()) return file;
-  if (!others.empty()) fail_usage("'{}': it has no request of the task '{}'; its tasks are {}", path, task, fmt::join(others, ", "));
+  if (!others.empty())
+    fail_usage("'{}': it has no request of the task '{}'; its tasks are {}", path, task, fmt::join(others, ", "));
   fail_usage("'{}': expected requests, one JSON object a line, got none{}", path,
-             file.skipped.empty() ? "" : fmt::format(" among {} lines that are not; the first: {}", file.skipped.size(), file.skipped.front()));
+             file.skipped.empty() ? ""
+                                  : fmt::format(" among {} lines that are not; the first: {}", file.skipped.size(),
+                                                file.skipped.front()));
 }
 
 }  // namespace fw

@@ -17,7 +17,8 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-// The tokens of a request. Of choices a context and a continuation each; of a text the continuation alone; of generation the context alone.
+// The tokens of a request. Of choices a context and a continuation each; of a text the continuation alone; of
+// generation the context alone.
 struct Prepared {
   std::vector<Ids> contexts, continuations;
   bool truncated = false, apart = false;
@@ -40,8 +41,10 @@ std::string cleaned(std::string_view output) {
 
 double answered(const Request& r, const std::string& output) {
   const std::string text = r.metric == AnswerMetric::kSubstrAll ? cleaned(output) : output;
-  const auto found = std::ranges::count_if(r.answers, [&](const std::string& answer) { return contains_ignoring_case(text, answer); });
-  return r.metric == AnswerMetric::kContains ? static_cast<double>(found > 0) : static_cast<double>(found) / static_cast<double>(r.answers.size());
+  const auto found =
+      std::ranges::count_if(r.answers, [&](const std::string& answer) { return contains_ignoring_case(text, answer); });
+  return r.metric == AnswerMetric::kContains ? static_cast<double>(found > 0)
+                                             : static_cast<double>(found) / static_cast<double>(r.answers.size());
 }
 
 const char* metric_of(const Request& r) { return r.metric == AnswerMetric::kContains ? "contains" : "substr_all"; }
@@ -73,8 +76,10 @@ struct Scoring::Impl {
 
   Impl(LanguageModel<float>& m, const Tokenizer& t, const ScoringOptions& o, const std::vector<Request>& r)
       : model(m), tokenizer(t), options(o), requests(r), prefix(prefix_of(t, o.prefix)), likelihood(m, o.max_length) {
-    if (options.max_length < 0) fail_usage("max_length: expected a number of tokens, or 0 for no limit, got {}", options.max_length);
-    if (prefix >= model.config().vocab_size) fail_usage("prefix token: expected 0 to {}, got {}", model.config().vocab_size - 1, prefix);
+    if (options.max_length < 0)
+      fail_usage("max_length: expected a number of tokens, or 0 for no limit, got {}", options.max_length);
+    if (prefix >= model.config().vocab_size)
+      fail_usage("prefix token: expected 0 to {}, got {}", model.config().vocab_size - 1, prefix);
     prepared.resize(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       stop_point("encoding", static_cast<int64_t>(i), static_cast<int64_t>(requests.size()), "requests");
@@ -86,7 +91,8 @@ struct Scoring::Impl {
         skipped.emplace_back(error.what());
       }
     }
-    if (skipped.size() == requests.size() && !skipped.empty()) fail_usage("none of {} requests can be scored; the first: {}", skipped.size(), skipped.front());
+    if (skipped.size() == requests.size() && !skipped.empty())
+      fail_usage("none of {} requests can be scored; the first: {}", skipped.size(), skipped.front());
   }
 
   Ids encode(const Request& r, const std::string& text) const {
@@ -114,14 +120,17 @@ struct Scoring::Impl {
     if (all.empty()) fail_usage("{}: the continuation '{}' has no token", name_of(r), continuation);
     const auto length = static_cast<int64_t>(all.size());
     if (options.max_length > 0 && length > options.max_length) {
-      fail_usage("{}: a continuation of {} tokens does not fit into --max-length {}", name_of(r), length, options.max_length);
+      fail_usage("{}: a continuation of {} tokens does not fit into --max-length {}", name_of(r), length,
+                 options.max_length);
     }
-    p.truncated = p.truncated || (options.max_length > 0 && static_cast<int64_t>(given.size()) + length > options.max_length + 1);
+    p.truncated =
+        p.truncated || (options.max_length > 0 && static_cast<int64_t>(given.size()) + length > options.max_length + 1);
     p.contexts.push_back(std::move(given));
     p.continuations.push_back(std::move(all));
   }
 
-  // The document's tokens that are kept: `room` of them around the first answer (half before it, as far as both ends allow), or the last ones.
+  // The document's tokens that are kept: `room` of them around the first answer (half before it, as far as both ends
+  // allow), or the last ones.
   Ids cut(const Request& r, Ids document, size_t room) const {
     if (document.size() <= room) return document;
     size_t begin = document.size() - room;
@@ -142,14 +151,16 @@ struct Scoring::Impl {
     if (fits(whole.size())) return whole;
     if (r.truncation == Truncation::kRefuse && r.max_length > 0) {
       fail_usage(
-          "{}: the prompt has {} tokens with this tokenizer, and with {} of the output it is longer than its length of {}: draw the task with the model's "
+          "{}: the prompt has {} tokens with this tokenizer, and with {} of the output it is longer than its length of "
+          "{}: draw the task with the model's "
           "tokenizer",
           name_of(r), whole.size(), r.max_gen, limit);
     }
     truncated = true;
     const Ids question = encode(r, r.question);
     if (room < 1 || static_cast<int64_t>(question.size()) >= room) {
-      fail_usage("{}: a question of {} tokens and an output of {} leave no room for a document within {}", name_of(r), question.size(), r.max_gen, limit);
+      fail_usage("{}: a question of {} tokens and an output of {} leave no room for a document within {}", name_of(r),
+                 question.size(), r.max_gen, limit);
     }
     Ids kept = cut(r, encode(r, r.contexts.front()), static_cast<size_t>(room) - question.size());
     kept.insert(kept.end(), question.begin(), question.end());
@@ -206,7 +217,8 @@ struct Scoring::Impl {
       case RequestKind::kContexts:
         for (size_t i = 0; i < p.contexts.size(); ++i) {
           s.log_likelihoods.push_back(likelihood.continuation(p.contexts[i], p.continuations[i]).log_likelihood);
-          if (r.kind == RequestKind::kChoices) by_length.push_back(s.log_likelihoods.back() / static_cast<double>(code_points(r.choices[i])));
+          if (r.kind == RequestKind::kChoices)
+            by_length.push_back(s.log_likelihoods.back() / static_cast<double>(code_points(r.choices[i])));
         }
         s.chosen = largest(s.log_likelihoods);
         s.values["acc"] = static_cast<double>(s.chosen == r.gold);
@@ -256,7 +268,8 @@ struct Scoring::Impl {
   }
 };
 
-Scoring::Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options, const std::vector<Request>& requests)
+Scoring::Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options,
+                 const std::vector<Request>& requests)
     : impl_(std::make_unique<Impl>(model, tokenizer, options, requests)) {}
 Scoring::~Scoring() = default;
 
@@ -298,7 +311,8 @@ std::vector<TaskScores> Scoring::scores() const {
 nlohmann::json to_json(const Request& r, const RequestScore& s) {
   nlohmann::json line{{"task", r.task}, {"id", r.id}, {"metrics", s.values}};
   if (r.max_length > 0) line["length"] = r.max_length;
-  if (!s.log_likelihoods.empty()) line.update({{"log_likelihoods", s.log_likelihoods}, {"chosen", s.chosen}, {"gold", r.gold}});
+  if (!s.log_likelihoods.empty())
+    line.update({{"log_likelihoods", s.log_likelihoods}, {"chosen", s.chosen}, {"gold", r.gold}});
   if (r.kind == RequestKind::kGenerate) line.update({{"output", s.output}, {"answers", r.answers}});
   return line;
 }

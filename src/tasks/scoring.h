@@ -6,9 +6,10 @@
 //   gen          greedy output until a stop text, the end of text or max_gen tokens; whether it has an answer (contains), the share of the answers that
 //                it has (substr_all), both without regard to case
 //
-// Tokens of a continuation c behind a context x are those of x + c from the number of tokens of x on; white space at the end of x belongs to c. Where one
-// token spans the join, so that none is left for c, those of c alone are scored. An empty context is the prefix token, or the first token of c where it is
-// that. What is too long for max_length loses its left.
+// Tokens of a continuation c behind a context x are those of x + c from the number of tokens of x on; white space at
+// the end of x belongs to c. Where one token spans the join, so that none is left for c, those of c alone are scored.
+// An empty context is the prefix token, or the first token of c where it is that. What is too long for max_length loses
+// its left.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,10 @@
 namespace fw {
 
 struct ScoringOptions {
-  int64_t max_length = 2048;             // tokens that the model is given at once; 0: no limit. A request's own max_len or max_ctx goes before it
-  int32_t prefix = -1;                   // token before a text that begins with nothing; < 0: the end of text, else a newline, else 0
+  // tokens that the model is given at once; 0: no limit. A request's own max_len or max_ctx goes before it
+  int64_t max_length = 2048;
+  // token before a text that begins with nothing; < 0: the end of text, else a newline, else 0
+  int32_t prefix = -1;
   std::vector<int32_t> end_tokens = {};  // of an output
   bool skip_bad = false;                 // requests that cannot be scored are left out, instead of being an error
 };
@@ -55,10 +58,14 @@ struct TaskScores {
 // Tokens of all requests, made before anything is scored, so that what cannot be scored is known first.
 class Scoring {
  public:
-  // Model, tokenizer and requests must outlive it. Throws Error(kUsage) naming the request for a continuation or an output that is longer than
-  // max_length, a question that leaves no room for its document, and a prompt of its own length (needles) that this tokenizer makes longer; with skip_bad only
-  // where no request is left. Throws Stopped (base/stop.h).
-  Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options, const std::vector<Request>& requests);
+  // Model, tokenizer and requests must outlive it. Throws Error(kUsage) naming the request for:
+  // - a continuation or an output that is longer than max_length,
+  // - a question that leaves no room for its document,
+  // - a prompt of its own length (needles) that this tokenizer makes longer.
+  //
+  // With skip_bad only where no request is left. Throws Stopped (base/stop.h).
+  Scoring(LanguageModel<float>& model, const Tokenizer& tokenizer, const ScoringOptions& options,
+          const std::vector<Request>& requests);
   ~Scoring();
   Scoring(const Scoring&) = delete;
   Scoring& operator=(const Scoring&) = delete;

@@ -11,7 +11,8 @@ int32_t below(Random& random, int n) { return static_cast<int32_t>(random.below(
 
 class Palindrome : public SyntheticTask {
  public:
-  explicit Palindrome(const TaskOptions& options) : source_(static_cast<size_t>(options.length)), first_(options.first) {}
+  explicit Palindrome(const TaskOptions& options)
+      : source_(static_cast<size_t>(options.length)), first_(options.first) {}
   int32_t vocab_size() const override { return kVocabulary; }
   int64_t length() const override { return 2 * static_cast<int64_t>(source_) + 1; }
   bool recalls_pairs() const override { return false; }

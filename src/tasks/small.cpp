@@ -15,7 +15,8 @@ struct Setting {
   uint64_t seed;
 };
 
-// A needle is found all at once after a time at chance: training ends when it is found (`enough`). Needles in an essay want larger batches.
+// A needle is found all at once after a time at chance: training ends when it is found (`enough`). Needles in an essay
+// want larger batches.
 constexpr Setting kSettings[] = {
     {"one_pair", 64, 1, 24, 32, 800, 16, 100, 3e-3, 0, 1.0 / 32, 1},
     {"mqar", 64, 4, 24, 64, 1200, 16, 100, 3e-3, 0, 1.0 / 32, 1},
@@ -32,7 +33,8 @@ constexpr Setting kSettings[] = {
 
 SmallTask small_task(const std::string& task, const std::string& haystack) {
   default_options(task);  // an unknown task is named here
-  const auto* const found = std::find_if(std::begin(kSettings), std::end(kSettings), [&](const Setting& s) { return task == s.task; });
+  const auto* const found =
+      std::find_if(std::begin(kSettings), std::end(kSettings), [&](const Setting& s) { return task == s.task; });
   if (found == std::end(kSettings)) fail_internal("small_task: no settings of '{}'", task);
   SmallTask small;
   small.recipe.vocabulary = found->vocabulary;

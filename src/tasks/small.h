@@ -1,5 +1,5 @@
-// Settings at which every synthetic task is learnt within two minutes on two cores: what `sweep TASK --small` runs, and what the tests hold it to
-// (tests/tasks/learns_test.cpp).
+// Settings at which every synthetic task is learnt within two minutes on two cores: what `sweep TASK --small` runs, and
+// what the tests hold it to (tests/tasks/learns_test.cpp).
 #pragma once
 
 #include <cstdint>

@@ -35,9 +35,18 @@ const Known kKnown[] = {
     {"palindrome", {.length = 1024}, palindrome},
     {"stack", {.length = 1024}, stack},
     {"niah_single_1", {.length = 1}, [](const TaskOptions& options) { return needle_words("niah_single_1", options); }},
-    {"niah_single_2", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_single_2", options); }, true},
-    {"niah_single_3", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_single_3", options); }, true},
-    {"niah_multikey_1", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_multikey_1", options); }, true},
+    {"niah_single_2",
+     {.length = 100},
+     [](const TaskOptions& options) { return needle_words("niah_single_2", options); },
+     true},
+    {"niah_single_3",
+     {.length = 100},
+     [](const TaskOptions& options) { return needle_words("niah_single_3", options); },
+     true},
+    {"niah_multikey_1",
+     {.length = 100},
+     [](const TaskOptions& options) { return needle_words("niah_multikey_1", options); },
+     true},
 };
 
 const Known& find(std::string_view task) {
@@ -46,7 +55,8 @@ const Known& find(std::string_view task) {
   }
   const std::vector<std::string> names = synthetic_tasks();
   const std::string near = nearest(task, names);
-  fail_usage("task: expected one of {}, got '{}'{}", fmt::join(names, ", "), task, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail_usage("task: expected one of {}, got '{}'{}", fmt::join(names, ", "), task,
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 }  // namespace
@@ -54,13 +64,15 @@ const Known& find(std::string_view task) {
 uint64_t example_seed(uint64_t seed, uint64_t index) { return scatter(scatter(seed) + index); }
 
 TaskExample SyntheticTask::example(uint64_t seed, uint64_t index) const {
-  TaskExample result{std::vector<int32_t>(static_cast<size_t>(length())), std::vector<int32_t>(static_cast<size_t>(length()), kNoLabel)};
+  TaskExample result{std::vector<int32_t>(static_cast<size_t>(length())),
+                     std::vector<int32_t>(static_cast<size_t>(length()), kNoLabel)};
   Random random(example_seed(seed, index));
   draw(random, result.tokens, result.labels);
   return result;
 }
 
-void SyntheticTask::examples(uint64_t seed, uint64_t first, int64_t count, std::span<int32_t> tokens, std::span<int32_t> labels) const {
+void SyntheticTask::examples(uint64_t seed, uint64_t first, int64_t count, std::span<int32_t> tokens,
+                             std::span<int32_t> labels) const {
   const auto size = static_cast<size_t>(length());
   parallel_for(count, [&](int64_t i) {
     const TaskExample one = example(seed, first + static_cast<uint64_t>(i));
@@ -94,10 +106,13 @@ std::unique_ptr<SyntheticTask> make_task(std::string_view task, const TaskOption
   return known.make(full);
 }
 
-std::vector<TaskSegment> zoology_training() { return {{64, 4, 100000}, {128, 8, 20000}, {256, 16, 20000}, {256, 32, 20000}, {256, 64, 20000}}; }
+std::vector<TaskSegment> zoology_training() {
+  return {{64, 4, 100000}, {128, 8, 20000}, {256, 16, 20000}, {256, 32, 20000}, {256, 64, 20000}};
+}
 
 std::vector<TaskSegment> zoology_tests() {
-  return {{64, 4, 1000}, {64, 8, 1000}, {64, 16, 1000}, {128, 32, 1000}, {256, 64, 1000}, {512, 128, 1000}, {1024, 256, 1000}};
+  return {{64, 4, 1000},   {64, 8, 1000},    {64, 16, 1000},   {128, 32, 1000},
+          {256, 64, 1000}, {512, 128, 1000}, {1024, 256, 1000}};
 }
 
 double last_write_ceiling(const SyntheticTask& task, uint64_t seed, int64_t count) {

@@ -1,7 +1,8 @@
-// Synthetic tasks of the papers: recall and memory tests whose examples are drawn, not read. An example is a row of tokens and, at the
-// positions that count, the token that a model must put out there. Example i of a seed is a function of both alone, so that a stream can be
-// entered anywhere, by any number of readers, and a resumed run sees what an undisturbed one does. Draws are ours (base/random.h): the
-// distributions are the papers', the numbers are not those of their generators. docs/tasks.md has each task's origin and its traps.
+// Synthetic tasks of the papers: recall and memory tests whose examples are drawn, not read. An example is a row of
+// tokens and, at the positions that count, the token that a model must put out there. Example i of a seed is a function
+// of both alone, so that a stream can be entered anywhere, by any number of readers, and a resumed run sees what an
+// undisturbed one does. Draws are ours (base/random.h): the distributions are the papers', the numbers are not those of
+// their generators. docs/tasks.md has each task's origin and its traps.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,10 @@ struct TaskExample {
 
 // What a task is drawn with. Zero: the task's own default (default_options()).
 struct TaskOptions {
-  int64_t length = 0;      // tokens of an example; of palindrome: of the source, an example has 2 length + 1; of niah_single_1: lines of noise, of the others:
-                           // words of the essay
+  // tokens of an example; of palindrome: of the source, an example has 2 length + 1; of niah_single_1: lines of noise,
+  // of the others:
+  int64_t length = 0;
+  // words of the essay
   int64_t pairs = 0;       // key-value pairs of the recall tasks
   int64_t vocab_size = 0;  // of the recall tasks
   int64_t passes = 0;      // how often mqar_zoology shows its pairs
@@ -49,7 +52,8 @@ class SyntheticTask {
 
   TaskExample example(uint64_t seed, uint64_t index) const;
   // tokens and labels [count, length()]: examples first ... first + count - 1 of a seed, on all threads.
-  void examples(uint64_t seed, uint64_t first, int64_t count, std::span<int32_t> tokens, std::span<int32_t> labels) const;
+  void examples(uint64_t seed, uint64_t first, int64_t count, std::span<int32_t> tokens,
+                std::span<int32_t> labels) const;
 };
 
 // mqar           multi-query associative recall as Kaczmarz Linear Attention's experiments draw it: keys may repeat, noise may hit keys
@@ -57,8 +61,8 @@ class SyntheticTask {
 // mqar_zoology   as Zoology and Based draw it: distinct keys, queries near the pairs
 // palindrome     a random text, a separator, the text backwards
 // stack          64 stacks, pushes and pops in any order; a pop asks for the value
-// niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h); the digits of the answer are asked for
-// niah_single_2, niah_single_3, niah_multikey_1  the same in an essay: a number, a UUID, one of four numbers
+// niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h). The digits of the answer are
+// asked for niah_single_2, niah_single_3, niah_multikey_1  the same in an essay: a number, a UUID, one of four numbers
 std::vector<std::string> synthetic_tasks();
 TaskOptions default_options(std::string_view task);
 // Whether the task hides its needles in a text, which TaskOptions::haystack names.
@@ -73,13 +77,14 @@ struct TaskSegment {
 std::vector<TaskSegment> zoology_training();
 std::vector<TaskSegment> zoology_tests();
 
-// The share of the labels that a perfect memory of pairs gets right, which keeps for every token the token that last followed it: what
-// noise that repeats a key, and keys drawn twice, leave possible. Over `count` examples of a seed. Throws Error(kUsage) for a task that is
-// not a recall of pairs (palindrome, stack: every label follows from the tokens before it).
+// The share of the labels that a perfect memory of pairs gets right, which keeps for every token the token that last
+// followed it. It is what noise that repeats a key, and keys drawn twice, leave possible. Over `count` examples of a
+// seed. Throws Error(kUsage) for a task that is not a recall of pairs (palindrome, stack: every label follows from the
+// tokens before it).
 double last_write_ceiling(const SyntheticTask& task, uint64_t seed, int64_t count);
 
-// Of predictions [count, length] against labels [count, length]. micro: correct labels of all labels; macro: the mean over examples of
-// each one's share (examples without labels are left out).
+// Of predictions [count, length] against labels [count, length]. micro: correct labels of all labels; macro: the mean
+// over examples of each one's share (examples without labels are left out).
 struct TaskAccuracy {
   int64_t labels = 0, correct = 0;
   double micro = 0, macro = 0;

@@ -14,7 +14,8 @@ namespace fw {
 namespace {
 
 icu::UnicodeString wide(std::string_view text) {
-  if (text.size() > size_t{1} << 30) fail_usage("a text of {} bytes: expected at most 1 GiB where it is taken apart as Unicode", text.size());
+  if (text.size() > size_t{1} << 30)
+    fail_usage("a text of {} bytes: expected at most 1 GiB where it is taken apart as Unicode", text.size());
   return icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<int32_t>(text.size())));
 }
 
@@ -26,7 +27,8 @@ std::string narrow(const icu::UnicodeString& text) {
 
 bool is_space(UChar32 c) {
   const auto direction = u_charDirection(c);
-  return u_charType(c) == U_SPACE_SEPARATOR || direction == U_WHITE_SPACE_NEUTRAL || direction == U_BLOCK_SEPARATOR || direction == U_SEGMENT_SEPARATOR;
+  return u_charType(c) == U_SPACE_SEPARATOR || direction == U_WHITE_SPACE_NEUTRAL || direction == U_BLOCK_SEPARATOR ||
+         direction == U_SEGMENT_SEPARATOR;
 }
 
 // body(character, begin, end) for every character of the text, by bytes.
@@ -45,12 +47,14 @@ void for_each_character(std::string_view text, const Body& body) {
 
 std::vector<std::string> sentences_of(std::string_view text) {
   UErrorCode error = U_ZERO_ERROR;
-  const std::unique_ptr<icu::BreakIterator> breaks(icu::BreakIterator::createSentenceInstance(icu::Locale::getEnglish(), error));
+  const std::unique_ptr<icu::BreakIterator> breaks(
+      icu::BreakIterator::createSentenceInstance(icu::Locale::getEnglish(), error));
   if (U_FAILURE(error)) fail_internal("ICU has no rules for sentences: {}", u_errorName(error));
   const icu::UnicodeString whole = wide(text);
   breaks->setText(whole);
   std::vector<std::string> sentences;
-  for (int32_t begin = breaks->first(), end = breaks->next(); end != icu::BreakIterator::DONE; begin = end, end = breaks->next()) {
+  for (int32_t begin = breaks->first(), end = breaks->next(); end != icu::BreakIterator::DONE;
+       begin = end, end = breaks->next()) {
     const std::string sentence = narrow(whole.tempSubStringBetween(begin, end));
     if (const std::string_view inside = stripped(sentence); !inside.empty()) sentences.emplace_back(inside);
   }
@@ -89,7 +93,9 @@ std::string capitalized(std::string_view text) {
                 icu::UnicodeString(whole, first).toLower(icu::Locale::getRoot()));
 }
 
-bool contains_ignoring_case(std::string_view text, std::string_view part) { return lower_case(text).find(lower_case(part)) != std::string::npos; }
+bool contains_ignoring_case(std::string_view text, std::string_view part) {
+  return lower_case(text).find(lower_case(part)) != std::string::npos;
+}
 
 std::string replaced(std::string_view text, const char* pattern, const char* replacement) {
   UErrorCode error = U_ZERO_ERROR;

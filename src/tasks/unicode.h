@@ -1,5 +1,5 @@
-// Text as Unicode, where bytes are not enough, through ICU: sentences, case, code points, white space. Text is UTF-8; bytes that are none count as
-// U+FFFD, one each as ICU reads them.
+// Text as Unicode, where bytes are not enough, through ICU: sentences, case, code points, white space. Text is UTF-8;
+// bytes that are none count as U+FFFD, one each as ICU reads them.
 #pragma once
 
 #include <cstdint>

@@ -66,12 +66,14 @@ void AddedTokens::cut(std::string_view text, std::vector<Part>& parts) const {
     if (token.lstrip) begin = std::max(begin, done);
     if (begin > end) {
       fail_usage(
-          "the added token '{}' stands in the white space that the token before it takes (rstrip), and takes that space itself (lstrip): expected tokens "
+          "the added token '{}' stands in the white space that the token before it takes (rstrip), and takes that "
+          "space itself (lstrip): expected tokens "
           "of which one of both is off",
           utf8_start(token.content, 40));
     }
     if (done < begin) parts.push_back({text.substr(done, begin - done)});
-    if (begin < end) parts.push_back({text.substr(begin, end - begin), token.id});  // of white space that is taken whole nothing is left
+    // of white space that is taken whole nothing is left
+    if (begin < end) parts.push_back({text.substr(begin, end - begin), token.id});
     done = end;
   }
   if (done < text.size()) parts.push_back({text.substr(done)});

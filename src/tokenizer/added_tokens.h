@@ -1,5 +1,5 @@
-// The added tokens of a tokenizer.json ("<|endoftext|>"): found in the text before anything else, those that are not normalised in the text as it is, the
-// others in what the normalizer makes of it.
+// The added tokens of a tokenizer.json ("<|endoftext|>"): found in the text before anything else, those that are not
+// normalised in the text as it is, the others in what the normalizer makes of it.
 #pragma once
 
 #include <cstdint>

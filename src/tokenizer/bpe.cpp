@@ -1,5 +1,5 @@
-// Byte pair encoding: a piece begins as its characters, and the pair that stands first in the list of merges is joined, the leftmost of equal ones, until no
-// pair is in the list.
+// Byte pair encoding: a piece begins as its characters, and the pair that stands first in the list of merges is joined,
+// the leftmost of equal ones, until no pair is in the list.
 #include <algorithm>
 #include <optional>
 #include <queue>
@@ -20,7 +20,8 @@ class Bpe final : public TokenModel {
   explicit Bpe(const JsonPart& part) {
     if (part.has("dropout")) {
       const JsonPart dropout = part.at("dropout");
-      if (!dropout.value().is_number() || dropout.value().get<double>() != 0) dropout.refuse("null or 0: with dropout a text has no fixed ids");
+      if (!dropout.value().is_number() || dropout.value().get<double>() != 0)
+        dropout.refuse("null or 0: with dropout a text has no fixed ids");
     }
     prefix_ = part.text_or("continuing_subword_prefix", "");
     suffix_ = part.text_or("end_of_word_suffix", "");
@@ -69,10 +70,12 @@ class Bpe final : public TokenModel {
     part.expect_object();
     for (const auto& [token, id] : part.value().items()) {
       if (!id.is_number_integer() || id < 0 || id > kMostIds) {
-        part.fail(fmt::format("the token '{}': expected an id from 0 to {}, got {}", token, kMostIds, id.dump(-1, ' ', true).substr(0, 40)));
+        part.fail(fmt::format("the token '{}': expected an id from 0 to {}, got {}", token, kMostIds,
+                              id.dump(-1, ' ', true).substr(0, 40)));
       }
       const int32_t value = id.get<int32_t>();
-      if (const std::string* other = vocabulary_.token(value)) part.fail(fmt::format("the tokens '{}' and '{}' have the same id, {}", *other, token, value));
+      if (const std::string* other = vocabulary_.token(value))
+        part.fail(fmt::format("the tokens '{}' and '{}' have the same id, {}", *other, token, value));
       vocabulary_.add(token, value);
     }
     if (vocabulary_.count() == 0) part.refuse("tokens and their ids");
@@ -86,7 +89,8 @@ class Bpe final : public TokenModel {
       const std::string& text = merge.get_ref<const std::string&>();
       if (index == 0 && text.starts_with("#version")) return;
       const size_t space = text.find(' ');
-      if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) merges.element(index).refuse("two tokens with a space between");
+      if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos)
+        merges.element(index).refuse("two tokens with a space between");
       left = text.substr(0, space);
       right = text.substr(space + 1);
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
@@ -100,12 +104,15 @@ class Bpe final : public TokenModel {
       if (id < 0) merges.element(index).fail(fmt::format("the token '{}' is not in the vocabulary", token));
       return id;
     };
-    if (right.size() < prefix_.size()) merges.element(index).fail(fmt::format("'{}' is shorter than continuing_subword_prefix", right));
+    if (right.size() < prefix_.size())
+      merges.element(index).fail(fmt::format("'{}' is shorter than continuing_subword_prefix", right));
     const int32_t a = id_of(left), b = id_of(right), joined = id_of(left + right.substr(prefix_.size()));
     merges_[pair(a, b)] = {static_cast<int32_t>(index), joined};
   }
 
-  static uint64_t pair(int32_t a, int32_t b) { return uint64_t{static_cast<uint32_t>(a)} << 32 | static_cast<uint32_t>(b); }
+  static uint64_t pair(int32_t a, int32_t b) {
+    return uint64_t{static_cast<uint32_t>(a)} << 32 | static_cast<uint32_t>(b);
+  }
 
   // Of characters; what has none is bytes, or the unknown token (one for several in a row with fuse_unk), or nothing.
   void first_ids(std::string_view piece, std::vector<int32_t>& ids) const {
@@ -130,7 +137,9 @@ class Bpe final : public TokenModel {
       }
       if (byte_fallback_ && byte_pieces(character, ids)) continue;
       if (unknown_name_.empty()) continue;
-      if (unknown_ < 0) fail_usage("the tokenizer has no token for '{}' and its unk_token '{}' is not in its vocabulary", character, unknown_name_);
+      if (unknown_ < 0)
+        fail_usage("the tokenizer has no token for '{}' and its unk_token '{}' is not in its vocabulary", character,
+                   unknown_name_);
       if (!fuse_unknown_) flush();
       pending = true;
     }
@@ -140,10 +149,12 @@ class Bpe final : public TokenModel {
   void join(std::vector<int32_t>& ids, size_t from) const {
     const size_t count = ids.size() - from;
     if (count < 2 || merges_.empty()) return;
-    if (count > size_t{1} << 30) fail_usage("a piece of {} characters: expected at most 2^30 where a tokenizer joins them", count);
+    if (count > size_t{1} << 30)
+      fail_usage("a piece of {} characters: expected at most 2^30 where a tokenizer joins them", count);
     std::vector<Symbol> symbols(count);
     for (size_t i = 0; i < count; ++i) {
-      symbols[i] = {ids[from + i], static_cast<int32_t>(i) - 1, i + 1 < count ? static_cast<int32_t>(i) + 1 : -1, false};
+      symbols[i] = {ids[from + i], static_cast<int32_t>(i) - 1, i + 1 < count ? static_cast<int32_t>(i) + 1 : -1,
+                    false};
     }
     std::vector<Candidate> first;
     first.reserve(count);

@@ -5,7 +5,9 @@
 namespace fw {
 namespace {
 
-bool is_itself(unsigned byte) { return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff); }
+bool is_itself(unsigned byte) {
+  return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
+}
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Bytes as characters that can be seen, as GPT-2's tokenizer writes them: printable characters of Latin-1 are themselves, the other 68 bytes are U+0100 to
-// U+0143 in order. A space is U+0120.
+// Bytes as characters that can be seen, as GPT-2's tokenizer writes them: printable characters of Latin-1 are
+// themselves, the other 68 bytes are U+0100 to U+0143 in order. A space is U+0120.
 #pragma once
 
 #include <array>

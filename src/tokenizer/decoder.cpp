@@ -83,7 +83,8 @@ std::vector<std::string> with_bytes(std::vector<std::string> tokens) {
   return out;
 }
 
-// A token of words: a space in front where it is none that goes on. Spaces of English that tokenizers put in are taken away.
+// A token of words: a space in front where it is none that goes on. Spaces of English that tokenizers put in are taken
+// away.
 void word_piece(std::string& token, const std::string& prefix, bool clean, bool first) {
   if (!first) {
     if (token.starts_with(prefix)) {
@@ -93,9 +94,9 @@ void word_piece(std::string& token, const std::string& prefix, bool clean, bool 
     }
   }
   if (!clean) return;
-  static constexpr std::pair<const char*, const char*> kCleaned[] = {{" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
-                                                                     {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
-                                                                     {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  static constexpr std::pair<const char*, const char*> kCleaned[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   for (const auto& [from, to] : kCleaned) replace_all(token, from, to);
 }
 
@@ -121,15 +122,21 @@ void TokenDecoder::add(const JsonPart& part) {
     steps_.push_back({Kind::kReplace, Pattern::from_json(part.at("pattern")), part.at("content").text()});
   } else if (name == "Strip") {
     constexpr int64_t kMost = 1 << 20;
-    steps_.push_back({Kind::kStrip, {}, part.at("content").character(), part.at("start").integer(0, kMost), part.at("stop").integer(0, kMost)});
+    steps_.push_back({Kind::kStrip,
+                      {},
+                      part.at("content").character(),
+                      part.at("start").integer(0, kMost),
+                      part.at("stop").integer(0, kMost)});
   } else if (name == "BPEDecoder") {
     steps_.push_back({Kind::kBpe, {}, part.text_or("suffix", "</w>")});
     if (steps_.back().text.empty()) part.at("suffix").refuse("a text that is not empty");
   } else if (name == "WordPiece") {
     steps_.push_back({Kind::kWordPiece, {}, part.text_or("prefix", "##"), 0, 0, part.flag_or("cleanup", true)});
   } else {
-    type.fail(fmt::format("the decoder '{}' is not supported; ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder, WordPiece and Sequence are",
-                          utf8_start(name, 40)));
+    type.fail(
+        fmt::format("the decoder '{}' is not supported; ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, "
+                    "BPEDecoder, WordPiece and Sequence are",
+                    utf8_start(name, 40)));
   }
 }
 

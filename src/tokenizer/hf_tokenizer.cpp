@@ -1,5 +1,6 @@
-// A tokenizer.json of Hugging Face's tokenizers: added tokens are found first, the text between is normalised, cut into pieces and given to the model. What
-// the file has besides (post_processor, truncation, padding) is about special tokens around a text and its length, which are the caller's here.
+// A tokenizer.json of Hugging Face's tokenizers: added tokens are found first, the text between is normalised, cut into
+// pieces and given to the model. What the file has besides (post_processor, truncation, padding) is about special
+// tokens around a text and its length, which are the caller's here.
 #include <algorithm>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -25,7 +26,8 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 // The last place of a text where a space stands between two ASCII letters; 0: none.
 size_t last_word_cut(std::string_view text) {
   if (text.size() < 3) return 0;
-  for (size_t at = text.rfind(' ', text.size() - 2); at != std::string_view::npos && at > 0; at = text.rfind(' ', at - 1)) {
+  for (size_t at = text.rfind(' ', text.size() - 2); at != std::string_view::npos && at > 0;
+       at = text.rfind(' ', at - 1)) {
     if (is_letter(text[at - 1]) && is_letter(text[at + 1])) return at;
   }
   return 0;
@@ -54,7 +56,8 @@ class PieceCache {
 
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
-  HuggingFaceTokenizer(std::string text, const JsonPart& file, const std::string& end) : text_(std::move(text)), end_name_(end) {
+  HuggingFaceTokenizer(std::string text, const JsonPart& file, const std::string& end)
+      : text_(std::move(text)), end_name_(end) {
     file.expect_object();
     model_ = token_model(file.at("model"));
     if (file.has("normalizer")) normalizer_ = Normalizer(file.at("normalizer"));
@@ -120,14 +123,16 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   void save(const std::string& folder) const override {
     write_file_atomic(folder + "/tokenizer.json", text_);
-    if (end_ >= 0) write_file_atomic(folder + "/tokenizer_config.json", nlohmann::json({{"eos_token", end_name_}}).dump() + "\n");
+    if (end_ >= 0)
+      write_file_atomic(folder + "/tokenizer_config.json", nlohmann::json({{"eos_token", end_name_}}).dump() + "\n");
   }
 
  private:
   static constexpr size_t kPartBytes = size_t{1} << 20;
 
   void check(int32_t id) const {
-    if (id < 0 || id >= vocab_size_) fail_usage("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size_);
+    if (id < 0 || id >= vocab_size_)
+      fail_usage("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size_);
   }
 
   int32_t id_of(const std::string& content) const {
@@ -135,7 +140,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return found != added_ids_.end() ? found->second : model_->vocabulary().find(content);
   }
 
-  // Ids follow from the order of the list, as the package has it: the model's where it has the token, else the next one.
+  // Ids follow from the order of the list, as the package has it: the model's where it has the token, else the next
+  // one.
   void read_added(const JsonPart& list) {
     std::vector<AddedToken> tokens;
     int32_t largest = -1;
@@ -170,7 +176,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
         // The package decodes a token that it looks for in another form to that form.
         added_names_[token.id] = pattern;
         (token.normalized ? normalized_ : raw_).add(token, pattern);
-        cuts_before_words_ = cuts_before_words_ && !token.lstrip && !token.rstrip && pattern.find(' ') == std::string::npos;
+        cuts_before_words_ =
+            cuts_before_words_ && !token.lstrip && !token.rstrip && pattern.find(' ') == std::string::npos;
       }
     }
     raw_.finish();
@@ -195,11 +202,13 @@ class HuggingFaceTokenizer final : public Tokenizer {
     for (size_t id = 0; id < names_.size(); ++id) {
       if (named_[id]) pieces_[id] = decoder_.piece(names_[id], false, budget);
     }
-    cuts_before_words_ = (cuts_before_words_ || added_ids_.empty()) && pre_tokenizer_.cuts_before_words() && normalizer_.is_form();
+    cuts_before_words_ =
+        (cuts_before_words_ || added_ids_.empty()) && pre_tokenizer_.cuts_before_words() && normalizer_.is_form();
   }
 
   // Text that is not UTF-8: a byte-level tokenizer has tokens for the bytes, others read U+FFFD in their place.
-  void encode_bytes(std::string_view text, bool first, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
+  void encode_bytes(std::string_view text, bool first, PieceCache& cache, TextBudget& budget,
+                    std::vector<int32_t>& ids) const {
     if (utf8_prefix(text) == text.size()) return encode_text(text, first, cache, budget, ids);
     std::string replaced;
     while (!text.empty()) {
@@ -217,7 +226,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
     encode_text(replaced, first, cache, budget, ids);
   }
 
-  void encode_text(std::string_view text, bool first, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
+  void encode_text(std::string_view text, bool first, PieceCache& cache, TextBudget& budget,
+                   std::vector<int32_t>& ids) const {
     std::vector<AddedTokens::Part> parts, inside;
     raw_.cut(text, parts);
     for (const auto& part : parts) {
@@ -244,7 +254,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
     }
   }
 
-  void encode_part(std::string_view text, size_t head, PieceCache& cache, TextBudget& budget, std::vector<int32_t>& ids) const {
+  void encode_part(std::string_view text, size_t head, PieceCache& cache, TextBudget& budget,
+                   std::vector<int32_t>& ids) const {
     const Pieces pieces = pre_tokenizer_.apply(text, head, budget);
     const bool bytes = pre_tokenizer_.bytes_last();
     for (const auto& piece : pieces.list) {
@@ -277,7 +288,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> huggingface_tokenizer(std::string text, const nlohmann::json& json, const std::string& path, const std::string& end) {
+std::unique_ptr<Tokenizer> huggingface_tokenizer(std::string text, const nlohmann::json& json, const std::string& path,
+                                                 const std::string& end) {
   return std::make_unique<HuggingFaceTokenizer>(std::move(text), JsonPart(json, path), end);
 }
 

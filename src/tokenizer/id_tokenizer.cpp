@@ -17,12 +17,14 @@ class IdTokenizer final : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const override {
     constexpr std::string_view kSpace = " \t\r\n";
     std::vector<int32_t> ids;
-    for (size_t begin = text.find_first_not_of(kSpace); begin != std::string_view::npos; begin = text.find_first_not_of(kSpace, begin)) {
+    for (size_t begin = text.find_first_not_of(kSpace); begin != std::string_view::npos;
+         begin = text.find_first_not_of(kSpace, begin)) {
       const std::string_view word = text.substr(begin, text.find_first_of(kSpace, begin) - begin);
       int32_t id = -1;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
       if (error != std::errc() || end != word.data() + word.size() || id < 0 || id >= vocab_size_) {
-        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'", vocab_size_ - 1, utf8_start(word, 40));
+        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'", vocab_size_ - 1,
+                   utf8_start(word, 40));
       }
       ids.push_back(id);
       begin += word.size();
@@ -39,13 +41,15 @@ class IdTokenizer final : public Tokenizer {
     return text;
   }
   std::string piece(int32_t id) const override {
-    if (id < 0 || id >= vocab_size_) fail_usage("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size_);
+    if (id < 0 || id >= vocab_size_)
+      fail_usage("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size_);
     return fmt::format("{} ", id);
   }
   std::string type() const override { return "ids"; }
   uint64_t checksum() const override { return tokenizer_checksum(type(), fmt::format("{}", vocab_size_)); }
   void save(const std::string& folder) const override {
-    write_file_atomic(folder + "/tokenizer.json", nlohmann::json({{"type", "ids"}, {"vocab_size", vocab_size_}}).dump() + "\n");
+    write_file_atomic(folder + "/tokenizer.json",
+                      nlohmann::json({{"type", "ids"}, {"vocab_size", vocab_size_}}).dump() + "\n");
   }
 
  private:

@@ -17,9 +17,13 @@ std::string shown_part(const nlohmann::json& value) {
 
 }  // namespace
 
-void JsonPart::fail(std::string_view words) const { fail_usage("'{}': {}{}{}", file_, place_.empty() ? "" : place_, place_.empty() ? "" : ": ", words); }
+void JsonPart::fail(std::string_view words) const {
+  fail_usage("'{}': {}{}{}", file_, place_.empty() ? "" : place_, place_.empty() ? "" : ": ", words);
+}
 
-void JsonPart::refuse(std::string_view expected) const { fail(fmt::format("expected {}, got {}", expected, shown_part(*value_))); }
+void JsonPart::refuse(std::string_view expected) const {
+  fail(fmt::format("expected {}, got {}", expected, shown_part(*value_)));
+}
 
 void JsonPart::expect_object() const {
   if (!value_->is_object()) refuse("an object");
@@ -40,7 +44,9 @@ JsonPart JsonPart::at(const char* key) const {
   return {*value_->find(key), file_, place_.empty() ? key : fmt::format("{}.{}", place_, key)};
 }
 
-JsonPart JsonPart::element(size_t index) const { return {(*value_)[index], file_, fmt::format("{}[{}]", place_, index)}; }
+JsonPart JsonPart::element(size_t index) const {
+  return {(*value_)[index], file_, fmt::format("{}[{}]", place_, index)};
+}
 
 std::vector<JsonPart> JsonPart::elements() const {
   expect_array();
@@ -55,7 +61,9 @@ const std::string& JsonPart::text() const {
   return value_->get_ref<const std::string&>();
 }
 
-std::string JsonPart::text_or(const char* key, const std::string& otherwise) const { return has(key) ? at(key).text() : otherwise; }
+std::string JsonPart::text_or(const char* key, const std::string& otherwise) const {
+  return has(key) ? at(key).text() : otherwise;
+}
 
 bool JsonPart::flag_or(const char* key, bool otherwise) const {
   if (!has(key)) return otherwise;
@@ -65,8 +73,10 @@ bool JsonPart::flag_or(const char* key, bool otherwise) const {
 }
 
 int64_t JsonPart::integer(int64_t least, int64_t most) const {
-  const bool whole = value_->is_number_integer() && !(value_->is_number_unsigned() && value_->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX));
-  if (!whole || value_->get<int64_t>() < least || value_->get<int64_t>() > most) refuse(fmt::format("a whole number from {} to {}", least, most));
+  const bool whole = value_->is_number_integer() &&
+                     !(value_->is_number_unsigned() && value_->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX));
+  if (!whole || value_->get<int64_t>() < least || value_->get<int64_t>() > most)
+    refuse(fmt::format("a whole number from {} to {}", least, most));
   return value_->get<int64_t>();
 }
 

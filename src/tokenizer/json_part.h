@@ -1,4 +1,5 @@
-// A value of a JSON file with the place where it stands: what is wrong is refused by file and place ("'tokenizer.json': model.merges[7]").
+// A value of a JSON file with the place where it stands: what is wrong is refused by file and place ("'tokenizer.json':
+// model.merges[7]").
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@ namespace fw {
 
 class JsonPart {
  public:
-  JsonPart(const nlohmann::json& value, std::string file, std::string place = "") : value_(&value), file_(std::move(file)), place_(std::move(place)) {}
+  JsonPart(const nlohmann::json& value, std::string file, std::string place = "")
+      : value_(&value), file_(std::move(file)), place_(std::move(place)) {}
 
   const nlohmann::json& value() const { return *value_; }
   bool has(const char* key) const;         // there, and not null

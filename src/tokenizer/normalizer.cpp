@@ -19,7 +19,8 @@ bool is_ascii(std::string_view text) {
 }
 
 size_t characters(std::string_view text) {
-  return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u; }));
+  return static_cast<size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u; }));
 }
 
 // The bytes of the first `count` characters.
@@ -34,7 +35,8 @@ std::string normal_form(const std::string& text, const char* name, UNormalizatio
   UErrorCode error = U_ZERO_ERROR;
   const icu::Normalizer2* form = icu::Normalizer2::getInstance(nullptr, name, mode, error);
   if (U_FAILURE(error)) fail_internal("ICU has no normal form {}: {}", name, u_errorName(error));
-  if (text.size() > size_t{1} << 30) fail_usage("a text of {} bytes: expected at most 1 GiB where a tokenizer normalises it", text.size());
+  if (text.size() > size_t{1} << 30)
+    fail_usage("a text of {} bytes: expected at most 1 GiB where a tokenizer normalises it", text.size());
   std::string out;
   icu::StringByteSink<std::string> sink(&out);
   form->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())), sink, nullptr, error);
@@ -104,8 +106,10 @@ std::string without_marks(std::string_view text, bool bert, size_t& head) {
   return out;
 }
 
-// What comes in place of a match begins where the match's last character does; in place of nothing, where the character before does.
-std::string replaced(std::string_view text, const Pattern& pattern, const std::string& content, size_t& head, TextBudget& budget) {
+// What comes in place of a match begins where the match's last character does; in place of nothing, where the character
+// before does.
+std::string replaced(std::string_view text, const Pattern& pattern, const std::string& content, size_t& head,
+                     TextBudget& budget) {
   std::vector<Span> spans;
   PatternScan(pattern, budget).cut(text, spans);
   std::string out;
@@ -116,8 +120,10 @@ std::string replaced(std::string_view text, const Pattern& pattern, const std::s
     if (span.match) {
       // The package loses track of which characters stand where then.
       if (span.begin == span.end) {
-        fail_usage("the tokenizer's normalizer \"Replace\": the regular expression '{}' matches nothing: expected one that takes a character",
-                   utf8_start(pattern.source(), 60));
+        fail_usage(
+            "the tokenizer's normalizer \"Replace\": the regular expression '{}' matches nothing: expected one that "
+            "takes a character",
+            utf8_start(pattern.source(), 60));
       }
       budget.grow(span.end - span.begin, content.size());
       out.append(content);
@@ -155,7 +161,9 @@ char32_t bert_cleaned(char32_t c) {
   if (c == 0 || c == 0xfffd) return kAway;
   if (c == '\t' || c == '\n' || c == '\r') return ' ';
   const auto kind = u_charType(static_cast<UChar32>(c));
-  if (kind == U_CONTROL_CHAR || kind == U_PRIVATE_USE_CHAR || (kind == U_FORMAT_CHAR && of_unicode(8, static_cast<UChar32>(c)))) return kAway;
+  if (kind == U_CONTROL_CHAR || kind == U_PRIVATE_USE_CHAR ||
+      (kind == U_FORMAT_CHAR && of_unicode(8, static_cast<UChar32>(c))))
+    return kAway;
   return u_isUWhiteSpace(static_cast<UChar32>(c)) != 0 ? ' ' : c;
 }
 
@@ -163,8 +171,9 @@ char32_t bert_cleaned(char32_t c) {
 std::string spaced_ideographs(std::string_view text, size_t& head) {
   std::string out;
   by_characters(text, out, head, [&](char32_t c, std::string_view bytes) {
-    const bool ideograph = within(c, 0x4e00, 0x9fff) || within(c, 0x3400, 0x4dbf) || within(c, 0xf900, 0xfaff) || within(c, 0x20000, 0x2a6df) ||
-                           within(c, 0x2a700, 0x2b81f) || within(c, 0x2b920, 0x2ceaf) || within(c, 0x2f800, 0x2fa1f);
+    const bool ideograph = within(c, 0x4e00, 0x9fff) || within(c, 0x3400, 0x4dbf) || within(c, 0xf900, 0xfaff) ||
+                           within(c, 0x20000, 0x2a6df) || within(c, 0x2a700, 0x2b81f) || within(c, 0x2b920, 0x2ceaf) ||
+                           within(c, 0x2f800, 0x2fa1f);
     if (ideograph) out += ' ';
     out.append(bytes);
     if (ideograph) out += ' ';
@@ -175,8 +184,8 @@ std::string spaced_ideographs(std::string_view text, size_t& head) {
 // SentencePiece's rule "nmt" without its normal form.
 char32_t nmt(char32_t c) {
   if (within(c, 0x1, 0x8) || c == 0xb || within(c, 0xe, 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f) return kAway;
-  const bool space = c == '\t' || c == '\n' || c == 0xc || c == '\r' || c == 0x1680 || within(c, 0x200b, 0x200f) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
-                     c == 0xfeff || c == 0xfffd;
+  const bool space = c == '\t' || c == '\n' || c == 0xc || c == '\r' || c == 0x1680 || within(c, 0x200b, 0x200f) ||
+                     c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xfeff || c == 0xfffd;
   return space ? ' ' : c;
 }
 
@@ -211,10 +220,12 @@ void Normalizer::add(const JsonPart& part) {
   } else if (name == "BertNormalizer") {
     add_bert(part);
   } else if (name == "Precompiled") {
-    steps_.push_back({Kind::kPrecompiled, true, true, {}, {}, std::make_shared<const Precompiled>(part.at("precompiled_charsmap"))});
+    steps_.push_back(
+        {Kind::kPrecompiled, true, true, {}, {}, std::make_shared<const Precompiled>(part.at("precompiled_charsmap"))});
   } else {
     type.fail(
-        fmt::format("the normalizer '{}' is not supported; NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer, "
+        fmt::format("the normalizer '{}' is not supported; NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, "
+                    "Replace, Prepend, ByteLevel, BertNormalizer, "
                     "Nmt, Precompiled and Sequence are",
                     utf8_start(name, 40)));
   }

@@ -1,5 +1,5 @@
-// What a tokenizer.json does to a text before it is cut: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel,
-// BertNormalizer, Nmt, Precompiled and sequences of these. Others are refused by name.
+// What a tokenizer.json does to a text before it is cut: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace,
+// Prepend, ByteLevel, BertNormalizer, Nmt, Precompiled and sequences of these. Others are refused by name.
 #pragma once
 
 #include <memory>
@@ -18,9 +18,11 @@ class Normalizer {
   explicit Normalizer(const JsonPart& part);
 
   bool empty() const { return steps_.empty(); }
-  // Whether all it does is a Unicode normal form: what is on both sides of a space between ASCII letters is then normalised by itself.
+  // Whether all it does is a Unicode normal form: what is on both sides of a space between ASCII letters is then
+  // normalised by itself.
   bool is_form() const;
-  // Valid UTF-8. `head`: how many bytes of the text stand for the first character of the whole text, before and afterwards; 0: none.
+  // Valid UTF-8. `head`: how many bytes of the text stand for the first character of the whole text, before and
+  // afterwards; 0: none.
   std::string apply(std::string text, size_t& head, TextBudget& budget) const;
 
  private:

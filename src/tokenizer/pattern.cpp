@@ -18,7 +18,8 @@ constexpr uint64_t kFirstSteps = 64;
 constexpr unsigned kMostStack = 1u << 25;  // entries of about 40 bytes
 constexpr unsigned kMostDepth = 500;       // of groups in groups: the compiler recurses
 
-// Oniguruma's own syntax without callouts: those run actions beside the match, and keep numbers from one match to the next.
+// Oniguruma's own syntax without callouts: those run actions beside the match, and keep numbers from one match to the
+// next.
 const OnigSyntaxType& syntax() {
   static const OnigSyntaxType kSyntax = [] {
     OnigEncoding encoding = ONIG_ENCODING_UTF8;
@@ -26,7 +27,8 @@ const OnigSyntaxType& syntax() {
     onig_set_parse_depth_limit(kMostDepth);
     OnigSyntaxType own;
     onig_copy_syntax(&own, OnigDefaultSyntax);
-    onig_set_syntax_op2(&own, onig_get_syntax_op2(&own) & ~(ONIG_SYN_OP2_QMARK_BRACE_CALLOUT_CONTENTS | ONIG_SYN_OP2_ASTERISK_CALLOUT_NAME));
+    onig_set_syntax_op2(&own, onig_get_syntax_op2(&own) &
+                                  ~(ONIG_SYN_OP2_QMARK_BRACE_CALLOUT_CONTENTS | ONIG_SYN_OP2_ASTERISK_CALLOUT_NAME));
     return own;
   }();
   return kSyntax;
@@ -41,8 +43,8 @@ std::string plain_name(std::string_view name) {
   return out;
 }
 
-// Oniguruma 6.9.8 in the words of 6.9.10, which the package has: [[:punct:]] has symbols, \p{Word} is \w, \R works behind a repeat,
-// and .* behind what takes no character. `fault`: what cannot be said so.
+// Oniguruma 6.9.8 in the words of 6.9.10, which the package has: [[:punct:]] has symbols, \p{Word} is \w, \R works
+// behind a repeat, and .* behind what takes no character. `fault`: what cannot be said so.
 std::string translated(std::string_view pattern, std::string& fault) {
   std::string out;
   bool looks_behind = false, ascii = false, line_end = false, punctuation = false, any = false;
@@ -72,8 +74,11 @@ std::string translated(std::string_view pattern, std::string& fault) {
         any = any || (depth == 0 && (rest[1] == 'O' || rest[1] == 'N'));
         copy(i, i + 2);
       }
-    } else if (depth == 0 && rest.starts_with("(?(") && rest.size() > 3 && std::string_view("0123456789+-<'").find(rest[3]) == std::string_view::npos) {
-      fault = "a condition that is a pattern, (?(pattern)...), is not supported: Debian 12's Oniguruma reads it differently than the tokenizers package's";
+    } else if (depth == 0 && rest.starts_with("(?(") && rest.size() > 3 &&
+               std::string_view("0123456789+-<'").find(rest[3]) == std::string_view::npos) {
+      fault =
+          "a condition that is a pattern, (?(pattern)...), is not supported: Debian 12's Oniguruma reads it "
+          "differently than the tokenizers package's";
       copy(i, i + 3);
     } else if (depth == 0 && rest.starts_with("(?#")) {
       copy(i, std::min(pattern.size(), pattern.find(')', i)));
@@ -101,12 +106,17 @@ std::string translated(std::string_view pattern, std::string& fault) {
       copy(i, i + 1);
     }
   }
-  // Behind what takes no character, .* is looked for at the beginnings of lines alone; a first branch that never matches keeps Oniguruma from that.
+  // Behind what takes no character, .* is looked for at the beginnings of lines alone; a first branch that never
+  // matches keeps Oniguruma from that.
   if (any) out.insert(0, "(?!)|");
   if (looks_behind && line_end)
-    fault = "\\R and a lookbehind in one pattern are not supported: Debian 12's Oniguruma reads them differently than the tokenizers package's";
+    fault =
+        "\\R and a lookbehind in one pattern are not supported: Debian 12's Oniguruma reads them differently than the "
+        "tokenizers package's";
   if (ascii && punctuation)
-    fault = "[:punct:] and the option (?P) in one pattern are not supported: Debian 12's Oniguruma reads them differently than the tokenizers package's";
+    fault =
+        "[:punct:] and the option (?P) in one pattern are not supported: Debian 12's Oniguruma reads them differently "
+        "than the tokenizers package's";
   return out;
 }
 
@@ -114,7 +124,8 @@ const OnigUChar* bytes_of(std::string_view text) { return reinterpret_cast<const
 
 std::string message(int code, OnigErrorInfo* info = nullptr) {
   std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
-  const int length = info != nullptr ? onig_error_code_to_str(text.data(), code, info) : onig_error_code_to_str(text.data(), code);
+  const int length =
+      info != nullptr ? onig_error_code_to_str(text.data(), code, info) : onig_error_code_to_str(text.data(), code);
   return {reinterpret_cast<const char*>(text.data()), static_cast<size_t>(std::max(length, 0))};
 }
 
@@ -125,7 +136,8 @@ std::shared_ptr<re_pattern_buffer> compiled(const std::string& source, std::stri
   regex_t* regex = nullptr;
   OnigErrorInfo info{};
   auto* own_syntax = const_cast<OnigSyntaxType*>(&syntax());  // the library does not write to it
-  const int code = onig_new(&regex, bytes_of(pattern), bytes_of(pattern) + pattern.size(), ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, own_syntax, &info);
+  const int code = onig_new(&regex, bytes_of(pattern), bytes_of(pattern) + pattern.size(), ONIG_OPTION_NONE,
+                            ONIG_ENCODING_UTF8, own_syntax, &info);
   if (code == ONIG_NORMAL) return {regex, onig_free};
   error = message(code, &info);
   return nullptr;
@@ -148,7 +160,8 @@ Pattern Pattern::from_json(const JsonPart& part) {
   std::string error;
   result.regex_ = compiled(result.source_, error);
   if (result.regex_ == nullptr) {
-    regex.fail(fmt::format("expected a regular expression in Oniguruma's syntax without callouts, got '{1}': {0}", error, utf8_start(result.source_, 60)));
+    regex.fail(fmt::format("expected a regular expression in Oniguruma's syntax without callouts, got '{1}': {0}",
+                           error, utf8_start(result.source_, 60)));
   }
   return result;
 }
@@ -185,13 +198,15 @@ PatternScan::PatternScan(const Pattern& pattern, TextBudget& budget) : pattern_(
 
 PatternScan::~PatternScan() = default;
 
-// A search that ends without an answer at its limit of steps begins again with a larger one, so that the budget is looked at on the way.
+// A search that ends without an answer at its limit of steps begins again with a larger one, so that the budget is
+// looked at on the way.
 bool PatternScan::search(std::string_view text, size_t begin) {
   const std::string_view shown(pattern_.source_);
   const OnigUChar *all = bytes_of(text), *end = all + text.size();
   for (uint64_t steps = kFirstSteps;; steps = std::min(steps * 4, budget_.steps_left())) {
     onig_set_retry_limit_in_search_of_match_param(engine_->param, steps);
-    const int found = onig_search_with_param(pattern_.regex_.get(), all, end, all + begin, end, engine_->region, ONIG_OPTION_NONE, engine_->param);
+    const int found = onig_search_with_param(pattern_.regex_.get(), all, end, all + begin, end, engine_->region,
+                                             ONIG_OPTION_NONE, engine_->param);
     if (found == ONIGERR_RETRY_LIMIT_IN_SEARCH_OVER || found == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER) {
       budget_.spend(steps, shown);
       budget_.searched(shown, true);
@@ -200,8 +215,8 @@ bool PatternScan::search(std::string_view text, size_t begin) {
     budget_.searched(shown, false);
     if (found == ONIG_MISMATCH) return false;
     if (found < 0) {
-      fail_usage("the tokenizer's regular expression '{}' fails on a text of {} bytes: Oniguruma says \"{}\"", utf8_start(shown, 60), text.size(),
-                 message(found));
+      fail_usage("the tokenizer's regular expression '{}' fails on a text of {} bytes: Oniguruma says \"{}\"",
+                 utf8_start(shown, 60), text.size(), message(found));
     }
     return true;
   }
@@ -215,7 +230,9 @@ void PatternScan::find(std::string_view text) {
       found_.push_back({at, at + wanted.size(), true});
     return;
   }
-  if (text.size() > kMostBytes) fail_usage("a text of {} bytes in one document: expected at most 1 GiB where a tokenizer's pattern cuts it", text.size());
+  if (text.size() > kMostBytes)
+    fail_usage("a text of {} bytes in one document: expected at most 1 GiB where a tokenizer's pattern cuts it",
+               text.size());
   size_t last = std::string_view::npos;  // the end of the match before
   for (size_t at = 0; at <= text.size() && search(text, at);) {
     const auto begin = static_cast<size_t>(engine_->region->beg[0]), end = static_cast<size_t>(engine_->region->end[0]);
@@ -224,8 +241,10 @@ void PatternScan::find(std::string_view text) {
       continue;
     }
     if (begin > end || (last != std::string_view::npos && begin < last)) {
-      fail_usage("the tokenizer's regular expression '{}' matches backwards (\\K in a lookaround): expected matches one behind the other",
-                 utf8_start(pattern_.source_, 60));
+      fail_usage(
+          "the tokenizer's regular expression '{}' matches backwards (\\K in a lookaround): expected matches one "
+          "behind the other",
+          utf8_start(pattern_.source_, 60));
     }
     found_.push_back({begin, end, true});
     at = last = end;

@@ -1,5 +1,6 @@
-// The patterns of tokenizer.json: a text, or a regular expression. Regular expressions run on Oniguruma with the syntax and options of the `tokenizers`
-// package, so every construct means the same. Debian 12's Oniguruma 6.9.8 knows Unicode 14, the package 0.23 Unicode 16: characters of later versions differ.
+// The patterns of tokenizer.json: a text, or a regular expression. Regular expressions run on Oniguruma with the syntax
+// and options of the `tokenizers` package, so every construct means the same. Debian 12's Oniguruma 6.9.8 knows Unicode
+// 14, the package 0.23 Unicode 16: characters of later versions differ.
 #pragma once
 
 #include <memory>

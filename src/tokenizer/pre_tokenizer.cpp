@@ -18,14 +18,17 @@ namespace {
 // GPT-2's pattern, which ByteLevel has built in.
 constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Patterns of published models in which a space that a letter follows always begins a piece, and an ASCII letter before it always ends one: GPT-2, Llama 3
-// (and cl100k), Qwen 2, GPT-4o.
+// Patterns of published models in which a space that a letter follows always begins a piece, and an ASCII letter before
+// it always ends one: GPT-2, Llama 3 (and cl100k), Qwen 2, GPT-4o.
 constexpr std::array<const char*, 4> kCutBeforeWords = {
-    kGpt2, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    kGpt2,
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
-bool is_punctuation(UChar32 c) { return (c < 0x80 && std::ispunct(static_cast<int>(c)) != 0) || (u_ispunct(c) != 0 && of_unicode(8, c)); }
+bool is_punctuation(UChar32 c) {
+  return (c < 0x80 && std::ispunct(static_cast<int>(c)) != 0) || (u_ispunct(c) != 0 && of_unicode(8, c));
+}
 
 }  // namespace
 
@@ -39,9 +42,13 @@ PreTokenizer::PreTokenizer(const JsonPart& part) {
 bool PreTokenizer::known_to_cut_before_words() const {
   int patterns = 0;
   for (const Step& step : steps_) {
-    if (step.kind == Kind::kByteLevel ? step.prefix : step.kind != Kind::kPattern || step.invert || step.behavior != Behavior::kIsolated) return false;
+    if (step.kind == Kind::kByteLevel
+            ? step.prefix
+            : step.kind != Kind::kPattern || step.invert || step.behavior != Behavior::kIsolated)
+      return false;
     if (step.kind == Kind::kByteLevel && !step.use_regex) continue;
-    if (!std::ranges::any_of(kCutBeforeWords, [&](const char* known) { return step.pattern.source() == known; })) return false;
+    if (!std::ranges::any_of(kCutBeforeWords, [&](const char* known) { return step.pattern.source() == known; }))
+      return false;
     ++patterns;
   }
   return patterns == 1;
@@ -117,7 +124,8 @@ void PreTokenizer::add(const JsonPart& part) {
     steps_.emplace_back().kind = Kind::kWords;
   } else {
     type.fail(
-        fmt::format("the pre-tokenizer '{}' is not supported; ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
+        fmt::format("the pre-tokenizer '{}' is not supported; ByteLevel, Split, Metaspace, Digits, Punctuation, "
+                    "Whitespace, WhitespaceSplit, "
                     "BertPreTokenizer, CharDelimiterSplit and Sequence are",
                     utf8_start(name, 40)));
   }
@@ -210,7 +218,8 @@ Pieces PreTokenizer::apply(std::string_view text, size_t text_head, TextBudget& 
           whole[i] == ' ' ? marked.append(step.character) : marked.append(1, whole[i]);
           if (i + 1 == piece.head) head = marked.size();
         }
-        const bool prepend = step.scheme == Step::Scheme::kAlways || (step.scheme == Step::Scheme::kFirst && piece.head > 0);
+        const bool prepend =
+            step.scheme == Step::Scheme::kAlways || (step.scheme == Step::Scheme::kFirst && piece.head > 0);
         if (prepend && !marked.starts_with(step.character)) {
           marked.insert(0, step.character);
           if (head > 0) head += step.character.size();
@@ -240,10 +249,12 @@ Pieces PreTokenizer::apply(std::string_view text, size_t text_head, TextBudget& 
         if (step.invert) std::ranges::for_each(spans, [](Span& span) { span.match = !span.match; });
         merge(spans, step.behavior);
       }
-      const bool splits = !(step.kind == Kind::kMetaspace && !step.split) && !(step.kind == Kind::kByteLevel && !step.use_regex);
+      const bool splits =
+          !(step.kind == Kind::kMetaspace && !step.split) && !(step.kind == Kind::kByteLevel && !step.use_regex);
       if (!splits) spans.push_back({0, whole.size(), false});
       for (const Span& span : spans) {
-        if (span.begin < span.end) cut.push_back({whole.substr(span.begin, span.end - span.begin), head - std::min(head, span.begin)});
+        if (span.begin < span.end)
+          cut.push_back({whole.substr(span.begin, span.end - span.begin), head - std::min(head, span.begin)});
       }
     }
     if (step.kind == Kind::kByteLevel && s + 1 < steps_.size()) {

@@ -1,5 +1,6 @@
-// How a tokenizer.json cuts a text into pieces that its model then looks at one by one: ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace,
-// WhitespaceSplit, BertPreTokenizer, CharDelimiterSplit and sequences of these. Others are refused by name.
+// How a tokenizer.json cuts a text into pieces that its model then looks at one by one: ByteLevel, Split, Metaspace,
+// Digits, Punctuation, Whitespace, WhitespaceSplit, BertPreTokenizer, CharDelimiterSplit and sequences of these. Others
+// are refused by name.
 #pragma once
 
 #include <deque>
@@ -15,7 +16,8 @@ namespace fw {
 struct Pieces {
   struct Piece {
     std::string_view text;  // not empty
-    size_t head = 0;        // bytes from its beginning on that stand for the first character of the whole text; may be more than it has
+    // bytes from its beginning on that stand for the first character of the whole text; may be more than it has
+    size_t head = 0;
   };
   std::vector<Piece> list;
   std::deque<std::string> owned;  // texts that were made on the way
@@ -26,9 +28,11 @@ class PreTokenizer {
   PreTokenizer() = default;  // the whole is one piece
   explicit PreTokenizer(const JsonPart& part);
 
-  // Whether the pieces' bytes stand for the characters of byte_level.h (its last step is ByteLevel, which is left to whoever needs them).
+  // Whether the pieces' bytes stand for the characters of byte_level.h (its last step is ByteLevel, which is left to
+  // whoever needs them).
   bool bytes_last() const { return bytes_last_; }
-  // Whether a text may be cut before a space between two ASCII letters, whatever else it has: true of the patterns that are known to begin a piece there.
+  // Whether a text may be cut before a space between two ASCII letters, whatever else it has: true of the patterns that
+  // are known to begin a piece there.
   bool cuts_before_words() const { return cuts_before_words_; }
 
   // text: valid UTF-8, must outlive the pieces.

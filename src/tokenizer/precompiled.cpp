@@ -49,7 +49,8 @@ bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 template <class Body>
 void for_clusters(std::string_view text, const Body& body) {
   UErrorCode error = U_ZERO_ERROR;
-  thread_local const std::unique_ptr<icu::BreakIterator> clusters(icu::BreakIterator::createCharacterInstance(icu::Locale::getRoot(), error));
+  thread_local const std::unique_ptr<icu::BreakIterator> clusters(
+      icu::BreakIterator::createCharacterInstance(icu::Locale::getRoot(), error));
   if (clusters == nullptr || U_FAILURE(error)) fail_internal("ICU has no grapheme clusters: {}", u_errorName(error));
   UText view = UTEXT_INITIALIZER;
   utext_openUTF8(&view, text.data(), static_cast<int64_t>(text.size()), &error);
@@ -71,7 +72,9 @@ Precompiled::Precompiled(const JsonPart& part) {
   if (all.size() < 4) part.fail("expected the size of a table and the table, got fewer than 4 bytes");
   const size_t size = little_endian(all);
   if (size % 4 != 0 || size == 0 || size > all.size() - 4) {
-    part.fail(fmt::format("expected a table of whole numbers of 4 bytes within the {} bytes that are there, got a size of {}", all.size() - 4, size));
+    part.fail(
+        fmt::format("expected a table of whole numbers of 4 bytes within the {} bytes that are there, got a size of {}",
+                    all.size() - 4, size));
   }
   units_.reserve(size / 4);
   for (size_t i = 0; i < size; i += 4) units_.push_back(little_endian(all.substr(4 + i)));
@@ -80,8 +83,8 @@ Precompiled::Precompiled(const JsonPart& part) {
     part.fail(fmt::format("expected texts of UTF-8 behind the table, byte {} is none", valid));
 }
 
-// What the shortest beginning of `part` that is in the table becomes. A unit of the double array has the byte that leads to it, the distance to its children
-// and whether a value hangs on it. A damaged table leads nowhere.
+// What the shortest beginning of `part` that is in the table becomes. A unit of the double array has the byte that
+// leads to it, the distance to its children and whether a value hangs on it. A damaged table leads nowhere.
 std::optional<std::string_view> Precompiled::replacement(std::string_view part) const {
   const auto distance = [](uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); };
   uint32_t place = distance(units_[0]);
@@ -102,7 +105,9 @@ std::optional<std::string_view> Precompiled::replacement(std::string_view part) 
   return std::nullopt;
 }
 
-void Precompiled::character(std::string_view text, std::string& out) const { out.append(replacement(text).value_or(text)); }
+void Precompiled::character(std::string_view text, std::string& out) const {
+  out.append(replacement(text).value_or(text));
+}
 
 void Precompiled::cluster(std::string_view text, std::string& out) const {
   constexpr size_t kWhole = 6;  // bytes
@@ -119,11 +124,13 @@ void Precompiled::cluster(std::string_view text, std::string& out) const {
   }
 }
 
-// A cluster ends between two ASCII characters, but for CR LF: only what is not ASCII, with a character on each side, is looked at by ICU.
+// A cluster ends between two ASCII characters, but for CR LF: only what is not ASCII, with a character on each side, is
+// looked at by ICU.
 std::string Precompiled::apply(std::string_view text, size_t& head) const {
   const size_t before = head;
   head = 0;
-  if (text.size() > size_t{1} << 30) fail_usage("a text of {} bytes: expected at most 1 GiB where a tokenizer normalises it", text.size());
+  if (text.size() > size_t{1} << 30)
+    fail_usage("a text of {} bytes: expected at most 1 GiB where a tokenizer normalises it", text.size());
   std::string out;
   out.reserve(text.size());
   const auto ends_behind = [&](size_t i) {  // an ASCII character that is a cluster's last

@@ -85,14 +85,17 @@ uint32_t little_endian(std::string_view bytes) {
   return value;
 }
 
-// A double array (precompiled.h) and its texts. Every place that the library can reach with any bytes must be in the array.
+// A double array (precompiled.h) and its texts. Every place that the library can reach with any bytes must be in the
+// array.
 std::string table_fault(std::string_view table) {
   if (table.empty()) return "";
-  if (table.size() > kMostTable) return fmt::format("a table of {} bytes: expected at most {}", table.size(), kMostTable);
+  if (table.size() > kMostTable)
+    return fmt::format("a table of {} bytes: expected at most {}", table.size(), kMostTable);
   if (table.size() < 8) return "a table of fewer than 8 bytes";
   const size_t size = little_endian(table);
   if (size == 0 || size % 1024 != 0 || size > table.size() - 4) {
-    return fmt::format("a table of {} bytes in {}: expected blocks of 1024 bytes within what is there", size, table.size() - 4);
+    return fmt::format("a table of {} bytes in {}: expected blocks of 1024 bytes within what is there", size,
+                       table.size() - 4);
   }
   const size_t count = size / 4;
   const auto unit = [&](size_t place) { return little_endian(table.substr(4 + 4 * place)); };
@@ -110,8 +113,10 @@ std::string table_fault(std::string_view table) {
     if ((children | 255) >= count) return fmt::format("a table of {} places that leads to place {}", count, children);
     if ((here >> 8 & 1) != 0) {
       const size_t text = unit(children) & ~(1u << 31);
-      if (text >= texts.size()) return fmt::format("a table that leads to byte {} of texts of {} bytes", text, texts.size());
-      if ((static_cast<unsigned char>(texts[text]) & 0xc0u) == 0x80u) return "a table that leads into the middle of a character";
+      if (text >= texts.size())
+        return fmt::format("a table that leads to byte {} of texts of {} bytes", text, texts.size());
+      if ((static_cast<unsigned char>(texts[text]) & 0xc0u) == 0x80u)
+        return "a table that leads into the middle of a character";
     }
     for (uint32_t byte = 0; byte < 256; ++byte) {
       const size_t child = children ^ byte;

@@ -1,4 +1,5 @@
-// Checks a serialized SentencePiece model before the library loads it: the library follows the tables in it without looking at their bounds.
+// Checks a serialized SentencePiece model before the library loads it: the library follows the tables in it without
+// looking at their bounds.
 #pragma once
 
 #include <string>

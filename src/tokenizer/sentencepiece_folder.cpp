@@ -17,12 +17,15 @@ constexpr size_t kMostBytes = size_t{64} << 20;
 constexpr int64_t kMostIds = 1 << 24;
 
 // A token is a text, or an object that has it.
-std::string token_text(const JsonPart& part) { return part.value().is_object() ? part.at("content").text() : part.text(); }
+std::string token_text(const JsonPart& part) {
+  return part.value().is_object() ? part.at("content").text() : part.text();
+}
 
 AddedToken token_of(const JsonPart& part, const std::string& id) {
   AddedToken token;
   const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), token.id);
-  if (error != std::errc() || end != id.data() + id.size() || token.id < 0 || token.id > kMostIds) part.fail("expected an id as the key");
+  if (error != std::errc() || end != id.data() + id.size() || token.id < 0 || token.id > kMostIds)
+    part.fail("expected an id as the key");
   token.content = token_text(part);
   if (token.content.empty()) part.refuse("a token that is not empty");
   if (!part.value().is_object()) return token;
@@ -50,13 +53,16 @@ SentencePieceFolder read_sentencepiece_folder(const std::string& folder) {
     return json;
   };
   std::string added_path, config_path, map_path;
-  const nlohmann::json added = read("added_tokens.json", added_path), config = read("tokenizer_config.json", config_path),
+  const nlohmann::json added = read("added_tokens.json", added_path),
+                       config = read("tokenizer_config.json", config_path),
                        map = read("special_tokens_map.json", map_path);
   bool decoder = false;
   if (!config.is_null()) {
     const JsonPart part(config, config_path);
     if (part.has("legacy") && !part.flag_or("legacy", true)) {
-      part.at("legacy").refuse("true or nothing: without it the text behind an added token is cut otherwise; use the tokenizer.json of this model");
+      part.at("legacy").refuse(
+          "true or nothing: without it the text behind an added token is cut otherwise; use the tokenizer.json of this "
+          "model");
     }
     decoder = part.has("added_tokens_decoder");
     if (decoder) {
@@ -86,7 +92,8 @@ SentencePieceFolder read_sentencepiece_folder(const std::string& folder) {
       if (known == ids.end()) {
         result.tokens.push_back(std::move(token));
       } else if (known->second != token.id) {
-        part.at(content.c_str()).refuse(fmt::format("{}, the id of this token in tokenizer_config.json", known->second));
+        part.at(content.c_str())
+            .refuse(fmt::format("{}, the id of this token in tokenizer_config.json", known->second));
       }
     }
     if (!decoder) result.source = added_path;

@@ -1,4 +1,5 @@
-// The files beside a SentencePiece model that other programs read with it: added_tokens.json, tokenizer_config.json and special_tokens_map.json.
+// The files beside a SentencePiece model that other programs read with it: added_tokens.json, tokenizer_config.json and
+// special_tokens_map.json.
 #pragma once
 
 #include <string>

@@ -46,8 +46,10 @@ std::string checksum_of(std::string_view content) {
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  SentencePieceTokenizer(std::string model, const std::string& path, SentencePieceFolder beside) : model_(std::move(model)), files_(std::move(beside.files)) {
-    if (const std::string fault = sentencepiece_fault(model_); !fault.empty()) fail_usage("'{}': not a SentencePiece model, or damaged: {}", path, fault);
+  SentencePieceTokenizer(std::string model, const std::string& path, SentencePieceFolder beside)
+      : model_(std::move(model)), files_(std::move(beside.files)) {
+    if (const std::string fault = sentencepiece_fault(model_); !fault.empty())
+      fail_usage("'{}': not a SentencePiece model, or damaged: {}", path, fault);
     const auto status = processor_.LoadFromSerializedProto(model_);
     if (!status.ok()) fail_usage("'{}': not a SentencePiece model, or damaged: {}", path, reason(status));
     const int size = processor_.GetPieceSize();
@@ -121,7 +123,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   void save(const std::string& folder) const override {
     write_file_atomic(folder + "/" + kModelName, model_);
-    const nlohmann::ordered_json json = {{"type", "sentencepiece"}, {"model", kModelName}, {"checksum", checksum_of(model_)}};
+    const nlohmann::ordered_json json = {
+        {"type", "sentencepiece"}, {"model", kModelName}, {"checksum", checksum_of(model_)}};
     write_file_atomic(folder + "/" + kJsonName, json.dump() + "\n");
     for (const auto& [name, content] : files_) write_file_atomic(folder + "/" + name, content);
   }
@@ -143,8 +146,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   void encode_text(std::string_view text, std::vector<int32_t>& ids) const {
-    // With a piece for every byte and no space added in front, text can be cut: a real U+2581 (SentencePiece would read
-    // it as a space), bytes that are not UTF-8 (it would replace them) and NUL go to byte pieces, the rest line by line.
+    // With a piece for every byte and no space added in front, text can be cut. These go to byte pieces, the rest line
+    // by line:
+    // - a real U+2581 (SentencePiece would read it as a space),
+    // - bytes that are not UTF-8 (it would replace them),
+    // - NUL.
     if (!cuts_text()) return encode_run(text, &ids);
     size_t begin = 0;
     for (size_t i = 0; i < text.size();) {
@@ -170,12 +176,15 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::ranges::sort(tokens, {}, &AddedToken::id);
     std::unordered_map<std::string, int32_t> ids;
     for (const AddedToken& token : tokens) {
-      if (!ids.try_emplace(token.content, token.id).second) fail_usage("'{}': the token '{}' comes twice", beside.source, token.content);
+      if (!ids.try_emplace(token.content, token.id).second)
+        fail_usage("'{}': the token '{}' comes twice", beside.source, token.content);
       if (token.id < size && processor_.IdToPiece(token.id) != token.content) {
-        fail_usage("'{}': the token '{}' has the id {}, at which the model has '{}'", beside.source, token.content, token.id, processor_.IdToPiece(token.id));
+        fail_usage("'{}': the token '{}' has the id {}, at which the model has '{}'", beside.source, token.content,
+                   token.id, processor_.IdToPiece(token.id));
       }
       if (token.id >= size && token.id != vocab_size()) {
-        fail_usage("'{}': the token '{}': expected the id {}, which follows those before it, got {}", beside.source, token.content, vocab_size(), token.id);
+        fail_usage("'{}': the token '{}': expected the id {}, which follows those before it, got {}", beside.source,
+                   token.content, vocab_size(), token.id);
       }
       if (token.id >= size) pieces_.push_back(token.content);
       add(token);
@@ -192,14 +201,17 @@ class SentencePieceTokenizer final : public Tokenizer {
     const auto found = ids.find(beside.end);
     end_ = found != ids.end() ? found->second : processor_.PieceToId(beside.end);
     if (found == ids.end() && (end_ < 0 || processor_.IsUnknown(end_))) {
-      fail_usage("'{}': eos_token: expected a piece of the model or a token of added_tokens.json or added_tokens_decoder, got '{}'", beside.end_source,
-                 beside.end);
+      fail_usage(
+          "'{}': eos_token: expected a piece of the model or a token of added_tokens.json or added_tokens_decoder, got "
+          "'{}'",
+          beside.end_source, beside.end);
     }
   }
 
   void add(const AddedToken& token) {
     added_.add(token, token.content);
-    tokens_reach_out_ = tokens_reach_out_ || token.lstrip || token.rstrip || token.single_word || token.content.find('\n') != std::string::npos;
+    tokens_reach_out_ = tokens_reach_out_ || token.lstrip || token.rstrip || token.single_word ||
+                        token.content.find('\n') != std::string::npos;
   }
 
   // The bytes that a piece stands for; notes byte pieces and pieces with a newline on the way.
@@ -227,7 +239,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   void probe_prefix() {
     std::vector<int> ids;
     if (!processor_.Encode("a", &ids).ok()) return;
-    adds_prefix_ = !ids.empty() && !pieces_[static_cast<size_t>(ids[0])].empty() && pieces_[static_cast<size_t>(ids[0])][0] == ' ';
+    adds_prefix_ =
+        !ids.empty() && !pieces_[static_cast<size_t>(ids[0])].empty() && pieces_[static_cast<size_t>(ids[0])][0] == ' ';
   }
 
   void encode_run(std::string_view text, std::vector<int32_t>* ids) const {
@@ -284,7 +297,8 @@ class LineIterator final : public sentencepiece::SentenceIterator {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> sentencepiece_tokenizer(std::string model, const std::string& path, const std::string& folder) {
+std::unique_ptr<Tokenizer> sentencepiece_tokenizer(std::string model, const std::string& path,
+                                                   const std::string& folder) {
   return std::make_unique<SentencePieceTokenizer>(std::move(model), path, read_sentencepiece_folder(folder));
 }
 
@@ -293,11 +307,15 @@ std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path
   return sentencepiece_tokenizer(read_file(model_path, size_t{1} << 30), model_path, folder.empty() ? "." : folder);
 }
 
-void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type) {
-  if (model_type != "unigram" && model_type != "bpe") fail_usage("tokenizer model type: expected unigram or bpe, got '{}'", model_type);
+void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size,
+                         const std::string& model_type) {
+  if (model_type != "unigram" && model_type != "bpe")
+    fail_usage("tokenizer model type: expected unigram or bpe, got '{}'", model_type);
   // 256 byte pieces and the unknown piece, which every model has, leave room for nothing below this.
   constexpr int32_t kSmallest = 258;
-  if (vocab_size < kSmallest) fail_usage("tokenizer vocabulary size: expected at least {} (256 bytes, unknown, one piece), got {}", kSmallest, vocab_size);
+  if (vocab_size < kSmallest)
+    fail_usage("tokenizer vocabulary size: expected at least {} (256 bytes, unknown, one piece), got {}", kSmallest,
+               vocab_size);
   const std::string text = read_file(text_path);
   LineIterator lines(text);
   if (lines.done()) fail_usage("'{}': expected a text to train a tokenizer on, it is empty", text_path);
@@ -318,7 +336,8 @@ void train_sentencepiece(const std::string& text_path, const std::string& model_
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &lines, &model);
   if (!status.ok())
-    fail_usage("'{}': SentencePiece cannot train a {} model with {} pieces on this text: {}", text_path, model_type, vocab_size, reason(status));
+    fail_usage("'{}': SentencePiece cannot train a {} model with {} pieces on this text: {}", text_path, model_type,
+               vocab_size, reason(status));
   write_file_atomic(model_path, model);
 }
 

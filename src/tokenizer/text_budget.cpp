@@ -23,10 +23,12 @@ double processor_seconds() {
 
 }  // namespace
 
-TextBudget::TextBudget(size_t bytes) : bytes_(bytes), steps_(kSteps + kStepsPerByte * bytes), growth_(kGrowth + kGrowthPerByte * bytes) {}
+TextBudget::TextBudget(size_t bytes)
+    : bytes_(bytes), steps_(kSteps + kStepsPerByte * bytes), growth_(kGrowth + kGrowthPerByte * bytes) {}
 
 void TextBudget::fail_steps(std::string_view pattern) const {
-  fail_usage("the tokenizer's regular expression '{}' takes too long on a text of {} bytes: it tries too many ways", utf8_start(pattern, 60), bytes_);
+  fail_usage("the tokenizer's regular expression '{}' takes too long on a text of {} bytes: it tries too many ways",
+             utf8_start(pattern, 60), bytes_);
 }
 
 void TextBudget::spend(uint64_t steps, std::string_view pattern) {
@@ -45,7 +47,8 @@ void TextBudget::grow(size_t before, size_t after) {
   if (after <= before) return;
   if (after - before > growth_) {
     fail_usage(
-        "the tokenizer makes too much of a text of {} bytes: expected at most {} times its size and {} MiB more; one of its steps \"Replace\" or \"Prepend\" "
+        "the tokenizer makes too much of a text of {} bytes: expected at most {} times its size and {} MiB more; one "
+        "of its steps \"Replace\" or \"Prepend\" "
         "multiplies the text",
         bytes_, kGrowthPerByte, kGrowth >> 20);
   }

@@ -31,9 +31,11 @@ class Keys {
     form_ = icu::Normalizer2::getNFKDInstance(error);
     if (U_FAILURE(error)) fail_internal("ICU has no NFKD: {}", u_errorName(error));
   }
-  // The keys of a character: of its NFKD form, without case and without marks. There may be none. Those behind the first begin at `next`.
+  // The keys of a character: of its NFKD form, without case and without marks. There may be none. Those behind the
+  // first begin at `next`.
   void add(char32_t c, size_t begin, size_t next, std::vector<Unit>& units) const {
-    if (c == kSpaceMark || (c < 0x110000 && u_isUWhiteSpace(static_cast<UChar32>(c)))) return units.push_back({U' ', begin});
+    if (c == kSpaceMark || (c < 0x110000 && u_isUWhiteSpace(static_cast<UChar32>(c))))
+      return units.push_back({U' ', begin});
     if (c >= 0x110000) return units.push_back({c, begin});
     if (c < 0x80) return units.push_back({static_cast<char32_t>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c), begin});
     const size_t before = units.size();
@@ -42,7 +44,8 @@ class Keys {
     for (int32_t i = 0; i < form.length(); i = form.moveIndex32(i, 1)) {
       const UChar32 one = form.char32At(i);
       if (u_charType(one) == U_NON_SPACING_MARK) continue;
-      units.push_back({u_isUWhiteSpace(one) ? U' ' : static_cast<char32_t>(u_foldCase(one, U_FOLD_CASE_DEFAULT)), units.size() == before ? begin : next});
+      units.push_back({u_isUWhiteSpace(one) ? U' ' : static_cast<char32_t>(u_foldCase(one, U_FOLD_CASE_DEFAULT)),
+                       units.size() == before ? begin : next});
     }
   }
 
@@ -56,9 +59,12 @@ char32_t next_character(std::string_view text, size_t& i) {
   return kBytes + static_cast<unsigned char>(text[i++]);
 }
 
-bool is_unknown(std::string_view piece) { return piece == "<unk>" || piece == "[UNK]" || piece == "\xe2\x81\x87" || piece == "<UNK>"; }
+bool is_unknown(std::string_view piece) {
+  return piece == "<unk>" || piece == "[UNK]" || piece == "\xe2\x81\x87" || piece == "<UNK>";
+}
 
-enum class Step : char { kPair, kText, kPiece };  // both go on; a character without a piece; a piece's character without text
+// both go on; a character without a piece; a piece's character without text
+enum class Step : char { kPair, kText, kPiece };
 
 // Costs of an alignment. Spaces come and go cheaply: tokenizers add and drop them.
 int cost_alone(const Unit& unit) { return unit.key == U' ' ? 2 : 8; }
@@ -68,8 +74,8 @@ int cost_pair(const Unit& text, const Unit& piece) {
   return 12;
 }
 
-// The least costly alignment of two beginnings, or of two whole sequences where nothing follows. Of equal ones that in which characters without a piece come
-// late, so that they belong to the token before.
+// The least costly alignment of two beginnings, or of two whole sequences where nothing follows. Of equal ones that in
+// which characters without a piece come late, so that they belong to the token before.
 std::vector<Step> align(std::span<const Unit> text, std::span<const Unit> pieces, bool whole) {
   const size_t n = text.size(), m = pieces.size();
   std::vector<Step> step((n + 1) * (m + 1));
@@ -127,7 +133,8 @@ constexpr size_t kWindow = 48, kLargestWindow = 768;  // units of an alignment
 
 }  // namespace
 
-TextBytes::TextBytes(const Tokenizer& tokenizer) : tokenizer_(tokenizer), known_(tokenizer.type() != "ids"), bytes_(tokenizer.type() == "bytes") {
+TextBytes::TextBytes(const Tokenizer& tokenizer)
+    : tokenizer_(tokenizer), known_(tokenizer.type() != "ids"), bytes_(tokenizer.type() == "bytes") {
   constexpr int32_t kOrdinary = 1 << 22;
   if (!known_ || tokenizer.vocab_size() > kOrdinary) return;
   pieces_.reserve(static_cast<size_t>(tokenizer.vocab_size()));

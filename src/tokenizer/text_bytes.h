@@ -1,5 +1,6 @@
-// How many bytes of a text each of its tokens stands for: what bits per byte count. A token's piece is often not a part of the text: normalizers change
-// characters, a tokenizer puts a space in front of a text or drops some, and an unknown token stands for anything.
+// How many bytes of a text each of its tokens stands for: what bits per byte count. A token's piece is often not a part
+// of the text: normalizers change characters, a tokenizer puts a space in front of a text or drops some, and an unknown
+// token stands for anything.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,10 @@ class TextBytes {
   // Whether the piece is space and nothing else.
   bool is_space(int32_t id) const;
 
-  // bytes[i] becomes the bytes that ids[i] stands for, where ids are those of encode(text). Their sum is text.size(), if there are ids. Pieces are matched with
-  // the text: exactly where they are equal, else by the least costly alignment of characters, compared without case, accents and form. Bytes that belong to no
-  // piece are those of the token before them, at the beginning those of the first token.
+  // bytes[i] becomes the bytes that ids[i] stands for, where ids are those of encode(text). Their sum is text.size(),
+  // if there are ids. Pieces are matched with the text: exactly where they are equal, else by the least costly
+  // alignment of characters, compared without case, accents and form. Bytes that belong to no piece are those of the
+  // token before them, at the beginning those of the first token.
   void measure(std::string_view text, std::span<const int32_t> ids, std::vector<int64_t>& bytes) const;
 
  private:

@@ -1,5 +1,5 @@
-// Finds, for every place of a text, the longest of many words that begins there (Aho-Corasick on words and text read from right to left). The work grows with
-// the text and with what is found, however long and alike the words are.
+// Finds, for every place of a text, the longest of many words that begins there (Aho-Corasick on words and text read
+// from right to left). The work grows with the text and with what is found, however long and alike the words are.
 #pragma once
 
 #include <array>
@@ -38,7 +38,9 @@ class TextMatcher {
     uint32_t shorter = 0;  // a node with the next shorter word that ends here, 0: none
   };
   struct PlaceHash {
-    size_t operator()(uint64_t place) const { return static_cast<size_t>((place ^ place >> 31) * 0x9e3779b97f4a7c15u >> 5); }
+    size_t operator()(uint64_t place) const {
+      return static_cast<size_t>((place ^ place >> 31) * 0x9e3779b97f4a7c15u >> 5);
+    }
   };
   static uint64_t place(uint32_t node, char c) { return uint64_t{node} << 8 | static_cast<unsigned char>(c); }
   uint32_t next(uint32_t node, char c) const;

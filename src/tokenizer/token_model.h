@@ -1,4 +1,5 @@
-// The models of a tokenizer.json: a piece of text to ids. Byte-level and other BPE, Unigram, WordPiece and WordLevel; others are refused by name.
+// The models of a tokenizer.json: a piece of text to ids. Byte-level and other BPE, Unigram, WordPiece and WordLevel;
+// others are refused by name.
 #pragma once
 
 #include <cstdint>

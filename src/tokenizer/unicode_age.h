@@ -1,5 +1,5 @@
-// The `tokenizers` package has tables of several versions of Unicode: characters that came later are nothing there. Punctuation and BERT's parts are of Unicode
-// 8, StripAccents of Unicode 9.
+// The `tokenizers` package has tables of several versions of Unicode: characters that came later are nothing there.
+// Punctuation and BERT's parts are of Unicode 8, StripAccents of Unicode 9.
 #pragma once
 
 #include <unicode/uchar.h>

@@ -1,4 +1,5 @@
-// Unigram: the tokens whose scores add to the most, found character by character from the left. A character that is no token scores 10 less than the worst.
+// Unigram: the tokens whose scores add to the most, found character by character from the left. A character that is no
+// token scores 10 less than the worst.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,12 +20,14 @@ class Unigram final : public TokenModel {
     vocab.expect_array();
     const nlohmann::json& list = vocab.value();
     if (list.empty() || list.size() > kMost) vocab.refuse(fmt::format("1 to {} pieces", kMost));
-    if (part.has("unk_id")) unknown_ = static_cast<int32_t>(part.at("unk_id").integer(0, static_cast<int64_t>(list.size()) - 1));
+    if (part.has("unk_id"))
+      unknown_ = static_cast<int32_t>(part.at("unk_id").integer(0, static_cast<int64_t>(list.size()) - 1));
     scores_.reserve(list.size());
     double least = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < list.size(); ++i) {
       const nlohmann::json& piece = list[i];
-      if (!piece.is_array() || piece.size() != 2 || !piece[0].is_string() || !piece[1].is_number()) vocab.element(i).refuse("[\"PIECE\", SCORE]");
+      if (!piece.is_array() || piece.size() != 2 || !piece[0].is_string() || !piece[1].is_number())
+        vocab.element(i).refuse("[\"PIECE\", SCORE]");
       scores_.push_back(piece[1].get<double>());
       if (!std::isfinite(scores_.back())) vocab.element(i).refuse("a finite score");
       least = std::min(least, scores_.back());
@@ -36,7 +39,8 @@ class Unigram final : public TokenModel {
     size_ = static_cast<int32_t>(list.size());
     std::vector<std::pair<std::string_view, int32_t>> words;
     for (size_t i = list.size(); i-- > 0;)
-      words.emplace_back(list[i][0].get_ref<const std::string&>(), static_cast<int32_t>(i));  // the last of equal ones counts
+      // the last of equal ones counts
+      words.emplace_back(list[i][0].get_ref<const std::string&>(), static_cast<int32_t>(i));
     matcher_ = TextMatcher(words);
   }
 

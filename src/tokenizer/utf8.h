@@ -7,7 +7,8 @@
 
 namespace fw {
 
-// Length of the character at the start of a text that is not empty, 0 if its bytes are none (overlong, surrogate, cut, stray).
+// Length of the character at the start of a text that is not empty, 0 if its bytes are none (overlong, surrogate, cut,
+// stray).
 size_t utf8_length(std::string_view text);
 // How many bytes from the start on are whole characters.
 size_t utf8_prefix(std::string_view text);

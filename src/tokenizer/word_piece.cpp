@@ -1,5 +1,6 @@
-// WordPiece: a piece is cut from its left into the longest tokens that there are, those behind the first with a prefix (##); one that cannot be cut so to its
-// end, or is too long, is the unknown token. WordLevel: a piece is a token, or the unknown one.
+// WordPiece: a piece is cut from its left into the longest tokens that there are, those behind the first with a prefix
+// (##). One that cannot be cut so to its end, or is too long, is the unknown token. WordLevel: a piece is a token, or
+// the unknown one.
 #include "base/error.h"
 #include "tokenizer/text_matcher.h"
 #include "tokenizer/token_model.h"
@@ -16,10 +17,12 @@ class WholeWords : public TokenModel {
     vocab.expect_object();
     for (const auto& [token, id] : vocab.value().items()) {
       if (!id.is_number_integer() || id < 0 || id > kMostIds) {
-        vocab.fail(fmt::format("the token '{}': expected an id from 0 to {}, got {}", token, kMostIds, id.dump(-1, ' ', true).substr(0, 40)));
+        vocab.fail(fmt::format("the token '{}': expected an id from 0 to {}, got {}", token, kMostIds,
+                               id.dump(-1, ' ', true).substr(0, 40)));
       }
       const int32_t value = id.get<int32_t>();
-      if (const std::string* other = vocabulary_.token(value)) vocab.fail(fmt::format("the tokens '{}' and '{}' have the same id, {}", *other, token, value));
+      if (const std::string* other = vocabulary_.token(value))
+        vocab.fail(fmt::format("the tokens '{}' and '{}' have the same id, {}", *other, token, value));
       vocabulary_.add(token, value);
     }
     if (vocabulary_.count() == 0) vocab.refuse("tokens and their ids");
@@ -29,7 +32,8 @@ class WholeWords : public TokenModel {
 
   int32_t unknown(std::string_view piece) const {
     if (unknown_ < 0) {
-      fail_usage("the tokenizer has no token for '{}', and its unk_token '{}' is not in its vocabulary", utf8_start(piece, 40), unknown_name_);
+      fail_usage("the tokenizer has no token for '{}', and its unk_token '{}' is not in its vocabulary",
+                 utf8_start(piece, 40), unknown_name_);
     }
     return unknown_;
   }
@@ -43,7 +47,8 @@ class WholeWords : public TokenModel {
 class WordPiece final : public WholeWords {
  public:
   explicit WordPiece(const JsonPart& part) : WholeWords(part, "[UNK]") {
-    if (part.has("max_input_chars_per_word")) longest_ = part.at("max_input_chars_per_word").integer(0, int64_t{1} << 30);
+    if (part.has("max_input_chars_per_word"))
+      longest_ = part.at("max_input_chars_per_word").integer(0, int64_t{1} << 30);
     const std::string prefix = part.text_or("continuing_subword_prefix", "##");
     std::vector<std::pair<std::string_view, int32_t>> starts, rest;
     for (int32_t id = 0; id < vocabulary_.end(); ++id) {

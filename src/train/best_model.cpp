@@ -20,7 +20,8 @@ std::string last_path(const std::string& run) { return run + "/.tmp-best-last"; 
 
 std::string best_path(const std::string& run) { return run + "/best"; }
 
-void write_best(const std::string& run, const BestRecord& record, const LanguageModel<float>& model, const Tokenizer& tokenizer) {
+void write_best(const std::string& run, const BestRecord& record, const LanguageModel<float>& model,
+                const Tokenizer& tokenizer) {
   const std::string next = next_path(run), last = last_path(run), path = best_path(run);
   try {
     recover_best(run);

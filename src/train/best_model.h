@@ -1,6 +1,7 @@
-// best/ of a run folder: the model whose held-out loss was the lowest so far, a model folder (config.json, model.safetensors,
-// tokenizer.json) with best.json that says of which step it is. It is written aside, synced and renamed into its place, so that it is
-// the old one or the new one; the moment between two renames is mended by recover_best().
+// best/ of a run folder: the model whose held-out loss was the lowest so far, a model folder (config.json,
+// model.safetensors, tokenizer.json) with best.json that says of which step it is. It is written aside, synced and
+// renamed into its place, so that it is the old one or the new one; the moment between two renames is mended by
+// recover_best().
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct BestRecord {
 std::string best_path(const std::string& run);
 
 // Throws Error(kIo), and then the one that was there is untouched.
-void write_best(const std::string& run, const BestRecord& record, const LanguageModel<float>& model, const Tokenizer& tokenizer);
+void write_best(const std::string& run, const BestRecord& record, const LanguageModel<float>& model,
+                const Tokenizer& tokenizer);
 
 // Of run/best; step -1 when there is none or its best.json cannot be read.
 BestRecord read_best(const std::string& run);

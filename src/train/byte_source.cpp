@@ -52,13 +52,15 @@ constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
 // pzstd and others write a frame first that is skipped: four bytes, of which the first has 16 values.
 bool is_zstd(std::string_view head) {
   if (head.starts_with(kZstd)) return true;
-  return head.size() >= 4 && (static_cast<unsigned char>(head[0]) & 0xf0) == 0x50 && head.substr(1, 3) == "\x2a\x4d\x18";
+  return head.size() >= 4 && (static_cast<unsigned char>(head[0]) & 0xf0) == 0x50 &&
+         head.substr(1, 3) == "\x2a\x4d\x18";
 }
 
 // bzip2's block sizes are digits.
 bool begins_with(std::string_view head, std::string_view magic) {
   if (!magic.starts_with("BZh")) return head.starts_with(magic);
-  return head.size() >= magic.size() && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' && head.substr(4, 6) == magic.substr(4);
+  return head.size() >= magic.size() && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' &&
+         head.substr(4, 6) == magic.substr(4);
 }
 constexpr size_t kPiece = size_t{1} << 17;
 
@@ -66,7 +68,8 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 class FileBytes final : public ByteSource {
  public:
-  explicit FileBytes(const std::string& path) : path_(path == kStandardInput ? "standard input" : path), input_(path == kStandardInput) {
+  explicit FileBytes(const std::string& path)
+      : path_(path == kStandardInput ? "standard input" : path), input_(path == kStandardInput) {
     if (input_) {
       fd_ = STDIN_FILENO;
       return;
@@ -80,7 +83,8 @@ class FileBytes final : public ByteSource {
     const int error = errno;
     ::close(fd_);
     if (status != 0) fail_usage("cannot open '{}': {}", path, reason(error));
-    fail_usage("cannot read '{}': expected a regular file, it is a {}", path, S_ISDIR(info.st_mode) ? "folder" : "device or a pipe");
+    fail_usage("cannot read '{}': expected a regular file, it is a {}", path,
+               S_ISDIR(info.st_mode) ? "folder" : "device or a pipe");
   }
   ~FileBytes() override {
     if (!input_) ::close(fd_);
@@ -129,7 +133,8 @@ class FileBytes final : public ByteSource {
 // What both formats share: packed bytes come piece by piece from the file.
 class Packed : public ByteSource {
  public:
-  Packed(const std::string& path, std::unique_ptr<ByteSource> file) : path_(path), file_(std::move(file)), in_(kPiece) {}
+  Packed(const std::string& path, std::unique_ptr<ByteSource> file)
+      : path_(path), file_(std::move(file)), in_(kPiece) {}
 
  protected:
   // More packed bytes into the empty buffer; false at the file's end.
@@ -178,14 +183,16 @@ class GzipBytes final : public Packed {
       rest_ = rest_.last(stream_.avail_in);
       used += room - stream_.avail_out;
       if (status == Z_MEM_ERROR) throw std::bad_alloc();
-      if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) fail_damaged("gzip", stream_.msg != nullptr ? stream_.msg : "unknown data");
+      if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
+        fail_damaged("gzip", stream_.msg != nullptr ? stream_.msg : "unknown data");
       between_ = status == Z_STREAM_END;
     }
     return used;
   }
 
  private:
-  // A file may have several members one after the other (as `cat a.gz b.gz` makes) and zeros behind the last (as tapes do).
+  // A file may have several members one after the other (as `cat a.gz b.gz` makes) and zeros behind the last (as tapes
+  // do).
   void begin_member() {
     if (began_) {
       while (!rest_.empty() && rest_[0] == '\0') rest_ = rest_.subspan(1);
@@ -202,7 +209,8 @@ class GzipBytes final : public Packed {
 
 class ZstdBytes final : public Packed {
  public:
-  ZstdBytes(const std::string& path, std::unique_ptr<ByteSource> file) : Packed(path, std::move(file)), stream_(ZSTD_createDStream()) {
+  ZstdBytes(const std::string& path, std::unique_ptr<ByteSource> file)
+      : Packed(path, std::move(file)), stream_(ZSTD_createDStream()) {
     if (stream_ == nullptr) throw std::bad_alloc();
   }
   ~ZstdBytes() override { ZSTD_freeDStream(stream_); }
@@ -221,7 +229,8 @@ class ZstdBytes final : public Packed {
       const size_t status = ZSTD_decompressStream(stream_, &to, &from);
       if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge) {
         fail_usage(
-            "'{}': it was packed with a window of more than 128 MiB (zstd --long), which is not read: unpack it (zstd -dc --long=31), or pack it again "
+            "'{}': it was packed with a window of more than 128 MiB (zstd --long), which is not read: unpack it (zstd "
+            "-dc --long=31), or pack it again "
             "without --long",
             path_);
       }
@@ -241,7 +250,8 @@ class ZstdBytes final : public Packed {
 // Unpacked text from behind its byte order mark.
 class Text final : public ByteSource {
  public:
-  Text(const std::string& path, std::unique_ptr<ByteSource> bytes) : path_(path == kStandardInput ? "standard input" : path), bytes_(std::move(bytes)) {}
+  Text(const std::string& path, std::unique_ptr<ByteSource> bytes)
+      : path_(path == kStandardInput ? "standard input" : path), bytes_(std::move(bytes)) {}
 
   size_t read(std::span<char> out) override {
     if (!std::exchange(begun_, true)) begin();
@@ -271,32 +281,37 @@ std::unique_ptr<ByteSource> open_packed(const std::string& path) {
   if (is_zstd(head)) return std::make_unique<ZstdBytes>(path, std::move(file));
   for (const Refused& other : kRefused) {
     if (begins_with(head, other.magic)) {
-      fail_usage("'{}': it is {}, which is not read: unpack it ({} '{}' > text), or pack it with gzip or zstd", path, other.what, other.instead, path);
+      fail_usage("'{}': it is {}, which is not read: unpack it ({} '{}' > text), or pack it with gzip or zstd", path,
+                 other.what, other.instead, path);
     }
   }
   if (head.starts_with(kParquet)) {
     fail_usage(
-        "'{}': Parquet is not read by this program (Debian has no library for it); write it as JSON lines first, for example with\n  python3 -c \"import "
+        "'{}': Parquet is not read by this program (Debian has no library for it); write it as JSON lines first, for "
+        "example with\n  python3 -c \"import "
         "pandas; "
         "pandas.read_parquet('in.parquet').to_json('out.jsonl.gz', orient='records', lines=True)\"",
         path);
   }
   const bool named_gzip = path.ends_with(".gz"), named_zstd = path.ends_with(".zst");
   if ((named_gzip || named_zstd) && !head.empty()) {
-    fail_usage("'{}': expected a {} file after its name, its first bytes are those of something else", path, named_gzip ? "gzip" : "Zstandard");
+    fail_usage("'{}': expected a {} file after its name, its first bytes are those of something else", path,
+               named_gzip ? "gzip" : "Zstandard");
   }
   return file;
 }
 
 }  // namespace
 
-std::unique_ptr<ByteSource> open_bytes(const std::string& path) { return std::make_unique<Text>(path, open_packed(path)); }
+std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
+  return std::make_unique<Text>(path, open_packed(path));
+}
 
 void drop_byte_order_mark(std::string& text, const std::string& name) {
   for (const Mark& mark : kMarks) {
     if (!text.starts_with(mark.bytes)) continue;
-    fail_usage("'{}': expected text in UTF-8, it is {} by its byte order mark: convert it (iconv -f {} -t UTF-8 '{}')", name, mark.encoding, mark.encoding,
-               name);
+    fail_usage("'{}': expected text in UTF-8, it is {} by its byte order mark: convert it (iconv -f {} -t UTF-8 '{}')",
+               name, mark.encoding, mark.encoding, name);
   }
   if (text.starts_with(kUtf8Mark)) text.erase(0, kUtf8Mark.size());
 }

@@ -69,7 +69,8 @@ void sync_file(const std::string& path) {
 
 std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -127,7 +128,8 @@ TrainerState state_from_json(const json& j) {
 void write_trainer_json(const std::string& folder, const TrainerState& state) {
   json files = json::object();
   for (const std::string& name : files_in(folder)) files[name] = checksum_of_file(inside(folder, name));
-  const json content = {{"format", kFormat}, {"checksum", kNoChecksum}, {"state", state_to_json(state)}, {"files", files}};
+  const json content = {
+      {"format", kFormat}, {"checksum", kNoChecksum}, {"state", state_to_json(state)}, {"files", files}};
   std::string text = content.dump(2) + "\n";
   const size_t place = text.find(fmt::format("{}{}\"", kChecksumKey, kNoChecksum)) + kChecksumKey.size();
   text.replace(place, kNoChecksum.size(), checksum_of_text(text));
@@ -139,15 +141,19 @@ void write_moments(const std::string& path, const LanguageModel<float>& model, c
   if (optimizer.format() == MomentFormat::kBf16) {
     std::deque<HostView<Bf16>> views;
     for (const ParamSpec& spec : model.params().specs()) {
-      for (const auto& [name, moments] : {std::pair<const char*, const Buffer<Bf16>*>{"m.", &optimizer.first_bf16()}, {"v.", &optimizer.second_bf16()}})
-        writer.add(name + spec.name, "BF16", spec.shape, std::as_bytes(views.emplace_back(moments->host(spec.offset, spec.size())).span()));
+      for (const auto& [name, moments] : {std::pair<const char*, const Buffer<Bf16>*>{"m.", &optimizer.first_bf16()},
+                                          {"v.", &optimizer.second_bf16()}})
+        writer.add(name + spec.name, "BF16", spec.shape,
+                   std::as_bytes(views.emplace_back(moments->host(spec.offset, spec.size())).span()));
     }
     return writer.write(path);
   }
   std::deque<HostView<float>> views;
   for (const ParamSpec& spec : model.params().specs()) {
-    writer.add<float>("m." + spec.name, spec.shape, views.emplace_back(optimizer.first().host(spec.offset, spec.size())).span());
-    writer.add<float>("v." + spec.name, spec.shape, views.emplace_back(optimizer.second().host(spec.offset, spec.size())).span());
+    writer.add<float>("m." + spec.name, spec.shape,
+                      views.emplace_back(optimizer.first().host(spec.offset, spec.size())).span());
+    writer.add<float>("v." + spec.name, spec.shape,
+                      views.emplace_back(optimizer.second().host(spec.offset, spec.size())).span());
   }
   writer.write(path);
 }
@@ -164,7 +170,9 @@ void remove_checkpoint(const std::string& folder, int64_t step) {
 
 std::string config_hash(const ModelConfig& config) { return checksum_of_text(config_to_json(config).dump()); }
 
-std::string checkpoint_path(const std::string& folder, int64_t step) { return fmt::format("{}/{}{}", folder, kPrefix, step); }
+std::string checkpoint_path(const std::string& folder, int64_t step) {
+  return fmt::format("{}/{}{}", folder, kPrefix, step);
+}
 
 std::vector<int64_t> list_checkpoints(const std::string& folder) {
   std::vector<int64_t> steps;
@@ -191,8 +199,8 @@ void clean_checkpoints(const std::string& folder) {
   }
 }
 
-void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model, const AdamW& optimizer,
-                      const Tokenizer& tokenizer) {
+void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model,
+                      const AdamW& optimizer, const Tokenizer& tokenizer) {
   const std::string aside = fmt::format("{}/{}write-{}", folder, kTemporary, state.step);
   const std::string path = checkpoint_path(folder, state.step);
   try {
@@ -205,14 +213,17 @@ void write_checkpoint(const std::string& folder, const TrainerState& state, cons
     write_trainer_json(aside, state);
     for (const std::string& name : files_in(aside)) sync_file(inside(aside, name));
     sync_folder(aside);
-    // One that is there already was found damaged (a good one is not written again): the older ones stand for it meanwhile.
+    // One that is there already was found damaged (a good one is not written again): the older ones stand for it
+    // meanwhile.
     if (file_exists(path)) remove_checkpoint(folder, state.step);
     fs::rename(aside, path);
     sync_folder(folder);
   } catch (const std::exception& error) {
     std::error_code ignored;
     fs::remove_all(aside, ignored);
-    fail_io("checkpoint '{}' was not written: {}; the checkpoints before it are untouched, and --resume goes on from them", path, error.what());
+    fail_io(
+        "checkpoint '{}' was not written: {}; the checkpoints before it are untouched, and --resume goes on from them",
+        path, error.what());
   }
 }
 
@@ -235,13 +246,15 @@ TrainerState verify_checkpoint(const std::string& path) {
   }
   const std::string expected = text.substr(place + kChecksumKey.size(), kNoChecksum.size());
   text.replace(place + kChecksumKey.size(), kNoChecksum.size(), kNoChecksum);
-  if (checksum_of_text(text) != expected) fail_usage("'{}': damaged (checksum {} expected, {} found)", file, expected, checksum_of_text(text));
+  if (checksum_of_text(text) != expected)
+    fail_usage("'{}': damaged (checksum {} expected, {} found)", file, expected, checksum_of_text(text));
   TrainerState state;
   std::map<std::string, std::string> files;
   try {
     const json content = parse_json(text, "'" + file + "'");
     if (content.at("format") != kFormat)
-      fail_usage("'{}': format {} expected, {} found: written by another version of fastweight", file, kFormat, content.at("format").dump());
+      fail_usage("'{}': format {} expected, {} found: written by another version of fastweight", file, kFormat,
+                 content.at("format").dump());
     state = state_from_json(content.at("state"));
     content.at("files").get_to(files);
   } catch (const json::exception& error) {
@@ -265,19 +278,21 @@ MomentFormat moments_of_checkpoint(const std::string& path) {
   return MomentFormat::kFloat32;
 }
 
-void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer) {
+void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model,
+                     AdamW& optimizer) {
   const SafetensorsReader parameters(path + "/model.safetensors"), moments(path + "/optimizer.safetensors");
   const std::vector<ParamSpec>& specs = model.params().specs();
   if (parameters.tensors().size() != specs.size()) {
-    fail_usage("'{}': expected the {} parameters of this run's model, got {}", path, specs.size(), parameters.tensors().size());
+    fail_usage("'{}': expected the {} parameters of this run's model, got {}", path, specs.size(),
+               parameters.tensors().size());
   }
   std::vector<float> values;
   const auto read = [&values](const SafetensorsReader& reader, const std::string& name, const ParamSpec& spec) {
     values.resize(static_cast<size_t>(spec.size()));
     reader.read<float>(name, spec.shape, values);
   };
-  // Read twice, so that nothing need be held a second time: what can fail does so before anything has changed, and model and optimiser
-  // change together or not at all.
+  // Read twice, so that nothing need be held a second time: what can fail does so before anything has changed, and
+  // model and optimiser change together or not at all.
   for (const bool write : {false, true}) {
     for (const ParamSpec& spec : specs) {
       read(parameters, spec.name, spec);

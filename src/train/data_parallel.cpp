@@ -13,8 +13,8 @@ namespace {
 constexpr int kGroups = 128;
 constexpr int64_t kAlign = 16;  // elements: what vector instructions of any device want
 
-// The pieces in kGroups groups of about as many, whatever the number of ranks is; some are empty where there are few. A group begins where its first piece is
-// aligned.
+// The pieces in kGroups groups of about as many, whatever the number of ranks is; some are empty where there are few. A
+// group begins where its first piece is aligned.
 std::vector<ParamRange> make_groups(const std::vector<ParamPiece>& pieces, int64_t extent) {
   const auto count = static_cast<int64_t>(pieces.size());
   std::vector<int64_t> first(kGroups + 1, count);
@@ -24,7 +24,9 @@ std::vector<ParamRange> make_groups(const std::vector<ParamPiece>& pieces, int64
     while (piece < count && pieces[static_cast<size_t>(piece)].begin % kAlign != 0) ++piece;
     first[static_cast<size_t>(group)] = piece;
   }
-  const auto begin = [&](int64_t piece) { return piece == 0 ? 0 : piece < count ? pieces[static_cast<size_t>(piece)].begin : extent; };
+  const auto begin = [&](int64_t piece) {
+    return piece == 0 ? 0 : piece < count ? pieces[static_cast<size_t>(piece)].begin : extent;
+  };
   std::vector<ParamRange> groups;
   for (size_t group = 0; group < kGroups; ++group) {
     groups.push_back({first[group], first[group + 1] - first[group], begin(first[group]), begin(first[group + 1])});
@@ -45,7 +47,8 @@ std::vector<ParamRange> make_ranges(const std::vector<ParamRange>& groups, int r
   return ranges;
 }
 
-// What the pieces of each range have among the float copies of split values: those of neighbouring pieces lie in the same order, with gaps that nobody has.
+// What the pieces of each range have among the float copies of split values: those of neighbouring pieces lie in the
+// same order, with gaps that nobody has.
 std::vector<ParamRange> make_numbers(const std::vector<ParamPiece>& pieces, const std::vector<ParamRange>& ranges) {
   std::vector<ParamRange> numbers;
   for (const ParamRange& range : ranges) {
@@ -70,7 +73,8 @@ template std::vector<ParamRange> rank_ranges(const Params<float>&, int);
 template std::vector<ParamRange> rank_ranges(const Params<double>&, int);
 
 template <class T>
-DataParallel<T>::DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config, const Params<W>& params, GradientSums sums)
+DataParallel<T>::DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config,
+                              const Params<W>& params, GradientSums sums)
     : values_(values),
       tensors_(tensors),
       sums_(sums),
@@ -120,15 +124,18 @@ template <class T>
 double DataParallel<T>::square_norm(LanguageModel<T>& model) {
   for (int group = first_group_; group < last_group_; ++group) {
     const ParamRange& range = groups_[static_cast<size_t>(group)];
-    const ParamPieces pieces = {optimizer_.pieces(model.params()).data + (range.first_piece - mine().first_piece), range.pieces};
+    const ParamPieces pieces = {optimizer_.pieces(model.params()).data + (range.first_piece - mine().first_piece),
+                                range.pieces};
     if (range.pieces > 0) model.exec().square_sum(sum_.data(), pieces, squares_.data() + (group - first_group_));
   }
   std::vector<double> all(kGroups);
-  squares_.read(0, std::span<double>(all).subspan(static_cast<size_t>(first_group_), static_cast<size_t>(last_group_ - first_group_)));
+  squares_.read(0, std::span<double>(all).subspan(static_cast<size_t>(first_group_),
+                                                  static_cast<size_t>(last_group_ - first_group_)));
   std::vector<Part> parts;
   for (int rank = 0; rank < values_.size(); ++rank) {
     const int first = first_group_of(rank, values_.size()), last = first_group_of(rank + 1, values_.size());
-    parts.push_back(part_of(std::span<double>(all).subspan(static_cast<size_t>(first), static_cast<size_t>(last - first))));
+    parts.push_back(
+        part_of(std::span<double>(all).subspan(static_cast<size_t>(first), static_cast<size_t>(last - first))));
   }
   values_.all_gather(parts);
   double total = 0;
@@ -166,7 +173,8 @@ StepResult DataParallel<T>::step(LanguageModel<T>& model, std::span<const Batch>
     add_round(model, 0, batches.size());
   }
   std::vector<Part> parts;
-  for (size_t rank = 0; rank < ranks; ++rank) parts.push_back(part_of(std::span<double>(losses).subspan(begins[rank], begins[rank + 1] - begins[rank])));
+  for (size_t rank = 0; rank < ranks; ++rank)
+    parts.push_back(part_of(std::span<double>(losses).subspan(begins[rank], begins[rank + 1] - begins[rank])));
   values_.all_gather(parts);
   for (size_t batch = 0; batch < batches.size(); ++batch) result.nll += losses[begins[batch % ranks] + batch / ranks];
 
@@ -184,7 +192,8 @@ template <class Value>
 void DataParallel<T>::all_gather(Value* whole, const std::vector<ParamRange>& ranges) {
   std::vector<Part> parts;
   parts.reserve(ranges.size());
-  for (const ParamRange& range : ranges) parts.push_back({whole + range.begin, static_cast<size_t>(range.size()) * sizeof(Value)});
+  for (const ParamRange& range : ranges)
+    parts.push_back({whole + range.begin, static_cast<size_t>(range.size()) * sizeof(Value)});
   tensors_.all_gather(parts);
 }
 

@@ -1,15 +1,19 @@
-// Data parallel training with a sharded optimiser: a step's batches are computed by several ranks, each of which updates its part of the parameters.
+// Data parallel training with a sharded optimiser: a step's batches are computed by several ranks, each of which
+// updates its part of the parameters.
 //
-// Batch b of a step is computed by rank b mod N, its gradient from zero. Round by round (N batches) each rank sends every other that one's part of the gradient
-// (all-to-all, float32) and adds what it receives in the order of the batches; the norm is the sum of fixed groups of the parameters' pieces, in order; AdamW
-// runs on the rank's own part, whose moments no other rank has; then all gather the values. So the bits of a step do not depend on N: N ranks have those of one
-// rank with the same batches (train.sums = "apart"). Of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054) this is stage 1 with the sums' order fixed.
+// Batch b of a step is computed by rank b mod N, its gradient from zero. Round by round (N batches) each rank sends
+// every other that one's part of the gradient (all-to-all, float32) and adds what it receives in the order of the
+// batches. The norm is the sum of fixed groups of the parameters' pieces, in order; AdamW runs on the rank's own part,
+// whose moments no other rank has; then all gather the values. So the bits of a step do not depend on N: N ranks have
+// those of one rank with the same batches (train.sums = "apart"). Of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054)
+// this is stage 1 with the sums' order fixed.
 //
-// With train.sums = "local" the gradients of a rank's batches run on into each other, and the ranks send theirs once a step: the bits depend on N, and on
-// nothing else.
+// With train.sums = "local" the gradients of a rank's batches run on into each other, and the ranks send theirs once a
+// step: the bits depend on N, and on nothing else.
 //
-// Where a device splits the values (Params::split), what passes read is gathered in every step: the bf16 half, and the float copies. The other half, which only
-// the update of the rank that has it reads, is gathered when somebody wants whole values: complete().
+// Where a device splits the values (Params::split), what passes read is gathered in every step: the bf16 half, and the
+// float copies. The other half, which only the update of the rank that has it reads, is gathered when somebody wants
+// whole values: complete().
 #pragma once
 
 #include <memory>
@@ -34,9 +38,11 @@ class DataParallel {
  public:
   using W = Wide<T>;
 
-  // `values` tells numbers of the host, `tensors` carries memory of the parameters' device; both have the same ranks, on the CPU they are one. The parameters
-  // are the same on all ranks, and stay it. Throws Error(kUsage) for more ranks than kMostRanks.
-  DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config, const Params<W>& params, GradientSums sums = GradientSums::kApart);
+  // `values` tells numbers of the host, `tensors` carries memory of the parameters' device; both have the same ranks,
+  // on the CPU they are one. The parameters are the same on all ranks, and stay it. Throws Error(kUsage) for more ranks
+  // than kMostRanks.
+  DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config, const Params<W>& params,
+               GradientSums sums = GradientSums::kApart);
 
   BasicAdamW<T>& optimizer() { return optimizer_; }  // of this rank's part
 
@@ -46,7 +52,8 @@ class DataParallel {
   // The moments of all parts, on rank 0, in the host's memory; nothing on the others.
   std::optional<BasicAdamW<T>> whole(const Params<W>& params);
 
-  // Makes the parameters whole on this rank (above): before the host reads their values. All ranks call it; it sends nothing where nothing is missing.
+  // Makes the parameters whole on this rank (above): before the host reads their values. All ranks call it; it sends
+  // nothing where nothing is missing.
   void complete(Params<W>& params);
 
  private:

@@ -17,14 +17,16 @@ constexpr int64_t kPassTokens = kEvaluationTokens;
 // Bytes of the text that tokens of a file stand for.
 class FileBytes {
  public:
-  FileBytes(const TokenFile& file, const Tokenizer& tokenizer) : file_(file), pieces_(tokenizer), known_(pieces_.known() && file.knows_bytes()) {
+  FileBytes(const TokenFile& file, const Tokenizer& tokenizer)
+      : file_(file), pieces_(tokenizer), known_(pieces_.known() && file.knows_bytes()) {
     if (pieces_.known() && file.version() < 3) known_ = pieces_are_the_text();
   }
   bool known() const { return known_; }
   int64_t of(int64_t token, int32_t id) const { return file_.exception_at(token).value_or(pieces_.piece(id)); }
 
  private:
-  // Of a file that does not say it: the text has as many bytes as the pieces. Those of a text with a separator do not count the newline that begins a document.
+  // Of a file that does not say it: the text has as many bytes as the pieces. Those of a text with a separator do not
+  // count the newline that begins a document.
   bool pieces_are_the_text() const {
     constexpr int64_t kPart = int64_t{1} << 16;
     std::vector<int32_t> ids;
@@ -44,10 +46,11 @@ class FileBytes {
 
 class Evaluation {
  public:
-  Evaluation(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer) : model_(model), file_(file), file_bytes_(file, tokenizer) {}
+  Evaluation(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer)
+      : model_(model), file_(file), file_bytes_(file, tokenizer) {}
 
-  // Tokens [begin, end) in one line: starts from nothing, all but the first are scored. Short ones are packed, long ones
-  // run in pieces of `piece` tokens with the state carried.
+  // Tokens [begin, end) in one line: starts from nothing, all but the first are scored. Short ones are packed, long
+  // ones run in pieces of `piece` tokens with the state carried.
   void add_segment(int64_t begin, int64_t end, int64_t piece) {
     const int64_t length = end - begin;
     if (length <= 1) return;
@@ -118,13 +121,17 @@ class Evaluation {
 
 }  // namespace
 
-EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry, int64_t limit) {
+EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer,
+                         int64_t context, bool carry, int64_t limit) {
   if (context < 0) fail_usage("evaluation: context must be >= 0 tokens (0: whole documents), got {}", context);
   if (context == 1 && !carry)
-    fail_usage("evaluation: windows of 1 token that carry no state leave nothing to score; give a context of 2 or more, or carry the state");
+    fail_usage(
+        "evaluation: windows of 1 token that carry no state leave nothing to score; give a context of 2 or more, or "
+        "carry the state");
   if (file.vocab_size() > model.config().vocab_size) {
-    fail_usage("evaluation: the token file has a vocabulary of {}, the model of {}: the file was made for another model", file.vocab_size(),
-               model.config().vocab_size);
+    fail_usage(
+        "evaluation: the token file has a vocabulary of {}, the model of {}: the file was made for another model",
+        file.vocab_size(), model.config().vocab_size);
   }
   check_tokenizer(file, tokenizer);
   const bool whole = carry || context == 0;

@@ -24,10 +24,12 @@ struct EvalResult {
 
 // The whole file in windows of `context` tokens (documents never share one; context 0: whole documents).
 //   carry: the state goes on from window to window inside a document, so every token but a document's first is scored;
-//   otherwise every window starts from nothing and its first token is not scored. There is no padding to score.
-// The bytes behind bits per byte are those of the text that the scored tokens stand for, whatever a normalizer made of it. Throws Error(kUsage) for a negative
-// context, for windows of one token that carry nothing, for a file whose vocabulary is not the model's and for one without a token to score; Stopped when
-// base/stop.h says so. limit: only the first so many tokens of the file; 0: all.
-EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry, int64_t limit = 0);
+//   otherwise every window starts from nothing and its first token is not scored. There is no padding to score. The
+//   bytes behind bits per byte are those of the text that the scored tokens stand for, whatever a normalizer made of
+//   it. Throws Error(kUsage) for a negative context, for windows of one token that carry nothing, for a file whose
+//   vocabulary is not the model's and for one without a token to score. Stopped when base/stop.h says so. limit: only
+//   the first so many tokens of the file; 0: all.
+EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer,
+                         int64_t context, bool carry, int64_t limit = 0);
 
 }  // namespace fw

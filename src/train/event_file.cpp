@@ -41,9 +41,13 @@ std::string varint(uint64_t value) {
 
 std::string key(uint32_t field, WireType type) { return varint(field << 3 | type); }
 
-std::string bytes_field(uint32_t field, std::string_view content) { return (key(field, kBytes) + varint(content.size())).append(content); }
+std::string bytes_field(uint32_t field, std::string_view content) {
+  return (key(field, kBytes) + varint(content.size())).append(content);
+}
 
-std::string event_head(double wall_time, int64_t step) { return key(1, kFixed64) + raw(wall_time) + key(2, kVarint) + varint(static_cast<uint64_t>(step)); }
+std::string event_head(double wall_time, int64_t step) {
+  return key(1, kFixed64) + raw(wall_time) + key(2, kVarint) + varint(static_cast<uint64_t>(step));
+}
 
 // The checksum of a stretch that may itself have checksums in it.
 uint32_t masked(std::string_view bytes) {

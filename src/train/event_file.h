@@ -1,9 +1,10 @@
 // Scalars for TensorBoard: an event file, which its viewer finds by "tfevents" in the name.
 //
-// The file is a row of records, little-endian
-//   u64 length, u32 masked CRC-32C of those 8 bytes, the payload, u32 masked CRC-32C of the payload
-// and a payload is a protocol buffer: wall_time (field 1, double), step (2, varint), then either file_version (3, only the first
-// record) or summary (5): values (1) of a tag (1) and a number (2, float).
+// The file is a row of records, little-endian:
+//     u64 length, u32 masked CRC-32C of those 8 bytes, the payload, u32 masked CRC-32C of the payload
+// A payload is a protocol buffer: wall_time (field 1, double), step (2, varint), then one of
+// - file_version (3, only the first record),
+// - summary (5): values (1) of a tag (1) and a number (2, float).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct EventScalar {
 
 class EventFile {
  public:
-  // Opens `path` to append, after dropping what an earlier run wrote after step `step` and everything from the first record on
-  // that is cut short or damaged: a viewer would not read on there either. Throws Error(kIo).
+  // Opens `path` to append, after dropping what an earlier run wrote after step `step` and everything from the first
+  // record on that is cut short or damaged: a viewer would not read on there either. Throws Error(kIo).
   EventFile(const std::string& path, int64_t step);
   // One record of all scalars; wall_time in seconds since 1970. Throws Error(kIo).
   void append(int64_t step, double wall_time, std::span<const EventScalar> scalars);

@@ -18,11 +18,14 @@ namespace fw {
 namespace {
 
 // Of a batch and what it predicts.
-double ids_bytes(const TrainConfig& train) { return static_cast<double>(train.batch) * static_cast<double>(train.length) * 2 * sizeof(int32_t); }
+double ids_bytes(const TrainConfig& train) {
+  return static_cast<double>(train.batch) * static_cast<double>(train.length) * 2 * sizeof(int32_t);
+}
 
 bool on_cpu(const TrainConfig& train) { return train.device == "cpu"; }
 
-MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ranks, const RecomputeLayers& recompute, MomentFormat format) {
+MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ranks, const RecomputeLayers& recompute,
+                     MomentFormat format) {
   MemoryPlan plan;
   plan.recompute = recompute;
   plan.format = format;
@@ -35,12 +38,14 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();
   const std::vector<ParamRange> parts = rank_ranges(model.params(), ranks);
-  const ParamRange part = *std::max_element(parts.begin(), parts.end(), [](const ParamRange& a, const ParamRange& b) { return a.size() < b.size(); });
+  const ParamRange part = *std::max_element(
+      parts.begin(), parts.end(), [](const ParamRange& a, const ParamRange& b) { return a.size() < b.size(); });
   AdamW optimizer({.moments = format}, model.params(), part);
   plan.moments = device.bytes() - plan.parameters;
   model.begin_step();
   // The sum of gradients that are made apart or by several ranks, and what is received for it (data_parallel.h).
-  const Buffer<float> sum(device, train.sums == "apart" || ranks > 1 ? part.size() : 0), received(device, part.size() * (ranks - 1));
+  const Buffer<float> sum(device, train.sums == "apart" || ranks > 1 ? part.size() : 0),
+      received(device, part.size() * (ranks - 1));
   plan.gradients = device.bytes() - plan.parameters - plan.moments;
 
   Batch batch;
@@ -61,10 +66,13 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
   return plan;
 }
 
-// The first that fits, of those that compute more and more again; nothing where none does, and then *smallest is the smallest of them and what it was.
-std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig& train, int ranks, MomentFormat format, uint64_t most,
-                                   std::optional<MemoryPlan>* smallest) {
-  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, ranks, {static_cast<Recompute>(level), layers}, format); };
+// The first that fits, of those that compute more and more again; nothing where none does, and then *smallest is the
+// smallest of them and what it was.
+std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig& train, int ranks, MomentFormat format,
+                                   uint64_t most, std::optional<MemoryPlan>* smallest) {
+  const auto level_of = [&](int level, int64_t layers) {
+    return plan_step(config, train, ranks, {static_cast<Recompute>(level), layers}, format);
+  };
   const int first = static_cast<int>(parse_recompute(train.recompute)), last = static_cast<int>(Recompute::kAll);
   for (int level = first; level <= last; ++level) {
     MemoryPlan plan = level_of(level, config.num_hidden_layers);
@@ -95,14 +103,17 @@ MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, int ran
   std::optional<MemoryPlan> smallest;
   for (const MomentFormat format : {MomentFormat::kFloat32, MomentFormat::kBf16}) {
     if (train.moments != "auto" && train.moments != name_of(format)) continue;
-    if (std::optional<MemoryPlan> plan = fit_step(config, train, ranks, format, most, &smallest)) return std::move(*plan);
+    if (std::optional<MemoryPlan> plan = fit_step(config, train, ranks, format, most, &smallest))
+      return std::move(*plan);
   }
   fail_usage(
-      "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {} and moments {}; expected so much or more, got {}. A lower "
+      "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {} and moments {}; "
+      "expected so much or more, got {}. A lower "
       "batch or "
       "length takes less (accumulate makes up for it), and so do smaller sizes of the model{}",
-      train.batch, train.length, smallest->total(), static_cast<double>(smallest->total()) / 0x1p30, describe(smallest->recompute, config.num_hidden_layers),
-      name_of(smallest->format), train.memory, smallest->format == MomentFormat::kFloat32 ? " and moments = bf16" : "");
+      train.batch, train.length, smallest->total(), static_cast<double>(smallest->total()) / 0x1p30,
+      describe(smallest->recompute, config.num_hidden_layers), name_of(smallest->format), train.memory,
+      smallest->format == MomentFormat::kFloat32 ? " and moments = bf16" : "");
 }
 
 }  // namespace
@@ -118,14 +129,18 @@ MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train, int 
   validate(train);
   // Their ids are the one thing that a plan takes itself.
   if (train.batch * train.length > kMostPlannedTokens) {
-    fail_usage("batch, length: expected at most {} tokens to plan a step for, got {} x {}", kMostPlannedTokens, train.batch, train.length);
+    fail_usage("batch, length: expected at most {} tokens to plan a step for, got {} x {}", kMostPlannedTokens,
+               train.batch, train.length);
   }
   try {
     const MomentFormat format = train.moments == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
     if (train.memory.empty()) return plan_step(config, train, ranks, {parse_recompute(train.recompute)}, format);
     return fit_step(config, train, ranks, parse_bytes(train.memory).value_or(0));
   } catch (const std::bad_alloc&) {
-    fail_usage("a training step of {} x {} tokens takes more memory than this process has addresses for: lower batch or length", train.batch, train.length);
+    fail_usage(
+        "a training step of {} x {} tokens takes more memory than this process has addresses for: lower batch or "
+        "length",
+        train.batch, train.length);
   }
 }
 
@@ -136,7 +151,8 @@ std::string describe(const RecomputeLayers& what, int64_t layers) {
   return fmt::format("{} in {} of {} layers, {} in the others", names[level], what.layers, layers, names[level - 1]);
 }
 
-void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower, double beside) {
+void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower,
+                            double beside) {
   validate(train);
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
   // Parameters, gradients (twice where they are made apart), and two moments, in bf16 where they may be that.
@@ -145,9 +161,11 @@ void require_memory_of_step(const ModelConfig& config, const TrainConfig& train,
   const std::string model = "the model in training (parameters, gradients and moments)";
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);
-  const std::string trains = fmt::format("batch or length (accumulate makes up for it) or the model's sizes{}",
-                                         train.recompute == "none" && train.memory.empty() ? ", or give --recompute all" : "");
-  const std::string advice = fmt::format("lower {}; --no-check-memory tries all the same", lower.empty() ? trains : lower);
+  const std::string trains =
+      fmt::format("batch or length (accumulate makes up for it) or the model's sizes{}",
+                  train.recompute == "none" && train.memory.empty() ? ", or give --recompute all" : "");
+  const std::string advice =
+      fmt::format("lower {}; --no-check-memory tries all the same", lower.empty() ? trains : lower);
   // The ids of all batches, and one residual stream: most of what cannot be is refused without a plan.
   const double batches = ids_bytes(train) * static_cast<double>(train.accumulate);
   require_memory(held + batches + tokens * static_cast<double>(config.hidden_size) * sizeof(float), step, advice);
@@ -160,7 +178,8 @@ double memory_beside_steps(const ModelConfig& config, const TrainConfig& train, 
   constexpr double kProgram = double{32 << 20};  // what a process takes besides: stacks, libraries' buffers
   double bytes = kProgram;
   if (evaluates || tests) {
-    const double pass = static_cast<double>(plan_pass(config, kEvaluationTokens)), activations = static_cast<double>(plan_memory(config, train).activations);
+    const double pass = static_cast<double>(plan_pass(config, kEvaluationTokens)),
+                 activations = static_cast<double>(plan_memory(config, train).activations);
     bytes += std::max(0.0, pass - activations);
   }
   if (tests && train.eval_every > 0) bytes += parameter_count(config) * sizeof(float);
@@ -189,7 +208,8 @@ size_t plan_decoding(const ModelConfig& config, int64_t sequences) {
 
 void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, const std::string& advice) {
   if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
-  require_memory(static_cast<double>(plan_pass(model.config(), tokens)), fmt::format("a pass of the model over {} tokens", tokens), advice);
+  require_memory(static_cast<double>(plan_pass(model.config(), tokens)),
+                 fmt::format("a pass of the model over {} tokens", tokens), advice);
 }
 
 void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice) {

@@ -17,16 +17,20 @@
 namespace fw {
 namespace {
 
-constexpr std::string_view kCsvHeader = "step,tokens,loss,norm,lr,ms,tokens_per_second,epoch,skipped,eval_loss,eval_bits_per_byte";
+constexpr std::string_view kCsvHeader =
+    "step,tokens,loss,norm,lr,ms,tokens_per_second,epoch,skipped,eval_loss,eval_bits_per_byte";
 
 // JSON has no word for numbers that are not finite; null is what plotting tools read as a gap.
 std::string json_number(double value) { return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null"; }
 
 std::string json_line(const LogRecord& r) {
-  std::string line = fmt::format(R"({{"step":{},"tokens":{},"loss":{},"norm":{},"lr":{},"ms":{},"tokens_per_second":{},"epoch":{},"skipped":{})", r.step,
-                                 r.tokens, json_number(r.loss), json_number(r.norm), json_number(r.lr), json_number(r.ms), json_number(r.tokens_per_second),
-                                 json_number(r.epoch), r.skipped);
-  if (!(r.eval_loss < 0)) line += fmt::format(R"(,"eval_loss":{},"eval_bits_per_byte":{})", json_number(r.eval_loss), json_number(r.eval_bits_per_byte));
+  std::string line = fmt::format(
+      R"({{"step":{},"tokens":{},"loss":{},"norm":{},"lr":{},"ms":{},"tokens_per_second":{},"epoch":{},"skipped":{})",
+      r.step, r.tokens, json_number(r.loss), json_number(r.norm), json_number(r.lr), json_number(r.ms),
+      json_number(r.tokens_per_second), json_number(r.epoch), r.skipped);
+  if (!(r.eval_loss < 0))
+    line += fmt::format(R"(,"eval_loss":{},"eval_bits_per_byte":{})", json_number(r.eval_loss),
+                        json_number(r.eval_bits_per_byte));
   return line + "}\n";
 }
 
@@ -90,7 +94,8 @@ std::FILE* open_to_append(const std::string& path) {
 
 }  // namespace
 
-MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard) : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
+MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard)
+    : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
   write_file_atomic(json_path_, kept_lines(json_path_, [this, step](std::string_view line) {
                       const int64_t of_line = json_step(line);
                       const bool keep = of_line >= 0 && of_line <= step;
@@ -100,7 +105,9 @@ MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard
   // A record that reached only this file, which is written first, is made again.
   const int64_t csv_step = last_step_ == step ? step : step - 1;
   write_file_atomic(csv_path_,
-                    fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [csv_step](std::string_view line) { return csv_step_at_most(line, csv_step); })));
+                    fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [csv_step](std::string_view line) {
+                                  return csv_step_at_most(line, csv_step);
+                                })));
   json_.reset(open_to_append(json_path_));
   csv_.reset(open_to_append(csv_path_));
   if (tensorboard) {
@@ -111,7 +118,10 @@ MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard
 
 void MetricsLog::append(const LogRecord& record) {
   append_line(csv_, csv_path_, csv_line(record));
-  if (events_) events_->append(record.step, std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(), scalars(record));
+  if (events_)
+    events_->append(record.step,
+                    std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(),
+                    scalars(record));
   append_line(json_, json_path_, json_line(record));
   last_step_ = record.step;
 }

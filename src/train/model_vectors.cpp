@@ -35,17 +35,21 @@ class Io {
   std::vector<int64_t> shape(const std::string& name, size_t rank) const {
     const auto it = reader_.tensors().find(name);
     if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
-    if (it->second.shape.size() != rank) fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
+    if (it->second.shape.size() != rank)
+      fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
     return it->second.shape;
   }
-  std::vector<double> numbers(const std::string& name, const std::vector<int64_t>& shape) const { return read<double>(name, shape); }
+  std::vector<double> numbers(const std::string& name, const std::vector<int64_t>& shape) const {
+    return read<double>(name, shape);
+  }
   std::vector<int32_t> ids(const std::string& name, const std::vector<int64_t>& shape, int64_t vocab) const {
     const auto it = reader_.tensors().find(name);
     std::vector<int32_t> list;
     if (it != reader_.tensors().end() && it->second.dtype == "I64") {
       const std::vector<int64_t> wide = read<int64_t>(name, shape);
       list.assign(wide.begin(), wide.end());
-      if (!std::equal(list.begin(), list.end(), wide.begin(), wide.end())) fail_usage("'{}': {}: expected ids below {}", path_, name, vocab);
+      if (!std::equal(list.begin(), list.end(), wide.begin(), wide.end()))
+        fail_usage("'{}': {}: expected ids below {}", path_, name, vocab);
     } else {
       list = read<int32_t>(name, shape);
     }
@@ -77,7 +81,8 @@ Batch batch_of(std::span<const int32_t> ids, int64_t rows, int64_t length) {
   Batch batch;
   batch.ids.assign(ids.begin(), ids.end());
   batch.layout = SeqLayout::uniform(rows, length);
-  for (size_t t = 0; t < ids.size(); ++t) batch.targets.push_back((t + 1) % static_cast<size_t>(length) == 0 ? -1 : ids[t + 1]);
+  for (size_t t = 0; t < ids.size(); ++t)
+    batch.targets.push_back((t + 1) % static_cast<size_t>(length) == 0 ? -1 : ids[t + 1]);
   return batch;
 }
 
@@ -89,7 +94,11 @@ std::vector<double> widened(std::span<const T> values) {
 class ModelCheck {
  public:
   ModelCheck(std::string folder, std::string subject, const ModelVectorOptions& options, ModelBounds bounds)
-      : folder_(std::move(folder)), subject_(std::move(subject)), options_(options), bounds_(bounds), io_(folder_ + "/io.safetensors") {}
+      : folder_(std::move(folder)),
+        subject_(std::move(subject)),
+        options_(options),
+        bounds_(bounds),
+        io_(folder_ + "/io.safetensors") {}
 
   // Parameter names as the folder has them.
   template <class Name>
@@ -108,12 +117,15 @@ class ModelCheck {
         check_trace<float>();
       }
     }
-    if (found_.empty()) fail_usage("'{}': expected logits, loss, grad/..., greedy or trace/..., got none of them", io_.path());
+    if (found_.empty())
+      fail_usage("'{}': expected logits, loss, grad/..., greedy or trace/..., got none of them", io_.path());
     return found_;
   }
 
  private:
-  void add(const std::string& what, double error, double bound, const std::string& where) { found_.push_back({subject_, what, error, bound, where, ""}); }
+  void add(const std::string& what, double error, double bound, const std::string& where) {
+    found_.push_back({subject_, what, error, bound, where, ""});
+  }
 
   bool on_device() const { return is_cuda(options_.device); }
   bool rounds() const { return on_device() || options_.type == VectorType::kBf16; }
@@ -160,14 +172,17 @@ class ModelCheck {
       std::vector<T> logits(expected.size());
       model.forward_all(batch.ids, batch.layout, nullptr, {logits.data(), batch.layout.tokens(), vocab});
       const std::vector<double> got = widened<T>(logits);
-      add("logits", relative_error(got, expected), bounds_.logits, furthest_element("logits", logits_shape, got, expected));
+      add("logits", relative_error(got, expected), bounds_.logits,
+          furthest_element("logits", logits_shape, got, expected));
     }
     const int64_t scored = batch.layout.tokens() - batch.layout.count();
     model.params().zero_grads();
-    const LossSum sum = model.forward_backward(batch.ids, batch.targets, batch.layout, scored > 0 ? 1.0 / static_cast<double>(scored) : 0.0);
+    const LossSum sum = model.forward_backward(batch.ids, batch.targets, batch.layout,
+                                               scored > 0 ? 1.0 / static_cast<double>(scored) : 0.0);
     if (io_.has("loss")) {
       const std::vector<double> expected = io_.numbers("loss", {1}), got = {sum.nll / static_cast<double>(sum.count)};
-      add("loss", relative_error(got, expected), bounds_.loss, fmt::format("{:.9g}, expected {:.9g}", got[0], expected[0]));
+      add("loss", relative_error(got, expected), bounds_.loss,
+          fmt::format("{:.9g}, expected {:.9g}", got[0], expected[0]));
     }
     check_gradients<T>(model, name);
     if (io_.has("greedy") && !rounds()) check_greedy(model, batch);
@@ -194,7 +209,8 @@ class ModelCheck {
     }
     if (list.empty()) return;
     if (list.size() != model.params().specs().size()) {
-      fail_usage("'{}': expected grad/... of all {} parameters or of none, got {}", io_.path(), model.params().specs().size(), list.size());
+      fail_usage("'{}': expected grad/... of all {} parameters or of none, got {}", io_.path(),
+                 model.params().specs().size(), list.size());
     }
     double worst = -1;
     std::string where;
@@ -234,14 +250,16 @@ class ModelCheck {
   // A model and the optimiser of the traces.
   template <class T>
   struct Training {
-    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {
+    explicit Training(LanguageModel<T> loaded)
+        : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {
       model.params().decay_matrices();  // what the traces decay, whatever the layers' papers say
     }
     StepResult step(const Batch& batch, double lr) { return train_step(model, optimizer, {&batch, 1}, lr, 1.0); }
     void set_values(const Params<double>& from) {
       for (size_t i = 0; i < from.specs().size(); ++i) {
         const HostView<double> values = from.host_values(from.specs()[i]);
-        model.params().write_values(model.params().specs()[i], std::vector<T>(values.span().begin(), values.span().end()));
+        model.params().write_values(model.params().specs()[i],
+                                    std::vector<T>(values.span().begin(), values.span().end()));
       }
     }
     LanguageModel<T> model;
@@ -256,8 +274,9 @@ class ModelCheck {
     const std::vector<int32_t> ids = io_.ids("trace/input_ids", shape, model.config().vocab_size);
     const std::vector<double> lr = io_.numbers("trace/lr", {shape[0]}), loss = io_.numbers("trace/loss", {shape[0]});
     const std::vector<double> norm = io_.numbers("trace/norm", {shape[0]});
-    // In float the norm is compared at the weights of a training in double: AdamW divides by the size of the gradient, so weights whose
-    // gradient float cannot resolve go their own ways within ten steps, and the norm of an ill-conditioned model with them.
+    // In float the norm is compared at the weights of a training in double. AdamW divides by the size of the gradient.
+    // So weights whose gradient float cannot resolve go their own ways within ten steps, and the norm of an
+    // ill-conditioned model with them.
     std::optional<Training<double>> exact;
     std::optional<Training<T>> follower;
     if constexpr (std::is_same_v<T, float>) {
@@ -330,14 +349,18 @@ std::vector<Comparison> check_model(const std::string& folder, const ModelVector
     if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
   }
   const auto check = [&](const ModelVectorOptions& how, const ModelBounds& bounds) {
-    return ModelCheck(folder, subject, how, bounds).run([&](const std::string& name) { return peer ? peer_parameter_name(json, name) : name; });
+    return ModelCheck(folder, subject, how, bounds).run([&](const std::string& name) {
+      return peer ? peer_parameter_name(json, name) : name;
+    });
   };
   if (!is_cuda(options.device)) return check(options, model_bounds(options.type));
   std::vector<Comparison> found = check(options, device_model_bounds());
   if (std::ranges::any_of(found, [](const Comparison& c) { return c.unknown.empty() && !c.passes(); })) {
-    // What bf16 makes of this model without a GPU: of its weights alone in float64, and of the operands of its products in float32.
+    // What bf16 makes of this model without a GPU: of its weights alone in float64, and of the operands of its products
+    // in float32.
     std::vector<Comparison> rounded = check({VectorType::kF64, options.form, nullptr, true}, ModelBounds());
-    // The latter counts where it is within its own bounds: on a machine whose bf16 products go wrong it says nothing of the model.
+    // The latter counts where it is within its own bounds: on a machine whose bf16 products go wrong it says nothing of
+    // the model.
     for (const Comparison& c : check({VectorType::kBf16, options.form}, model_bounds(VectorType::kBf16))) {
       if (c.passes()) rounded.push_back(c);
     }

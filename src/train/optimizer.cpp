@@ -32,7 +32,8 @@ BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params, co
 
 template <class T>
 void BasicAdamW<T>::begin_anew(MomentFormat format) {
-  if (format == MomentFormat::kBf16 && !std::is_same_v<W, float>) fail_internal("AdamW: expected moments in double, got bf16");
+  if (format == MomentFormat::kBf16 && !std::is_same_v<W, float>)
+    fail_internal("AdamW: expected moments in double, got bf16");
   config_.moments = format;
   for (Buffer<W>* moments : {&first_, &second_}) *moments = Buffer<W>();
   for (Buffer<Bf16>* moments : {&first_bf16_, &second_bf16_}) *moments = Buffer<Bf16>();
@@ -56,8 +57,10 @@ ParamPieces BasicAdamW<T>::pieces(const Params<W>& params) const {
 }
 
 template <class T>
-void BasicAdamW<T>::write_part(Buffer<W>& moments, Buffer<Bf16>& narrow, int64_t offset, std::span<const W> values) const {
-  const int64_t begin = std::max(offset, range_.begin), end = std::min(offset + static_cast<int64_t>(values.size()), range_.end);
+void BasicAdamW<T>::write_part(Buffer<W>& moments, Buffer<Bf16>& narrow, int64_t offset,
+                               std::span<const W> values) const {
+  const int64_t begin = std::max(offset, range_.begin),
+                end = std::min(offset + static_cast<int64_t>(values.size()), range_.end);
   if (begin >= end) return;
   const std::span<const W> mine = values.subspan(static_cast<size_t>(begin - offset), static_cast<size_t>(end - begin));
   if (format() == MomentFormat::kFloat32) return moments.write(begin - range_.begin, mine);

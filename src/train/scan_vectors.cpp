@@ -24,7 +24,9 @@ constexpr ScanRule kRules[] = {{"mamba1", ScanLaw::kMamba, "B", "C"}, {"longhorn
 template <class T>
 class Placed {
  public:
-  Placed(Device& device, const std::vector<T>& values) : buffer_(device, static_cast<int64_t>(values.size())) { buffer_.write(0, values); }
+  Placed(Device& device, const std::vector<T>& values) : buffer_(device, static_cast<int64_t>(values.size())) {
+    buffer_.write(0, values);
+  }
   Placed(Device& device, size_t count) : buffer_(device, static_cast<int64_t>(count)) {}  // zeros
   T* data() { return buffer_.data(); }                                                    // null: of nothing
   Mat<T> rows(int64_t count, int64_t width) { return {buffer_.data(), count, width}; }
@@ -38,7 +40,8 @@ class Placed {
 template <class T>
 class ScanCase {
  public:
-  ScanCase(const SafetensorsReader& reader, const std::string& path, const ScanRule& rule, const std::string& name, Device& device)
+  ScanCase(const SafetensorsReader& reader, const std::string& path, const ScanRule& rule, const std::string& name,
+           Device& device)
       : reader_(reader), path_(path), rule_(rule), name_(name), device_(device) {
     const std::vector<int64_t> u = shape("u", 3), k = shape(rule.key, 3);
     batch_ = u[0], length_ = u[1], channels_ = u[2], states_ = k[2];
@@ -62,22 +65,27 @@ class ScanCase {
     Arena arena(device_), contexts;
     const Exec<T> exec{table_of<T>(device_), device_, arena, contexts};
     const size_t tokens_channels = u.size(), tokens_states = q.size();
-    Placed<T> u_at(device_, u), step_at(device_, step), q_at(device_, q), k_at(device_, k), skip_at(device_, skip), rates(device_, a_log), s_at(device_, s);
-    Placed<T> marks(device_, static_cast<size_t>(chunk_checkpoints(tokens, batch_) * states_ * channels_)), y(device_, tokens_channels);
+    Placed<T> u_at(device_, u), step_at(device_, step), q_at(device_, q), k_at(device_, k), skip_at(device_, skip),
+        rates(device_, a_log), s_at(device_, s);
+    Placed<T> marks(device_, static_cast<size_t>(chunk_checkpoints(tokens, batch_) * states_ * channels_)),
+        y(device_, tokens_channels);
     Buffer<int64_t> offsets(device_, batch_ + 1);
     offsets.write(0, layout_.offsets());
     const PassLayout layout(layout_, offsets.data(), nullptr);
     const auto of_channels = [&](Placed<T>& x) { return x.rows(tokens, channels_); };
     const auto of_states = [&](Placed<T>& x) { return x.rows(tokens, states_); };
-    exec.selective_scan_forward(rule_.law, of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at), rates.data(), skip_at.data(), layout,
-                                s_at.data(), s_at.data(), marks.data(), of_channels(y));
+    exec.selective_scan_forward(rule_.law, of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at),
+                                rates.data(), skip_at.data(), layout, s_at.data(), s_at.data(), marks.data(),
+                                of_channels(y));
     add(outputs, "o", y.values());
     add(outputs, "S", s_at.values());
 
-    Placed<T> dy_at(device_, dy), ds_at(device_, ds), du(device_, tokens_channels), dstep_at(device_, tokens_channels), dq(device_, tokens_states),
-        dk(device_, tokens_states), da_at(device_, a_log.size()), dskip(device_, skip.size()), ds_in(device_, s.size());
-    exec.selective_scan_backward(rule_.law, of_channels(dy_at), of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at), rates.data(),
-                                 skip_at.data(), layout, marks.data(), ds_at.data(), of_channels(du), of_channels(dstep_at), of_states(dq), of_states(dk),
+    Placed<T> dy_at(device_, dy), ds_at(device_, ds), du(device_, tokens_channels), dstep_at(device_, tokens_channels),
+        dq(device_, tokens_states), dk(device_, tokens_states), da_at(device_, a_log.size()),
+        dskip(device_, skip.size()), ds_in(device_, s.size());
+    exec.selective_scan_backward(rule_.law, of_channels(dy_at), of_channels(u_at), of_channels(step_at),
+                                 of_states(q_at), of_states(k_at), rates.data(), skip_at.data(), layout, marks.data(),
+                                 ds_at.data(), of_channels(du), of_channels(dstep_at), of_states(dq), of_states(dk),
                                  da_at.data(), dskip.data(), ds_in.data());
     std::vector<T> dstep = dstep_at.values(), da = da_at.values();
     for (size_t i = 0; i < dstep.size(); ++i) dstep[i] *= slope[i];
@@ -96,7 +104,8 @@ class ScanCase {
   std::vector<int64_t> shape(const std::string& name, size_t rank) const {
     const auto it = reader_.tensors().find(tensor(name));
     if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, tensor(name));
-    if (it->second.shape.size() != rank) fail_usage("'{}': {}: expected {} dimensions, got {}", path_, tensor(name), rank, it->second.shape.size());
+    if (it->second.shape.size() != rank)
+      fail_usage("'{}': {}: expected {} dimensions, got {}", path_, tensor(name), rank, it->second.shape.size());
     return it->second.shape;
   }
   // What the sizes of u and of the key say that a tensor of this name has.
@@ -110,7 +119,8 @@ class ScanCase {
   }
   std::vector<double> numbers(const std::string& name) const {
     const std::vector<int64_t> sizes = expected_shape(name);
-    if (reader_.tensors().find(tensor(name)) == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, tensor(name));
+    if (reader_.tensors().find(tensor(name)) == reader_.tensors().end())
+      fail_usage("'{}': tensor '{}' is missing", path_, tensor(name));
     int64_t count = 1;
     for (const int64_t n : sizes) count *= n;
     std::vector<double> values(static_cast<size_t>(count));
@@ -141,7 +151,8 @@ class ScanCase {
 }  // namespace
 
 std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound, Device& device) {
-  if (type == VectorType::kF64 && device.kind() != FW_DEVICE_CPU) fail_usage("type: expected float32 of scans on a CUDA device, got float64");
+  if (type == VectorType::kF64 && device.kind() != FW_DEVICE_CPU)
+    fail_usage("type: expected float32 of scans on a CUDA device, got float64");
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
   for (const ScanRule& rule : kRules) {
@@ -149,7 +160,8 @@ std::vector<Comparison> check_scans(const std::string& path, VectorType type, do
     std::set<std::string> cases;
     for (const auto& [name, info] : reader.tensors()) {
       const size_t last = name.rfind('/');
-      if (name.rfind(prefix, 0) == 0 && last > prefix.size()) cases.insert(name.substr(prefix.size(), last - prefix.size()));
+      if (name.rfind(prefix, 0) == 0 && last > prefix.size())
+        cases.insert(name.substr(prefix.size(), last - prefix.size()));
     }
     if (cases.empty()) continue;
     Comparison outputs{rule.name, "outputs", 0, bound, "", ""}, gradients{rule.name, "gradients", 0, bound, "", ""};

@@ -11,8 +11,10 @@
 namespace fw {
 namespace {
 
-constexpr std::pair<const char*, ScheduleShape> kShapes[] = {
-    {"cosine", ScheduleShape::kCosine}, {"linear", ScheduleShape::kLinear}, {"constant", ScheduleShape::kConstant}, {"wsd", ScheduleShape::kWsd}};
+constexpr std::pair<const char*, ScheduleShape> kShapes[] = {{"cosine", ScheduleShape::kCosine},
+                                                             {"linear", ScheduleShape::kLinear},
+                                                             {"constant", ScheduleShape::kConstant},
+                                                             {"wsd", ScheduleShape::kWsd}};
 
 // Down from lr at `begin` steps done to min_lr at the last.
 double line(const Schedule& s, int64_t begin, int64_t done) {

@@ -1,5 +1,5 @@
-// The learning rate of a step. With n = step + 1 the steps that are done after it, W = warmup, N = steps, and D the whole
-// number of steps nearest to decay_share * N (at most N - W):
+// The learning rate of a step. With n = step + 1 the steps that are done after it, W = warmup, N = steps, and D the
+// whole number of steps nearest to decay_share * N (at most N - W):
 //
 //   n <= W           lr n / W                                                           linear warm-up, of every shape
 //   constant         lr

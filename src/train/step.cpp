@@ -7,12 +7,14 @@ namespace fw {
 
 int64_t scored(std::span<const Batch> batches) {
   int64_t count = 0;
-  for (const Batch& batch : batches) count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
+  for (const Batch& batch : batches)
+    count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
   return count;
 }
 
 template <class T>
-StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::span<const Batch> batches, double lr, double clip) {
+StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::span<const Batch> batches, double lr,
+                      double clip) {
   StepResult result;
   result.count = scored(batches);
   const double scale = result.count > 0 ? 1.0 / static_cast<double>(result.count) : 0.0;

@@ -1,5 +1,5 @@
-// One optimiser step: loss and gradient of its batches, global norm, clipping, AdamW. The loop (trainer.h) and the check against
-// another program's training (model_vectors.h) both run this.
+// One optimiser step: loss and gradient of its batches, global norm, clipping, AdamW. The loop (trainer.h) and the
+// check against another program's training (model_vectors.h) both run this.
 #pragma once
 
 #include <span>
@@ -21,9 +21,10 @@ struct StepResult {
 // Scored tokens of all batches.
 int64_t scored(std::span<const Batch> batches);
 
-// The gradient is that of the mean over all scored tokens of all batches, however they are spread. Without scored tokens nothing
-// is updated either: decaying the weights for no gradient would not be learning.
+// The gradient is that of the mean over all scored tokens of all batches, however they are spread. Without scored
+// tokens nothing is updated either: decaying the weights for no gradient would not be learning.
 template <class T>
-StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::span<const Batch> batches, double lr, double clip);
+StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::span<const Batch> batches, double lr,
+                      double clip);
 
 }  // namespace fw

@@ -159,7 +159,8 @@ uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator) {
   return separator.empty() ? std::min(character, size) : size;
 }
 
-TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator, double share) {
+TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator,
+                   double share) {
   LineRules quiet = lines;
   if (lines.on_bad) quiet.on_bad = [](const std::string&) {};
   std::vector<uint64_t> sizes;
@@ -175,7 +176,8 @@ TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines
     } else if (held >= 1) {
       split.valid.push_back({paths[i]});
     } else {
-      const Cut cut = cut_of(paths[i], quiet, separator, static_cast<uint64_t>(std::floor(size * (1 - held))), sizes[i]);
+      const Cut cut =
+          cut_of(paths[i], quiet, separator, static_cast<uint64_t>(std::floor(size * (1 - held))), sizes[i]);
       if (cut.at > 0) split.train.push_back({paths[i], 0, cut.at});
       if (cut.more) split.valid.push_back({paths[i], cut.at});
     }

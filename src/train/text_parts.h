@@ -18,19 +18,22 @@ struct TextPart {
   bool operator==(const TextPart&) const = default;
 };
 
-// One text after the other. Errors are those of open_text. Of lines that are left out, on_bad gets those of the part and none before it.
+// One text after the other. Errors are those of open_text. Of lines that are left out, on_bad gets those of the part
+// and none before it.
 std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const LineRules& lines);
 
 // The whole of each file.
 std::vector<TextPart> whole_texts(const std::vector<std::string>& paths);
 
-// The end of the texts, one after the other, is held out: from where the share begins, or rather, in a plain text, from the first
-// document after that place, or the first line without a separator; of JSON lines whole texts. Reads each file once to see how much
-// text is in it, and the one with the cut again; on_bad is told of nothing. Error(kUsage) naming a file without text.
+// The end of the texts, one after the other, is held out, from where the share begins. In a plain text it is held out
+// from the first document after that place, or the first line without a separator. Of JSON lines whole texts. Reads
+// each file once to see how much text is in it, and the one with the cut again; on_bad is told of nothing.
+// Error(kUsage) naming a file without text.
 struct TextSplit {
   std::vector<TextPart> train, valid;
 };
-TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator, double share);
+TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator,
+                   double share);
 
 // The first place at or behind `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
 uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator);

@@ -45,8 +45,8 @@ class MemoryText final : public TextSource {
   bool begun_ = false;
 };
 
-// One string of a JSON object, found without building the object: what else is in a line costs no memory, and however deep it
-// is nested nothing recurses.
+// One string of a JSON object, found without building the object: what else is in a line costs no memory, and however
+// deep it is nested nothing recurses.
 class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   FieldReader(std::string_view field, std::string* text) : field_(field), text_(text) {}
@@ -114,7 +114,8 @@ class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
 
 class JsonLines final : public TextSource {
  public:
-  JsonLines(const std::string& path, const LineRules& rules) : path_(path), rules_(rules), bytes_(open_bytes(path)), buffer_(size_t{1} << 17) {}
+  JsonLines(const std::string& path, const LineRules& rules)
+      : path_(path), rules_(rules), bytes_(open_bytes(path)), buffer_(size_t{1} << 17) {}
   const std::string& name() const override { return path_; }
 
   bool next() override {
@@ -150,7 +151,8 @@ class JsonLines final : public TextSource {
       const auto* end = static_cast<const char*>(std::memchr(rest_.data(), '\n', rest_.size()));
       const size_t length = end != nullptr ? static_cast<size_t>(end - rest_.data()) : rest_.size();
       if (line_.size() + length > kLongestLine) {
-        fail_usage("{}:{}: expected lines of JSON of at most {} MiB, this one is longer", path_, number_ + 1, kLongestLine >> 20);
+        fail_usage("{}:{}: expected lines of JSON of at most {} MiB, this one is longer", path_, number_ + 1,
+                   kLongestLine >> 20);
       }
       line_.append(rest_.data(), length);
       rest_ = rest_.subspan(end != nullptr ? length + 1 : length);
@@ -175,7 +177,8 @@ class JsonLines final : public TextSource {
     if (!parsed && reader.not_json()) return fmt::format("not valid JSON: {}", reader.problem());
     if (!parsed) return fmt::format("{}; --field names the string that is the text", reader.problem());
     if (!reader.object()) return "expected a JSON object a line, got another value";
-    if (!reader.found()) return fmt::format("no key \"{}\" in this line; --field names the string that is the text", rules_.field);
+    if (!reader.found())
+      return fmt::format("no key \"{}\" in this line; --field names the string that is the text", rules_.field);
     return {};
   }
 
@@ -208,7 +211,9 @@ std::unique_ptr<TextSource> open_text(const std::string& path, const LineRules& 
   return std::make_unique<FileText>(path);
 }
 
-std::unique_ptr<TextSource> text_in_memory(std::string_view text, const std::string& name) { return std::make_unique<MemoryText>(text, name); }
+std::unique_ptr<TextSource> text_in_memory(std::string_view text, const std::string& name) {
+  return std::make_unique<MemoryText>(text, name);
+}
 
 std::vector<std::string> expand_glob(const std::string& pattern) {
   if (pattern.find_first_of("*?[") == std::string::npos || file_exists(pattern)) return {pattern};

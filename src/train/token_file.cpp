@@ -24,7 +24,8 @@ T load(const std::byte* at) {
 
 template <class Id>
 void copy_ids(const std::byte* ids, int64_t begin, std::span<int32_t> out) {
-  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(load<Id>(ids + (static_cast<size_t>(begin) + i) * sizeof(Id)));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<int32_t>(load<Id>(ids + (static_cast<size_t>(begin) + i) * sizeof(Id)));
 }
 
 // Position of the first id >= vocab_size, or tokens.
@@ -45,19 +46,25 @@ TokenFile::TokenFile(std::span<const std::byte> content, const std::string& name
 
 void TokenFile::parse(std::span<const std::byte> content) {
   if (content.size() < sizeof(TokenHeader)) {
-    fail_usage("'{}': expected a token file (a header of {} bytes first), it has {} bytes: empty, truncated or another kind of file", name_,
-               sizeof(TokenHeader), content.size());
+    fail_usage(
+        "'{}': expected a token file (a header of {} bytes first), it has {} bytes: empty, truncated or another kind "
+        "of file",
+        name_, sizeof(TokenHeader), content.size());
   }
   TokenHeader header = load<TokenHeader>(content.data());
   if (header.magic != kTokenMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
   if (header.version < 1 || header.version > kTokenVersion) {
-    fail_usage("'{}': token file of version {}, this program reads versions 1 to {}", name_, header.version, kTokenVersion);
+    fail_usage("'{}': token file of version {}, this program reads versions 1 to {}", name_, header.version,
+               kTokenVersion);
   }
   if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4)
     fail_usage("'{}': ids of {} bytes, expected 1, 2 or 4: damaged", name_, header.id_bytes);
   // Bounded by the file's size before anything is multiplied.
-  const bool counts = header.tokens > 0 && header.documents > 0 && header.tokens <= content.size() && header.documents <= header.tokens;
-  const uint64_t offsets_end = counts ? sizeof(TokenHeader) + padded_to_offsets(header.tokens * header.id_bytes) + (header.documents + 1) * 8 : 0;
+  const bool counts =
+      header.tokens > 0 && header.documents > 0 && header.tokens <= content.size() && header.documents <= header.tokens;
+  const uint64_t offsets_end =
+      counts ? sizeof(TokenHeader) + padded_to_offsets(header.tokens * header.id_bytes) + (header.documents + 1) * 8
+             : 0;
   TokenTrailer trailer;
   bool fits = counts && offsets_end == content.size();
   if (header.version > 2) {
@@ -67,28 +74,33 @@ void TokenFile::parse(std::span<const std::byte> content) {
     fits = fits && trailer.exceptions <= header.tokens && rest == trailer.exceptions * sizeof(TokenBytes);
   }
   if (!fits) {
-    fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_, content.size(), header.tokens, header.id_bytes,
-               header.documents);
+    fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_,
+               content.size(), header.tokens, header.id_bytes, header.documents);
   }
   const uint64_t expected = std::exchange(header.checksum, 0);
   Checksum sum;
   sum.add(std::as_bytes(std::span(&header, 1)));
   sum.add(content.subspan(sizeof(TokenHeader)));
-  if (sum.value() != expected) fail_usage("'{}': checksum {:016x} expected, {:016x} found: the file is damaged, make it again", name_, expected, sum.value());
+  if (sum.value() != expected)
+    fail_usage("'{}': checksum {:016x} expected, {:016x} found: the file is damaged, make it again", name_, expected,
+               sum.value());
   checksum_ = expected;
 
   if (header.vocab_size == 0 || header.vocab_size > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
     fail_usage("'{}': vocabulary of {}, expected 1 to 2^31 - 1", name_, header.vocab_size);
   }
-  if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
+  if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
   if (trailer.knows_bytes > 1 || (trailer.knows_bytes == 0 && trailer.exceptions > 0) || trailer.end < -1 ||
       trailer.end >= static_cast<int64_t>(header.vocab_size)) {
-    fail_usage("'{}': bytes known {}, {} exceptions, end token {}: expected 0 or 1, none where they are not known, and -1 or an id of the vocabulary of {}",
-               name_, trailer.knows_bytes, trailer.exceptions, trailer.end, header.vocab_size);
+    fail_usage(
+        "'{}': bytes known {}, {} exceptions, end token {}: expected 0 or 1, none where they are not known, and -1 or "
+        "an id of the vocabulary of {}",
+        name_, trailer.knows_bytes, trailer.exceptions, trailer.end, header.vocab_size);
   }
   if ((header.version == 1) != (header.tokenizer == 0)) {
-    fail_usage("'{}': the header's last field, its tokenizer, is {:016x}, expected {} in version {}", name_, header.tokenizer,
-               header.version == 1 ? "0" : "a checksum", header.version);
+    fail_usage("'{}': the header's last field, its tokenizer, is {:016x}, expected {} in version {}", name_,
+               header.tokenizer, header.version == 1 ? "0" : "a checksum", header.version);
   }
   ids_ = content.data() + sizeof(TokenHeader);
   offsets_ = ids_ + padded_to_offsets(header.tokens * header.id_bytes);
@@ -108,7 +120,8 @@ void TokenFile::parse(std::span<const std::byte> content) {
     const auto exception = load<TokenBytes>(exceptions_ + i * static_cast<int64_t>(sizeof(TokenBytes)));
     constexpr uint64_t kMostBytes = uint64_t{1} << 40;
     if (exception.token < least || exception.token >= header.tokens || exception.bytes > kMostBytes) {
-      fail_usage("'{}': exception {} says {} bytes of token {}: expected growing tokens below {}", name_, i, exception.bytes, exception.token, header.tokens);
+      fail_usage("'{}': exception {} says {} bytes of token {}: expected growing tokens below {}", name_, i,
+                 exception.bytes, exception.token, header.tokens);
     }
     least = exception.token + 1;
   }
@@ -117,14 +130,17 @@ void TokenFile::parse(std::span<const std::byte> content) {
   if (previous != 0) fail_usage("'{}': the first document begins at token {}, expected 0", name_, previous);
   for (int64_t i = 1; i <= documents_; ++i) {
     const auto offset = load<uint64_t>(offsets_ + i * 8);
-    if (offset <= previous || offset > header.tokens) fail_usage("'{}': document {} ends at token {}, it begins at {}", name_, i - 1, offset, previous);
+    if (offset <= previous || offset > header.tokens)
+      fail_usage("'{}': document {} ends at token {}, it begins at {}", name_, i - 1, offset, previous);
     previous = offset;
   }
-  if (previous != header.tokens) fail_usage("'{}': the last document ends at token {}, expected {}", name_, previous, header.tokens);
+  if (previous != header.tokens)
+    fail_usage("'{}': the last document ends at token {}, expected {}", name_, previous, header.tokens);
   const uint64_t bad = id_bytes_ == 1   ? first_bad<uint8_t>(ids_, header.tokens, header.vocab_size)
                        : id_bytes_ == 2 ? first_bad<uint16_t>(ids_, header.tokens, header.vocab_size)
                                         : first_bad<uint32_t>(ids_, header.tokens, header.vocab_size);
-  if (bad != header.tokens) fail_usage("'{}': the id of token {} is not below the vocabulary of {}", name_, bad, header.vocab_size);
+  if (bad != header.tokens)
+    fail_usage("'{}': the id of token {} is not below the vocabulary of {}", name_, bad, header.vocab_size);
 }
 
 int64_t TokenFile::document_begin(int64_t i) const {
@@ -144,7 +160,8 @@ int64_t TokenFile::document_of(int64_t token) const {
 
 void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
   if (begin < 0 || begin > tokens_ || static_cast<int64_t>(out.size()) > tokens_ - begin) {
-    fail_internal("'{}': tokens [{}, {}) of {} asked for", name_, begin, begin + static_cast<int64_t>(out.size()), tokens_);
+    fail_internal("'{}': tokens [{}, {}) of {} asked for", name_, begin, begin + static_cast<int64_t>(out.size()),
+                  tokens_);
   }
   if (id_bytes_ == 1) return copy_ids<uint8_t>(ids_, begin, out);
   if (id_bytes_ == 2) return copy_ids<uint16_t>(ids_, begin, out);
@@ -152,7 +169,9 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 std::optional<int64_t> TokenFile::exception_at(int64_t token) const {
-  const auto at = [this](int64_t i) { return load<TokenBytes>(exceptions_ + i * static_cast<int64_t>(sizeof(TokenBytes))); };
+  const auto at = [this](int64_t i) {
+    return load<TokenBytes>(exceptions_ + i * static_cast<int64_t>(sizeof(TokenBytes)));
+  };
   int64_t low = 0, high = exception_count_;  // the first whose token is not below lies in [low, high]
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -168,21 +187,25 @@ std::optional<int64_t> TokenFile::exception_at(int64_t token) const {
 
 void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer) {
   if (file.vocab_size() != tokenizer.vocab_size()) {
-    fail_usage("'{}' has a vocabulary of {}, the tokenizer ({}) of {}: the file was made with another tokenizer", file.name(), file.vocab_size(),
-               tokenizer.type(), tokenizer.vocab_size());
+    fail_usage("'{}' has a vocabulary of {}, the tokenizer ({}) of {}: the file was made with another tokenizer",
+               file.name(), file.vocab_size(), tokenizer.type(), tokenizer.vocab_size());
   }
   if (file.tokenizer() != 0 && file.tokenizer() != tokenizer.checksum()) {
-    fail_usage("'{}' was made with another tokenizer (checksum {:016x}, this one, {}, has {:016x}): its ids mean other text; make it again from the text",
-               file.name(), file.tokenizer(), tokenizer.type(), tokenizer.checksum());
+    fail_usage(
+        "'{}' was made with another tokenizer (checksum {:016x}, this one, {}, has {:016x}): its ids mean other text; "
+        "make it again from the text",
+        file.name(), file.tokenizer(), tokenizer.type(), tokenizer.checksum());
   }
 }
 
 int64_t TokenMix::tokens() const {
-  return std::accumulate(parts.begin(), parts.end(), int64_t{0}, [](int64_t sum, const Part& p) { return sum + p.file->tokens(); });
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0},
+                         [](int64_t sum, const Part& p) { return sum + p.file->tokens(); });
 }
 
 int64_t TokenMix::documents() const {
-  return std::accumulate(parts.begin(), parts.end(), int64_t{0}, [](int64_t sum, const Part& p) { return sum + p.file->documents(); });
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0},
+                         [](int64_t sum, const Part& p) { return sum + p.file->documents(); });
 }
 
 std::string TokenMix::description() const {
@@ -190,28 +213,33 @@ std::string TokenMix::description() const {
   double sum = 0;
   for (const Part& part : parts) sum += part.weight;
   std::string text;
-  for (const Part& part : parts) text += fmt::format("{}{} tokens x {}", text.empty() ? "" : ", ", part.file->tokens(), part.weight / sum);
+  for (const Part& part : parts)
+    text += fmt::format("{}{} tokens x {}", text.empty() ? "" : ", ", part.file->tokens(), part.weight / sum);
   return text;
 }
 
-BatchSource::BatchSource(const TokenMix& mix, int64_t sequences, int64_t length, uint64_t seed) : sequences_(sequences), length_(length) {
+BatchSource::BatchSource(const TokenMix& mix, int64_t sequences, int64_t length, uint64_t seed)
+    : sequences_(sequences), length_(length) {
   if (sequences < 1) fail_usage("batch: expected at least 1 sequence, got {}", sequences);
   if (length < 1) fail_usage("length: expected windows of at least 1 token, got {}", length);
   if (mix.parts.empty()) fail_internal("BatchSource: no file");
   double sum = 0;
   for (const TokenMix::Part& part : mix.parts) {
-    if (!(part.weight > 0 && std::isfinite(part.weight))) fail_usage("'{}': expected a weight > 0, got {}", part.file->name(), part.weight);
+    if (!(part.weight > 0 && std::isfinite(part.weight)))
+      fail_usage("'{}': expected a weight > 0, got {}", part.file->name(), part.weight);
     sum += part.weight;
   }
   for (const TokenMix::Part& part : mix.parts) {
     const int64_t tokens = part.file->tokens();
     if (tokens < length) {
-      fail_usage("'{}' has {} tokens, a window takes {}: use more text or a length of at most {}", part.file->name(), tokens, length, tokens);
+      fail_usage("'{}' has {} tokens, a window takes {}: use more text or a length of at most {}", part.file->name(),
+                 tokens, length, tokens);
     }
     // Room to move the first window by up to length - 1 tokens, where the file has it.
     const int64_t windows = std::max<int64_t>(1, (tokens - (length - 1)) / length);
     const uint64_t own_seed = seed + streams_.size() * 0xd1342543de82ef95u;
-    streams_.push_back({.file = part.file, .share = part.weight / sum, .seed = own_seed, .windows = windows, .order = {}});
+    streams_.push_back(
+        {.file = part.file, .share = part.weight / sum, .seed = own_seed, .windows = windows, .order = {}});
     windows_ += windows;
   }
 }
@@ -220,7 +248,8 @@ size_t BatchSource::choose() const {
   size_t best = 0;
   double furthest = -std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < streams_.size() && streams_.size() > 1; ++i) {
-    const double behind = streams_[i].share * static_cast<double>(position_ + 1) - static_cast<double>(streams_[i].given);
+    const double behind =
+        streams_[i].share * static_cast<double>(position_ + 1) - static_cast<double>(streams_[i].given);
     if (behind > furthest) {
       furthest = behind;
       best = i;
@@ -260,7 +289,8 @@ void BatchSource::add_window(Stream& stream, Batch& batch, std::vector<int64_t>&
   batch.targets.resize(batch.ids.size(), -1);  // the file's last token has no successor
   const int64_t base = static_cast<int64_t>(batch.ids.size()) - length_ - begin;
   int64_t document = file.document_of(begin);
-  for (int64_t boundary = file.document_begin(++document); boundary <= end; boundary = file.document_begin(++document)) {
+  for (int64_t boundary = file.document_begin(++document); boundary <= end;
+       boundary = file.document_begin(++document)) {
     batch.targets[static_cast<size_t>(base + boundary - 1)] = -1;
     if (boundary == end) break;
     offsets.push_back(base + boundary);

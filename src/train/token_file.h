@@ -1,20 +1,22 @@
-// Token files: memory-mapped ids with document boundaries; what training and evaluation read. token_writer.h makes them.
+// Token files: memory-mapped ids with document boundaries; what training and evaluation read. token_writer.h makes
+// them.
 //
-// Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator, and a document is
-//   newline, text, separator line
-// so that a model learns from what a document starts (a newline, which a Session without a prompt begins with too) and
-// where it ends (generation stops after the separator line); every byte of text and separator is a target. Documents
-// without text are left out. Without a separator the text is one document, exactly as it is. Behind each document stands the tokenizer's end of text, where
-// the writer was asked for it (TokenizeOptions::document_end).
+// Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator. A document is
+// then newline, text, separator line. So a model learns from what a document starts: a newline, which a Session without
+// a prompt begins with too. It also learns where a document ends: generation stops after the separator line. Every byte
+// of text and separator is a target. Documents without text are left out. Without a separator the text is one document,
+// exactly as it is. Behind each document stands the tokenizer's end of text, where the writer was asked for it
+// (TokenizeOptions::document_end).
 //
 // Format, little-endian: a header of 64 bytes
 //   0 "FWTOKEN1"   8 u32 version 3   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
 //   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 Tokenizer::checksum()
-// then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens). Behind them a trailer
+// then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens).
+// Behind them a trailer
 //   u64 1 where the bytes of every token are known, else 0   i64 id that ends each document, or -1   u64 exceptions
-// and the exceptions: u64 token, u64 bytes of the text that it stands for, where these are not those of its piece (tokenizer/text_bytes.h).
-// Files of version 2 end with the offsets. Those of version 1 have zero at 56 as well: which tokenizer made them is not known, and they are taken where its
-// size fits.
+// and the exceptions: u64 token, u64 bytes of the text that it stands for, where these are not those of its piece
+// (tokenizer/text_bytes.h). Files of version 2 end with the offsets. Those of version 1 have zero at 56 as well: which
+// tokenizer made them is not known, and they are taken where its size fits.
 #pragma once
 
 #include <cstdint>
@@ -33,18 +35,21 @@ namespace fw {
 
 class TokenFile {
  public:
-  // Reads the file once to check it: header, sizes, checksum, offsets, ids < vocabulary. Throws Error(kUsage) naming the file.
+  // Reads the file once to check it: header, sizes, checksum, offsets, ids < vocabulary. Throws Error(kUsage) naming
+  // the file.
   explicit TokenFile(const std::string& path);
-  TokenFile(std::span<const std::byte> content, const std::string& name);  // for the fuzzer and tests; content must outlive it
-  int64_t tokens() const { return tokens_; }                               // >= 1
-  int64_t documents() const { return documents_; }                         // >= 1, none is empty
+  // for the fuzzer and tests; content must outlive it
+  TokenFile(std::span<const std::byte> content, const std::string& name);
+  int64_t tokens() const { return tokens_; }        // >= 1
+  int64_t documents() const { return documents_; }  // >= 1, none is empty
   int64_t vocab_size() const { return vocab_size_; }
   int64_t text_bytes() const { return text_bytes_; }
   uint64_t tokenizer() const { return tokenizer_; }  // checksum of the one that made it; 0: not known (version 1)
   uint64_t checksum() const { return checksum_; }    // of the whole file
   const std::string& name() const { return name_; }
   int version() const { return version_; }
-  int32_t end_token() const { return end_; }  // that was put behind each document; -1: none, or not known (before version 3)
+  // that was put behind each document; -1: none, or not known (before version 3)
+  int32_t end_token() const { return end_; }
   // Whether the bytes of every token are known: of a token those of its piece, or what exception_at() says.
   bool knows_bytes() const { return knows_bytes_; }
   std::optional<int64_t> exception_at(int64_t token) const;
@@ -67,7 +72,8 @@ class TokenFile {
   const std::byte* exceptions_ = nullptr;
 };
 
-// Throws Error(kUsage) when the file was made by another tokenizer: its vocabulary has another size, or the file knows its maker.
+// Throws Error(kUsage) when the file was made by another tokenizer: its vocabulary has another size, or the file knows
+// its maker.
 void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer);
 
 // One training batch: sequences * length tokens packed one after the other, cut at document boundaries.
@@ -85,8 +91,9 @@ struct TokenMix {
   };
   std::vector<Part> parts;
 
-  TokenMix(std::shared_ptr<const TokenFile> file) : parts{{std::move(file), 1}} {}  // NOLINT(google-explicit-constructor): a file alone is a mix
-  TokenMix(std::shared_ptr<TokenFile> file) : parts{{std::move(file), 1}} {}        // NOLINT(google-explicit-constructor)
+  TokenMix(std::shared_ptr<const TokenFile> file)
+      : parts{{std::move(file), 1}} {}  // NOLINT(google-explicit-constructor): a file alone is a mix
+  TokenMix(std::shared_ptr<TokenFile> file) : parts{{std::move(file), 1}} {}  // NOLINT(google-explicit-constructor)
   explicit TokenMix(std::vector<Part> list) : parts(std::move(list)) {}
   int64_t tokens() const;
   int64_t documents() const;
@@ -94,16 +101,17 @@ struct TokenMix {
   std::string description() const;
 };
 
-// Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`; position is
-// the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume). The place
-// of the first window is drawn anew each epoch as well, so that the cuts differ; up to 2 * length - 2 tokens at the two
-// ends are left out of an epoch.
+// Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`. Position
+// is the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume). The
+// place of the first window is drawn anew each epoch as well, so that the cuts differ; up to 2 * length - 2 tokens at
+// the two ends are left out of an epoch.
 //
-// Of several files each has its own epochs. The next window is of the file that is furthest behind its share, so that the shares hold
-// all along, not only on average, and follow from position.
+// Of several files each has its own epochs. The next window is of the file that is furthest behind its share, so that
+// the shares hold all along, not only on average, and follow from position.
 class BatchSource {
  public:
-  // Throws Error(kUsage) for sequences or length < 1, for a file with fewer than `length` tokens and for a weight that is not positive.
+  // Throws Error(kUsage) for sequences or length < 1, for a file with fewer than `length` tokens and for a weight that
+  // is not positive.
   BatchSource(const TokenMix& mix, int64_t sequences, int64_t length, uint64_t seed);
   Batch next();
   int64_t position() const { return position_; }

@@ -23,11 +23,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How far the files have come, and the text they stand for: the bytes of its documents and where they end, as a checksum.
+// How far the files have come, and the text they stand for: the bytes of its documents and where they end, as a
+// checksum.
 struct Progress {
   uint64_t tokens = 0, documents = 0, last = 0, encoded = 0, ends = 0, checksum = 0;  // last: tokens of whole documents
   uint64_t exceptions = 0;                                                            // of bytes (token_format.h)
-  uint64_t ended = 0;                                                                 // 1: the open document has its end token, and at most space behind it
+  // 1: the open document has its end token, and at most space behind it
+  uint64_t ended = 0;
 };
 
 constexpr std::pair<const char*, uint64_t Progress::*> kProgressKeys[] = {
@@ -49,11 +51,18 @@ struct GrowingFiles {
   GrowingFile ids, offsets, exceptions;
 };
 
-// Documents to ids in the growing files. What an earlier call did (`before`) is only compared. end: the id behind each document, or -1.
+// Documents to ids in the growing files. What an earlier call did (`before`) is only compared. end: the id behind each
+// document, or -1.
 class Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, GrowingFiles& files, size_t id_bytes, int32_t end, const Progress& before)
-      : tokenizer_(tokenizer), text_bytes_(tokenizer), files_(files), id_bytes_(id_bytes), end_(end), before_(before), now_(before) {
+      : tokenizer_(tokenizer),
+        text_bytes_(tokenizer),
+        files_(files),
+        id_bytes_(id_bytes),
+        end_(end),
+        before_(before),
+        now_(before) {
     now_.encoded = now_.ends = 0;
     known_ = before.encoded + before.ends == 0;
   }
@@ -144,7 +153,8 @@ class Encoder {
   std::vector<int64_t> bytes_;
 };
 
-// A text that comes in pieces, cut into documents: with a separator "\n", the lines up to it, and the separator's line again.
+// A text that comes in pieces, cut into documents: with a separator "\n", the lines up to it, and the separator's line
+// again.
 class Framer {
  public:
   Framer(const std::string& separator, Encoder& encoder) : separator_(separator), encoder_(encoder) {}
@@ -225,7 +235,9 @@ class Framer {
 class Parts {
  public:
   Parts(const std::string& target, const std::string& shown)
-      : files{{target + ".tokenizing", shown}, {target + ".tokenizing.offsets", shown}, {target + ".tokenizing.bytes", shown}},
+      : files{{target + ".tokenizing", shown},
+              {target + ".tokenizing.offsets", shown},
+              {target + ".tokenizing.bytes", shown}},
         target_(target),
         note_path_(target + ".tokenizing.json") {}
   // Without a note of how far they came the parts are worth nothing.
@@ -245,8 +257,9 @@ class Parts {
       const Progress p = read_note(made_by());
       const uint64_t id_size = sizeof(TokenHeader) + p.tokens * id_bytes, offset_size = (p.documents + 1) * 8;
       const uint64_t exception_size = p.exceptions * sizeof(TokenBytes);
-      if (p.encoded > 0 && p.tokens < files.ids.size() && p.documents < files.offsets.size() && p.exceptions <= files.exceptions.size() &&
-          id_size <= files.ids.size() && offset_size <= files.offsets.size() && exception_size <= files.exceptions.size()) {
+      if (p.encoded > 0 && p.tokens < files.ids.size() && p.documents < files.offsets.size() &&
+          p.exceptions <= files.exceptions.size() && id_size <= files.ids.size() &&
+          offset_size <= files.offsets.size() && exception_size <= files.exceptions.size()) {
         files.ids.truncate(id_size);
         files.offsets.truncate(offset_size);
         files.exceptions.truncate(exception_size);
@@ -318,7 +331,8 @@ class Parts {
 };
 
 // One pass over the texts. Returns nothing when they do not begin as those of the earlier call did.
-std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions& options, const Tokenizer& tokenizer, const std::string& shown, Parts& parts) {
+std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions& options, const Tokenizer& tokenizer,
+                                  const std::string& shown, Parts& parts) {
   TokenHeader header;
   header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
   header.tokenizer = tokenizer.checksum();
@@ -402,7 +416,8 @@ class MemoryTexts final : public TextSource {
 
 }  // namespace
 
-TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& options, const Tokenizer& tokenizer, const std::string& path) {
+TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& options, const Tokenizer& tokenizer,
+                                const std::string& path) {
   if (options.separator.find_first_of("\r\n") != std::string::npos)
     fail_usage("document separator: expected the content of one line, got text with a line end");
   std::error_code ignored;
@@ -426,7 +441,8 @@ TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& o
   }
 }
 
-TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
+TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator,
+                                const Tokenizer& tokenizer, const std::string& path) {
   TokenizeOptions options;
   options.separator = separator;
   int64_t size = 0;
@@ -438,7 +454,8 @@ TokenFileStats write_token_file(std::span<const std::string> texts, const std::s
   return write_token_file([texts] { return std::make_unique<MemoryTexts>(texts); }, options, tokenizer, path);
 }
 
-TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
+TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer,
+                                const std::string& path) {
   return write_token_file(std::span(&text, 1), separator, tokenizer, path);
 }
 

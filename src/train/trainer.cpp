@@ -39,13 +39,15 @@ std::string config_differences(const std::string& path, const ModelConfig& confi
   std::string text;
   for (const auto& [key, value] : ours.items()) {
     const std::string other = theirs.is_object() && theirs.contains(key) ? theirs.at(key).dump() : "missing";
-    if (other != value.dump()) text += fmt::format("{}{} (checkpoint: {}, this run: {})", text.empty() ? "" : ", ", key, other, value.dump());
+    if (other != value.dump())
+      text += fmt::format("{}{} (checkpoint: {}, this run: {})", text.empty() ? "" : ", ", key, other, value.dump());
   }
   return text.empty() ? "its config.json was written by another version" : text;
 }
 
 // None if there is none at all. Each that is not usable is told to `warn`.
-std::optional<TrainerState> newest_good_checkpoint(const std::string& folder, const std::function<void(const std::string&)>& warn) {
+std::optional<TrainerState> newest_good_checkpoint(const std::string& folder,
+                                                   const std::function<void(const std::string&)>& warn) {
   std::vector<int64_t> newest_first = list_checkpoints(folder);
   if (newest_first.empty()) return {};
   std::reverse(newest_first.begin(), newest_first.end());
@@ -86,10 +88,12 @@ MomentFormat format_of(const TrainConfig& config, const std::optional<MemoryPlan
 void check_data_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
   check_tokenizer(file, tokenizer);
   if (file.vocab_size() > model.vocab_size) {
-    fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(), file.vocab_size(), model.vocab_size);
+    fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(),
+               file.vocab_size(), model.vocab_size);
   }
   if (file.tokens() <= file.documents()) {
-    fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(), file.documents());
+    fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(),
+               file.documents());
   }
 }
 
@@ -109,9 +113,12 @@ void validate(const TrainConfig& c) {
   if (c.min_lr > c.lr) fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.patience > 0 && c.eval_every == 0)
-    fail_usage("patience: expected 0 with eval_every = 0, where nothing is evaluated before the end, got {}", c.patience);
-  if (c.valid_tokens == 1) fail_usage("valid_tokens: expected 0 (all) or at least 2, because the first token is not scored, got 1");
-  if (c.length > kMaxTokens / c.batch) fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
+    fail_usage("patience: expected 0 with eval_every = 0, where nothing is evaluated before the end, got {}",
+               c.patience);
+  if (c.valid_tokens == 1)
+    fail_usage("valid_tokens: expected 0 (all) or at least 2, because the first token is not scored, got 1");
+  if (c.length > kMaxTokens / c.batch)
+    fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
 }
 
 struct Trainer::Impl {
@@ -139,8 +146,8 @@ struct Trainer::Impl {
   double interval_seconds = 0;  // of steps since the last record, in this process
   int64_t interval_steps = 0, interval_tokens = 0;
 
-  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix, std::shared_ptr<const TokenFile> valid_file,
-       Communicator& communicator)
+  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix,
+       std::shared_ptr<const TokenFile> valid_file, Communicator& communicator)
       : ranks(communicator),
         config(c),
         tokenizer(std::move(tok)),
@@ -176,8 +183,9 @@ struct Trainer::Impl {
   AdamW& optimizer() { return together ? together->optimizer() : *alone; }
   bool leads() const { return ranks.rank() == 0; }
 
-  // Done by rank 0 while the others wait. What it throws ends all: there it comes out as it is, on the others as an error of numbers if it is that, after which
-  // no checkpoint is written, and else as Stopped, after which one is.
+  // Done by rank 0 while the others wait. What it throws ends all. On rank 0 it comes out as it is. On the others it
+  // comes out as an error of numbers if it is that, after which no checkpoint is written. Else it comes out as Stopped,
+  // after which one is.
   template <class Work>
   void on_first_rank(const Work& work) {
     std::exception_ptr failure;
@@ -215,22 +223,26 @@ struct Trainer::Impl {
       clean_checkpoints(checkpoints);
       const std::vector<int64_t> steps = list_checkpoints(checkpoints);
       if (!resumed && !steps.empty()) {
-        fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
-                   checkpoint_path(checkpoints, steps.back()));
+        fail_usage(
+            "'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) "
+            "or remove this one",
+            config.out, checkpoint_path(checkpoints, steps.back()));
       }
-      // Killed between its last checkpoint and the removal of an older one, a run that has no more steps would not come to that again.
+      // Killed between its last checkpoint and the removal of an older one, a run that has no more steps would not come
+      // to that again.
       if (resumed) prune_checkpoints(checkpoints, state.step, config.keep);
       recover_best(config.out);
       if (resumed && keeps_best()) take_up_best();
-      // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again with it.
+      // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again
+      // with it.
       metrics.emplace(config.out, judgement_missing() ? state.step - 1 : state.step, config.tensorboard);
       recorded = metrics->last_step();
     });
     broadcast_value(ranks, state.best_step);
     broadcast_value(ranks, state.best_loss);
     broadcast_value(ranks, recorded);
-    // A checkpoint is written before its step's record is made, so it has what the record needs; once that stands in the file,
-    // the next interval has begun.
+    // A checkpoint is written before its step's record is made, so it has what the record needs; once that stands in
+    // the file, the next interval has begun.
     if (recorded == state.step) begin_interval();
     prepared = true;
   }
@@ -244,11 +256,13 @@ struct Trainer::Impl {
 
   // Evaluations before the end choose the best model and end the run; one at the end alone has nothing to choose from.
   bool keeps_best() const { return valid != nullptr && config.eval_every > 0; }
-  bool judgement_missing() const { return resumed && state.step > 0 && keeps_best() && evaluation_due() && state.judged_step < state.step; }
+  bool judgement_missing() const {
+    return resumed && state.step > 0 && keeps_best() && evaluation_due() && state.judged_step < state.step;
+  }
   bool out_of_patience() const { return config.patience > 0 && state.not_better >= config.patience; }
 
-  // Counts the evaluation of this step, and keeps the model if it is the best so far. The checkpoint comes first: whatever happens, a
-  // resumed run knows which step best/ has to be of.
+  // Counts the evaluation of this step, and keeps the model if it is the best so far. The checkpoint comes first:
+  // whatever happens, a resumed run knows which step best/ has to be of.
   void judge(double loss) {
     if (!keeps_best() || state.judged_step == state.step) return;
     state.judged_step = state.step;
@@ -260,11 +274,13 @@ struct Trainer::Impl {
     state.best_loss = loss;
     state.not_better = 0;
     checkpoint();
-    if (written == state.step) on_first_rank([&] { write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer); });
+    if (written == state.step)
+      on_first_rank([&] { write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer); });
   }
 
-  // best/ beside the checkpoint that the run goes on from. It is older where the run was stopped just before it was written, and newer
-  // where it was stopped between the evaluation and the next checkpoint; a model of steps that are still to come stays until they have.
+  // best/ beside the checkpoint that the run goes on from. It is older where the run was stopped just before it was
+  // written, and newer where it was stopped between the evaluation and the next checkpoint. A model of steps that are
+  // still to come stays until they have.
   void take_up_best() {
     const BestRecord found = read_best(config.out);
     if (state.best_step == state.step && found.step != state.step) {
@@ -285,13 +301,16 @@ struct Trainer::Impl {
 
   void check_same_run(const std::string& path, const TrainerState& found) const {
     if (found.config_hash != state.config_hash) {
-      fail_usage("'{}' is a checkpoint of another model: {}; resume with that configuration or choose another folder (out)", path,
-                 config_differences(path + "/config.json", model.config()));
+      fail_usage(
+          "'{}' is a checkpoint of another model: {}; resume with that configuration or choose another folder (out)",
+          path, config_differences(path + "/config.json", model.config()));
     }
     const auto same = [&path](const char* what, auto theirs, auto ours) {
       if (theirs != ours) {
-        fail_usage("'{}' was made with {} {}, this run has {}: its place in the data would mean something else; use {} {} or choose another folder (out)", path,
-                   what, theirs, ours, what, theirs);
+        fail_usage(
+            "'{}' was made with {} {}, this run has {}: its place in the data would mean something else; use {} {} or "
+            "choose another folder (out)",
+            path, what, theirs, ours, what, theirs);
       }
     };
     same("seed", found.seed, state.seed);
@@ -309,8 +328,10 @@ struct Trainer::Impl {
     if (config.moments == "auto" && !forced) return optimizer().begin_anew(theirs);
     if (warn) {
       warn(fmt::format("the moments of {} are {}; those of this run ({}) are {}{}", path, name_of(theirs),
-                       forced ? fmt::format("memory = {}", config.memory) : fmt::format("moments = {}", config.moments), name_of(ours),
-                       ours == MomentFormat::kBf16 ? ", to which they are rounded: it does not go on bit for bit" : ": it does not go on bit for bit"));
+                       forced ? fmt::format("memory = {}", config.memory) : fmt::format("moments = {}", config.moments),
+                       name_of(ours),
+                       ours == MomentFormat::kBf16 ? ", to which they are rounded: it does not go on bit for bit"
+                                                   : ": it does not go on bit for bit"));
     }
   }
 
@@ -331,9 +352,11 @@ struct Trainer::Impl {
     const auto start = std::chrono::steady_clock::now();
     std::vector<Batch> batches;
     int64_t tokens = 0;
-    for (int64_t i = 0; i < config.accumulate; ++i) tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
+    for (int64_t i = 0; i < config.accumulate; ++i)
+      tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
     last_lr = learning_rate(schedule, state.step);
-    const StepResult step = together ? together->step(model, batches, last_lr, config.clip) : train_step(model, *alone, batches, last_lr, config.clip);
+    const StepResult step = together ? together->step(model, batches, last_lr, config.clip)
+                                     : train_step(model, *alone, batches, last_lr, config.clip);
     state.norm = step.norm;
     if (step.finite) {
       state.skipped_in_row = 0;
@@ -350,18 +373,22 @@ struct Trainer::Impl {
     interval_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (state.skipped_in_row >= kMaxSkippedInRow) {
       fail_numeric(
-          "steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped. Try a lower lr (now {:g}), a longer warmup (now {} "
+          "steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped. Try a lower lr (now "
+          "{:g}), a longer warmup (now {} "
           "steps){}{}{}",
-          state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, config.lr, config.warmup, config.clip > 0 ? "" : ", clip = 1",
-          config.precision == "bf16" ? ", precision = f32" : "",
+          state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, config.lr, config.warmup,
+          config.clip > 0 ? "" : ", clip = 1", config.precision == "bf16" ? ", precision = f32" : "",
           written >= 0 ? fmt::format("; the last checkpoint is {}", checkpoint_path(checkpoints, written)) : "");
     }
   }
 
-  double interval_loss() const { return state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : kNotKnown; }
+  double interval_loss() const {
+    return state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : kNotKnown;
+  }
 
   StepProgress progress() const {
-    return {state.step, interval_loss(), 1e3 * interval_seconds / static_cast<double>(interval_steps), static_cast<double>(interval_tokens) / interval_seconds};
+    return {state.step, interval_loss(), 1e3 * interval_seconds / static_cast<double>(interval_steps),
+            static_cast<double>(interval_tokens) / interval_seconds};
   }
 
   LogRecord record() {
@@ -377,15 +404,16 @@ struct Trainer::Impl {
     r.epoch = source.epoch();
     r.skipped = state.skipped;
     if (evaluation_due()) {
-      const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false, config.valid_tokens);
+      const EvalResult result =
+          evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false, config.valid_tokens);
       r.eval_loss = result.loss;
       r.eval_bits_per_byte = result.bits_per_byte.value_or(kNotKnown);
     }
     return r;
   }
 
-  // Makes the record of this step and hands it on. False: a stop was asked for during the evaluation. What goes wrong here (a
-  // full disk, standard output that is gone) ends the run, but first what it computed is saved.
+  // Makes the record of this step and hands it on. False: a stop was asked for during the evaluation. What goes wrong
+  // here (a full disk, standard output that is gone) ends the run, but first what it computed is saved.
   bool log(const std::function<void(const LogRecord&)>& on_log) {
     try {
       LogRecord r;
@@ -400,8 +428,10 @@ struct Trainer::Impl {
         if (on_log) on_log(r);
       });
       if (is_last() && !(r.eval_loss < 0) && !std::isfinite(r.eval_loss)) {
-        fail_numeric("after the last step the held-out loss is not finite: the run diverged. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
-                     config.lr, config.warmup);
+        fail_numeric(
+            "after the last step the held-out loss is not finite: the run diverged. Try a lower lr (now {:g}) or a "
+            "longer warmup (now {} steps)",
+            config.lr, config.warmup);
       }
     } catch (const Stopped&) {
       checkpoint();
@@ -411,13 +441,14 @@ struct Trainer::Impl {
       const ErrorKind kind = ours != nullptr ? ours->kind() : ErrorKind::kIo;
       if (kind == ErrorKind::kNumeric) throw;
       checkpoint();  // its own error would say the same and more
-      throw Error(kind,
-                  fmt::format("{}; stopped at step {} of {}, the checkpoint is written, --resume goes on from it", error.what(), state.step, config.steps));
+      throw Error(kind, fmt::format("{}; stopped at step {} of {}, the checkpoint is written, --resume goes on from it",
+                                    error.what(), state.step, config.steps));
     }
     return true;
   }
 
-  // One that is not finite is not written: the checkpoints before it are worth more, and the steps that follow end the run.
+  // One that is not finite is not written: the checkpoints before it are worth more, and the steps that follow end the
+  // run.
   void checkpoint() {
     prepare();
     if (written == state.step || !model.parameters_finite()) return;
@@ -441,9 +472,11 @@ struct Trainer::Impl {
   }
   void write_model_alone() {
     const Batch batch = BatchSource(train, 1, config.length, config.seed).next();
-    if (!model.parameters_finite() || !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
+    if (!model.parameters_finite() ||
+        !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
       fail_numeric(
-          "after step {} the model is not finite: the run diverged, and no model is written. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
+          "after step {} the model is not finite: the run diverged, and no model is written. Try a lower lr (now {:g}) "
+          "or a longer warmup (now {} steps)",
           state.step, config.lr, config.warmup);
     }
     const std::string folder = config.out + "/model";
@@ -453,20 +486,22 @@ struct Trainer::Impl {
   }
 };
 
-Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
-                 std::shared_ptr<const TokenFile> valid, Communicator& ranks) {
+Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer,
+                 TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks) {
   validate(config);
   validate(model);
   if (ranks.size() > 1) {
     if (config.sums == "running") fail_usage("sums: expected apart or local on {} ranks, got running", ranks.size());
     if (config.accumulate < ranks.size()) {
-      fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(), config.accumulate);
+      fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(),
+                 config.accumulate);
     }
   }
   if (!tokenizer || train.parts.empty()) fail_internal("Trainer: expected a tokenizer and a training file, got null");
   for (const TokenMix::Part& part : train.parts) check_data_file(*part.file, *tokenizer, model);
   if (valid) check_data_file(*valid, *tokenizer, model);
-  if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
+  if (!valid && config.patience > 0)
+    fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks);
 }
 
@@ -474,8 +509,10 @@ Trainer::~Trainer() = default;
 
 void Trainer::start_from(const LanguageModel<float>& model) {
   LanguageModel<float>& ours = impl_->model;
-  if (!(model.config() == ours.config())) fail_internal("start_from: the model has another configuration than the trainer's");
-  for (const ParamSpec& spec : ours.params().specs()) ours.params().write_values(spec, model.params().host_values(spec).span());
+  if (!(model.config() == ours.config()))
+    fail_internal("start_from: the model has another configuration than the trainer's");
+  for (const ParamSpec& spec : ours.params().specs())
+    ours.params().write_values(spec, model.params().host_values(spec).span());
 }
 
 bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
@@ -496,7 +533,8 @@ bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
   return true;
 }
 
-bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop, const std::function<void(const StepProgress&)>& on_step) {
+bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop,
+                  const std::function<void(const StepProgress&)>& on_step) {
   Impl& t = *impl_;
   t.prepare();
   bool model_written = false;
@@ -504,7 +542,8 @@ bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std
   while (record_only || (t.state.step < t.config.steps && !t.out_of_patience())) {
     if (any_rank(t.ranks, stop != nullptr && stop->load())) {
       t.checkpoint();
-      if (t.written != t.state.step) fail_numeric("stopped at step {}; the model is not finite, so no checkpoint of it was written", t.state.step);
+      if (t.written != t.state.step)
+        fail_numeric("stopped at step {}; the model is not finite, so no checkpoint of it was written", t.state.step);
       return false;
     }
     if (!record_only) t.do_step();

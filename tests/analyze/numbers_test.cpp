@@ -17,7 +17,9 @@
 namespace fw::testing {
 namespace {
 
-int64_t total(const Distribution::Histogram& h) { return std::accumulate(h.counts.begin(), h.counts.end(), int64_t{0}); }
+int64_t total(const Distribution::Histogram& h) {
+  return std::accumulate(h.counts.begin(), h.counts.end(), int64_t{0});
+}
 
 TEST(Distribution, MomentsExtremesAndCounts) {
   Distribution d;
@@ -34,7 +36,8 @@ TEST(Distribution, MomentsExtremesAndCounts) {
   EXPECT_EQ(total(d.histogram(8)), 4);
 }
 
-// Ranges that grow to both sides, over many orders of magnitude: nothing is lost, and every bin holds what lies between its edges.
+// Ranges that grow to both sides, over many orders of magnitude: nothing is lost, and every bin holds what lies between
+// its edges.
 TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
   Random random(7);
   for (const double spread : {0.0, 1e-9, 1.0, 1e6}) {
@@ -51,12 +54,15 @@ TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
         EXPECT_EQ(total(h), 5000);
         for (size_t i = 0; i < h.counts.size(); ++i) {
           ASSERT_LT(h.edges[i], h.edges[i + 1]);
-          EXPECT_EQ(std::count_if(values.begin(), values.end(), [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }), h.counts[i]);
+          EXPECT_EQ(std::count_if(values.begin(), values.end(),
+                                  [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }),
+                    h.counts[i]);
         }
       }
       std::sort(values.begin(), values.end());
       for (const double p : {0.01, 0.5, 0.95})
-        EXPECT_NEAR(d.quantile(p), values[static_cast<size_t>(p * 5000)], (values.back() - values[0]) / 256 + 1e-5 * std::abs(centre));
+        EXPECT_NEAR(d.quantile(p), values[static_cast<size_t>(p * 5000)],
+                    (values.back() - values[0]) / 256 + 1e-5 * std::abs(centre));
     }
   }
 }
@@ -65,7 +71,8 @@ TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
 TEST(Distribution, AddedIsAsIfSeenTogether) {
   Random random(9);
   for (const auto scale : {Distribution::Scale::kLinear, Distribution::Scale::kLog10}) {
-    for (const auto& [centre, spread] : std::vector<std::pair<double, double>>{{1, 1}, {1e4, 1e3}, {1e-6, 1e-9}, {1, 0}}) {
+    for (const auto& [centre, spread] :
+         std::vector<std::pair<double, double>>{{1, 1}, {1e4, 1e3}, {1e-6, 1e-9}, {1, 0}}) {
       std::vector<double> first, second;
       for (int i = 0; i < 700; ++i) first.push_back(std::abs(random.normal()));
       for (int i = 0; i < 300; ++i) second.push_back(std::abs(centre + spread * random.normal()));
@@ -94,7 +101,9 @@ TEST(Distribution, AddedIsAsIfSeenTogether) {
         EXPECT_EQ(total(h), 1000);
         for (size_t i = 0; i < h.counts.size(); ++i) {
           // Edges on a logarithmic scale are powers, which round: no value may be within rounding of one here.
-          ASSERT_EQ(std::count_if(values.begin(), values.end(), [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }), h.counts[i]);
+          ASSERT_EQ(std::count_if(values.begin(), values.end(),
+                                  [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }),
+                    h.counts[i]);
         }
       }
     }
@@ -180,7 +189,8 @@ TEST(Subspaces, EqualAndOrthogonal) {
   EXPECT_NEAR(equal.explained_a[0], 0.8, 1e-12);
 
   EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({2, 3}, 4, 0)).overlap, 0, 1e-12);
-  EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({1, 2}, 4, 0)).overlap, 0.5, 1e-12);  // one common axis of two
+  // one common axis of two
+  EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({1, 2}, 4, 0)).overlap, 0.5, 1e-12);
 }
 
 TEST(Subspaces, WithoutVarianceThereIsNone) {

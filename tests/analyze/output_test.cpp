@@ -95,13 +95,17 @@ TEST_F(AnalysisOfText, OptionsThatDoNotFit) {
 }
 
 TEST_F(AnalysisOfText, JsonHasEveryQuantityOfTheRule) {
-  const Analysis a = analyse("decay=scalar gain=gate erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2", {{}, 0, 64, 16});
+  const Analysis a = analyse(
+      "decay=scalar gain=gate erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2",
+      {{}, 0, 64, 16});
   const Json json = Json::parse(analysis_json(a, 20).dump());
-  for (const char* key : {"format", "rule", "tokens", "windows", "context", "every", "loss", "definitions", "layers"}) EXPECT_TRUE(json.contains(key)) << key;
+  for (const char* key : {"format", "rule", "tokens", "windows", "context", "every", "loss", "definitions", "layers"})
+    EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_EQ(json["layers"].size(), 2u);
   const std::set<std::string> without_gain{"beta", "gain"};  // both gates are channel gates
   for (const Json& layer : json["layers"]) {
-    for (const char* key : {"layer", "rule", "heads", "v_heads", "key_dim", "value_dim", "replay_error", "quantities", "over_time", "subspace_overlap"}) {
+    for (const char* key : {"layer", "rule", "heads", "v_heads", "key_dim", "value_dim", "replay_error", "quantities",
+                            "over_time", "subspace_overlap"}) {
       EXPECT_TRUE(layer.contains(key)) << key;
     }
     EXPECT_LE(layer["replay_error"].get<double>(), 2e-5);
@@ -122,7 +126,8 @@ TEST_F(AnalysisOfText, JsonHasEveryQuantityOfTheRule) {
       }
     }
     EXPECT_EQ(layer["over_time"]["state_norm"][0]["position"], Json::array({16, 32, 48, 64}));
-    EXPECT_EQ(layer["over_time"]["state_norm"][0]["windows"], Json::array({4, 3, 2, 2}));  // of 64, 64, 22 and 40 tokens
+    // of 64, 64, 22 and 40 tokens
+    EXPECT_EQ(layer["over_time"]["state_norm"][0]["windows"], Json::array({4, 3, 2, 2}));
     EXPECT_EQ(layer["over_time"]["effective_rank"].size(), 2u);
     EXPECT_EQ(layer["subspace_overlap"][1]["overlap_by_components"].size(), 8u);
     EXPECT_NEAR(layer["subspace_overlap"][1]["overlap_by_components"][7].get<double>(), 1, 1e-9);
@@ -179,14 +184,15 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
       }
     }
   }
-  for (const char* name : {"decay", "beta", "gain", "eigenvalue", "key_write", "cos_reads", "subspace_overlap", "state_norm", "effective_rank"}) {
+  for (const char* name : {"decay", "beta", "gain", "eigenvalue", "key_write", "cos_reads", "subspace_overlap",
+                           "state_norm", "effective_rank"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
   EXPECT_EQ(names.size(), 9u);
 }
 
-// Layers with mixers of their own: the first has no gain, no erase and no lambda; the second's keys are normalised, the third's are
-// not, so that one axis does not fit both; heads of keys and of values differ.
+// Layers with mixers of their own: the first has no gain, no erase and no lambda. The second's keys are normalised, the
+// third's are not, so that one axis does not fit both; heads of keys and of values differ.
 TEST_F(AnalysisOfText, EveryLayerIsDrawnByItsOwnRule) {
   Analysis mixed = analyse("linear_attention", {{0}, 0, 64, 16});
   const Analysis second = analyse("qdelta", {{1}, 0, 64, 16}), third = analyse("kaczmarz", {{0}, 0, 64, 16});
@@ -209,10 +215,12 @@ TEST_F(AnalysisOfText, EveryLayerIsDrawnByItsOwnRule) {
   EXPECT_EQ(layers_of("lambda"), (Set{"layer 1"})) << "which the first layer does not have";
   EXPECT_EQ(layers_of("eigenvalue"), (Set{"layer 1", "layer 2"}));
   EXPECT_EQ(layers_of("cos_reads"), (Set{"layer 0", "layer 1", "layer 2"}));
-  // k.w: of normalised keys on a linear axis, of others on a logarithmic one, each in a picture with the axis of its bins.
+  // k.w: of normalised keys on a linear axis, of others on a logarithmic one, each in a picture with the axis of its
+  // bins.
   Set linear, logarithmic;
   for (const LayerAnalysis& layer : mixed.layers) {
-    (info(Quantity::kKeyWrite).logarithmic(layer.rule) ? logarithmic : linear).insert(fmt::format("layer {}", layer.layer));
+    (info(Quantity::kKeyWrite).logarithmic(layer.rule) ? logarithmic : linear)
+        .insert(fmt::format("layer {}", layer.layer));
   }
   ASSERT_FALSE(linear.empty());
   ASSERT_FALSE(logarithmic.empty());
@@ -223,7 +231,8 @@ TEST_F(AnalysisOfText, EveryLayerIsDrawnByItsOwnRule) {
 }
 
 TEST_F(AnalysisOfText, WhatWasNeverSeenIsNotDrawn) {
-  for (const Figure& figure : analysis_figures(analyse("kda", {{}, 0, 10, 16}), 20)) EXPECT_THAT(figure.name, Not(HasSubstr("state_norm")));
+  for (const Figure& figure : analysis_figures(analyse("kda", {{}, 0, 10, 16}), 20))
+    EXPECT_THAT(figure.name, Not(HasSubstr("state_norm")));
 }
 
 // Parameters that have left the numbers: everything is skipped, nothing crashes, and the files are still JSON and CSV.
@@ -260,8 +269,9 @@ TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
 // Three runs: one without an erase, one of normalised keys with feedback, one of raw keys.
 TEST_F(AnalysisOfText, RunsAreGathered) {
   const AnalyzeOptions options{{}, 0, 64, 16};
-  std::vector<NamedAnalysis> runs{
-      {"linear", analyse("linear_attention", options)}, {"q, delta", analyse("qdelta", options)}, {"raw", analyse("kaczmarz", options)}};
+  std::vector<NamedAnalysis> runs{{"linear", analyse("linear_attention", options)},
+                                  {"q, delta", analyse("qdelta", options)},
+                                  {"raw", analyse("kaczmarz", options)}};
   std::map<std::string, Figure> figures;
   for (Figure& figure : comparison_figures(runs, 20)) {
     EXPECT_FALSE(figure.x_label.empty() || figure.y_label.empty() || figure.title.empty()) << figure.name;
@@ -270,7 +280,8 @@ TEST_F(AnalysisOfText, RunsAreGathered) {
   }
   const auto runs_of = [&](const std::string& name) {
     std::vector<std::string> found;
-    for (const FigurePanel& panel : figures[name].panels) found.push_back(panel.title.substr(0, panel.title.find("   ")));
+    for (const FigurePanel& panel : figures[name].panels)
+      found.push_back(panel.title.substr(0, panel.title.find("   ")));
     return found;
   };
   using Names = std::vector<std::string>;
@@ -295,7 +306,8 @@ TEST_F(AnalysisOfText, RunsAreGathered) {
     }
   }
   EXPECT_EQ(count, 2 * 2 * 190);
-  EXPECT_THAT(figures.at("eigenvalue").panels[0].title, HasSubstr(fmt::format("mean {:.3g}", sum / static_cast<double>(count))));
+  EXPECT_THAT(figures.at("eigenvalue").panels[0].title,
+              HasSubstr(fmt::format("mean {:.3g}", sum / static_cast<double>(count))));
   double share = 0;
   for (const double y : figures.at("eigenvalue").panels[0].curves.at(0).y) share += y;
   EXPECT_NEAR(share, 1, 1e-9);

@@ -95,7 +95,9 @@ TEST(Quantities, GainsAsTheyAreApplied) {
 
 TEST(Quantities, ChannelGates) {
   const OneToken token("decay=channel erase=channel write=channel");
-  for (const auto& [q, low, high] : {std::tuple{Quantity::kDecay, 0.25, 0.5}, {Quantity::kEraseGate, 0.25, 0.5}, {Quantity::kWriteGate, 0.125, 0.5}}) {
+  for (const auto& [q, low, high] : {std::tuple{Quantity::kDecay, 0.25, 0.5},
+                                     {Quantity::kEraseGate, 0.25, 0.5},
+                                     {Quantity::kWriteGate, 0.125, 0.5}}) {
     EXPECT_EQ(token[q].count(), 2);
     EXPECT_NEAR(token[q].min(), low, 1e-15);
     EXPECT_NEAR(token[q].max(), high, 1e-15);

@@ -28,7 +28,8 @@ std::vector<std::string> rules() {
 
 // Layers of a pass over these sequences of a model of the rule.
 template <class T>
-std::vector<LayerAnalysis> analyse(LanguageModel<T>& model, const SeqLayout& layout, int64_t every, std::vector<int64_t> layers = {}) {
+std::vector<LayerAnalysis> analyse(LanguageModel<T>& model, const SeqLayout& layout, int64_t every,
+                                   std::vector<int64_t> layers = {}) {
   const std::vector<int32_t> ids = random_ids(layout.tokens(), model.config().vocab_size, 3);
   const std::vector<int32_t> targets(ids.size(), -1);
   Analyzer<T> analyzer(std::move(layers), every);
@@ -86,7 +87,8 @@ TEST_P(ReplayOf, EqualsTheModelsOutput) {
     EXPECT_GT(layer.value_heads[0].replay_reference, 0);
   }
   LanguageModel<float> usual = noisy_model<float>(grouped<float>(GetParam()));
-  for (const LayerAnalysis& layer : analyse(usual, layout, 16)) EXPECT_LE(layer.replay_error(), 2e-5) << "layer " << layer.layer;
+  for (const LayerAnalysis& layer : analyse(usual, layout, 16))
+    EXPECT_LE(layer.replay_error(), 2e-5) << "layer " << layer.layer;
 }
 
 TEST_P(ReplayOf, CountsEveryTokenOfEveryHead) {
@@ -116,7 +118,8 @@ INSTANTIATE_TEST_SUITE_P(Rules, ReplayOf, ::testing::ValuesIn(rules()));
 
 // Ranges that follow from the definitions.
 TEST(Replay, ValuesAreWhereTheyCanBe) {
-  LanguageModel<double> model = noisy_model<double>(grouped<double>("gated_deltanet2 gain=gate feedback=learned precond=diagonal"));
+  LanguageModel<double> model =
+      noisy_model<double>(grouped<double>("gated_deltanet2 gain=gate feedback=learned precond=diagonal"));
   for (const LayerAnalysis& layer : analyse(model, SeqLayout({0, 150}), 16)) {
     const auto within = [&](Quantity q, double low, double high) {
       for (const Distribution& d : layer.of(q)) {
@@ -142,7 +145,8 @@ TEST(Replay, AProjectionStepStoresTheValue) {
   LanguageModel<double> model = noisy_model<double>(grouped<double>("nlms gain_eps=0"));
   for (const LayerAnalysis& layer : analyse(model, SeqLayout({0, 60}), 16)) {
     for (const Distribution& d : layer.of(Quantity::kCosKeyRead)) EXPECT_NEAR(d.min(), 1, 1e-9);
-    for (const Distribution& d : layer.of(Quantity::kEigenvalue)) EXPECT_NEAR(std::max(std::abs(d.min()), std::abs(d.max())), 0, 1e-12);
+    for (const Distribution& d : layer.of(Quantity::kEigenvalue))
+      EXPECT_NEAR(std::max(std::abs(d.min()), std::abs(d.max())), 0, 1e-12);
   }
 }
 
@@ -159,7 +163,8 @@ TEST(Replay, PiecesEqualTheWhole) {
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const size_t from = static_cast<size_t>(cuts[i]), count = static_cast<size_t>(cuts[i + 1] - cuts[i]);
     pieces.set_position(cuts[i]);
-    model.evaluate(std::span(ids).subspan(from, count), std::span(targets).subspan(from, count), SeqLayout({0, cuts[i + 1] - cuts[i]}), &state);
+    model.evaluate(std::span(ids).subspan(from, count), std::span(targets).subspan(from, count),
+                   SeqLayout({0, cuts[i + 1] - cuts[i]}), &state);
   }
   model.observe(nullptr);
   const std::vector<LayerAnalysis> whole = analyse(model, SeqLayout({0, tokens}), 10, {1});
@@ -183,9 +188,11 @@ TEST(Replay, ThreadsChangeNoBit) {
     std::vector<double> all;
     for (const LayerAnalysis& layer : analyse(model, SeqLayout({0, 70, 150}), 16)) {
       for (const std::vector<Distribution>& heads : layer.distributions) {
-        for (const Distribution& d : heads) all.insert(all.end(), {d.mean(), d.deviation(), d.min(), d.max(), d.quantile(0.5)});
+        for (const Distribution& d : heads)
+          all.insert(all.end(), {d.mean(), d.deviation(), d.min(), d.max(), d.quantile(0.5)});
       }
-      for (const HeadAnalysis& head : layer.value_heads) all.insert(all.end(), head.overlap.by_rank.begin(), head.overlap.by_rank.end());
+      for (const HeadAnalysis& head : layer.value_heads)
+        all.insert(all.end(), head.overlap.by_rank.begin(), head.overlap.by_rank.end());
     }
     set_num_threads(0);
     return all;

@@ -27,7 +27,8 @@ TEST(Agreement, AllRanksNameWhatDiffers) {
   std::vector<std::string> said(4);
   ThreadRanks::run(4, [&](Communicator& ranks) {
     const bool odd = ranks.rank() == 2;
-    Facts facts{{"train.lr", "1"}, {"train.seed", odd ? "9" : "1"}, {"the file 'a b\n1 2'", odd ? "3 bytes" : "4 bytes"}};
+    Facts facts{
+        {"train.lr", "1"}, {"train.seed", odd ? "9" : "1"}, {"the file 'a b\n1 2'", odd ? "3 bytes" : "4 bytes"}};
     if (odd) facts.emplace_back("--resume", "on");
     try {
       require_agreement(ranks, facts);

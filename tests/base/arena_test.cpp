@@ -19,7 +19,8 @@ TEST(Arena, PiecesAreAlignedAndApart) {
     pieces.emplace_back(p, n);
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
-    for (int64_t j = 0; j < pieces[i].second; ++j) ASSERT_EQ(pieces[i].first[j], i + 1) << "piece " << i << " was written over";
+    for (int64_t j = 0; j < pieces[i].second; ++j)
+      ASSERT_EQ(pieces[i].first[j], i + 1) << "piece " << i << " was written over";
   }
 }
 

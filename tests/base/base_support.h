@@ -1,5 +1,5 @@
-// What tests of files share: the error that a call ends with, and a limit on file sizes, which is a full disk that needs
-// no file system of its own.
+// What tests of files share: the error that a call ends with, and a limit on file sizes, which is a full disk that
+// needs no file system of its own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -61,6 +61,8 @@ class FileSizeLimit {
   sighandler_t handler_ = SIG_DFL;
 };
 
-inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
+inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 }  // namespace fw::testing

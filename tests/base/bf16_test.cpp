@@ -30,8 +30,10 @@ Bf16 nearest(float x) {
   const Bf16 above = {static_cast<uint16_t>(below.bits + 1)};
   if (std::isinf(x)) return below;
   // One unit above the largest number stands for 2^128 here, as in the rule for rounding to infinity.
-  const double up = std::isinf(value_of(above)) ? std::copysign(std::ldexp(1.0, 128), static_cast<double>(x)) : static_cast<double>(value_of(above));
-  const double to_below = std::abs(static_cast<double>(x) - static_cast<double>(value_of(below))), to_above = std::abs(up - static_cast<double>(x));
+  const double up = std::isinf(value_of(above)) ? std::copysign(std::ldexp(1.0, 128), static_cast<double>(x))
+                                                : static_cast<double>(value_of(above));
+  const double to_below = std::abs(static_cast<double>(x) - static_cast<double>(value_of(below))),
+               to_above = std::abs(up - static_cast<double>(x));
   if (to_below != to_above) return to_below < to_above ? below : above;
   return below.bits % 2 == 0 ? below : above;
 }

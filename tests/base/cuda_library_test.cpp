@@ -30,7 +30,9 @@ class CudaLibrary : public ::testing::Test {
     give(before_);
     fs::remove_all(folder_);
   }
-  static void give(const std::string& folders) { folders.empty() ? ::unsetenv("FW_CUDA_LIBS") : ::setenv("FW_CUDA_LIBS", folders.c_str(), 1); }
+  static void give(const std::string& folders) {
+    folders.empty() ? ::unsetenv("FW_CUDA_LIBS") : ::setenv("FW_CUDA_LIBS", folders.c_str(), 1);
+  }
 
   std::string folder_, before_;
 };

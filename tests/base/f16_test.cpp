@@ -52,7 +52,8 @@ TEST(Float16Numbers, EveryNumberHasItsValueAndComesBack) {
 TEST(Float16Numbers, RoundToNearestEven) {
   for (unsigned bits = 0; bits < 0x7C00; ++bits) {
     const uint16_t below = static_cast<uint16_t>(bits), above = static_cast<uint16_t>(bits + 1);
-    const float low = widened(below), high = above == 0x7C00 ? 65536.0F : widened(above), middle = low + (high - low) / 2;
+    const float low = widened(below), high = above == 0x7C00 ? 65536.0F : widened(above),
+                middle = low + (high - low) / 2;
     ASSERT_EQ(rounded(middle), bits % 2 == 0 ? below : above) << bits;
     ASSERT_EQ(rounded(std::nextafter(middle, low)), below) << bits;
     ASSERT_EQ(rounded(std::nextafter(middle, high)), above) << bits;
@@ -73,7 +74,8 @@ TEST(Float16Numbers, OfEveryLength) {
   for (size_t n = 0; n <= 70; ++n) {
     std::vector<float> x(n), wide(n + 1, 7.0F);
     std::vector<F16> y(n + 1, F16{0xABCD});
-    for (size_t i = 0; i < n; ++i) x[i] = std::ldexp(1.0F + 1e-3F * static_cast<float>(i * 7919 % 1000), static_cast<int>(i % 50) - 30);
+    for (size_t i = 0; i < n; ++i)
+      x[i] = std::ldexp(1.0F + 1e-3F * static_cast<float>(i * 7919 % 1000), static_cast<int>(i % 50) - 30);
     round_to_f16(static_cast<int64_t>(n), x.data(), y.data());
     widen_f16(static_cast<int64_t>(n), y.data(), wide.data());
     for (size_t i = 0; i < n; ++i) {

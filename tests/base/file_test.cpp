@@ -22,7 +22,9 @@ using testing::fails;
 using testing::FileSizeLimit;
 using testing::TempFolder;
 
-std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 TEST(File, RoundTripOfEmptySmallAndLarge) {
   const TempFolder folder;
@@ -41,8 +43,8 @@ TEST(File, PiecesOfAnySizeArriveInOrder) {
   const TempFolder folder;
   std::string expected;
   write_file_atomic(folder.path("file"), [&](const FileSink& sink) {
-    for (const size_t size :
-         {size_t{0}, size_t{1}, size_t{7}, size_t{1} << 18, size_t{3}, (size_t{1} << 18) - 3, size_t{1} << 20, size_t{5}, size_t{200000}, size_t{100000}}) {
+    for (const size_t size : {size_t{0}, size_t{1}, size_t{7}, size_t{1} << 18, size_t{3}, (size_t{1} << 18) - 3,
+                              size_t{1} << 20, size_t{5}, size_t{200000}, size_t{100000}}) {
       const std::string piece(size, static_cast<char>('a' + expected.size() % 26));
       sink(bytes_of(piece));
       expected += piece;
@@ -68,18 +70,22 @@ TEST(File, AFullDiskLeavesTheOldFileAndNothingBesideIt) {
   const TempFolder folder;
   const std::string path = folder.path("file");
   write_file_atomic(path, "old");
-  for (const size_t size : {size_t{5000}, size_t{1} << 20}) {  // smaller and larger than the buffer: late and early failure
+  // smaller and larger than the buffer: late and early failure
+  for (const size_t size : {size_t{5000}, size_t{1} << 20}) {
     const FileSizeLimit limit(4096);
-    EXPECT_TRUE(fails(ErrorKind::kIo, {path, "File too large"}, [&] { write_file_atomic(path, std::string(size, 'x')); }));
+    EXPECT_TRUE(
+        fails(ErrorKind::kIo, {path, "File too large"}, [&] { write_file_atomic(path, std::string(size, 'x')); }));
   }
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(folder.files(), 1u);
-  EXPECT_TRUE(fails(ErrorKind::kIo, {"/dev/full", "No space left on device"}, [] { write_file_atomic("/dev/full", "x"); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kIo, {"/dev/full", "No space left on device"}, [] { write_file_atomic("/dev/full", "x"); }));
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -103,12 +109,14 @@ TEST(File, WhatAKilledProcessLeftGoesWithTheNextWriting) {
   ASSERT_TRUE(killed_while_writing("file2"));
   ASSERT_EQ(folder.files(), 2u);
   // Not ours: of other forms.
-  for (const char* other : {"file.tmp-1x-0", "file.tmp-0123456789ag", "file.tmp-0123456789abc", "0123456789ab"}) std::ofstream(folder.path(other)) << "x";
+  for (const char* other : {"file.tmp-1x-0", "file.tmp-0123456789ag", "file.tmp-0123456789abc", "0123456789ab"})
+    std::ofstream(folder.path(other)) << "x";
   write_file_atomic(folder.path("file"), "whole");
   EXPECT_EQ(read_file(folder.path("file")), "whole");
   EXPECT_EQ(folder.files(), 6u) << "file, what is left of file2, and four of others";
   remove_abandoned(folder.path());
-  EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("0123456789ab", "file", "file.tmp-0123456789abc", "file.tmp-0123456789ag", "file.tmp-1x-0"));
+  EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("0123456789ab", "file", "file.tmp-0123456789abc",
+                                                              "file.tmp-0123456789ag", "file.tmp-1x-0"));
 }
 
 // Who writes is known by a lock: the number of a process says nothing in another PID namespace, or on another host.
@@ -125,7 +133,8 @@ TEST(File, WhatAnotherOpeningWritesStays) {
   EXPECT_EQ(folder.files(), 1u);
 }
 
-// Several processes that write one file and clean up behind each other: no writing fails, and the file is whole at every moment.
+// Several processes that write one file and clean up behind each other: no writing fails, and the file is whole at
+// every moment.
 TEST(File, ProcessesThatWriteOneFileDoNotDisturbEachOther) {
   const TempFolder folder;
   const std::string path = folder.path("file");
@@ -167,9 +176,11 @@ TEST(File, DevicesAreWrittenNotReplaced) {
 TEST(File, WritingWhereItCannotBe) {
   const TempFolder folder;
   EXPECT_TRUE(fails(ErrorKind::kIo, {folder.path(), "it is a folder"}, [&] { write_file_atomic(folder.path(), "x"); }));
-  EXPECT_TRUE(fails(ErrorKind::kIo, {"no/such/file", "No such file or directory"}, [&] { write_file_atomic(folder.path("no/such/file"), "x"); }));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"no/such/file", "No such file or directory"},
+                    [&] { write_file_atomic(folder.path("no/such/file"), "x"); }));
   write_file_atomic(folder.path("file"), "x");
-  EXPECT_TRUE(fails(ErrorKind::kIo, {"file/below", "Not a directory"}, [&] { write_file_atomic(folder.path("file/below"), "x"); }));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"file/below", "Not a directory"},
+                    [&] { write_file_atomic(folder.path("file/below"), "x"); }));
 }
 
 TEST(File, ModeAndSymbolicLinkStay) {
@@ -220,7 +231,8 @@ TEST(File, DevicesAndPipesAreRefused) {
 
 TEST(File, OneFileUnderTwoNames) {
   const TempFolder folder;
-  const std::string file = folder.path("file"), other = folder.path("other"), link = folder.path("link"), hard = folder.path("hard");
+  const std::string file = folder.path("file"), other = folder.path("other"), link = folder.path("link"),
+                    hard = folder.path("hard");
   write_file_atomic(file, "x");
   write_file_atomic(other, "x");
   std::filesystem::create_symlink("file", link);
@@ -241,13 +253,17 @@ TEST(File, PermissionDenied) {
   write_file_atomic(folder.path("secret"), "x");
   ASSERT_EQ(chmod(folder.path("secret").c_str(), 0), 0);
   const bool root = geteuid() == 0;
-  if (root && seteuid(65534) != 0) GTEST_SKIP() << "root that may not become another user: permissions cannot be tested";
+  if (root && seteuid(65534) != 0)
+    GTEST_SKIP() << "root that may not become another user: permissions cannot be tested";
   if (!root) {
     ASSERT_EQ(chmod(folder.path().c_str(), 0555), 0);
   }
-  const auto read = fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { read_file(folder.path("secret")); });
-  const auto map = fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { MappedFile{folder.path("secret")}; });
-  const auto write = fails(ErrorKind::kIo, {"other", "Permission denied"}, [&] { write_file_atomic(folder.path("other"), "x"); });
+  const auto read =
+      fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { read_file(folder.path("secret")); });
+  const auto map =
+      fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { MappedFile{folder.path("secret")}; });
+  const auto write =
+      fails(ErrorKind::kIo, {"other", "Permission denied"}, [&] { write_file_atomic(folder.path("other"), "x"); });
   const auto make = fails(ErrorKind::kIo, {"below", "Permission denied"}, [&] { make_folders(folder.path("below")); });
   if (root) {
     ASSERT_EQ(seteuid(0), 0);
@@ -271,7 +287,8 @@ TEST(File, Folders) {
   sync_folder(folder.path("a"));
   write_file_atomic(folder.path("file"), "x");
   EXPECT_TRUE(fails(ErrorKind::kIo, {"cannot make the folder", "file"}, [&] { make_folders(folder.path("file")); }));
-  EXPECT_TRUE(fails(ErrorKind::kIo, {"cannot make the folder", "file/below"}, [&] { make_folders(folder.path("file/below")); }));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"cannot make the folder", "file/below"},
+                    [&] { make_folders(folder.path("file/below")); }));
   EXPECT_TRUE(fails(ErrorKind::kIo, {"No such file or directory"}, [&] { sync_folder(folder.path("missing")); }));
 }
 

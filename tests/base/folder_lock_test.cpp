@@ -27,7 +27,8 @@ TEST(FolderLock, ASecondOneIsRefusedAndToldWhoHasIt) {
     FAIL() << "two locks on one folder";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("process " + std::to_string(::getpid()) + " on "), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("process " + std::to_string(::getpid()) + " on "), std::string::npos)
+        << error.what();
   }
   EXPECT_TRUE(std::filesystem::exists(path + "/" + kLockFile));
   first.reset();

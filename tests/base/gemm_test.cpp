@@ -21,7 +21,8 @@ struct Shape {
 template <class T>
 class GemmTest : public ::testing::Test {
  protected:
-  using Function = void (*)(Trans, Trans, int64_t, int64_t, int64_t, T, const T*, int64_t, const T*, int64_t, T, T*, int64_t);
+  using Function = void (*)(Trans, Trans, int64_t, int64_t, int64_t, T, const T*, int64_t, const T*, int64_t, T, T*,
+                            int64_t);
 
   static std::vector<T> random_values(int64_t count, uint64_t seed) {
     Random random(seed);
@@ -48,18 +49,21 @@ class GemmTest : public ::testing::Test {
       for (int64_t j = 0; j < s.n; ++j) {
         double sum = 0, size = 0;
         for (int64_t l = 0; l < s.k; ++l) {
-          const double product = static_cast<double>(a[static_cast<size_t>(ta == Trans::kNo ? i * lda + l : l * lda + i)]) *
-                                 static_cast<double>(b[static_cast<size_t>(tb == Trans::kNo ? l * ldb + j : j * ldb + l)]);
+          const double product =
+              static_cast<double>(a[static_cast<size_t>(ta == Trans::kNo ? i * lda + l : l * lda + i)]) *
+              static_cast<double>(b[static_cast<size_t>(tb == Trans::kNo ? l * ldb + j : j * ldb + l)]);
           sum += product;
           size += std::abs(product);
         }
         const double old = static_cast<double>(before[static_cast<size_t>(i * ldc + j)]);
         const double expected = static_cast<double>(alpha) * sum + static_cast<double>(beta) * old;
-        const double bound =
-            std::numeric_limits<T>::epsilon() * (static_cast<double>(s.k) + 4) * (std::abs(static_cast<double>(alpha)) * size + std::abs(old) + 1e-300);
-        ASSERT_NEAR(c[static_cast<size_t>(i * ldc + j)], expected, bound) << i << "," << j << " of " << s.m << "x" << s.n << "x" << s.k;
+        const double bound = std::numeric_limits<T>::epsilon() * (static_cast<double>(s.k) + 4) *
+                             (std::abs(static_cast<double>(alpha)) * size + std::abs(old) + 1e-300);
+        ASSERT_NEAR(c[static_cast<size_t>(i * ldc + j)], expected, bound)
+            << i << "," << j << " of " << s.m << "x" << s.n << "x" << s.k;
       }
-      for (int64_t j = s.n; j < ldc; ++j) ASSERT_EQ(c[static_cast<size_t>(i * ldc + j)], before[static_cast<size_t>(i * ldc + j)]) << "padding";
+      for (int64_t j = s.n; j < ldc; ++j)
+        ASSERT_EQ(c[static_cast<size_t>(i * ldc + j)], before[static_cast<size_t>(i * ldc + j)]) << "padding";
     }
   }
 };
@@ -70,8 +74,10 @@ TYPED_TEST_SUITE(GemmTest, Types);
 TYPED_TEST(GemmTest, AgainstThreeLoops) {
   for (const Trans ta : {Trans::kNo, Trans::kYes}) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
-      for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9}, Shape{4, 5, 0}}) {
-        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)}) this->check(ta, tb, s, TypeParam(1.5), beta, gemm);
+      for (const Shape& s :
+           {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9}, Shape{4, 5, 0}}) {
+        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)})
+          this->check(ta, tb, s, TypeParam(1.5), beta, gemm);
       }
     }
   }
@@ -81,7 +87,8 @@ TYPED_TEST(GemmTest, InTilesOnAllThreads) {
   for (const Trans ta : {Trans::kNo, Trans::kYes}) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
       // Below, at and above the tile sizes, rows and columns.
-      for (const Shape& s : {Shape{3, 5, 7}, Shape{130, 513, 5}, Shape{1025, 20, 6}, Shape{33, 1030, 4}, Shape{64, 512, 0}}) {
+      for (const Shape& s :
+           {Shape{3, 5, 7}, Shape{130, 513, 5}, Shape{1025, 20, 6}, Shape{33, 1030, 4}, Shape{64, 512, 0}}) {
         this->check(ta, tb, s, TypeParam(1), TypeParam(0), gemm_parallel);
         this->check(ta, tb, s, TypeParam(-2), TypeParam(1), gemm_parallel);
       }
@@ -89,12 +96,15 @@ TYPED_TEST(GemmTest, InTilesOnAllThreads) {
   }
 }
 
-// What a build without oneDNN and OpenBLAS multiplies with: rows that fill no block of four, columns that fill no vector.
+// What a build without oneDNN and OpenBLAS multiplies with: rows that fill no block of four, columns that fill no
+// vector.
 TYPED_TEST(GemmTest, OwnProductsAgainstThreeLoops) {
   for (const Trans ta : {Trans::kNo, Trans::kYes}) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
-      for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9}, Shape{64, 128, 64}, Shape{63, 81, 128}}) {
-        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)}) this->check(ta, tb, s, TypeParam(1.5), beta, own_gemm);
+      for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9},
+                             Shape{64, 128, 64}, Shape{63, 81, 128}}) {
+        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)})
+          this->check(ta, tb, s, TypeParam(1.5), beta, own_gemm);
       }
     }
   }
@@ -114,7 +124,8 @@ TYPED_TEST(GemmTest, TheSameBitsWithAnyNumberOfThreads) {
   for (const int threads : {1, 2, 3, 5}) {
     set_num_threads(threads);
     std::vector<TypeParam> c(static_cast<size_t>(s.m * s.n));
-    gemm_parallel(Trans::kNo, Trans::kNo, s.m, s.n, s.k, TypeParam(1), a.data(), s.k, b.data(), s.n, TypeParam(0), c.data(), s.n);
+    gemm_parallel(Trans::kNo, Trans::kNo, s.m, s.n, s.k, TypeParam(1), a.data(), s.k, b.data(), s.n, TypeParam(0),
+                  c.data(), s.n);
     if (first.empty()) first = c;
     EXPECT_EQ(std::memcmp(first.data(), c.data(), c.size() * sizeof(TypeParam)), 0) << threads << " threads";
   }

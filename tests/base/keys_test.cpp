@@ -36,7 +36,9 @@ struct Config {
               {"seed", "N", "seed", &seed, any_value()},
               {"layers", "NAME,NAME,...", "list", &layers, any_value()},
               {"places", "N,N,...", "list", &places, any_value()}}},
-            {"mixer.window", "Windows", {{"window", "N", "tokens", &window, at_least(1)}, {"num_heads", "N", "heads", &heads, any_value()}}}};
+            {"mixer.window",
+             "Windows",
+             {{"window", "N", "tokens", &window, at_least(1)}, {"num_heads", "N", "heads", &heads, any_value()}}}};
   }
 };
 
@@ -68,7 +70,8 @@ TEST(Keys, JsonGoesBothWaysWithTablesInside) {
 
 TEST(Keys, WhatIsNotThereKeepsItsValue) {
   Config config;
-  keys_from_json(config.tables(), Json::parse(R"({"model_type": 3, "mixer": {"window": {"num_heads": 2}}})"), "file", {"model_type"});
+  keys_from_json(config.tables(), Json::parse(R"({"model_type": 3, "mixer": {"window": {"num_heads": 2}}})"), "file",
+                 {"model_type"});
   EXPECT_EQ(config.heads, 2);
   EXPECT_EQ(config.window, 2048);
   EXPECT_EQ(config.size, 4);
@@ -76,22 +79,29 @@ TEST(Keys, WhatIsNotThereKeepsItsValue) {
 
 TEST(Keys, JsonErrorsNameTheKey) {
   EXPECT_EQ(read_error({{"sizze", 1}}), "file: unknown key \"sizze\"; did you mean 'size'?");
-  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"windw": {}}})")), "file: unknown key \"windw\" in mixer; did you mean 'window'?");
-  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"window": {"size": 1}}})")), "file: unknown key \"size\" in mixer.window");
+  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"windw": {}}})")),
+            "file: unknown key \"windw\" in mixer; did you mean 'window'?");
+  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"window": {"size": 1}}})")),
+            "file: unknown key \"size\" in mixer.window");
   EXPECT_EQ(read_error(Json::parse(R"({"mixer": 1})")), "file: mixer: expected an object, got 1");
-  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"window": {"window": "a"}}})")), "file: mixer.window.window: expected a whole number, got \"a\"");
+  EXPECT_EQ(read_error(Json::parse(R"({"mixer": {"window": {"window": "a"}}})")),
+            "file: mixer.window.window: expected a whole number, got \"a\"");
   EXPECT_EQ(read_error({{"seed", -1}}), "file: seed: expected a whole number >= 0, got -1");
   EXPECT_EQ(read_error({{"layers", "a"}}), "file: layers: expected an array of strings, got \"a\"");
-  EXPECT_EQ(read_error(Json::parse(R"({"layers": ["a", 1]})")), "file: layers: expected an array of strings, got [\"a\",1]");
-  EXPECT_EQ(read_error(Json::parse(R"({"places": [1, 1.5]})")), "file: places: expected an array of whole numbers, got [1,1.5]");
+  EXPECT_EQ(read_error(Json::parse(R"({"layers": ["a", 1]})")),
+            "file: layers: expected an array of strings, got [\"a\",1]");
+  EXPECT_EQ(read_error(Json::parse(R"({"places": [1, 1.5]})")),
+            "file: places: expected an array of whole numbers, got [1,1.5]");
 }
 
 TEST(Keys, ValuesOutOfRangeNameTheKeyAndWhatWasExpected) {
   EXPECT_EQ(range_error([](Config&) {}), "");
   EXPECT_EQ(range_error([](Config& c) { c.size = 9; }), "size: expected 1 to 8, got 9");
   EXPECT_EQ(range_error([](Config& c) { c.rate = 0; }), "rate: expected a number > 0, got 0");
-  EXPECT_EQ(range_error([](Config& c) { c.rate = std::numeric_limits<double>::infinity(); }), "rate: expected a number > 0, got inf");
-  EXPECT_EQ(range_error([](Config& c) { c.kind = "sift"; }), "kind: expected soft, hard or none, got 'sift'; did you mean 'soft'?");
+  EXPECT_EQ(range_error([](Config& c) { c.rate = std::numeric_limits<double>::infinity(); }),
+            "rate: expected a number > 0, got inf");
+  EXPECT_EQ(range_error([](Config& c) { c.kind = "sift"; }),
+            "kind: expected soft, hard or none, got 'sift'; did you mean 'soft'?");
   EXPECT_EQ(range_error([](Config& c) { c.folder = ""; }), "folder: expected the name of a folder, got nothing");
   EXPECT_EQ(range_error([](Config& c) { c.window = 0; }), "mixer.window.window: expected a whole number >= 1, got 0");
   EXPECT_EQ(range_error([](Config& c) { c.size = 9; }, true), "model.size (--size): expected 1 to 8, got 9");

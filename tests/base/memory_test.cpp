@@ -21,7 +21,9 @@ struct System {
     make_folders(path.substr(0, path.rfind('/')));
     write_file_atomic(path, content);
   }
-  void meminfo(uint64_t kilobytes) const { put(proc + "/meminfo", fmt::format("MemTotal: 99999999 kB\nMemAvailable:   {} kB\nCached: 7 kB\n", kilobytes)); }
+  void meminfo(uint64_t kilobytes) const {
+    put(proc + "/meminfo", fmt::format("MemTotal: 99999999 kB\nMemAvailable:   {} kB\nCached: 7 kB\n", kilobytes));
+  }
   void group2(const std::string& path, const std::string& limit, uint64_t used, uint64_t cache) const {
     put(cgroup + path + "/memory.max", limit + "\n");
     put(cgroup + path + "/memory.current", fmt::format("{}\n", used));
@@ -74,8 +76,8 @@ TEST(Memory, VersionOneOfControlGroups) {
 TEST(Memory, WhatDoesNotFitIsRefusedUnlessItIsAllowed) {
   ASSERT_TRUE(available_memory());
   require_memory(1, "nothing", "");
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"a step takes more than 1024 TiB of memory", "are available: lower it"}, [] { require_memory(1e30, "a step", "lower it"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a step takes more than 1024 TiB of memory", "are available: lower it"},
+                    [] { require_memory(1e30, "a step", "lower it"); }));
   allow_too_much_memory(true);
   require_memory(1e30, "a step", "lower it");
   allow_too_much_memory(false);

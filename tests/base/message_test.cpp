@@ -18,7 +18,8 @@ TEST(Message, AnExcerptIsShortAndEndsBetweenCharacters) {
   EXPECT_EQ(excerpt("short"), "short");
   EXPECT_EQ(excerpt(std::string(kExcerptBytes, 'a')), std::string(kExcerptBytes, 'a'));
   EXPECT_EQ(excerpt(std::string(kExcerptBytes + 1, 'a')), std::string(kExcerptBytes, 'a') + "...");
-  EXPECT_EQ(excerpt(std::string(kExcerptBytes - 1, 'a') + "\xc3\xa9 and more"), std::string(kExcerptBytes - 1, 'a') + "...");
+  EXPECT_EQ(excerpt(std::string(kExcerptBytes - 1, 'a') + "\xc3\xa9 and more"),
+            std::string(kExcerptBytes - 1, 'a') + "...");
   EXPECT_EQ(excerpt("a\x1b"), "a\\x1b");
 }
 
@@ -37,7 +38,8 @@ TEST(Message, TheJsonParserQuotesNoMegabytes) {
 
 TEST(PythonJson, BareNumbersThatJsonDoesNotHave) {
   const auto read = [](const char* text) { return parse_python_config(text, "file"); };
-  const nlohmann::json infinity = {{"__float__", "Infinity"}}, minus = {{"__float__", "-Infinity"}}, nan = {{"__float__", "NaN"}};
+  const nlohmann::json infinity = {{"__float__", "Infinity"}}, minus = {{"__float__", "-Infinity"}},
+                       nan = {{"__float__", "NaN"}};
   EXPECT_EQ(read("[0.0, Infinity]"), (nlohmann::json{0.0, infinity}));
   EXPECT_EQ(read("{\"a\": -Infinity,\"b\":NaN}"), (nlohmann::json{{"a", minus}, {"b", nan}}));
   EXPECT_EQ(read("[\"Infinity\", \"a\\\"NaN\", {\"NaN\": -1}]"), (nlohmann::json{"Infinity", "a\"NaN", {{"NaN", -1}}}));

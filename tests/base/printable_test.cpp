@@ -20,12 +20,15 @@ TEST(Printable, ControlCharactersAreShownAndAllElseStays) {
   EXPECT_EQ(printable("\x9b"
                       "31m"),
             "\\x9b31m");
-  for (const std::string& text : {std::string(), "plain text"s, "caf\xc3\xa9 \xc2\xa0 \xe2\x82\xac"s, "not \xff utf \xc2"s}) EXPECT_EQ(printable(text), text);
+  for (const std::string& text :
+       {std::string(), "plain text"s, "caf\xc3\xa9 \xc2\xa0 \xe2\x82\xac"s, "not \xff utf \xc2"s})
+    EXPECT_EQ(printable(text), text);
 }
 
 TEST(Printable, WhatTurnsTextIsShown) {
   EXPECT_EQ(printable("a\u202eb\u2066c\u200fd\u061ce\u2028f"), "a\\u202eb\\u2066c\\u200fd\\u061ce\\u2028f");
-  EXPECT_EQ(printable("\u200d\u2013\u2030\u206a"), "\u200d\u2013\u2030\u206a") << "joiners, dashes and their neighbours";
+  EXPECT_EQ(printable("\u200d\u2013\u2030\u206a"), "\u200d\u2013\u2030\u206a")
+      << "joiners, dashes and their neighbours";
   EXPECT_EQ(printable("a\x9b"
                       "b"),
             "a\\x9bb")

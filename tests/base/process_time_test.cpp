@@ -10,7 +10,8 @@
 namespace fw {
 namespace {
 
-// A new process has run for as long as it has waited, though its parent's clock began earlier; a sandbox's clock since boot may be off by its start's rounding.
+// A new process has run for as long as it has waited, though its parent's clock began earlier; a sandbox's clock since
+// boot may be off by its start's rounding.
 TEST(ProcessTime, CountsFromTheStartOfTheProcess) {
   const double before = seconds_since_process_start();
   EXPECT_GE(before, -0.02);

@@ -22,7 +22,8 @@ TEST(RandomJump, IsSoManyDraws) {
       jump.apply(jumped);
       draw(drawn, jump.draws());
       ASSERT_EQ(jumped.save(), drawn.save()) << "2^" << log << " after " << before;
-      for (int i = 0; i < 700; ++i) ASSERT_EQ(jumped.bits(), drawn.bits()) << "2^" << log << " after " << before << ", number " << i;
+      for (int i = 0; i < 700; ++i)
+        ASSERT_EQ(jumped.bits(), drawn.bits()) << "2^" << log << " after " << before << ", number " << i;
     }
   }
 }

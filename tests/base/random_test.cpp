@@ -53,12 +53,14 @@ TEST(Random, NormalHasTheRightMoments) {
   EXPECT_NEAR(moment[3], 3, 5 * std::sqrt(96.0 / kCount));
 }
 
-// Of numbers that the transform treats apart: the least and the largest share, powers of two, eighths of a turn and their neighbours.
+// Of numbers that the transform treats apart: the least and the largest share, powers of two, eighths of a turn and
+// their neighbours.
 TEST(Random, NormalIsTheTransformOfBoxAndMuller) {
   Random random(8);
   std::vector<uint64_t> bits{0, ~uint64_t{0}, uint64_t{1} << 11, ~uint64_t{0} - (uint64_t{1} << 11)};
   for (uint64_t eighth = 0; eighth < 8; ++eighth) {
-    for (const uint64_t off : {uint64_t{0}, uint64_t{1} << 11, ~uint64_t{0} << 11}) bits.push_back((eighth << 61) + off);
+    for (const uint64_t off : {uint64_t{0}, uint64_t{1} << 11, ~uint64_t{0} << 11})
+      bits.push_back((eighth << 61) + off);
   }
   for (int i = 0; i < 20000; ++i) bits.push_back(random.bits() >> (i % 40));
   for (size_t i = 0; i < bits.size(); ++i) {
@@ -97,7 +99,8 @@ TEST(Random, AStateSavedAndLoadedGoesOnTheSame) {
 TEST(Random, ATextThatIsNoStateChangesNothing) {
   Random random(5), same(5);
   const std::string state = random.save();
-  for (const std::string& text : {std::string(), std::string("seven"), state.substr(0, state.size() / 2), std::string("1 2 3")}) {
+  for (const std::string& text :
+       {std::string(), std::string("seven"), state.substr(0, state.size() / 2), std::string("1 2 3")}) {
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"random generator state"}, [&] { random.load(text); }));
   }
   EXPECT_EQ(random.bits(), same.bits());

@@ -57,8 +57,9 @@ struct Sample {
   }
 
   bool holds(const SafetensorsReader& reader) const {
-    return reader.tensors().size() == 3 && values_of<float>(reader, "layer.weight", {2, 3}) == weights && values_of<int64_t>(reader, "steps", {2}) == steps &&
-           values_of<uint8_t>(reader, "flags", {3, 1}) == flags && reader.metadata().at("format") == "pt";
+    return reader.tensors().size() == 3 && values_of<float>(reader, "layer.weight", {2, 3}) == weights &&
+           values_of<int64_t>(reader, "steps", {2}) == steps && values_of<uint8_t>(reader, "flags", {3, 1}) == flags &&
+           reader.metadata().at("format") == "pt";
   }
 };
 
@@ -91,9 +92,9 @@ TEST(Safetensors, RoundTripOfWhatTheWriterTakes) {
 
 TEST(Safetensors, EveryDtypeRoundTrips) {
   const TempFolder folder;
-  const std::vector<std::pair<std::string, size_t>> dtypes = {{"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2},    {"I64", 8},
-                                                              {"I32", 4}, {"I16", 2}, {"I8", 1},   {"U64", 8},     {"U32", 4},
-                                                              {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+  const std::vector<std::pair<std::string, size_t>> dtypes = {
+      {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},  {"I32", 4},     {"I16", 2},    {"I8", 1},
+      {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
   std::string data(64, '\0');
   std::iota(data.begin(), data.end(), '\x11');
   SafetensorsWriter writer;
@@ -108,16 +109,17 @@ TEST(Safetensors, EveryDtypeRoundTrips) {
     ASSERT_EQ(tensor.bytes.size(), 6 * size);
     EXPECT_EQ(std::memcmp(tensor.bytes.data(), data.data(), 6 * size), 0);
     // Readers that use a mapped file in place need this.
-    EXPECT_EQ(static_cast<size_t>(tensor.bytes.data() - reinterpret_cast<const std::byte*>(content.data())) % size, 0u) << dtype;
+    EXPECT_EQ(static_cast<size_t>(tensor.bytes.data() - reinterpret_cast<const std::byte*>(content.data())) % size, 0u)
+        << dtype;
   }
 }
 
 TEST(Safetensors, EveryHalfConvertsExactly) {
   std::vector<uint16_t> bits(65536);
   std::iota(bits.begin(), bits.end(), uint16_t{0});
-  const std::string content =
-      file_of(R"({"h":{"dtype":"F16","shape":[65536],"data_offsets":[0,131072]},"b":{"dtype":"BF16","shape":[65536],"data_offsets":[131072,262144]}})",
-              raw(bits) + raw(bits));
+  const std::string content = file_of(
+      R"({"h":{"dtype":"F16","shape":[65536],"data_offsets":[0,131072]},"b":{"dtype":"BF16","shape":[65536],"data_offsets":[131072,262144]}})",
+      raw(bits) + raw(bits));
   const SafetensorsReader reader = reader_of(content);
   const auto check = [&](const std::string& name, int exponent_bits, int fraction_bits) {
     const auto floats = values_of<float>(reader, name, {65536});
@@ -126,9 +128,10 @@ TEST(Safetensors, EveryHalfConvertsExactly) {
     for (uint32_t b = 0; b < 65536; ++b) {
       const int exponent = static_cast<int>(b >> fraction_bits) & ((1 << exponent_bits) - 1);
       const int fraction = static_cast<int>(b) & ((1 << fraction_bits) - 1);
-      double expected =
-          exponent == 0 ? std::ldexp(fraction, 1 - bias - fraction_bits) : std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
-      if (exponent == (1 << exponent_bits) - 1) expected = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+      double expected = exponent == 0 ? std::ldexp(fraction, 1 - bias - fraction_bits)
+                                      : std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+      if (exponent == (1 << exponent_bits) - 1)
+        expected = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
       if ((b & 0x8000u) != 0) expected = -expected;
       if (std::isnan(expected)) {
         ASSERT_TRUE(std::isnan(floats[b]) && std::isnan(doubles[b])) << name << " " << b;
@@ -147,7 +150,9 @@ TEST(Safetensors, AFileOfAnotherProgram) {
   // No checksum, spaces, no metadata or metadata last, tensors that are not aligned.
   const std::string data = std::string("\x07", 1) + raw(std::vector<float>{2.5f, -1.0f});
   const std::string header =
-      "{ \"w\" : {\"dtype\":\"F32\",\"data_offsets\":[1,9],\"shape\":[2]},\n\"b\":{\"shape\":[1],\"dtype\":\"U8\",\"data_offsets\":[0,1]}, "
+      "{ \"w\" : "
+      "{\"dtype\":\"F32\",\"data_offsets\":[1,9],\"shape\":[2]},\n\"b\":{\"shape\":[1],\"dtype\":\"U8\",\"data_"
+      "offsets\":[0,1]}, "
       "\"__metadata__\":{\"format\":\"pt\"}}   ";
   const std::string content = file_of(header, data);
   const SafetensorsReader reader = reader_of(content);
@@ -166,18 +171,25 @@ TEST(Safetensors, WhatIsAskedForMustBeThere) {
   std::vector<float> floats(6);
   std::vector<int32_t> ints(2);
   const std::vector<int64_t> shape = {2, 3}, turned = {3, 2}, flat = {6}, two = {2};
-  const auto read = [&](const std::string& name, const std::vector<int64_t>& s) { return [&, name] { reader.read<float>(name, s, floats); }; };
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'layer.weights' is missing", "'layer.weight'"}, read("layer.weights", shape)));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'layer.weight'", "expected shape [3,2], got [2,3]"}, read("layer.weight", turned)));
+  const auto read = [&](const std::string& name, const std::vector<int64_t>& s) {
+    return [&, name] { reader.read<float>(name, s, floats); };
+  };
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'layer.weights' is missing", "'layer.weight'"},
+                    read("layer.weights", shape)));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'layer.weight'", "expected shape [3,2], got [2,3]"},
+                    read("layer.weight", turned)));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"expected shape [6], got [2,3]"}, read("layer.weight", flat)));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'steps'", "expected dtype F32, F64, BF16 or F16, got I64"},
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {folder.path("model"), "'steps'", "expected dtype F32, F64, BF16 or F16, got I64"},
                     [&] { reader.read<float>("steps", two, std::span(floats).first(2)); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"'layer.weight'", "expected dtype I32 or I64, got F32"}, [&] {
     std::vector<int32_t> six(6);
     reader.read<int32_t>("layer.weight", shape, six);
   }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'steps'", "1099511627776 does not fit"}, [&] { reader.read<int32_t>("steps", two, ints); }));
-  EXPECT_TRUE(fails(ErrorKind::kInternal, {"'layer.weight'"}, [&] { reader.read<float>("layer.weight", shape, std::span(floats).first(5)); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("model"), "'steps'", "1099511627776 does not fit"},
+                    [&] { reader.read<int32_t>("steps", two, ints); }));
+  EXPECT_TRUE(fails(ErrorKind::kInternal, {"'layer.weight'"},
+                    [&] { reader.read<float>("layer.weight", shape, std::span(floats).first(5)); }));
 }
 
 TEST(Safetensors, EveryTruncationIsAnError) {
@@ -185,10 +197,12 @@ TEST(Safetensors, EveryTruncationIsAnError) {
   const std::string content = Sample().write(folder.path("file"));
   for (size_t size = 0; size < content.size(); ++size) {
     const std::string part = content.substr(0, size);
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'model'"}, [&] { reader_of(part); })) << size << " of " << content.size() << " bytes";
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'model'"}, [&] { reader_of(part); }))
+        << size << " of " << content.size() << " bytes";
   }
   write_file_atomic(folder.path("empty"), "");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("empty"), "0 bytes", "empty"}, [&] { SafetensorsReader{folder.path("empty")}; }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("empty"), "0 bytes", "empty"},
+                    [&] { SafetensorsReader{folder.path("empty")}; }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"bytes follow the last tensor"}, [&] { reader_of(content + "x"); }));
 }
 
@@ -261,7 +275,8 @@ TEST(Safetensors, HostileHeaders) {
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", 1, "expected [begin, end]"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1, "lie outside"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}})", 1, "lie outside the 1 bytes"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,18446744073709551615]}})", 1, "lie outside"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,18446744073709551615]}})", 1,
+       "lie outside"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,0]}})", 1, "lie outside"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}})", 1, "does not take the 1 bytes"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1]}})", 1, "does not take the 1 bytes"},
@@ -271,15 +286,19 @@ TEST(Safetensors, HostileHeaders) {
       {R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0, "does not take the 0 bytes"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}})", 1, "got 'x'"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"U8"}})", 1, "'dtype' is there twice"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "twice"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1, "twice"},
       {R"({"__metadata__":{},"__metadata__":{}})", 0, "twice"},
       {R"({"__metadata__":{"a":"1","a":"2"}})", 0, "twice"},
       {R"({"__metadata__":{"a":1}})", 0, "metadata values are text"},
       {R"({"__metadata__":{"a":{}}})", 0, "got an object"},
       {R"({"__metadata__":[]})", 0, "got an array"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3, "overlaps and holes"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2, "overlaps and holes"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})", 3, "overlaps and holes"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+       3, "overlaps and holes"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+       2, "overlaps and holes"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+       3, "overlaps and holes"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2, "1 bytes follow the last tensor"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 1, "not valid JSON"},
       {"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "not valid JSON"},
@@ -293,14 +312,15 @@ TEST(Safetensors, HostileHeaders) {
 
 TEST(Safetensors, ChecksumsOfAnotherShapeAreLeftAlone) {
   for (const char* value : {"", "0", "\\u0030000000000000000", "00000000000000000000"}) {
-    const std::string content = file_of(std::string(R"({"__metadata__":{"fastweight_checksum":")") + value + "\"}}", "");
+    const std::string content =
+        file_of(std::string(R"({"__metadata__":{"fastweight_checksum":")") + value + "\"}}", "");
     EXPECT_EQ(caught([&] { reader_of(content); }), std::nullopt) << value;
   }
 }
 
 TEST(Safetensors, HeaderLengthsThatCannotBe) {
-  for (const uint64_t length :
-       {uint64_t{3}, uint64_t{1} << 20, uint64_t{1} << 31, uint64_t{1} << 63, std::numeric_limits<uint64_t>::max(), std::numeric_limits<uint64_t>::max() - 7}) {
+  for (const uint64_t length : {uint64_t{3}, uint64_t{1} << 20, uint64_t{1} << 31, uint64_t{1} << 63,
+                                std::numeric_limits<uint64_t>::max(), std::numeric_limits<uint64_t>::max() - 7}) {
     const std::string content = raw(std::vector<uint64_t>{length}) + "{}";
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"'model'", std::to_string(length)}, [&] { reader_of(content); })) << length;
   }
@@ -335,7 +355,8 @@ TEST(Safetensors, AFullDiskLeavesTheOldFile) {
   writer.add<float>("large", {100000}, large);
   {
     const FileSizeLimit limit(8192);
-    EXPECT_TRUE(fails(ErrorKind::kIo, {folder.path("file"), "File too large"}, [&] { writer.write(folder.path("file")); }));
+    EXPECT_TRUE(
+        fails(ErrorKind::kIo, {folder.path("file"), "File too large"}, [&] { writer.write(folder.path("file")); }));
   }
   EXPECT_TRUE(sample.holds(SafetensorsReader(folder.path("file"))));
   EXPECT_EQ(folder.files(), 1u);
@@ -357,8 +378,10 @@ TEST(Safetensors, WhatTheWriterRefuses) {
   writer.add<float>("a", {6}, values);
   EXPECT_TRUE(fails(ErrorKind::kInternal, {"'a'", "taken"}, [&] { writer.add<float>("a", {6}, values); }));
   EXPECT_TRUE(fails(ErrorKind::kInternal, {"__metadata__"}, [&] { writer.add<float>("__metadata__", {6}, values); }));
-  EXPECT_TRUE(fails(ErrorKind::kInternal, {"'b'", "needs 20 bytes, got 24"}, [&] { writer.add<float>("b", {5}, values); }));
-  EXPECT_TRUE(fails(ErrorKind::kInternal, {"F33"}, [&] { writer.add("b", "F33", {6}, std::as_bytes(std::span(values))); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kInternal, {"'b'", "needs 20 bytes, got 24"}, [&] { writer.add<float>("b", {5}, values); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kInternal, {"F33"}, [&] { writer.add("b", "F33", {6}, std::as_bytes(std::span(values))); }));
   writer.set_metadata("text", "\xff");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"/tmp/never", "UTF-8"}, [&] { writer.write("/tmp/never"); }));
 }
@@ -366,7 +389,8 @@ TEST(Safetensors, WhatTheWriterRefuses) {
 TEST(Safetensors, ReaderOfAFolderOrAMissingFile) {
   const TempFolder folder;
   EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path(), "folder"}, [&] { SafetensorsReader{folder.path()}; }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"missing", "No such file"}, [&] { SafetensorsReader{folder.path("missing")}; }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"missing", "No such file"}, [&] { SafetensorsReader{folder.path("missing")}; }));
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ TEST(Signals, AThreadThatBlocksThemForGoodKeepsThem) {
 std::atomic<int> g_ticks{0};
 extern "C" void on_tick(int) { g_ticks.fetch_add(1); }
 
-// A profiler's timer, with a handler on whatever stack the thread is on. Before signals were held back, the heap was overwritten
-// within a few dozen of them, and the products were wrong or the process died.
+// A profiler's timer, with a handler on whatever stack the thread is on. Before signals were held back, the heap was
+// overwritten within a few dozen of them, and the products were wrong or the process died.
 TEST(Signals, AProfilersTimerDamagesNothing) {
   constexpr int64_t kSize = 384;
   constexpr int kTicks = 400;
@@ -64,7 +64,8 @@ TEST(Signals, AProfilersTimerDamagesNothing) {
   int wrong = 0;
   for (int i = 0; g_ticks < kTicks && i < 200000; ++i) {
     std::vector<float> c(kSize * kSize);  // new memory each time, so that a heap that is damaged is noticed
-    gemm_parallel(Trans::kNo, Trans::kNo, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize, 0.0F, c.data(), kSize);
+    gemm_parallel(Trans::kNo, Trans::kNo, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize, 0.0F, c.data(),
+                  kSize);
     for (const float x : c) wrong += x != 2.0F * kSize;
   }
   ::setitimer(ITIMER_REAL, &never, nullptr);
@@ -76,7 +77,8 @@ TEST(Signals, AProfilersTimerDamagesNothing) {
 
 std::atomic<const char*> g_frame{nullptr};
 extern "C" void on_fault(int) {
-  g_frame.store(static_cast<const char*>(__builtin_frame_address(0)));  // a local variable would be elsewhere with AddressSanitizer
+  // a local variable would be elsewhere with AddressSanitizer
+  g_frame.store(static_cast<const char*>(__builtin_frame_address(0)));
 }
 
 // As a crash reporter's handler does.

@@ -13,7 +13,8 @@ namespace {
 using ::testing::HasSubstr;
 
 Outcome within(const std::string& kilobytes, const std::vector<std::string>& args) {
-  return Program(args, "", "/dev/null", {"/bin/sh", "-c", "ulimit -v " + kilobytes + "; exec timeout 60 \"$0\" \"$@\""}).wait();
+  return Program(args, "", "/dev/null", {"/bin/sh", "-c", "ulimit -v " + kilobytes + "; exec timeout 60 \"$0\" \"$@\""})
+      .wait();
 }
 
 TEST(AddressSpace, CommandsThatMultiplyNothingInDoubleRun) {
@@ -23,7 +24,8 @@ TEST(AddressSpace, CommandsThatMultiplyNothingInDoubleRun) {
 }
 
 TEST(AddressSpace, WhatOpenBlasLacksIsSaid) {
-  const Outcome f64 = within("350000", {"bench", "--rule", "gated_deltanet", "--dtype", "f64", "--tokens", "64", "--heads", "1", "--threads", "1"});
+  const Outcome f64 = within("350000", {"bench", "--rule", "gated_deltanet", "--dtype", "f64", "--tokens", "64",
+                                        "--heads", "1", "--threads", "1"});
   EXPECT_EQ(f64.code, 2) << f64.err;
   EXPECT_THAT(f64.err, HasSubstr("address space"));
 }

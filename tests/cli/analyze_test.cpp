@@ -21,7 +21,9 @@ class AnalyzeCommand : public testing::Test {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
   }
   Outcome analyze(const Args& more) const {
-    return run(Args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context", "100", "--every", "20"} + more);
+    return run(Args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context", "100",
+                    "--every", "20"} +
+               more);
   }
   Folder folder_;
 };
@@ -55,11 +57,13 @@ TEST_F(AnalyzeCommand, WritesWhatItNames) {
 TEST_F(AnalyzeCommand, OnTheEmulatedDevice) {
   const Args how{"--no-pictures", "--layers", "0", "--out"};
   ASSERT_EQ(analyze(how + Args{folder_ / "cpu"}).code, 0);
-  const Args args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context", "100", "--every", "20", "--device", "cuda"};
+  const Args args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context",
+                  "100",     "--every",       "20",     "--device",       "cuda"};
   const Outcome outcome = Program(args + how + Args{folder_ / "cuda"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out.find("warning"), std::string::npos) << outcome.out;
-  const nlohmann::json cpu = nlohmann::json::parse(slurp(folder_ / "cpu/analysis.json")), cuda = nlohmann::json::parse(slurp(folder_ / "cuda/analysis.json"));
+  const nlohmann::json cpu = nlohmann::json::parse(slurp(folder_ / "cpu/analysis.json")),
+                       cuda = nlohmann::json::parse(slurp(folder_ / "cuda/analysis.json"));
   EXPECT_EQ(cpu["device"], "cpu");
   EXPECT_EQ(cuda["device"], "cuda");
   EXPECT_EQ(cuda["tokens"], cpu["tokens"]);
@@ -102,7 +106,8 @@ TEST_F(AnalyzeCommand, SeveralRunsAreGathered) {
   };
   refused(Args{"analyze", folder_ / "run", folder_ / "none", "--text", folder_ / "text", "--out", folder_ / "no"},
           "MODEL: expected the folder of a model or of a run, got '");
-  refused(Args{"analyze", folder_ / "run", folder_ / "other", "--text", "-", "--out", folder_ / "no"}, "standard input can be read once");
+  refused(Args{"analyze", folder_ / "run", folder_ / "other", "--text", "-", "--out", folder_ / "no"},
+          "standard input can be read once");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "no"));
 }
 

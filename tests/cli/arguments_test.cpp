@@ -43,12 +43,15 @@ TEST(Input, ADashIsStandardInput) {
   const Outcome from_file = run(eval + Args{folder / "text"}), from_input = run_with_input(eval + Args{"-"}, text);
   EXPECT_EQ(from_input.code, 0) << from_input.err;
   EXPECT_EQ(from_input.out, from_file.out);
-  const Outcome analysis = run_with_input({"analyze", folder / "run", "--text", "-", "--tokens", "64", "--out", folder / "a", "--no-pictures"}, text);
+  const Outcome analysis = run_with_input(
+      {"analyze", folder / "run", "--text", "-", "--tokens", "64", "--out", folder / "a", "--no-pictures"}, text);
   EXPECT_EQ(analysis.code, 0) << analysis.err;
 
-  EXPECT_THAT(run_with_input({"tokenize", "-", "-", "--out", folder / "t"}, text).err, HasSubstr("expected standard input once"));
+  EXPECT_THAT(run_with_input({"tokenize", "-", "-", "--out", folder / "t"}, text).err,
+              HasSubstr("expected standard input once"));
   EXPECT_THAT(run({"tokenize", "-", "--out", folder / "t"}).err, HasSubstr("there is no text"));  // /dev/null
-  EXPECT_THAT(run_with_input({"tokenize", "-", "--train-sentencepiece", "--out", folder / "t"}, text).err, HasSubstr("reads more than once"));
+  EXPECT_THAT(run_with_input({"tokenize", "-", "--train-sentencepiece", "--out", folder / "t"}, text).err,
+              HasSubstr("reads more than once"));
   for (const char* key : {"--text", "--valid", "--test"}) {
     const Outcome train = run_with_input(tiny_train(folder / "text", folder / "other") + Args{key, "-"}, text);
     EXPECT_EQ(train.code, 2);
@@ -84,12 +87,15 @@ TEST(Warnings, ASeparatorThatNeverOccurs) {
   const Args cut{"--separator", "%", "--valid-fraction", "0"};
   const std::string words = "no line of the text is the separator '%'";
   EXPECT_THAT(run({"tokenize", folder / "text", "--out", folder / "t", "--separator", "%"}).out, HasSubstr(words));
-  EXPECT_THAT(run({"tokenize", folder / "parted", "--out", folder / "t", "--separator", "%"}).out, Not(HasSubstr(words)));
+  EXPECT_THAT(run({"tokenize", folder / "parted", "--out", folder / "t", "--separator", "%"}).out,
+              Not(HasSubstr(words)));
   EXPECT_THAT(run(tiny_train(folder / "text", folder / "run") + cut).out, HasSubstr(words));
   EXPECT_THAT(run(tiny_train(folder / "parted", folder / "parted-run") + cut).out, Not(HasSubstr(words)));
   EXPECT_THAT(run({"eval", folder / "run", "--text", folder / "text", "--separator", "%"}).err, HasSubstr(words));
-  EXPECT_THAT(run({"eval", folder / "run", "--text", folder / "parted", "--separator", "%"}).err, Not(HasSubstr(words)));
-  EXPECT_THAT(run(tiny_train(folder / "text", folder / "held") + Args{"--separator", "%"}).err, HasSubstr("lines that are '%': are there any?"));
+  EXPECT_THAT(run({"eval", folder / "run", "--text", folder / "parted", "--separator", "%"}).err,
+              Not(HasSubstr(words)));
+  EXPECT_THAT(run(tiny_train(folder / "text", folder / "held") + Args{"--separator", "%"}).err,
+              HasSubstr("lines that are '%': are there any?"));
 }
 
 }  // namespace

@@ -75,7 +75,8 @@ TEST(BadConfig, APeersConfigurationOfAnotherKind) {
   ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
   const std::string path = folder / "run/model/config.json";
   const auto config = nlohmann::json::parse(slurp(path));
-  for (const char* peer : {"{}", "{\"config\":5}", "{\"config\":[]}", "{\"config\":null}", "{\"config\":{\"eos_token_id\":[\"x\",null,1e30]}}"}) {
+  for (const char* peer : {"{}", "{\"config\":5}", "{\"config\":[]}", "{\"config\":null}",
+                           "{\"config\":{\"eos_token_id\":[\"x\",null,1e30]}}"}) {
     auto other = config;
     other["peer"] = nlohmann::json::parse(peer);
     spill(path, other.dump());
@@ -85,9 +86,10 @@ TEST(BadConfig, APeersConfigurationOfAnotherKind) {
 }
 
 TEST(BadSwitch, OtherValues) {
-  for (const Args& args : {Args{"train", "--resume=yes"}, Args{"train", "--resume=1"}, Args{"train", "--resume="},
-                           Args{"train", "--tie-word-embeddings=banana"}, Args{"train", "--no-tie-word-embeddings=true"}, Args{"generate", "x", "--greedy=1"},
-                           Args{"generate", "x", "--greedy=on"}, Args{"eval", "x", "--json=TRUE"}}) {
+  for (const Args& args :
+       {Args{"train", "--resume=yes"}, Args{"train", "--resume=1"}, Args{"train", "--resume="},
+        Args{"train", "--tie-word-embeddings=banana"}, Args{"train", "--no-tie-word-embeddings=true"},
+        Args{"generate", "x", "--greedy=1"}, Args{"generate", "x", "--greedy=on"}, Args{"eval", "x", "--json=TRUE"}}) {
     const std::string last = args.back();
     expect_error(args, last.substr(0, last.find('=')) + ": expected no value");
   }

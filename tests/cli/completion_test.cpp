@@ -1,4 +1,5 @@
-// Completion scripts and the man page: they have every option of every command, as --help lists them; bash's is run by bash.
+// Completion scripts and the man page: they have every option of every command, as --help lists them; bash's is run by
+// bash.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,11 +71,13 @@ std::string part(const std::string& text, const std::string& begin, const std::s
 TEST(Completion, EveryOptionOfEveryCommandIsThere) {
   const std::string bash = script("bash"), zsh = script("zsh"), fish = script("fish"), man = run({"man"}).out;
   for (const std::string& command : commands()) {
-    std::string of_bash = part(bash, "\n    " + command + ")\n", ";;\n    "), of_zsh = part(zsh, "\n        (" + command + ")\n", "\n          ;;\n");
+    std::string of_bash = part(bash, "\n    " + command + ")\n", ";;\n    "),
+                of_zsh = part(zsh, "\n        (" + command + ")\n", "\n          ;;\n");
     const std::string of_man = part(man, ".SS \"fastweight " + command, "\n.SS ");
     for (const std::string& option : options_of(command)) {
       if (option == "--help" || option == "--no-help") continue;
-      EXPECT_TRUE(std::regex_search(of_bash, std::regex("options='[^']* " + option + "[ ']"))) << command << " " << option;
+      EXPECT_TRUE(std::regex_search(of_bash, std::regex("options='[^']* " + option + "[ ']")))
+          << command << " " << option;
       EXPECT_TRUE(std::regex_search(of_zsh, std::regex("'\\*?" + option + "=?\\["))) << command << " " << option;
       EXPECT_THAT(fish, HasSubstr("-n '__fastweight_is " + command + "' -l " + option.substr(2) + " "));
       const std::string in_roff = std::regex_replace(option, std::regex("-"), "\\-");
@@ -83,7 +86,8 @@ TEST(Completion, EveryOptionOfEveryCommandIsThere) {
           << command << " " << option;
     }
   }
-  EXPECT_THAT(options_of("train"), IsSupersetOf({"--lr", "--tie-word-embeddings", "--no-tie-word-embeddings", "--text", "--threads"}));
+  EXPECT_THAT(options_of("train"),
+              IsSupersetOf({"--lr", "--tie-word-embeddings", "--no-tie-word-embeddings", "--text", "--threads"}));
   const Outcome other = run({"completion", "csh"});
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("expected bash, zsh or fish, got 'csh'"));
@@ -103,7 +107,8 @@ class BashCompletion : public testing::Test {
   Args complete(const Args& words) {
     std::string command = "bash '" + (folder_ / "driver") + "' '" + folder_.path() + "'";
     for (const std::string& word : words) command += " '" + word + "'";
-    EXPECT_EQ(std::system((command + " > '" + (folder_ / "out") + "' 2> '" + (folder_ / "err") + "'").c_str()), 0) << command;
+    EXPECT_EQ(std::system((command + " > '" + (folder_ / "out") + "' 2> '" + (folder_ / "err") + "'").c_str()), 0)
+        << command;
     EXPECT_EQ(slurp(folder_ / "err"), "") << command;
     const Args found = lines_of(slurp(folder_ / "out"));
     return found == Args{""} ? Args{} : found;
@@ -160,10 +165,12 @@ TEST(Completion, OtherProgramsReadThem) {
 
 TEST(Completion, ManPageSaysWhatHelpSays) {
   const std::string page = run({"man"}).out;
-  for (const char* section : {".SH NAME", ".SH SYNOPSIS", ".SH COMMANDS", ".SH EXIT STATUS"}) EXPECT_THAT(page, HasSubstr(section));
+  for (const char* section : {".SH NAME", ".SH SYNOPSIS", ".SH COMMANDS", ".SH EXIT STATUS"})
+    EXPECT_THAT(page, HasSubstr(section));
   EXPECT_THAT(page, HasSubstr(".SS \"fastweight eval MODEL [options]\""));
   EXPECT_THAT(page, HasSubstr("learning rate at its peak [0.002]"));
-  EXPECT_THAT(page, HasSubstr(".nf\nfastweight generate my\\-run \\-\\-prompt \"To be\"")) << "examples keep their lines";
+  EXPECT_THAT(page, HasSubstr(".nf\nfastweight generate my\\-run \\-\\-prompt \"To be\""))
+      << "examples keep their lines";
   // No line but a request begins with a dot or a quote.
   for (const std::string& line : lines_of(page)) {
     if (line.starts_with(".")) {

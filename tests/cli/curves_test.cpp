@@ -16,9 +16,11 @@ class CurvesCommand : public testing::Test {
   void SetUp() override {
     for (const char* run : {"a", "b"}) std::filesystem::create_directories(folder_ / run);
     spill(folder_ / "a/metrics.jsonl",
-          "{\"step\":10,\"tokens\":100,\"loss\":3.0}\n{\"step\":20,\"tokens\":200,\"loss\":2.5,\"eval_loss\":2.6,\"eval_bits_per_byte\":3.7}\n");
+          "{\"step\":10,\"tokens\":100,\"loss\":3.0}\n{\"step\":20,\"tokens\":200,\"loss\":2.5,\"eval_loss\":2.6,"
+          "\"eval_bits_per_byte\":3.7}\n");
     spill(folder_ / "b/metrics.jsonl",
-          "{\"step\":10,\"tokens\":100,\"loss\":2.0,\"eval_loss\":2.1,\"eval_bits_per_byte\":3.1}\n{\"step\":20,\"tokens\":200,\"loss\":1.5,\"eval_loss\":2.2,"
+          "{\"step\":10,\"tokens\":100,\"loss\":2.0,\"eval_loss\":2.1,\"eval_bits_per_byte\":3.1}\n{\"step\":20,"
+          "\"tokens\":200,\"loss\":1.5,\"eval_loss\":2.2,"
           "\"eval_bits_per_byte\":3.2}\n{\"step\":30,\"lo");
   }
   Folder folder_;

@@ -1,5 +1,5 @@
-// Data as it lies about: several files and patterns, packed files, JSON lines, weights, token files, interrupted tokenization; memory
-// that does not grow with the text.
+// Data as it lies about: several files and patterns, packed files, JSON lines, weights, token files, interrupted
+// tokenization; memory that does not grow with the text.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -57,11 +57,13 @@ TEST_F(Data, PackedFilesAndPatternsAreTheirText) {
   const Outcome packed = run(tiny_train(at("a.txt.gz"), at("packed")));
   ASSERT_EQ(packed.code, 0) << packed.err;
   EXPECT_TRUE(weights(at("plain")) == weights(at("packed")));
-  EXPECT_EQ(run({"eval", at("packed"), "--text", at("a.txt.gz"), "--context", "64"}).out, run({"eval", at("packed"), "--text", a, "--context", "64"}).out);
+  EXPECT_EQ(run({"eval", at("packed"), "--text", at("a.txt.gz"), "--context", "64"}).out,
+            run({"eval", at("packed"), "--text", a, "--context", "64"}).out);
 }
 
 TEST_F(Data, JsonLinesAreAFieldOfEachLine) {
-  const std::string lines = put("x.jsonl", "{\"text\": \"one\\n\", \"body\": \"1\"}\n{\"text\": \"two\", \"body\": \"2\"}\n");
+  const std::string lines =
+      put("x.jsonl", "{\"text\": \"one\\n\", \"body\": \"1\"}\n{\"text\": \"two\", \"body\": \"2\"}\n");
   EXPECT_TRUE(tokens({lines}) == tokens({put("one", "one\n"), put("two", "two")}));
   EXPECT_TRUE(tokens({lines}, {"--field", "body"}) == tokens({put("one", "1"), put("two", "2")}));
   expect_refused({"tokenize", lines, "--field", "lost", "--out", at("o")}, "lost");
@@ -111,9 +113,12 @@ TEST_F(Data, WeightsOfTokenFilesResumeOnlyWithThem) {
   const std::string text = put("text", small_text());
   ASSERT_EQ(run({"tokenize", text, "--out", at("a.tokens")}).code, 0);
   ASSERT_EQ(run({"tokenize", text, "--out", at("b.tokens")}).code, 0);
-  const Args train = tiny_train(at("a.tokens") + ":2", at("run")) + Args{"--text", at("b.tokens") + ":1", "--valid-fraction", "0"};
+  const Args train =
+      tiny_train(at("a.tokens") + ":2", at("run")) + Args{"--text", at("b.tokens") + ":1", "--valid-fraction", "0"};
   ASSERT_EQ(run(train).code, 0);
-  expect_refused({"train", "--resume", "--out", at("run"), "--steps", "8", "--text", at("a.tokens") + ":1", "--text", at("b.tokens") + ":2"}, "a mix of");
+  expect_refused({"train", "--resume", "--out", at("run"), "--steps", "8", "--text", at("a.tokens") + ":1", "--text",
+                  at("b.tokens") + ":2"},
+                 "a mix of");
 }
 
 TEST_F(Data, WeightsThatCannotBe) {
@@ -134,7 +139,8 @@ TEST_F(Data, ARunGoesOnWithItsTokensWhenTheTextIsGone) {
   const Outcome resumed = run({"train", "--resume", "--out", at("run"), "--steps", "8"});
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_THAT(resumed.out, HasSubstr("text is no longer"));
-  expect_refused({"train", "--resume", "--out", at("run"), "--steps", "9", "--text", text}, "text");  // asked for by name
+  // asked for by name
+  expect_refused({"train", "--resume", "--out", at("run"), "--steps", "9", "--text", text}, "text");
   expect_refused({"train", at("run/config.toml"), "--out", at("new")}, "text");
 }
 
@@ -143,11 +149,13 @@ TEST_F(Data, AnInterruptedTokenizationGoesOn) {
   while (text.size() < (size_t{6} << 20)) text += small_text() + "%\n";
   put("text", text);
   put("little", small_text());
-  ASSERT_EQ(run({"tokenize", at("little"), "--train-sentencepiece", "--vocab", "290", "--out", at("sp.model")}).code, 0);
+  ASSERT_EQ(run({"tokenize", at("little"), "--train-sentencepiece", "--vocab", "290", "--out", at("sp.model")}).code,
+            0);
   const Args tokenize{"tokenize", at("text"), "--separator", "%", "--tokenizer", at("sp.model"), "--out"};
   const std::string part = at("out.tokens.tokenizing");
   Program program(tokenize + Args{at("out.tokens")});
-  for (int i = 0; i < 6000 && !(fs::exists(part) && fs::file_size(part) > 64); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 6000 && !(fs::exists(part) && fs::file_size(part) > 64); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   program.signal(SIGINT);
   const Outcome stopped = program.wait();
   ASSERT_EQ(stopped.code, 130) << stopped.out << stopped.err;

@@ -34,17 +34,20 @@ TEST(DeviceOption, SaysWhatIsMissing) {
   Folder folder;
   spill(folder / "text", small_text());
   ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
-  const Args commands[] = {tiny_train(folder / "text", folder / "other") + Args{"--device", "cuda"},
-                           {"eval", folder / "run", "--text", folder / "text", "--device", "cuda:0"},
-                           {"generate", folder / "run", "--prompt", "a", "--device", "cuda"},
-                           {"analyze", folder / "run", "--text", folder / "text", "--out", folder / "analysis", "--device", "cuda"},
-                           {"verify", FW_SOURCE_DIR "/tests/conformance", "--device", "cuda"},
-                           {"task", "mqar", "--rule", "kda", "--out", folder / "task", "--device", "cuda"},
-                           {"bench", "--train", "--device", "cuda"}};
+  const Args commands[] = {
+      tiny_train(folder / "text", folder / "other") + Args{"--device", "cuda"},
+      {"eval", folder / "run", "--text", folder / "text", "--device", "cuda:0"},
+      {"generate", folder / "run", "--prompt", "a", "--device", "cuda"},
+      {"analyze", folder / "run", "--text", folder / "text", "--out", folder / "analysis", "--device", "cuda"},
+      {"verify", FW_SOURCE_DIR "/tests/conformance", "--device", "cuda"},
+      {"task", "mqar", "--rule", "kda", "--out", folder / "task", "--device", "cuda"},
+      {"bench", "--train", "--device", "cuda"}};
   for (const Args& command : commands) {
     const Outcome outcome = run(command);
     EXPECT_EQ(outcome.code, 2) << command[0];
-    EXPECT_TRUE(outcome.err.find("no device code") != std::string::npos || outcome.err.find("expected an NVIDIA GPU") != std::string::npos) << outcome.err;
+    EXPECT_TRUE(outcome.err.find("no device code") != std::string::npos ||
+                outcome.err.find("expected an NVIDIA GPU") != std::string::npos)
+        << outcome.err;
   }
 }
 

@@ -44,7 +44,8 @@ TEST(DryRun, SaysWhatTheRunWouldBeAndWritesNothing) {
 
 TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
   Folder folder;
-  const Args small{"--hidden-size", "16", "--num-hidden-layers", "1", "--num-heads", "2", "--head-dim", "8", "--intermediate-size", "32"};
+  const Args small{"--hidden-size", "16", "--num-hidden-layers", "1", "--num-heads", "2",
+                   "--head-dim",    "8",  "--intermediate-size", "32"};
   const Outcome sized = run(Args{"train", "--dry-run", "--size", "1.3b", "--out", folder / "run"} + small);
   ASSERT_EQ(sized.code, 0) << sized.err;
   EXPECT_THAT(sized.out, HasSubstr("output_gate_rank = 128\n"));
@@ -54,10 +55,13 @@ TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
   EXPECT_EQ(files_in(folder), 0);
 }
 
-// Without a GPU too: its memory is planned, and why no step is timed is said. --memory chooses what is computed again, or says what would do.
+// Without a GPU too: its memory is planned, and why no step is timed is said. --memory chooses what is computed again,
+// or says what would do.
 TEST(DryRun, PlansAGpusMemoryWithoutOne) {
   Folder folder;
-  const Args small{"train", "--dry-run", "--hidden-size", "64", "--num-hidden-layers", "4", "--num-heads", "2", "--head-dim", "32", "--out", folder / "run"};
+  const Args small{
+      "train",      "--dry-run", "--hidden-size", "64",          "--num-hidden-layers", "4", "--num-heads", "2",
+      "--head-dim", "32",        "--out",         folder / "run"};
   const Outcome host = run(small);
   EXPECT_THAT(host.out, HasSubstr("recompute none\n"));
   EXPECT_EQ(host.out.find("cuBLASLt"), std::string::npos);
@@ -86,7 +90,8 @@ TEST(DryRun, WhatTheRunWouldRefuseItRefuses) {
   const Args args = tiny_train(folder / "text", folder / "run") + Args{"--dry-run"};
   EXPECT_EQ(run(args + Args{"--lr", "0"}).code, 2);
   EXPECT_EQ(run(args + Args{"--rule", "kda", "--decay-rank", "-1"}).code, 2);
-  EXPECT_THAT(run({"train", "--resume", "--dry-run", "--out", folder / "run"}).err, HasSubstr("--resume: expected no --dry-run"));
+  EXPECT_THAT(run({"train", "--resume", "--dry-run", "--out", folder / "run"}).err,
+              HasSubstr("--resume: expected no --dry-run"));
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ TEST_F(EvalRequests, NeedlesAreDrawnScoredAndLogged) {
   EXPECT_EQ(slurp(path("niah.jsonl")), before);
 }
 
-// An independent way to the same number: eval of a text, whose only document is the page, from nothing; the newline that a text begins with is given.
+// An independent way to the same number: eval of a text, whose only document is the page, from nothing; the newline
+// that a text begins with is given.
 TEST_F(EvalRequests, WikiTextAgreesWithTheLossOfTheText) {
   spill(path("wiki"), " = Title = \n \n the state decays , and a key reads . \n");
   const std::string page = " = Title =\n\nthe state decays, and a key reads.\n";
@@ -97,7 +98,8 @@ TEST_F(EvalRequests, BadLinesAreNamedAndSkippedOnRequest) {
   EXPECT_THAT(skipped.err, HasSubstr("left out: " + path("bad") + ":2"));
   EXPECT_THAT(skipped.out, HasSubstr("1 requests were left out"));
   spill(path("raw"), "{\"text\": \"two words\"}\n{\"txt\": \"two words\"}\n");
-  refused({"requests", "lambada", "--raw", path("raw"), "--out", path("l.jsonl")}, path("raw") + ":2: the key \"text\" is missing");
+  refused({"requests", "lambada", "--raw", path("raw"), "--out", path("l.jsonl")},
+          path("raw") + ":2: the key \"text\" is missing");
   EXPECT_FALSE(std::filesystem::exists(path("l.jsonl")));
   EXPECT_EQ(run({"requests", "lambada", "--raw", path("raw"), "--skip-bad", "--out", path("l.jsonl")}).code, 0);
   EXPECT_EQ(lines_of(slurp(path("l.jsonl"))).size(), 1u);
@@ -105,20 +107,24 @@ TEST_F(EvalRequests, BadLinesAreNamedAndSkippedOnRequest) {
 
 TEST_F(EvalRequests, RefusesBeforeAnyWork) {
   spill(path("one"), R"({"task":"a","id":"0","type":"ll","ctx":"the state","cont":" decays"})");
-  refused({"eval", path("run"), "--requests", path("one"), "--task", "b", "--out", path("no")}, "no request of the task 'b'; its tasks are a");
+  refused({"eval", path("run"), "--requests", path("one"), "--task", "b", "--out", path("no")},
+          "no request of the task 'b'; its tasks are a");
   refused({"eval", path("run"), "--requests", path("one"), "--max-length", "3", "--out", path("no")},
           "a continuation of 7 tokens does not fit into --max-length 3");
   refused({"eval", path("run"), "--requests", path("one"), "--text", path("text")}, "--text is for a text");
-  refused({"eval", path("run"), "--text", path("text"), "--task", "wikitext"}, "--task is for tasks: give --requests FILE or --raw FILE");
+  refused({"eval", path("run"), "--text", path("text"), "--task", "wikitext"},
+          "--task is for tasks: give --requests FILE or --raw FILE");
   refused({"eval", path("run"), "--raw", path("one")}, "say with --task which data set");
   refused({"eval", path("run"), "--raw", path("one"), "--task", "wikitex"}, "did you mean 'wikitext'?");
   EXPECT_FALSE(std::filesystem::exists(path("no")));
   refused({"requests", "niah_single_1", "--tokenizer", "bytes"}, "--out: expected a file");
   refused({"requests", "niah_single_1", "--out", path("no")}, "give either --model MODEL or --tokenizer SPEC");
   refused({"requests", "niah_single_2", "--tokenizer", "bytes", "--out", path("no")}, "--haystack");
-  refused({"requests", "niah_single_1", "--tokenizer", "bytes", "--lengths", "1000,300", "--out", path("no")}, "more than the length of 300");
+  refused({"requests", "niah_single_1", "--tokenizer", "bytes", "--lengths", "1000,300", "--out", path("no")},
+          "more than the length of 300");
   refused({"requests", "piqa", "--out", path("no")}, "--raw: expected the file of piqa");
-  refused({"requests", "piqa", "--raw", path("one"), "--seed", "3", "--out", path("no")}, "--seed belongs to needle tasks");
+  refused({"requests", "piqa", "--raw", path("one"), "--seed", "3", "--out", path("no")},
+          "--seed belongs to needle tasks");
   refused({"requests", "niah_single_1", "--raw", path("one"), "--out", path("no")}, "--raw belongs to data sets");
   EXPECT_FALSE(std::filesystem::exists(path("no")));
 }

@@ -20,7 +20,8 @@ using testing::Not;
 TEST(Info, SaysWhatTheBuildAndTheMachineHave) {
   const Outcome text = run({"info"});
   ASSERT_EQ(text.code, 0) << text.err;
-  for (const char* line : {"\nCPU features  ", "\ndevice code   ", "\nGPU           ", "\nbackends      CPU", "\nranks         "})
+  for (const char* line :
+       {"\nCPU features  ", "\ndevice code   ", "\nGPU           ", "\nbackends      CPU", "\nranks         "})
     EXPECT_THAT(text.out, HasSubstr(line));
   const auto json = nlohmann::json::parse(run({"info", "--json"}).out);
   const bool device_code = !json.at("device_code").is_null();
@@ -61,7 +62,8 @@ TEST(Sweep, HelpShowsTheDefaultsThatRun) {
 
 TEST(Sweep, SmallNeedsNoOtherOption) {
   const Folder folder;
-  const Outcome small = run({"sweep", "one_pair", "--small", "--out", folder / "out", "--steps", "30", "--eval-every", "30"});
+  const Outcome small =
+      run({"sweep", "one_pair", "--small", "--out", folder / "out", "--steps", "30", "--eval-every", "30"});
   ASSERT_EQ(small.code, 0) << small.err;
   EXPECT_THAT(small.out, HasSubstr("ms a step: about"));
   const auto results = nlohmann::json::parse(slurp(folder / "out/results.json"));

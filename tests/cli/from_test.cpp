@@ -21,8 +21,11 @@ class From : public testing::Test {
     spill(*folder_ / "first", small_text());
     spill(*folder_ / "text", small_text().substr(3000) + "another text reads the state\n");
     const std::string pieces = *folder_ / "pieces.model";
-    ready_ = fw::test::run({"tokenize", *folder_ / "first", "--train-sentencepiece", "--vocab", "290", "--out", pieces}).code == 0 &&
-             fw::test::run(tiny_train(*folder_ / "first", base()) + Args{"--tokenizer", pieces, "--layout", "fla"}).code == 0;
+    ready_ =
+        fw::test::run({"tokenize", *folder_ / "first", "--train-sentencepiece", "--vocab", "290", "--out", pieces})
+                .code == 0 &&
+        fw::test::run(tiny_train(*folder_ / "first", base()) + Args{"--tokenizer", pieces, "--layout", "fla"}).code ==
+            0;
     std::filesystem::remove(pieces);
     std::filesystem::remove(*folder_ / "first");
   }
@@ -41,7 +44,8 @@ class From : public testing::Test {
   }
   // What goes on after step 4, without the model that it began with, is what never stopped.
   static void expect_resume_to_the_bit(const std::string& from, const std::string& name) {
-    const std::string whole = *folder_ / (name + "-whole"), parted = *folder_ / (name + "-parted"), copy = *folder_ / (name + "-copy");
+    const std::string whole = *folder_ / (name + "-whole"), parted = *folder_ / (name + "-parted"),
+                      copy = *folder_ / (name + "-copy");
     std::filesystem::copy(from, copy, std::filesystem::copy_options::recursive);
     ok(train(copy, whole));
     ok(train(copy, parted) + Args{"--checkpoint-every", "2", "--keep", "9"});
@@ -96,8 +100,8 @@ TEST_F(From, ContradictionsAreRefusedWithBothValues) {
 }
 
 TEST_F(From, WhatAgreesWithTheModelMayBeSaid) {
-  ok(train(base(), *folder_ / "agrees") +
-     Args{"--steps", "0", "--hidden-size", "16", "--rule", "gated_deltanet2", "--vocab-size", "0", "--tokenizer", base() + "/model/tokenizer.model"});
+  ok(train(base(), *folder_ / "agrees") + Args{"--steps", "0", "--hidden-size", "16", "--rule", "gated_deltanet2",
+                                               "--vocab-size", "0", "--tokenizer", base() + "/model/tokenizer.model"});
   EXPECT_EQ(weights(*folder_ / "agrees"), weights(base()));
 }
 
@@ -154,7 +158,8 @@ TEST_F(From, LayoutIsDecidedAndSaidBeforeTraining) {
 TEST_F(From, WhatCannotBeExportedIsRefusedBeforeTraining) {
   spill(*folder_ / "t", small_text());
   const auto refused = [&](const Args& more) {
-    const Outcome outcome = fw::test::run(tiny_train(*folder_ / "t", *folder_ / "none") + Args{"--layout", "fla"} + more);
+    const Outcome outcome =
+        fw::test::run(tiny_train(*folder_ / "t", *folder_ / "none") + Args{"--layout", "fla"} + more);
     EXPECT_EQ(outcome.code, 2) << outcome.out;
     EXPECT_FALSE(std::filesystem::exists(*folder_ / "none/config.toml"));
     return outcome.err;

@@ -32,7 +32,9 @@ class Generate : public testing::Test {
   void SetUp() override { ASSERT_EQ(trained_.code, 0) << trained_.out << trained_.err; }
 
   static std::string path(const std::string& name) { return *folder_ / name; }
-  static Args command(const Args& more) { return Args{"generate", *folder_ / "run", "--threads", "1", "--no-echo"} + more; }
+  static Args command(const Args& more) {
+    return Args{"generate", *folder_ / "run", "--threads", "1", "--no-echo"} + more;
+  }
   static std::string text(const Args& more) {
     const Outcome outcome = run(command(more));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -63,17 +65,20 @@ TEST_F(Generate, SamplesAreThoseOfTheSeedsThatFollow) {
   ASSERT_EQ(samples.size(), 3u);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(samples[static_cast<size_t>(i)].at("sample"), i);
-    EXPECT_EQ(bytes(samples[static_cast<size_t>(i)]), text({"--prompt", "the state ", "--tokens", "40", "--seed", std::to_string(7 + i)}));
+    EXPECT_EQ(bytes(samples[static_cast<size_t>(i)]),
+              text({"--prompt", "the state ", "--tokens", "40", "--seed", std::to_string(7 + i)}));
   }
   EXPECT_NE(bytes(samples[0]), bytes(samples[1]));
   const std::string shown = text({"--prompt", "the state ", "--tokens", "5", "--seed", "7", "--samples", "2"});
-  EXPECT_EQ(shown, "--- sample 0\n" + bytes(samples[0]).substr(0, 5) + "\n--- sample 1\n" + bytes(samples[1]).substr(0, 5));
+  EXPECT_EQ(shown,
+            "--- sample 0\n" + bytes(samples[0]).substr(0, 5) + "\n--- sample 1\n" + bytes(samples[1]).substr(0, 5));
 }
 
 TEST_F(Generate, JsonSaysWhatCameAndWhyItStopped) {
   const auto one = json({"--prompt", "key", "--tokens", "30"});
   ASSERT_EQ(one.size(), 1u);
-  for (const char* key : {"prompt", "sample", "text", "ids", "logprobs", "stopped_by", "prompt_tokens", "prompt_seconds", "seconds"})
+  for (const char* key :
+       {"prompt", "sample", "text", "ids", "logprobs", "stopped_by", "prompt_tokens", "prompt_seconds", "seconds"})
     EXPECT_TRUE(one[0].contains(key)) << key;
   EXPECT_EQ(one[0].size(), 9u) << "docs/json.md lists the keys";
   EXPECT_EQ(one[0].at("stopped_by"), "tokens");
@@ -91,7 +96,8 @@ TEST_F(Generate, JsonSaysWhatCameAndWhyItStopped) {
 TEST_F(Generate, EndTokensStop) {
   const std::string whole = text({"--prompt", "key", "--tokens", "30"});
   const std::string id = std::to_string(static_cast<int>(static_cast<unsigned char>(whole[12])));
-  EXPECT_EQ(text({"--prompt", "key", "--tokens", "30", "--end-token", "7," + id}), whole.substr(0, whole.find(whole[12])));
+  EXPECT_EQ(text({"--prompt", "key", "--tokens", "30", "--end-token", "7," + id}),
+            whole.substr(0, whole.find(whole[12])));
   // A model that names its own, as published ones do.
   const std::string model = path("with-end");
   ASSERT_EQ(run(tiny_train(path("text"), path("gated")) + Args{"--rule", "gated_deltanet"}).code, 0);
@@ -106,13 +112,15 @@ TEST_F(Generate, EndTokensStop) {
   EXPECT_EQ(run(write + Args{"--ignore-end"}).out, all);
   // Imported it still ends there.
   ASSERT_EQ(run({"import", model, path("imported"), "--tokenizer", "bytes"}).code, 0);
-  EXPECT_EQ(run({"generate", path("imported"), "--prompt", "key", "--tokens", "30", "--no-echo"}).out, all.substr(0, all.find(all[12])));
+  EXPECT_EQ(run({"generate", path("imported"), "--prompt", "key", "--tokens", "30", "--no-echo"}).out,
+            all.substr(0, all.find(all[12])));
   EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
 }
 
 TEST_F(Generate, PromptsGoOnFromOneState) {
   spill(path("prompts"), "key\n\nthe state\nit");
-  const auto objects = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--samples", "2", "--before", "<", "--after", ">"});
+  const auto objects = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--samples", "2",
+                             "--before", "<", "--after", ">"});
   ASSERT_EQ(objects.size(), 8u);
   const Args prompts{"and a <key>", "and a <>", "and a <the state>", "and a <it>"};
   for (size_t i = 0; i < 8; ++i) {
@@ -121,18 +129,21 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
   }
   // The prefix's state, its own file, and the whole prompt at once give the same where rounding does: greedy.
   for (size_t i = 0; i < 4; ++i) {
-    const auto greedy = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--before", "<", "--after", ">", "--greedy"});
+    const auto greedy = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--before", "<",
+                              "--after", ">", "--greedy"});
     EXPECT_EQ(bytes(greedy[i]), text({"--prompt", prompts[i], "--tokens", "20", "--greedy"})) << i;
   }
   ASSERT_EQ(text({"--prompt", "and a ", "--tokens", "0", "--state-save", path("prefix")}), "");
   spill(path("two"), "key\nit");
   spill(path("prompts.jsonl"), "{\"prompt\": \"key\"}\n{\"prompt\": \"two\\nlines\"}\n");
-  const auto loaded = json({"--state-load", path("prefix"), "--prompts", path("prompts.jsonl"), "--tokens", "20", "--greedy"});
+  const auto loaded =
+      json({"--state-load", path("prefix"), "--prompts", path("prompts.jsonl"), "--tokens", "20", "--greedy"});
   ASSERT_EQ(loaded.size(), 2u);
   EXPECT_EQ(bytes(loaded[1]), text({"--prompt", "and a two\nlines", "--tokens", "20", "--greedy"}));
   // The same through a pipe, and the prompt too.
   const Args piped{"--prompt", "and a ", "--prompts", "-", "--tokens", "20", "--greedy"};
-  EXPECT_EQ(run_with_input(command(piped), "key\nit").out, text({"--prompt", "and a ", "--prompts", path("two"), "--tokens", "20", "--greedy"}));
+  EXPECT_EQ(run_with_input(command(piped), "key\nit").out,
+            text({"--prompt", "and a ", "--prompts", path("two"), "--tokens", "20", "--greedy"}));
   EXPECT_EQ(run_with_input(command({"--prompt-file", "-", "--tokens", "20", "--greedy"}), "and a key").out,
             text({"--prompt", "and a key", "--tokens", "20", "--greedy"}));
   EXPECT_EQ(run_with_input(command({"--prompt-file", "-", "--prompts", "-"}), "key").code, 2);
@@ -146,8 +157,9 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
 TEST_F(Generate, ABatchGivesWhatEachTextGivesAlone) {
   spill(path("lines"), "key\n\nthe state\nit\nand the\na");
   for (const char* seed : {"3", "4"}) {
-    const Args all{"--prompt", "and a ", "--prompts", path("lines"),          "--tokens", "30", "--samples", "2", "--seed",
-                   seed,       "--stop", "e",         "--repetition-penalty", "1.2"};
+    const Args all{
+        "--prompt", "and a ", "--prompts", path("lines"),          "--tokens", "30", "--samples", "2", "--seed",
+        seed,       "--stop", "e",         "--repetition-penalty", "1.2"};
     EXPECT_EQ(text(all + Args{"--batch", "3"}), text(all));
     const auto alone = json(all), beside = json(all + Args{"--batch", "4"});
     ASSERT_EQ(alone.size(), 12U);
@@ -164,8 +176,11 @@ TEST_F(Generate, ABatchGivesWhatEachTextGivesAlone) {
 }
 
 TEST_F(Generate, AnotherSeedWithALoadedState) {
-  ASSERT_EQ(run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);
-  const auto from = [&](const Args& more) { return text(Args{"--state-load", path("seeded"), "--tokens", "40"} + more); };
+  ASSERT_EQ(
+      run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);
+  const auto from = [&](const Args& more) {
+    return text(Args{"--state-load", path("seeded"), "--tokens", "40"} + more);
+  };
   const std::string own = text({"--prompt", "the state ", "--tokens", "40", "--seed", "7"});
   EXPECT_EQ(from({}), own) << "without --seed the state's own numbers go on";
   EXPECT_EQ(from({"--seed", "9"}), text({"--prompt", "the state ", "--tokens", "40", "--seed", "9"}));
@@ -200,13 +215,16 @@ TEST_F(Generate, AConversationKeepsTheState) {
 
 TEST_F(Generate, ThePromptComesFirst) {
   const std::string after = text({"--prompt", "key", "--tokens", "9"});
-  const auto echoed = [](const Args& more) { return run(Args{"generate", path("run"), "--threads", "1", "--prompt", "key", "--tokens", "9"} + more); };
+  const auto echoed = [](const Args& more) {
+    return run(Args{"generate", path("run"), "--threads", "1", "--prompt", "key", "--tokens", "9"} + more);
+  };
   EXPECT_EQ(echoed({}).out, "key" + after);
   EXPECT_EQ(echoed({"--echo"}).out, "key" + after);
   EXPECT_EQ(bytes(Json::parse(echoed({"--json"}).out)), after);
   spill(path("lines"), "the\n");
   const std::string line = text({"--prompts", path("lines"), "--tokens", "4"});
-  EXPECT_EQ(run({"generate", path("run"), "--prompts", path("lines"), "--tokens", "4"}).out, "--- prompt 0, sample 0\nthe" + line.substr(line.find('\n') + 1));
+  EXPECT_EQ(run({"generate", path("run"), "--prompts", path("lines"), "--tokens", "4"}).out,
+            "--- prompt 0, sample 0\nthe" + line.substr(line.find('\n') + 1));
   // What is typed in a conversation stands there already.
   const Args talk{"generate", path("run"), "--conversation", "--tokens", "4", "--greedy"};
   EXPECT_EQ(run_with_input(talk, "key\n").out, run_with_input(talk + Args{"--no-echo"}, "key\n").out);
@@ -217,7 +235,9 @@ TEST_F(Generate, PromptsAreLinesHoweverTheyEnd) {
   spill(path("plain.txt"), "hello\n");
   spill(path("crlf.txt"), "hello\r\n");
   spill(path("bom.txt"), "\xef\xbb\xbfhello\n");
-  const auto tokens = [](const std::string& name) { return json({"--prompts", path(name), "--tokens", "3", "--greedy"}); };
+  const auto tokens = [](const std::string& name) {
+    return json({"--prompts", path(name), "--tokens", "3", "--greedy"});
+  };
   const auto plain = tokens("plain.txt");
   ASSERT_EQ(plain.size(), 1u);
   EXPECT_EQ(plain[0].at("prompt_tokens"), 5);
@@ -226,11 +246,13 @@ TEST_F(Generate, PromptsAreLinesHoweverTheyEnd) {
     ASSERT_EQ(other.size(), 1u) << name;
     EXPECT_EQ(other[0].at("prompt_tokens"), 5) << name;
     EXPECT_EQ(other[0].at("ids"), plain[0].at("ids")) << name;
-    const auto piped = lines(run_with_input(command({"--prompts", "-", "--tokens", "3", "--greedy", "--json"}), slurp(path(name))).out);
+    const auto piped = lines(
+        run_with_input(command({"--prompts", "-", "--tokens", "3", "--greedy", "--json"}), slurp(path(name))).out);
     ASSERT_EQ(piped.size(), 1u) << name;
     EXPECT_EQ(piped[0].at("ids"), plain[0].at("ids")) << name;
   }
-  EXPECT_EQ(json({"--prompt-file", path("bom.txt"), "--tokens", "1"})[0].at("prompt_tokens"), 6) << "with its line's end";
+  EXPECT_EQ(json({"--prompt-file", path("bom.txt"), "--tokens", "1"})[0].at("prompt_tokens"), 6)
+      << "with its line's end";
   spill(path("utf16.txt"), std::string("\xff\xfeh\0i\0", 6));
   for (const char* option : {"--prompts", "--prompt-file"}) {
     const Outcome refused = run(command({option, path("utf16.txt")}));
@@ -247,7 +269,8 @@ TEST_F(Generate, PromptsOfStandardInputAreAnsweredAsTheyCome) {
   ASSERT_GE(input, 0);
   Program program(command({"--prompts", "-", "--tokens", "3", "--json"}), "", path("fifo"));
   ASSERT_EQ(::write(input, "key\n", 4), 4);
-  for (int i = 0; i < 3000 && program.out().find('\n') == std::string::npos; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 3000 && program.out().find('\n') == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_THAT(program.out(), HasSubstr("\"prompt\":0")) << "while the input is open";
   ::close(input);
   EXPECT_EQ(program.wait().code, 0);
@@ -257,7 +280,8 @@ TEST_F(Generate, PromptsOfStandardInputAreAnsweredAsTheyCome) {
 TEST_F(Generate, LogProbabilitiesAreThoseOfTheWholeVocabulary) {
   const std::string padded = path("padded");
   ASSERT_EQ(run(tiny_train(path("text"), padded) + Args{"--vocab-size", "320", "--steps", "0"}).code, 0);
-  const auto drawn = Json::parse(run({"generate", padded, "--prompt", "ab", "--tokens", "1", "--greedy", "--json"}).out);
+  const auto drawn =
+      Json::parse(run({"generate", padded, "--prompt", "ab", "--tokens", "1", "--greedy", "--json"}).out);
   spill(path("scored"), "ab" + bytes(drawn));
   spill(path("before"), "ab");
   const auto nll = [&](const std::string& text) {
@@ -270,7 +294,8 @@ TEST_F(Generate, LogProbabilitiesAreThoseOfTheWholeVocabulary) {
 
 TEST_F(Generate, CtrlCKeepsTheState) {
   Program program(command({"--prompt", "key", "--tokens", "100000000", "--state-save", path("cut")}));
-  for (int i = 0; i < 3000 && program.out().size() < 20; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 3000 && program.out().size() < 20; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   program.signal(SIGINT);
   const Outcome outcome = program.wait();
   EXPECT_EQ(outcome.code, 130) << outcome.err;

@@ -12,8 +12,9 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<std::string> kCommands{"train",  "eval",   "analyze", "generate",   "bench", "info", "rules",  "selftest", "tokenize", "verify",
-                                         "import", "export", "curves",  "completion", "man",   "task", "report", "sweep",    "requests"};
+const std::vector<std::string> kCommands{
+    "train",  "eval",   "analyze", "generate",   "bench", "info", "rules",  "selftest", "tokenize", "verify",
+    "import", "export", "curves",  "completion", "man",   "task", "report", "sweep",    "requests"};
 
 TEST(Help, OverviewNamesEveryCommand) {
   const Outcome overview = run({"--help"});
@@ -40,7 +41,8 @@ TEST(Help, EveryCommandExplainsItsOptions) {
 
 TEST(Help, RunFileKeysAreOptions) {
   const Outcome help = run({"train", "--help", "all"});
-  for (const char* option : {"--lr X", "--min-lr X", "--batch N", "--rule RULE", "--text FILE", "--num-hidden-layers N", "--no-tie-word-embeddings"}) {
+  for (const char* option : {"--lr X", "--min-lr X", "--batch N", "--rule RULE", "--text FILE", "--num-hidden-layers N",
+                             "--no-tie-word-embeddings"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
   for (const char* table : {"[model]", "[train]", "[data]"}) EXPECT_THAT(help.out, HasSubstr(table));
@@ -53,11 +55,13 @@ TEST(Help, OfTrainHasTopics) {
     for (size_t at = page.find("\n  --"); at != std::string::npos; at = page.find("\n  --", at + 1)) ++options;
     return options;
   };
-  const Outcome few = run({"train", "--help"}), all = run({"train", "--help", "all"}), one = run({"train", "-h", "mamba3"});
+  const Outcome few = run({"train", "--help"}), all = run({"train", "--help", "all"}),
+                one = run({"train", "-h", "mamba3"});
   EXPECT_EQ(few.code, 0);
   EXPECT_LT(count(few.out), 35);
   EXPECT_GT(count(all.out), 120);
-  for (const char* option : {"--lr X", "--rule RULE", "--text FILE", "--resume", "--help TOPIC"}) EXPECT_THAT(few.out, HasSubstr(option));
+  for (const char* option : {"--lr X", "--rule RULE", "--text FILE", "--resume", "--help TOPIC"})
+    EXPECT_THAT(few.out, HasSubstr(option));
   EXPECT_THAT(one.out, HasSubstr("--mamba3-"));
   EXPECT_EQ(one.out.find("--lr X"), std::string::npos);
   const Outcome wrong = run({"train", "--help", "mamba4"});
@@ -102,7 +106,8 @@ TEST(Unknown, CommandOptionAndPresetGetTheNearestName) {
 
   Folder folder;
   spill(folder / "text", small_text());
-  const Outcome preset = run(tiny_train(folder / "text", folder / "run") + std::vector<std::string>{"--rule", "gated_deltnet"});
+  const Outcome preset =
+      run(tiny_train(folder / "text", folder / "run") + std::vector<std::string>{"--rule", "gated_deltnet"});
   EXPECT_EQ(preset.code, 2);
   EXPECT_THAT(preset.err, HasSubstr("gated_deltanet"));
   const Outcome rule = run({"rules", "kdaa"});
@@ -137,13 +142,18 @@ TEST(RunFile, ErrorsNameFileAndLine) {
     return outcome.err;
   };
   const std::string file = folder / "r.toml";
-  EXPECT_THAT(error("[train]\nsteps = 3\nlrr = 1.0\n"), HasSubstr(file + ":3: unknown key 'lrr' in [train]; did you mean 'lr'?"));
-  EXPECT_THAT(error("[train]\nrule = \"kda\"\n"), HasSubstr(file + ":2: unknown key 'rule' in [train]; it belongs into [model]"));
+  EXPECT_THAT(error("[train]\nsteps = 3\nlrr = 1.0\n"),
+              HasSubstr(file + ":3: unknown key 'lrr' in [train]; did you mean 'lr'?"));
+  EXPECT_THAT(error("[train]\nrule = \"kda\"\n"),
+              HasSubstr(file + ":2: unknown key 'rule' in [train]; it belongs into [model]"));
   EXPECT_THAT(error("\n[trian]\nsteps = 3\n"), HasSubstr("unknown table 'trian'; did you mean [train]?"));
   EXPECT_THAT(error("lr = 1.0\n"), HasSubstr(file + ":1: key 'lr' belongs into the table [train]"));
-  EXPECT_THAT(error("[train]\nlr = \"fast\"\n"), HasSubstr(file + ":2: train.lr: expected a number, got the string \"fast\""));
-  EXPECT_THAT(error("[train]\nsteps = 2.5\n"), HasSubstr(file + ":2: train.steps: expected an integer, got the number 2.5"));
-  EXPECT_THAT(error("[data]\ntext = [\"a\", 3]\n"), HasSubstr(file + ":2: data.text: expected strings only, got the integer 3"));
+  EXPECT_THAT(error("[train]\nlr = \"fast\"\n"),
+              HasSubstr(file + ":2: train.lr: expected a number, got the string \"fast\""));
+  EXPECT_THAT(error("[train]\nsteps = 2.5\n"),
+              HasSubstr(file + ":2: train.steps: expected an integer, got the number 2.5"));
+  EXPECT_THAT(error("[data]\ntext = [\"a\", 3]\n"),
+              HasSubstr(file + ":2: data.text: expected strings only, got the integer 3"));
   EXPECT_THAT(error("[model]\ntie_word_embeddings = 1\n"), HasSubstr("expected true or false"));
   EXPECT_THAT(error("[train]\nsteps = \n"), HasSubstr(file + ":2: not valid TOML"));
   // A wrong value is an error even where the command line would win.
@@ -167,7 +177,9 @@ TEST(Commands, RulesListsEveryPreset) {
 }
 
 TEST(Commands, RulesShowsAnyComposition) {
-  const Outcome all = run({"rules", "--compose", "decay=channel gain=kaczmarz erase=channel write=channel feedback=learned precond=diagonal"});
+  const Outcome all =
+      run({"rules", "--compose",
+           "decay=channel gain=kaczmarz erase=channel write=channel feedback=learned precond=diagonal"});
   EXPECT_EQ(all.code, 0);
   EXPECT_THAT(all.out, HasSubstr("e = b (.) (k + lambda q)"));
   EXPECT_THAT(all.out, HasSubstr("z = c (.) v"));
@@ -186,11 +198,13 @@ TEST(Commands, RulesShowsAnyComposition) {
 TEST(Commands, InfoNamesBuildAndPresets) {
   const Outcome info = run({"info", "--threads", "1"});
   EXPECT_EQ(info.code, 0);
-  for (const char* word : {"version", "SIMD target", "oneDNN", "threads       1", "gated_deltanet2"}) EXPECT_THAT(info.out, HasSubstr(word));
+  for (const char* word : {"version", "SIMD target", "oneDNN", "threads       1", "gated_deltanet2"})
+    EXPECT_THAT(info.out, HasSubstr(word));
 }
 
 TEST(Commands, SelftestPassesForAPresetAndForAxes) {
-  const Outcome test = run({"selftest", "--rule", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=learned"});
+  const Outcome test =
+      run({"selftest", "--rule", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=learned"});
   EXPECT_EQ(test.code, 0) << test.out << test.err;
   EXPECT_THAT(test.out, HasSubstr("all within bounds"));
   EXPECT_THAT(test.out, Not(HasSubstr("FAILED")));
@@ -199,7 +213,8 @@ TEST(Commands, SelftestPassesForAPresetAndForAxes) {
 #ifdef FW_EMULATED_PROGRAM
 // dplr is there with as many key heads as value heads.
 TEST(Commands, SelftestOnTheEmulatedDevice) {
-  const Outcome test = Program({"selftest", "--device", "cuda", "--rule", "dplr"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  const Outcome test =
+      Program({"selftest", "--device", "cuda", "--rule", "dplr"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
   EXPECT_EQ(test.code, 0) << test.out << test.err;
   EXPECT_THAT(test.out, ContainsRegex("dplr +float "));
   EXPECT_THAT(test.out, ContainsRegex("dplr +bf16"));
@@ -208,13 +223,13 @@ TEST(Commands, SelftestOnTheEmulatedDevice) {
 
 TEST(Commands, BenchWritesTableAndJson) {
   Folder folder;
-  const Outcome bench = run({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats", "2",
-                             "--threads", "1", "--json", folder / "bench.json"});
+  const Outcome bench = run({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16",
+                             "--value-dim", "16", "--repeats", "2", "--threads", "1", "--json", folder / "bench.json"});
   EXPECT_EQ(bench.code, 0) << bench.err;
   EXPECT_THAT(bench.out, HasSubstr("kda"));
   const std::string json = slurp(folder / "bench.json");
-  for (const char* key : {"forward_us_per_token", "forward_backward_us_per_token", "decode_us_per_token", "backward_over_forward", "\"rule\": \"mamba2\"",
-                          "\"median\"", "\"best\""}) {
+  for (const char* key : {"forward_us_per_token", "forward_backward_us_per_token", "decode_us_per_token",
+                          "backward_over_forward", "\"rule\": \"mamba2\"", "\"median\"", "\"best\""}) {
     EXPECT_THAT(json, HasSubstr(key));
   }
 }
@@ -242,7 +257,8 @@ TEST(Commands, BenchTimesModels) {
                              "--threads",
                              "1"});
   EXPECT_EQ(bench.code, 0) << bench.err;
-  for (const char* word : {"f32", "bf16", "peak memory", "at token", "300 tokens in"}) EXPECT_THAT(bench.out, HasSubstr(word));
+  for (const char* word : {"f32", "bf16", "peak memory", "at token", "300 tokens in"})
+    EXPECT_THAT(bench.out, HasSubstr(word));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A tokenizer.json of Hugging Face's through the program: training, token files, evaluation, generation, and a folder of another library that has one.
+// A tokenizer.json of Hugging Face's through the program: training, token files, evaluation, generation, and a folder
+// of another library that has one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +52,9 @@ TEST(HuggingFaceTokenizer, FromTextToText) {
   // A token file of the same tokenizer is what the text is, but for the end of its document; one of bytes is refused.
   ok({"tokenize", text, "--tokenizer", json, "--no-document-end", "--out", folder / "tokens"});
   const Args eval = {"eval", out, "--context", "64", "--json", "--text"};
-  const auto loss = [&](const std::string& file) { return nlohmann::json::parse(ok(eval + Args{file}).out)["results"][0]["nll"].get<double>(); };
+  const auto loss = [&](const std::string& file) {
+    return nlohmann::json::parse(ok(eval + Args{file}).out)["results"][0]["nll"].get<double>();
+  };
   EXPECT_EQ(loss(folder / "tokens"), loss(text));
   const auto results = nlohmann::json::parse(ok(eval + Args{text}).out)["results"][0];
   EXPECT_GT(results["bytes"].get<double>(), results["tokens"].get<double>()) << "'the' is three bytes and one token";

@@ -45,11 +45,13 @@ std::string long_text() {
   return text;
 }
 
-// Runs the arguments through a shell, `before` them and `after` them; the exit code of the program itself, -1 without one.
+// Runs the arguments through a shell, `before` them and `after` them; the exit code of the program itself, -1 without
+// one.
 int shell(const std::string& before, const Args& args, const std::string& after, const Folder& folder) {
   std::string script = before + "\n{ '" + kProgram + "'";
   for (const std::string& a : args) script += " '" + a + "'";
-  spill(folder / "script", script + " 2> '" + (folder / "shell.err") + "'; echo $? > '" + (folder / "shell.code") + "'; } " + after + "\n");
+  spill(folder / "script", script + " 2> '" + (folder / "shell.err") + "'; echo $? > '" + (folder / "shell.code") +
+                               "'; } " + after + "\n");
   fs::remove(folder / "shell.code");
   [[maybe_unused]] const int of_shell = std::system(("sh '" + (folder / "script") + "'").c_str());
   const std::string code = slurp(folder / "shell.code");
@@ -64,7 +66,9 @@ class Interrupt : public testing::Test {
   }
   std::string text() const { return folder_ / "text"; }
   std::string held_out() const { return folder_ / "held-out"; }
-  Args endless(const std::string& out) const { return tiny_train(text(), out) + Args{"--steps", "1000000", "--log-every", "1"}; }
+  Args endless(const std::string& out) const {
+    return tiny_train(text(), out) + Args{"--steps", "1000000", "--log-every", "1"};
+  }
   std::string model() const {
     const Outcome trained = run(tiny_train(text(), folder_ / "model-run"));
     EXPECT_EQ(trained.code, 0) << trained.err;
@@ -73,20 +77,23 @@ class Interrupt : public testing::Test {
   Folder folder_;
 };
 
-// Kernels of oneDNN's run on all threads; before signals were kept from them, one run in four of the default model died of a
-// single Ctrl-C. Interrupted and resumed until it is done, a run ends in the bits of one that nobody disturbed.
+// Kernels of oneDNN's run on all threads; before signals were kept from them, one run in four of the default model died
+// of a single Ctrl-C. Interrupted and resumed until it is done, a run ends in the bits of one that nobody disturbed.
 TEST_F(Interrupt, AHundredAtRandomMomentsLoseNothing) {
-  const Args config = tiny_train(text(), "") + Args{"--steps",    "12", "--batch",   "4", "--length",           "64", "--hidden-size", "64", "--num-heads", "2",
-                                                    "--head-dim", "32", "--threads", "3", "--checkpoint-every", "5",  "--eval-every",  "6"};
-  // Microseconds from when the handlers stand, which is when the first line is there, to the end: of the shortest run that nobody disturbed, since one that
-  // met a busy machine would let most signals come too late.
+  const Args config =
+      tiny_train(text(), "") +
+      Args{"--steps",    "12", "--batch",   "4", "--length",           "64", "--hidden-size", "64", "--num-heads", "2",
+           "--head-dim", "32", "--threads", "3", "--checkpoint-every", "5",  "--eval-every",  "6"};
+  // Microseconds from when the handlers stand, which is when the first line is there, to the end, of the shortest run
+  // that nobody disturbed. A run that met a busy machine would let most signals come too late.
   int64_t whole = std::numeric_limits<int64_t>::max();
   const auto time_of = [&](Program& program, bool begun, const std::function<void()>& meanwhile) {
     wait_for(program, "model ");
     const auto begin = std::chrono::steady_clock::now();
     meanwhile();
     Outcome outcome = program.wait();
-    const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
+    const auto passed =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
     if (outcome.code == 0 && !begun) whole = std::min<int64_t>(whole, passed + 1);
     return outcome;
   };
@@ -98,7 +105,8 @@ TEST_F(Interrupt, AHundredAtRandomMomentsLoseNothing) {
   int interrupts = 0, runs = 0;
   while (interrupts < 100) {
     const std::string out = folder_ / ("run" + std::to_string(runs++));
-    ASSERT_LT(runs, 200) << "runs end before they can be interrupted: " << interrupts << " were, of a run's " << whole << " us";
+    ASSERT_LT(runs, 200) << "runs end before they can be interrupted: " << interrupts << " were, of a run's " << whole
+                         << " us";
     for (int in_this_run = 0;; ++in_this_run) {
       const bool resume = fs::exists(out + "/checkpoints") && !fs::is_empty(out + "/checkpoints");
       Program program(config + Args{"--out", out} + (resume ? Args{"--resume"} : Args{}));
@@ -168,10 +176,13 @@ TEST_F(Interrupt, LongLoopsSayHowFarTheyCame) {
   for (int i = 3; i < 200; ++i) contexts += "," + std::to_string(i);
   const std::vector<std::pair<Args, std::string>> commands = {
       {{"eval", run_folder, "--text", held_out(), "--context", contexts, "--threads", "1"}, "tokens"},
-      {{"analyze", run_folder, "--text", held_out(), "--out", folder_ / "analysis", "--tokens", "0", "--every", "1", "--threads", "1"}, "tokens"},
+      {{"analyze", run_folder, "--text", held_out(), "--out", folder_ / "analysis", "--tokens", "0", "--every", "1",
+        "--threads", "1"},
+       "tokens"},
       {{"bench", "--repeats", "100000", "--tokens", "64", "--threads", "1"}, "repeats of this rule"},
       {{"bench", "--decode-model", "--decode-tokens", "100000000", "--threads", "1"}, "tokens"},
-      {{"bench", "--train", "--steps", "1000000", "--batch", "1", "--length", "16", "--threads", "1"}, "training steps"},
+      {{"bench", "--train", "--steps", "1000000", "--batch", "1", "--length", "16", "--threads", "1"},
+       "training steps"},
       {{"selftest", "--threads", "1"}, "rules"},
   };
   for (const auto& [args, unit] : commands) {
@@ -256,7 +267,8 @@ TEST_F(Interrupt, ARunThatDivergesDoesNotEndAsASuccess) {
   EXPECT_EQ(trained.code, 1) << trained.out;
   EXPECT_THAT(trained.err, HasSubstr("not finite"));
   EXPECT_FALSE(fs::exists(out + "/model"));
-  for (const Args& args : {Args{"eval", out, "--text", text()}, Args{"analyze", out, "--text", text(), "--out", folder_ / "a", "--no-pictures"}}) {
+  for (const Args& args : {Args{"eval", out, "--text", text()},
+                           Args{"analyze", out, "--text", text(), "--out", folder_ / "a", "--no-pictures"}}) {
     const Outcome outcome = run(args);
     EXPECT_EQ(outcome.code, 1) << args[0] << outcome.out;
     EXPECT_THAT(outcome.err, HasSubstr("not finite")) << args[0];
@@ -266,7 +278,8 @@ TEST_F(Interrupt, ARunThatDivergesDoesNotEndAsASuccess) {
 
 TEST_F(Interrupt, WhatTheSystemRefusesIsNoDefectOfTheProgram) {
   const std::string run_folder = model();
-  const auto refused = [&](const std::string& before, const Args& args, const std::string& after, const std::string& reason) {
+  const auto refused = [&](const std::string& before, const Args& args, const std::string& after,
+                           const std::string& reason) {
     EXPECT_EQ(shell(before, args, after, folder_), 2) << args[0] << slurp(folder_ / "shell.err");
     EXPECT_THAT(slurp(folder_ / "shell.err"), HasSubstr(reason));
     EXPECT_EQ(slurp(folder_ / "shell.err").find("unexpected"), std::string::npos);
@@ -276,8 +289,8 @@ TEST_F(Interrupt, WhatTheSystemRefusesIsNoDefectOfTheProgram) {
   refused("true", {"eval", "", "--text", text()}, "> /dev/null", "");
   refused("true", {"tokenize", "", "--out", folder_ / "t"}, "> /dev/null", "");
   refused("export TMPDIR=/nonexistent", {"eval", run_folder, "--text", text()}, "> /dev/null", "TMPDIR");
-  refused("cd '" + folder_.path() + "'; mkdir gone; cd gone; rmdir ../gone", {"train", "--text", "a", "--out", "b"}, "> /dev/null",
-          "No such file or directory");
+  refused("cd '" + folder_.path() + "'; mkdir gone; cd gone; rmdir ../gone", {"train", "--text", "a", "--out", "b"},
+          "> /dev/null", "No such file or directory");
   refused("true", {"eval", run_folder, "--text", text()}, "> /dev/full", "No space left on device");
   refused("true", {"bench", "--tokens", "4611686018427387904", "--rule", "deltanet"}, "> /dev/null", "");
 }
@@ -306,7 +319,9 @@ TEST_F(Interrupt, APictureThatCannotBeDrawnIsANote) {
   // As many files as the training needs and no more; how many that are depends on the libraries.
   for (int files = 6; files < 16 && outcome.code != 0; ++files) {
     fs::remove_all(out);
-    outcome = Program(tiny_train(text(), out), "", "/dev/null", {"/bin/sh", "-c", "ulimit -n " + std::to_string(files) + "; exec \"$@\"", "sh"}).wait();
+    outcome = Program(tiny_train(text(), out), "", "/dev/null",
+                      {"/bin/sh", "-c", "ulimit -n " + std::to_string(files) + "; exec \"$@\"", "sh"})
+                  .wait();
   }
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("note: "));
@@ -319,14 +334,19 @@ TEST_F(Interrupt, TemporaryFilesAreNobodyElses) {
   fs::create_directories(temporary);
   spill(precious, "content");
   // What the shell becomes has its number.
-  const std::string script = "ln -s \"$1\" \"$2/fastweight-$$.tokens\"; mkfifo \"$3\"; cat \"$3\" > \"$3.read\" & export TMPDIR=\"$2\"; shift 3; exec \"$@\"";
+  const std::string script =
+      "ln -s \"$1\" \"$2/fastweight-$$.tokens\"; mkfifo \"$3\"; cat \"$3\" > \"$3.read\" & export TMPDIR=\"$2\"; shift "
+      "3; exec \"$@\"";
   const std::string pipe = folder_ / "pipe";
-  const Outcome outcome = Program({"tokenize", text(), "--out", pipe}, "", "/dev/null", {"/bin/sh", "-c", script, "sh", precious, temporary, pipe}).wait();
+  const Outcome outcome = Program({"tokenize", text(), "--out", pipe}, "", "/dev/null",
+                                  {"/bin/sh", "-c", script, "sh", precious, temporary, pipe})
+                              .wait();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(slurp(precious), "content");
   wait_for_file(pipe + ".read");
   EXPECT_FALSE(fs::exists(pipe + ".tokenizing"));
-  for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) EXPECT_TRUE(entry.is_symlink()) << entry.path();
+  for (const fs::directory_entry& entry : fs::directory_iterator(temporary))
+    EXPECT_TRUE(entry.is_symlink()) << entry.path();
 }
 
 }  // namespace

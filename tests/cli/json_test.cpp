@@ -1,4 +1,5 @@
-// --json of every command that has it: docs/json.md lists exactly the keys that come, and the values are those of the text.
+// --json of every command that has it: docs/json.md lists exactly the keys that come, and the values are those of the
+// text.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +46,8 @@ void add_paths(const Json& json, const std::string& path, const Paths& known, Pa
   } else if (json.is_object() && known.count(path + ".*") > 0) {
     found.insert(path + ".*");
   } else if (json.is_object()) {
-    for (const auto& [key, value] : json.items()) add_paths(value, path.empty() ? key : fmt::format("{}.{}", path, key), known, found);
+    for (const auto& [key, value] : json.items())
+      add_paths(value, path.empty() ? key : fmt::format("{}.{}", path, key), known, found);
   } else {
     found.insert(path);
   }
@@ -58,7 +60,8 @@ void expect_documented(const std::string& section, const std::vector<Json>& repo
   for (const Json& report : reports) add_paths(report, "", known, found);
   // An array that was empty shows no keys of its objects.
   std::erase_if(found, [&](const std::string& path) {
-    return known.count(path) == 0 && std::any_of(known.begin(), known.end(), [&](const std::string& k) { return k.starts_with(path + "[]."); });
+    return known.count(path) == 0 &&
+           std::any_of(known.begin(), known.end(), [&](const std::string& k) { return k.starts_with(path + "[]."); });
   });
   EXPECT_EQ(found, known);
 }
@@ -119,7 +122,8 @@ TEST(JsonOutput, TrainsProfileIsTheTextsTable) {
                    "40",
                    "--threads",
                    "1"};
-  const std::string text = checked(Args{"train", "--profile", "--out", folder / "run", "--json", folder / "profile.json"} + small).out;
+  const std::string text =
+      checked(Args{"train", "--profile", "--out", folder / "run", "--json", folder / "profile.json"} + small).out;
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
   const Json json = Json::parse(slurp(folder / "profile.json"));
   expect_documented("train", {json});
@@ -130,8 +134,8 @@ TEST(JsonOutput, TrainsProfileIsTheTextsTable) {
     shares += share.get<double>();
   }
   EXPECT_NEAR(shares, 1, 1e-9);
-  for (const char* name :
-       {"linear_forward", "linear_backward", "cross_entropy_backward", "recurrence_forward", "recurrence_backward", "attention_backward", "adamw"}) {
+  for (const char* name : {"linear_forward", "linear_backward", "cross_entropy_backward", "recurrence_forward",
+                           "recurrence_backward", "attention_backward", "adamw"}) {
     EXPECT_EQ(row_of(text, {name})[0], name);
   }
   for (const Json& row : profile.at("operations")) {
@@ -161,16 +165,19 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
     const std::string rest = text.substr(text.find("  inputs: ")), inputs = rest.substr(0, rest.find("\n  step: "));
     // Of a gate the text says in brackets that there is one a head.
     const std::string unscaled = std::regex_replace(inputs, std::regex("\\([^)]*\\)"), "");
-    EXPECT_EQ(static_cast<size_t>(std::count(unscaled.begin(), unscaled.end(), ',')) + 1, rule.at("inputs").size()) << inputs;
+    EXPECT_EQ(static_cast<size_t>(std::count(unscaled.begin(), unscaled.end(), ',')) + 1, rule.at("inputs").size())
+        << inputs;
     // The text is one that gives the rule again.
     EXPECT_EQ(parse_rule(rule.at("text").get<std::string>()), preset(name).rule) << name;
     EXPECT_THAT(rule.at("same_as").get<Args>(), testing::Contains(name));
   }
   for (const auto& [axis, words] : all.at("axes").items()) {
     EXPECT_THAT(list, HasSubstr(fmt::format("  {:<13} {}", axis, words[0].get<std::string>())));
-    for (const Json& rule : all.at("rules")) EXPECT_THAT(words.get<Args>(), testing::Contains(rule.at("axes").at(axis).get<std::string>()));
+    for (const Json& rule : all.at("rules"))
+      EXPECT_THAT(words.get<Args>(), testing::Contains(rule.at("axes").at(axis).get<std::string>()));
   }
-  for (const auto& [number, value] : all.at("numbers").items()) EXPECT_THAT(list, HasSubstr(fmt::format(" {}={:g}", number, value.get<double>())));
+  for (const auto& [number, value] : all.at("numbers").items())
+    EXPECT_THAT(list, HasSubstr(fmt::format(" {}={:g}", number, value.get<double>())));
   ASSERT_EQ(one.at("rules").size(), 1u);
   EXPECT_EQ(one["rules"][0]["name"], "kda update=additive");
   EXPECT_EQ(one["rules"][0]["axes"]["update"], "additive");
@@ -179,10 +186,13 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
 }
 
 TEST(JsonOutput, InfoHasWhatTheTextHas) {
-  const Json json = json_of({"info", "--threads", "1"}), model = json_of({"info", FW_SOURCE_DIR "/recipes/shakespeare.toml"});
+  const Json json = json_of({"info", "--threads", "1"}),
+             model = json_of({"info", FW_SOURCE_DIR "/recipes/shakespeare.toml"});
   expect_documented("info", {json, model});
   const std::string text = checked({"info", "--threads", "1"}).out;
-  const auto line = [&](const std::string& what, const std::string& value) { EXPECT_THAT(text, HasSubstr(fmt::format("{:<14}{}\n", what, value))); };
+  const auto line = [&](const std::string& what, const std::string& value) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("{:<14}{}\n", what, value)));
+  };
   line("version", json.at("fastweight"));
   line("build", json.at("build"));
   line("compiler", json.at("compiler"));
@@ -211,7 +221,8 @@ TEST(JsonOutput, SelftestHasWhatTheTextHas) {
     row.emplace_back(result.at("ok") ? "ok" : "FAILED");
     EXPECT_EQ(row_of(text, {row[0], row[1]}), row);
   }
-  EXPECT_THAT(text, HasSubstr(fmt::format("{} on {}: all within bounds", json["fastweight"].get<std::string>(), json.at("runs_on").get<std::string>())));
+  EXPECT_THAT(text, HasSubstr(fmt::format("{} on {}: all within bounds", json["fastweight"].get<std::string>(),
+                                          json.at("runs_on").get<std::string>())));
   EXPECT_EQ(json.at("failed"), 0);
   EXPECT_EQ(json.at("device"), "cpu");
 }
@@ -260,8 +271,9 @@ TEST_F(JsonOfARun, EvalHasWhatTheTextHas) {
   for (const Json& r : json.at("results")) {
     const std::string context = r.at("context") == 0 ? "document" : r["context"].dump();
     const double loss = r.at("loss"), nll = r.at("nll"), tokens = r.at("tokens"), bytes = r.at("bytes");
-    EXPECT_EQ(row_of(text, {context}), (Args{context, "anew", r["tokens"].dump(), fmt::format("{:.4f}", r.at("bits_per_byte").get<double>()),
-                                             fmt::format("{:.4f}", loss), fmt::format("{:.3f}", r.at("perplexity").get<double>())}));
+    EXPECT_EQ(row_of(text, {context}),
+              (Args{context, "anew", r["tokens"].dump(), fmt::format("{:.4f}", r.at("bits_per_byte").get<double>()),
+                    fmt::format("{:.4f}", loss), fmt::format("{:.3f}", r.at("perplexity").get<double>())}));
     EXPECT_EQ(r.at("carry"), false);
     EXPECT_NEAR(loss, nll / tokens, 1e-12);
     EXPECT_NEAR(r["bits_per_byte"].get<double>(), nll / std::log(2.0) / bytes, 1e-12);
@@ -272,13 +284,14 @@ TEST_F(JsonOfARun, EvalHasWhatTheTextHas) {
   EXPECT_EQ(json.at("model"), *folder_ / "run/model");
 }
 
-// A model with what it writes after 40 ids as the values of another program: one that agrees, one that does not, an unknown one and a
-// damaged one.
+// A model with what it writes after 40 ids as the values of another program: one that agrees, one that does not, an
+// unknown one and a damaged one.
 TEST_F(JsonOfARun, VerifyHasWhatTheTextHas) {
   std::vector<int64_t> prompt;
   std::string ids;
   for (int64_t i = 0; i < 40; ++i) ids += fmt::format("{} ", prompt.emplace_back(32 + 2 * i));
-  const Outcome written = checked({"generate", *folder_ / "run", "--tokenizer", "ids", "--prompt", ids, "--greedy", "--tokens", "6", "--json"});
+  const Outcome written = checked(
+      {"generate", *folder_ / "run", "--tokenizer", "ids", "--prompt", ids, "--greedy", "--tokens", "6", "--json"});
   std::vector<int64_t> greedy = Json::parse(written.out).at("ids");
   const std::string vectors = *folder_ / "vectors";
   const auto model = [&](const std::string& name) {
@@ -300,13 +313,15 @@ TEST_F(JsonOfARun, VerifyHasWhatTheTextHas) {
   const std::string text = checked({"verify", vectors}, 1).out;
   ASSERT_EQ(json.at("compared").size(), 2u) << json.dump(2);
   for (const Json& c : json.at("compared")) {
-    EXPECT_EQ(row_of(text, {c.at("subject")}), (Args{c["subject"], c.at("compared"), fmt::format("{:.1e}", c.at("error").get<double>()),
-                                                     fmt::format("{:g}", c.at("bound").get<double>()), c.at("where"), c.at("ok") ? "ok" : "FAILED"}));
+    EXPECT_EQ(row_of(text, {c.at("subject")}),
+              (Args{c["subject"], c.at("compared"), fmt::format("{:.1e}", c.at("error").get<double>()),
+                    fmt::format("{:g}", c.at("bound").get<double>()), c.at("where"), c.at("ok") ? "ok" : "FAILED"}));
   }
   ASSERT_EQ(json.at("unknown").size(), 1u);
   EXPECT_THAT(text, HasSubstr(json["unknown"][0].at("reason").get<std::string>()));
-  EXPECT_THAT(text, HasSubstr(fmt::format("{}: {} within bounds, {} beyond, {} rules or models unknown", json.at("dtype").get<std::string>(),
-                                          json.at("passed").get<int>(), json.at("failed").get<int>(), json["unknown"].size())));
+  EXPECT_THAT(text, HasSubstr(fmt::format("{}: {} within bounds, {} beyond, {} rules or models unknown",
+                                          json.at("dtype").get<std::string>(), json.at("passed").get<int>(),
+                                          json.at("failed").get<int>(), json["unknown"].size())));
   EXPECT_EQ(json["passed"], 1);
   EXPECT_EQ(json["failed"], 1);
   EXPECT_EQ(json.at("unreadable"), Json::array());
@@ -319,8 +334,9 @@ TEST_F(JsonOfARun, VerifyHasWhatTheTextHas) {
 
 TEST(JsonOutput, BenchHasWhatTheTextHas) {
   const Folder folder;
-  const Outcome recurrence = checked({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim", "16", "--repeats",
-                                      "2", "--threads", "1", "--commit", "abc", "--json", folder / "recurrence"});
+  const Outcome recurrence =
+      checked({"bench", "--rule", "kda,mamba2", "--tokens", "32", "--heads", "2", "--key-dim", "16", "--value-dim",
+               "16", "--repeats", "2", "--threads", "1", "--commit", "abc", "--json", folder / "recurrence"});
   const Outcome models = checked({"bench",
                                   "--train",
                                   "--decode-model",
@@ -369,22 +385,26 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
   ASSERT_EQ(third.at("generation").at("results").size(), 4U);
   for (const Json& row : third.at("generation").at("results")) {
     EXPECT_THAT(generation.out, HasSubstr(fmt::format("{:.0f}", row.at("tok_s").get<double>())));
-    EXPECT_NEAR(row.at("tok_s").get<double>() * row.at("ms_per_token").at("median").get<double>(), 1e3 * row.at("sequences").get<double>(), 1);
+    EXPECT_NEAR(row.at("tok_s").get<double>() * row.at("ms_per_token").at("median").get<double>(),
+                1e3 * row.at("sequences").get<double>(), 1);
   }
   EXPECT_THAT(generation.out, HasSubstr("prefill of 60 tokens"));
   const Json first = Json::parse(slurp(folder / "recurrence")), second = Json::parse(slurp(folder / "models"));
   expect_documented("bench", {first, second, third});
   EXPECT_EQ(first.at("commit"), "abc");
   const auto of = [](const Json& figures, int digits) {
-    return fmt::format("{:.{}f} ({:.{}f})", figures.at("median").get<double>(), digits, figures.at("best").get<double>(), digits);
+    return fmt::format("{:.{}f} ({:.{}f})", figures.at("median").get<double>(), digits,
+                       figures.at("best").get<double>(), digits);
   };
   for (const Json& r : first.at("recurrence").at("results")) {
     const std::string form = r.at("form") == "token" ? "token" : "chunk " + r.at("chunk").dump();
     EXPECT_EQ(row_of(recurrence.out, {r.at("rule")}),
               (Args{r["rule"], form, of(r.at("forward_us_per_token"), 2), of(r.at("forward_backward_us_per_token"), 2),
-                    fmt::format("{:.2f}", r.at("backward_over_forward").at("median").get<double>()), of(r.at("decode_us_per_token"), 2),
-                    fmt::format("{:.1f}", r.at("forward_gflops").get<double>()), fmt::format("{:.1f}", r.at("forward_backward_gflops").get<double>()),
-                    fmt::format("{:.1f}", r.at("forward_gb_per_s").get<double>()), fmt::format("{:.1f}", r.at("decode_gb_per_s").get<double>())}));
+                    fmt::format("{:.2f}", r.at("backward_over_forward").at("median").get<double>()),
+                    of(r.at("decode_us_per_token"), 2), fmt::format("{:.1f}", r.at("forward_gflops").get<double>()),
+                    fmt::format("{:.1f}", r.at("forward_backward_gflops").get<double>()),
+                    fmt::format("{:.1f}", r.at("forward_gb_per_s").get<double>()),
+                    fmt::format("{:.1f}", r.at("decode_gb_per_s").get<double>())}));
   }
   for (const Json& r : second.at("train").at("results")) {
     const Args row = row_of(models.out, {r.at("precision")});
@@ -393,7 +413,8 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
   }
   for (const char* end : {"first", "last"}) {
     const Json& r = second.at("decode").at(end);
-    EXPECT_EQ(row_of(models.out, {r.at("at_token").dump()}).at(1), fmt::format("{:.1f}", r.at("us_per_token").at("median").get<double>()));
+    EXPECT_EQ(row_of(models.out, {r.at("at_token").dump()}).at(1),
+              fmt::format("{:.1f}", r.at("us_per_token").at("median").get<double>()));
   }
 }
 

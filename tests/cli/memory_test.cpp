@@ -24,10 +24,12 @@ TEST(Memory, ATrainingStepThatDoesNotFit) {
   Folder folder;
   spill(folder / "text", small_text());
   const Args train = tiny_train(folder / "text", folder / "run");
-  expect_refusal(train + Args{"--batch", "2000000", "--length", "1000", "--hidden-size", "4096"}, "lower batch or length");
+  expect_refusal(train + Args{"--batch", "2000000", "--length", "1000", "--hidden-size", "4096"},
+                 "lower batch or length");
   expect_refusal(train + Args{"--batch", "30000000", "--accumulate", "65536"}, "lower batch or length");
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
-  EXPECT_THAT(run(train + Args{"--dry-run", "--batch", "1000000", "--length", "2000"}).err, HasSubstr("tokens to plan a step for"));
+  EXPECT_THAT(run(train + Args{"--dry-run", "--batch", "1000000", "--length", "2000"}).err,
+              HasSubstr("tokens to plan a step for"));
   expect_refusal({"bench", "--train", "--batch", "8000000", "--hidden-size", "4096"}, "lower batch or length");
 }
 
@@ -43,7 +45,8 @@ TEST(Memory, ABenchmarkThatDoesNotFit) {
 
 // Beyond all address space, so that going on ends at once too, but in another way.
 TEST(Memory, TheCheckCanBeSwitchedOff) {
-  const Outcome outcome = run({"bench", "--rule", "deltanet", "--tokens", "10000000", "--heads", "4096", "--key-dim", "4096", "--no-check-memory"});
+  const Outcome outcome = run({"bench", "--rule", "deltanet", "--tokens", "10000000", "--heads", "4096", "--key-dim",
+                               "4096", "--no-check-memory"});
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("out of memory"));
 }

@@ -1,5 +1,5 @@
-// Model folders of other programs as they come, and what import, export and train --from carry besides the model. tests/cli/cases has small ones with right
-// values (numpy in float64, transformers 5.24).
+// Model folders of other programs as they come, and what import, export and train --from carry besides the model.
+// tests/cli/cases has small ones with right values (numpy in float64, transformers 5.24).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,8 @@ Outcome ok(const Args& args) {
 
 void copy_case(const std::string& name, const std::string& to) {
   fs::copy(case_path(name), to);
-  for (const auto& entry : fs::directory_iterator(to)) fs::permissions(entry, fs::perms::owner_write, fs::perm_options::add);
+  for (const auto& entry : fs::directory_iterator(to))
+    fs::permissions(entry, fs::perms::owner_write, fs::perm_options::add);
 }
 
 std::vector<std::string> files_of(const std::string& folder) {
@@ -40,7 +41,8 @@ std::vector<std::string> files_of(const std::string& folder) {
 }
 
 double nll(const std::string& model) {
-  const Outcome outcome = ok({"eval", model, "--text", case_path("ids.txt"), "--tokenizer", "ids", "--context", "0", "--json"});
+  const Outcome outcome =
+      ok({"eval", model, "--text", case_path("ids.txt"), "--tokenizer", "ids", "--context", "0", "--json"});
   return Json::parse(outcome.out)["results"][0]["nll"].get<double>();
 }
 
@@ -78,7 +80,9 @@ TEST(ModelFolder, AnUnknownKeyIsAnErrorOrAWarning) {
               HasSubstr("warning: '" + (folder / "m/config.json") + "': note: this key is not known"));
 }
 
-Json generated(const std::string& model) { return Json::parse(ok({"generate", model, "--prompt", "ab", "--tokens", "8", "--greedy", "--json"}).out); }
+Json generated(const std::string& model) {
+  return Json::parse(ok({"generate", model, "--prompt", "ab", "--tokens", "8", "--greedy", "--json"}).out);
+}
 TEST(ModelFolder, TheEndsOfGenerationConfig) {
   Folder folder;
   const Json there = generated(case_path("two_ends"));
@@ -93,8 +97,8 @@ TEST(ModelFolder, TheEndsOfGenerationConfig) {
   ok({"import", case_path("two_ends"), folder / "ours"});
   ok({"export", folder / "ours", folder / "theirs"});
   spill(folder / "text", small_text());
-  ok({"train", "--from", folder / "ours", "--text", folder / "text", "--out", folder / "run", "--steps", "1", "--batch", "1", "--length", "8", "--lr", "1e-9",
-      "--min-lr", "0"});
+  ok({"train", "--from", folder / "ours", "--text", folder / "text", "--out", folder / "run", "--steps", "1", "--batch",
+      "1", "--length", "8", "--lr", "1e-9", "--min-lr", "0"});
   for (const char* name : {"ours", "theirs", "run"}) {
     Json report = generated(folder / name);
     EXPECT_EQ(report["ids"], there["ids"]) << name << report;
@@ -111,9 +115,10 @@ TEST(ModelFolder, TheEndsOfGenerationConfig) {
 TEST(ModelFolder, TheFilesOfTheTokenizerGoAlongAndNoOthers) {
   Folder folder;
   copy_case("two_ends", folder / "m");
-  const std::vector<std::pair<std::string, std::string>> side = {{"special_tokens_map.json", R"({"eos_token": "<|end|>"})"},
-                                                                 {"tokenizer_config.json", R"({"eos_token": "<|end|>", "chat_template": "{{ messages }}"})"},
-                                                                 {"chat_template.jinja", "{{ messages }}"}};
+  const std::vector<std::pair<std::string, std::string>> side = {
+      {"special_tokens_map.json", R"({"eos_token": "<|end|>"})"},
+      {"tokenizer_config.json", R"({"eos_token": "<|end|>", "chat_template": "{{ messages }}"})"},
+      {"chat_template.jinja", "{{ messages }}"}};
   for (const auto& [name, text] : side) spill(folder / "m/" + name, text);
   for (const char* name : {"consolidated.safetensors", "pytorch_model.bin", "optimizer.pt"})
     spill(folder / "m/" + std::string(name), std::string(1 << 20, 'x'));
@@ -122,9 +127,12 @@ TEST(ModelFolder, TheFilesOfTheTokenizerGoAlongAndNoOthers) {
   for (const char* name : {"ours", "theirs"}) {
     for (const auto& [file, text] : side) EXPECT_EQ(slurp(folder / name + "/" + file), text) << name;
     EXPECT_EQ(slurp(folder / name + "/tokenizer.json"), slurp(case_path("two_ends/tokenizer.json"))) << name;
-    EXPECT_EQ(slurp(folder / name + "/generation_config.json"), slurp(case_path("two_ends/generation_config.json"))) << name;
-    EXPECT_EQ(files_of(folder / name), (std::vector<std::string>{"chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-                                                                 "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}));
+    EXPECT_EQ(slurp(folder / name + "/generation_config.json"), slurp(case_path("two_ends/generation_config.json")))
+        << name;
+    EXPECT_EQ(
+        files_of(folder / name),
+        (std::vector<std::string>{"chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+                                  "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}));
   }
   EXPECT_EQ(Json::parse(slurp(folder / "theirs/config.json")), Json::parse(slurp(folder / "m/config.json")));
 }
@@ -134,19 +142,26 @@ TEST(ModelFolder, ExportKeepsTheByteTokenizerAndSaysThatNothingEnds) {
   spill(folder / "text", small_text());
   ok(tiny_train(folder / "text", folder / "run") + Args{"--layout", "fla", "--steps", "1"});
   EXPECT_THAT(ok({"export", folder / "run", folder / "theirs"}).out, HasSubstr("tokenizer: bytes"));
-  const Json definition = Json::parse(slurp(folder / "theirs/tokenizer.json")), config = Json::parse(slurp(folder / "theirs/config.json"));
+  const Json definition = Json::parse(slurp(folder / "theirs/tokenizer.json")),
+             config = Json::parse(slurp(folder / "theirs/config.json"));
   EXPECT_EQ(definition["model"]["type"], "BPE");
   EXPECT_EQ(definition["model"]["vocab"]["a"], 97);
   EXPECT_EQ(definition["model"]["vocab"].size(), 256U);
-  for (const char* key : {"eos_token_id", "bos_token_id", "pad_token_id"}) EXPECT_TRUE(config.contains(key) && config[key].is_null()) << key;
+  for (const char* key : {"eos_token_id", "bos_token_id", "pad_token_id"})
+    EXPECT_TRUE(config.contains(key) && config[key].is_null()) << key;
   EXPECT_THAT(ok({"import", folder / "theirs", folder / "back"}).out, HasSubstr("tokenizer: bytes"));
   const Args eval = {"--text", folder / "text", "--context", "64", "--json"};
-  const auto results = [&](const std::string& model) { return Json::parse(ok(Args{"eval", model} + eval).out)["results"]; };
+  const auto results = [&](const std::string& model) {
+    return Json::parse(ok(Args{"eval", model} + eval).out)["results"];
+  };
   EXPECT_EQ(results(folder / "theirs"), results(folder / "run"));
   EXPECT_EQ(results(folder / "back"), results(folder / "run"));
   // The same file read as a Hugging Face tokenizer has the same ids.
   ok({"tokenize", folder / "text", "--tokenizer", folder / "theirs/tokenizer.json", "--out", folder / "tokens"});
-  EXPECT_EQ(Json::parse(ok({"eval", folder / "run", "--tokenizer", "ids", "--context", "64", "--json", "--text", case_path("ids.txt")}).out)["results"].size(),
+  EXPECT_EQ(Json::parse(ok({"eval", folder / "run", "--tokenizer", "ids", "--context", "64", "--json", "--text",
+                            case_path("ids.txt")})
+                            .out)["results"]
+                .size(),
             1U);
 }
 
@@ -191,19 +206,22 @@ TEST(ModelFolder, AFailedCommandLeavesNoFolder) {
 
 TEST(ModelFolder, CountsAreWholeNumbers) {
   const Json model = Json::parse(ok({"info", case_path("two_ends"), "--json"}).out)["model"];
-  for (const char* key : {"parameters", "state_bytes", "state_bytes_token", "step_bytes"}) EXPECT_TRUE(model[key].is_number_integer()) << key << model[key];
+  for (const char* key : {"parameters", "state_bytes", "state_bytes_token", "step_bytes"})
+    EXPECT_TRUE(model[key].is_number_integer()) << key << model[key];
   EXPECT_EQ(model["parameters"], 34888);
 }
 
 TEST(ModelFolder, UnknownNamesSayTheNearestAndWhereTheListIs) {
   const Outcome rule = run({"train", "--rule", "gated_deltane", "--text", "x", "--out", "y"});
   EXPECT_EQ(rule.code, 2);
-  EXPECT_THAT(rule.err, HasSubstr("unknown preset 'gated_deltane'; did you mean 'gated_deltanet'? (nearest: gated_deltanet, gated_deltanet2, "));
+  EXPECT_THAT(rule.err, HasSubstr("unknown preset 'gated_deltane'; did you mean 'gated_deltanet'? (nearest: "
+                                  "gated_deltanet, gated_deltanet2, "));
   EXPECT_THAT(rule.err, HasSubstr("'fastweight rules' lists all"));
   EXPECT_LT(rule.err.size(), 200U);
   Folder folder;
   spill(folder / "text", small_text());
-  const Outcome layout = run(tiny_train(folder / "text", folder / "run") + Args{"--layout", "fla", "--rule", "kaczmarz"});
+  const Outcome layout =
+      run(tiny_train(folder / "text", folder / "run") + Args{"--layout", "fla", "--rule", "kaczmarz"});
   EXPECT_EQ(layout.code, 2);
   EXPECT_THAT(layout.err, HasSubstr("its nearest is gated_deltanet"));
   EXPECT_THAT(layout.err, Not(HasSubstr("samba")));

@@ -1,4 +1,5 @@
-// Names are names: of paths and labels no part is code in another program's language, whatever program a text is generated for.
+// Names are names: of paths and labels no part is code in another program's language, whatever program a text is
+// generated for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,13 +26,16 @@ class TextOfOthers : public testing::Test {
   }
   static void TearDownTestSuite() { folder_.reset(); }
   static Args sweep(const std::string& out) {
-    const Args sizes{"--hidden-size", "8", "--num-heads", "1", "--head-dim", "8", "--intermediate-size", "8", "--threads", "1"};
-    return Args{"sweep", "palindrome", "--rule", "mamba2", "--out", out, "--length", "4", "--lengths", "4", "--steps", "4"} +
+    const Args sizes{"--hidden-size",       "8", "--num-heads", "1", "--head-dim", "8",
+                     "--intermediate-size", "8", "--threads",   "1"};
+    return Args{"sweep",    "palindrome", "--rule",    "mamba2", "--out",   out,
+                "--length", "4",          "--lengths", "4",      "--steps", "4"} +
            Args{"--batch", "4", "--judged", "4", "--eval-every", "2"} + sizes;
   }
   // In the test's folder, so that names are relative and the commands of a shell would leave files there.
   static Outcome in_folder(const Args& args, const std::string& before = "") {
-    return Program(args, "", "/dev/null", {"/bin/sh", "-c", "cd \"$0\" && " + before + " exec \"$@\"", folder_->path()}).wait();
+    return Program(args, "", "/dev/null", {"/bin/sh", "-c", "cd \"$0\" && " + before + " exec \"$@\"", folder_->path()})
+        .wait();
   }
   static bool has_gnuplot() { return run_process({"gnuplot", "--version"}, "").started; }
   static void expect_no_command_ran() {
@@ -49,14 +53,18 @@ TEST_F(TextOfOthers, ALineBreakInAPathIsNoCommandOfGnuplots) {
   const Outcome swept = in_folder(sweep("s\n!touch pwned_sweep #"));
   EXPECT_EQ(swept.code, 0) << swept.err;
   const Outcome drawn = in_folder({"curves", "m", "--out", "x\n!touch pwned_curves #"});
-  const Outcome analyzed = in_folder({"analyze", "m", "--text", "text", "--tokens", "64", "--out", "a\n!touch pwned_analyze #"});
+  const Outcome analyzed =
+      in_folder({"analyze", "m", "--text", "text", "--tokens", "64", "--out", "a\n!touch pwned_analyze #"});
   EXPECT_EQ(analyzed.code, 0) << analyzed.err;
-  const Outcome reported = in_folder({"report", "sw", "--out", "r"}, "mkdir 'tmp\n!touch pwned_report #' && TMPDIR=\"$PWD/tmp\n!touch pwned_report #\"");
+  const Outcome reported =
+      in_folder({"report", "sw", "--out", "r"},
+                "mkdir 'tmp\n!touch pwned_report #' && TMPDIR=\"$PWD/tmp\n!touch pwned_report #\"");
   EXPECT_EQ(reported.code, 0) << reported.err;
   expect_no_command_ran();
   if (!has_gnuplot()) GTEST_SKIP() << "gnuplot is not installed: nothing was drawn";
   EXPECT_EQ(drawn.code, 0) << drawn.err;
-  for (const char* file : {"t\n!touch pwned_train #/loss.png", "s\n!touch pwned_sweep #/accuracy.svg", "x\n!touch pwned_curves #.png"}) {
+  for (const char* file :
+       {"t\n!touch pwned_train #/loss.png", "s\n!touch pwned_sweep #/accuracy.svg", "x\n!touch pwned_curves #.png"}) {
     EXPECT_GT(slurp(*folder_ / file).size(), 1000u) << file;
   }
   EXPECT_THAT(slurp(*folder_ / "r.html"), HasSubstr("<svg"));
@@ -65,7 +73,8 @@ TEST_F(TextOfOthers, ALineBreakInAPathIsNoCommandOfGnuplots) {
 TEST_F(TextOfOthers, LabelsAreText) {
   if (!has_gnuplot()) GTEST_SKIP() << "gnuplot is not installed";
   const std::string label = "a''b `touch pwned_back` \"c\" \\n <i> $x @y";
-  const Outcome drawn = in_folder({"curves", "m", "--label", label, "--title", label + "\n!touch pwned_title", "--out", "labels"});
+  const Outcome drawn =
+      in_folder({"curves", "m", "--label", label, "--title", label + "\n!touch pwned_title", "--out", "labels"});
   EXPECT_EQ(drawn.code, 0) << drawn.err;
   expect_no_command_ran();
   const std::string svg = slurp(*folder_ / "labels.svg");
@@ -96,7 +105,8 @@ TEST_F(TextOfOthers, ReportsHaveThemAsText) {
 
 // A run file has every name as one string, and gives it back.
 TEST_F(TextOfOthers, RunFilesGiveThemBack) {
-  for (const char* name : {"a'''b\"\"\"c", "line\n[train]\nsteps = 99\n#", "tab\tback\\slash 'q' \"d\"", "u\x7f\x1b[31m"}) {
+  for (const char* name :
+       {"a'''b\"\"\"c", "line\n[train]\nsteps = 99\n#", "tab\tback\\slash 'q' \"d\"", "u\x7f\x1b[31m"}) {
     fs::copy_file(*folder_ / "text", *folder_ / name);
     const Outcome first = in_folder(tiny_train(name, "toml-a"));
     ASSERT_EQ(first.code, 0) << first.err;
@@ -113,7 +123,8 @@ TEST_F(TextOfOthers, PagesMayBeReadInPart) {
     const std::string script = "{ sleep 0.2; \"$0\" " + args + "; echo code $? >&2; } | true";
     return run_process({"bash", "-c", script, std::string(FW_BINARY_DIR) + "/fastweight"}, "").errors;
   };
-  for (const char* args : {"--help", "train --help", "man", "completion bash", "--version"}) EXPECT_EQ(errors_of(args), "code 0\n") << args;
+  for (const char* args : {"--help", "train --help", "man", "completion bash", "--version"})
+    EXPECT_EQ(errors_of(args), "code 0\n") << args;
   EXPECT_THAT(errors_of("rules --json"), HasSubstr("code 2"));
 }
 

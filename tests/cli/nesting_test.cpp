@@ -30,9 +30,10 @@ TEST(Nesting, ConfigJson) {
   std::filesystem::create_directories(folder / "model");
   spill(folder / "model/config.json", "{\"model_type\": " + repeated("[", 50000) + repeated("]", 50000) + "}");
   spill(folder / "text", small_text());
-  for (const Args& args : {Args{"generate", folder / "model"}, Args{"eval", folder / "model", "--text", folder / "text"},
-                           Args{"analyze", folder / "model", "--text", folder / "text"}, Args{"export", folder / "model", folder / "out"},
-                           Args{"import", folder / "model", folder / "out"}, Args{"verify", folder / "model"}}) {
+  for (const Args& args :
+       {Args{"generate", folder / "model"}, Args{"eval", folder / "model", "--text", folder / "text"},
+        Args{"analyze", folder / "model", "--text", folder / "text"}, Args{"export", folder / "model", folder / "out"},
+        Args{"import", folder / "model", folder / "out"}, Args{"verify", folder / "model"}}) {
     expect_refused(args, "config.json");
   }
 }
@@ -40,15 +41,17 @@ TEST(Nesting, ConfigJson) {
 TEST(Nesting, RunFiles) {
   const Folder folder;
   const std::string file = folder / "run.toml";
-  for (const std::string& text : {repeated("a.", 60000) + "a = 1\n", "[" + repeated("a.", 60000) + "a]\n", "[[" + repeated("a . ", 60000) + "a]]\n",
-                                  "a = " + repeated("[", 60000), "a = " + repeated("{a = ", 60000), "[a.a]\nb = {" + repeated("\"a\".", 60000) + "a = 1}\n"}) {
+  for (const std::string& text :
+       {repeated("a.", 60000) + "a = 1\n", "[" + repeated("a.", 60000) + "a]\n",
+        "[[" + repeated("a . ", 60000) + "a]]\n", "a = " + repeated("[", 60000), "a = " + repeated("{a = ", 60000),
+        "[a.a]\nb = {" + repeated("\"a\".", 60000) + "a = 1}\n"}) {
     spill(file, text);
     expect_refused({"train", file}, file + ":");
   }
 }
 
-// What a file may well have: brackets and dots in strings and comments, dots of numbers, tables side by side. Its unknown key is found,
-// which comes after parsing.
+// What a file may well have: brackets and dots in strings and comments, dots of numbers, tables side by side. Its
+// unknown key is found, which comes after parsing.
 TEST(Nesting, WhatOnlyLooksDeepIsRead) {
   const Folder folder;
   const std::string file = folder / "run.toml";

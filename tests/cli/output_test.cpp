@@ -1,4 +1,5 @@
-// What a command writes is never what it reads, and a run folder is only ever one that the program made or that was empty.
+// What a command writes is never what it reads, and a run folder is only ever one that the program made or that was
+// empty.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,9 +41,11 @@ TEST_F(Output, TokenizeOntoItsText) {
   expect_untouched({"tokenize", at("text"), "--out", at("text")}, at("text"), "--out");
   fs::create_hard_link(at("text"), at("link"));
   expect_untouched({"tokenize", at("text"), "--out", at("link")}, at("text"), "--out");
-  expect_untouched({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--out", at("text")}, at("text"), "--out");
+  expect_untouched({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--out", at("text")}, at("text"),
+                   "--out");
   ASSERT_EQ(run({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--out", at("sp.model")}).code, 0);
-  expect_untouched({"tokenize", at("text"), "--tokenizer", at("sp.model"), "--out", at("sp.model")}, at("sp.model"), "--out");
+  expect_untouched({"tokenize", at("text"), "--tokenizer", at("sp.model"), "--out", at("sp.model")}, at("sp.model"),
+                   "--out");
 }
 
 TEST_F(Output, TrainOntoItsTextOrRunFile) {
@@ -55,7 +58,8 @@ TEST_F(Output, TrainOntoItsTextOrRunFile) {
 
   fs::create_directories(at("recipes"));
   spill(at("recipes/config.toml"), "[train]\nsteps = 1\n[data]\ntext = \"" + at("text") + "\"\n");
-  expect_untouched({"train", at("recipes/config.toml"), "--out", at("recipes")}, at("recipes/config.toml"), "would replace");
+  expect_untouched({"train", at("recipes/config.toml"), "--out", at("recipes")}, at("recipes/config.toml"),
+                   "would replace");
   EXPECT_FALSE(fs::exists(at("recipes/data")));
 }
 
@@ -79,12 +83,14 @@ TEST_F(Output, StatesPicturesAndAnalyses) {
   const std::string model = at("run/model/model.safetensors");
   expect_untouched({"generate", at("run"), "--tokens", "1", "--state-save", model}, model, "--state-save");
   spill(at("prompt"), "to be");
-  expect_untouched({"generate", at("run"), "--prompt-file", at("prompt"), "--state-save", at("prompt")}, at("prompt"), "--state-save");
+  expect_untouched({"generate", at("run"), "--prompt-file", at("prompt"), "--state-save", at("prompt")}, at("prompt"),
+                   "--state-save");
   fs::copy_file(at("run/metrics.jsonl"), at("m.svg"));
   expect_untouched({"curves", at("m.svg"), "--out", at("m")}, at("m.svg"), "--out");
   fs::create_directories(at("a"));
   spill(at("a/analysis.json"), small_text());
-  expect_untouched({"analyze", at("run"), "--text", at("a/analysis.json"), "--out", at("a")}, at("a/analysis.json"), "--out");
+  expect_untouched({"analyze", at("run"), "--text", at("a/analysis.json"), "--out", at("a")}, at("a/analysis.json"),
+                   "--out");
   spill(at("a/gain.svg"), small_text());
   expect_untouched({"analyze", at("run"), "--text", at("a/gain.svg"), "--out", at("a")}, at("a/gain.svg"), "--out");
 }
@@ -103,7 +109,8 @@ TEST_F(Output, ModelsGoIntoNewFolders) {
 // What cannot be written is said before the work, not after it.
 TEST_F(Output, WhatCannotBeWrittenIsSaidFirst) {
   const std::string lost = at("no-folder/x");
-  for (const Args& args : {Args{"tokenize", at("text"), "--out", lost}, Args{"generate", at("run"), "--tokens", "100000000", "--state-save", lost},
+  for (const Args& args : {Args{"tokenize", at("text"), "--out", lost},
+                           Args{"generate", at("run"), "--tokens", "100000000", "--state-save", lost},
                            Args{"curves", at("run"), "--out", lost}, Args{"bench", "--json", lost}}) {
     const Outcome outcome = run(args);
     EXPECT_EQ(outcome.code, 2) << args[0];
@@ -113,9 +120,11 @@ TEST_F(Output, WhatCannotBeWrittenIsSaidFirst) {
   EXPECT_THAT(run({"generate", at("run"), "--tokens", "1", "--state-save", at("run")}).err, HasSubstr("is a folder"));
 }
 
-// What a command reads is known from its options alone: also of commands that take a model, a data set, or whole folders.
+// What a command reads is known from its options alone: also of commands that take a model, a data set, or whole
+// folders.
 TEST_F(Output, WhateverAnOptionNames) {
-  const std::string model = at("run/model/model.safetensors"), state = at("run/checkpoints/step-6/model.safetensors"), text = at("a.txt");
+  const std::string model = at("run/model/model.safetensors"), state = at("run/checkpoints/step-6/model.safetensors"),
+                    text = at("a.txt");
   const Args niah{"requests", "niah_single_1", "--lengths", "128", "--examples", "1"};
   expect_untouched(niah + Args{"--model", at("run"), "--out", model}, model, "--out");
   expect_untouched({"generate", at("run"), "--tokens", "1", "--state-save", state}, state, "--state-save");
@@ -142,7 +151,8 @@ TEST_F(Output, LinksIntoFoldersThatAreRead) {
   expect_untouched({"report", at("sw"), "--out", at("page")}, at("sw/results.json"), "--out");
   // What was drawn into a folder that is read is drawn again, and a state may be gone on with in its file.
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(run({"curves", at("run"), "--out", at("run/again")}).err.find("is what this command reads"), std::string::npos);
+    EXPECT_EQ(run({"curves", at("run"), "--out", at("run/again")}).err.find("is what this command reads"),
+              std::string::npos);
     Args generate{"generate", at("run"), "--tokens", "2", "--state-save", at("run/state")};
     if (i > 0) generate.insert(generate.end(), {"--state-load", at("run/state")});
     const Outcome kept = run(generate);
@@ -152,8 +162,8 @@ TEST_F(Output, LinksIntoFoldersThatAreRead) {
 
 TEST_F(Output, ASweepLooksAtItsTableBeforeTheTraining) {
   fs::create_directories(at("late/results.json"));
-  const Outcome outcome = run({"sweep", "stack", "--rule", "kda", "--out", at("late"), "--length", "30", "--lengths", "30", "--steps", "2", "--hidden-size",
-                               "8", "--num-heads", "1", "--head-dim", "8"});
+  const Outcome outcome = run({"sweep", "stack", "--rule", "kda", "--out", at("late"), "--length", "30", "--lengths",
+                               "30", "--steps", "2", "--hidden-size", "8", "--num-heads", "1", "--head-dim", "8"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("results.json' is a folder"));
   EXPECT_FALSE(fs::exists(at("late/cells")));

@@ -28,8 +28,8 @@ std::string new_folder() {
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& args, const std::string& path_variable, const std::string& input, const std::vector<std::string>& launcher,
-                 const std::string& program)
+Program::Program(const std::vector<std::string>& args, const std::string& path_variable, const std::string& input,
+                 const std::vector<std::string>& launcher, const std::string& program)
     : folder_(new_folder()) {
   std::vector<std::string> all = launcher;
   all.push_back(program.empty() ? std::string(FW_BINARY_DIR) + "/fastweight" : program);
@@ -48,7 +48,8 @@ Program::Program(const std::vector<std::string>& args, const std::string& path_v
   posix_spawn_file_actions_addopen(&actions, 0, input.c_str(), O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  // As a shell starts a program: tests that run under nohup would hand its ignored SIGHUP on, and wait for ever for what the signal does.
+  // As a shell starts a program: tests that run under nohup would hand its ignored SIGHUP on, and wait for ever for
+  // what the signal does.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t all_signals, none;
@@ -81,7 +82,8 @@ Outcome Program::wait() {
   rusage usage = {};
   ::wait4(pid_, &status, 0, &usage);
   pid_ = -1;
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(folder_ + "/out"), slurp(folder_ + "/err"), usage.ru_maxrss};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(folder_ + "/out"),
+          slurp(folder_ + "/err"), usage.ru_maxrss};
 }
 
 Outcome run(const std::vector<std::string>& args) { return Program(args).wait(); }
@@ -114,7 +116,8 @@ std::string run_on_terminal(const std::vector<std::string>& args, const std::vec
   }
   std::string text;
   char piece[4096];
-  for (ssize_t n = 0; (n = ::read(terminal, piece, sizeof piece)) > 0;) text.append(piece, static_cast<size_t>(n));  // an error at the end
+  // an error at the end
+  for (ssize_t n = 0; (n = ::read(terminal, piece, sizeof piece)) > 0;) text.append(piece, static_cast<size_t>(n));
   ::close(terminal);
   ::waitpid(child, nullptr, 0);
   return text;
@@ -139,7 +142,8 @@ void spill(const std::string& path, const std::string& content) {
 }
 
 std::string small_text() {
-  const char* words[] = {"the", "state", "decays", "and", "a", "key", "reads", "what", "was", "written", "before", "it"};
+  const char* words[] = {"the",   "state", "decays", "and",     "a",      "key",
+                         "reads", "what",  "was",    "written", "before", "it"};
   std::string text;
   unsigned x = 12345;
   for (int i = 0; i < 1500; ++i) {

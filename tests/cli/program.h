@@ -16,10 +16,12 @@ struct Outcome {
 
 class Program {
  public:
-  // Starts it with these arguments; standard output and error go to files, standard input comes from one (/dev/null without). launcher: another program with
-  // its arguments, which starts it. program: another one than the built fastweight.
-  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "", const std::string& input = "/dev/null",
-                   const std::vector<std::string>& launcher = {}, const std::string& program = "");
+  // Starts it with these arguments; standard output and error go to files, standard input comes from one (/dev/null
+  // without). launcher: another program with its arguments, which starts it. program: another one than the built
+  // fastweight.
+  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "",
+                   const std::string& input = "/dev/null", const std::vector<std::string>& launcher = {},
+                   const std::string& program = "");
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;

@@ -62,18 +62,22 @@ Args mpirun(int ranks) {
   // Root is what containers have; more ranks than cores is what a test has.
   ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
   ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-  return {FW_MPIRUN, "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none", "-n", std::to_string(ranks)};
+  return {FW_MPIRUN, "--oversubscribe",    "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none",
+          "-n",      std::to_string(ranks)};
 }
 
 class RanksOfMpi : public testing::Test {
  protected:
   void SetUp() override { spill(folder_ / "text", small_text()); }
   Args config(const std::string& out) const {
-    return tiny_train(folder_ / "text", folder_ / out) + Args{"--accumulate", "4", "--steps", "12", "--checkpoint-every", "4", "--threads", "1"};
+    return tiny_train(folder_ / "text", folder_ / out) +
+           Args{"--accumulate", "4", "--steps", "12", "--checkpoint-every", "4", "--threads", "1"};
   }
   Outcome on(int ranks, const Args& args) const { return Program(args, "", "/dev/null", mpirun(ranks)).wait(); }
   std::string model(const std::string& out) const { return slurp(folder_ / (out + "/model/model.safetensors")); }
-  std::string moments(const std::string& out) const { return slurp(folder_ / (out + "/checkpoints/step-12/optimizer.safetensors")); }
+  std::string moments(const std::string& out) const {
+    return slurp(folder_ / (out + "/checkpoints/step-12/optimizer.safetensors"));
+  }
 
   Folder folder_;
 };
@@ -108,7 +112,8 @@ std::vector<pid_t> children(pid_t parent) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const std::string stat = slurp(entry.path() / "stat");
     const size_t end = stat.rfind(") ");  // behind the command's name: " S PARENT ..."
-    if (end != std::string::npos && std::atoi(stat.c_str() + end + 4) == parent) found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
+    if (end != std::string::npos && std::atoi(stat.c_str() + end + 4) == parent)
+      found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
   }
   return found;
 }
@@ -125,8 +130,9 @@ void wait_until(const std::function<bool()>& holds) {
 }
 
 TEST_F(RanksOfMpi, OneIsKilledAllStopAndTheRunGoesOnWithAnotherNumber) {
-  Program program(config("run") + Args{"--steps", "1000000", "--checkpoint-every", "1", "--schedule", "constant", "--warmup", "0", "--keep", "1000"}, "",
-                  "/dev/null", mpirun(4));
+  Program program(config("run") + Args{"--steps", "1000000", "--checkpoint-every", "1", "--schedule", "constant",
+                                       "--warmup", "0", "--keep", "1000"},
+                  "", "/dev/null", mpirun(4));
   wait_until([&] { return fs::exists(folder_ / "run/checkpoints/step-3"); });
   const std::vector<pid_t> ranks = children(program.pid());
   ASSERT_EQ(ranks.size(), 4u);
@@ -174,10 +180,12 @@ TEST_F(RanksOfMpi, ASignalStopsAllAfterACheckpoint) {
   EXPECT_EQ(on(2, {"train", "--resume", "--out", folder_ / "run", "--steps", "8"}).code, 0);
 }
 
-// Ranks that were started with different arguments would send each other parts of other sizes, wait for ever, or train a wrong model.
+// Ranks that were started with different arguments would send each other parts of other sizes, wait for ever, or train
+// a wrong model.
 TEST_F(RanksOfMpi, RanksThatDisagreeEndBeforeTheFirstStep) {
   const auto of_two = [&](const Args& first, const Args& second) {
-    return on(1, config("run") + first + Args{":", "-n", "1", std::string(FW_BINARY_DIR) + "/fastweight"} + config("run") + second);
+    return on(1, config("run") + first + Args{":", "-n", "1", std::string(FW_BINARY_DIR) + "/fastweight"} +
+                     config("run") + second);
   };
   spill(folder_ / "other", small_text() + "and more\n");
   const std::pair<Args, std::string> cases[] = {{{"--hidden-size", "32"}, "model.hidden_size (rank 0: 16, rank 1: 32)"},
@@ -209,7 +217,9 @@ TEST_F(RanksOfMpi, AStaleTextOnOneMachineIsNamed) {
   spill(folder_ / "at0/text", small_text());
   spill(folder_ / "at1/text", small_text() + "stale\n");
   const Outcome outcome =
-      Program(tiny_train(folder_ / "linked", folder_ / "run") + Args{"--accumulate", "4", "--threads", "1"}, "", "/dev/null", mpirun(2) + begin).wait();
+      Program(tiny_train(folder_ / "linked", folder_ / "run") + Args{"--accumulate", "4", "--threads", "1"}, "",
+              "/dev/null", mpirun(2) + begin)
+          .wait();
   EXPECT_EQ(outcome.code, 2) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("the file '" + folder_ / "linked" + "'"));
   EXPECT_FALSE(fs::exists(folder_ / "run/model"));
@@ -250,9 +260,24 @@ TEST_F(RanksOfMpi, ErrorsEndAllAndAreSaid) {
 class RanksOfGpus : public RanksOfMpi {
  protected:
   Args gpu_config(const std::string& out) const {
-    return tiny_train(folder_ / "text", folder_ / out) +
-           Args{"--device",    "cuda", "--accumulate",       "3", "--steps",   "3", "--batch",          "1", "--length", "12",
-                "--log-every", "1",    "--checkpoint-every", "1", "--threads", "1", "--valid-fraction", "0"};
+    return tiny_train(folder_ / "text", folder_ / out) + Args{"--device",
+                                                              "cuda",
+                                                              "--accumulate",
+                                                              "3",
+                                                              "--steps",
+                                                              "3",
+                                                              "--batch",
+                                                              "1",
+                                                              "--length",
+                                                              "12",
+                                                              "--log-every",
+                                                              "1",
+                                                              "--checkpoint-every",
+                                                              "1",
+                                                              "--threads",
+                                                              "1",
+                                                              "--valid-fraction",
+                                                              "0"};
   }
   // launch: mpirun's options.
   Outcome on_gpus(int ranks, const Args& args, const Args& launch = {}) const {
@@ -261,7 +286,8 @@ class RanksOfGpus : public RanksOfMpi {
 };
 
 TEST_F(RanksOfGpus, SeveralHaveTheBitsOfOneAndGoOnWithAnotherNumber) {
-  const Outcome one = Program(gpu_config("one") + Args{"--sums", "apart"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  const Outcome one =
+      Program(gpu_config("one") + Args{"--sums", "apart"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
   ASSERT_EQ(one.code, 0) << one.err;
   const std::string moments = "/checkpoints/step-3/optimizer.safetensors";
   const Outcome two = on_gpus(2, gpu_config("two"));
@@ -286,7 +312,9 @@ TEST_F(RanksOfGpus, SeveralHaveTheBitsOfOneAndGoOnWithAnotherNumber) {
 TEST_F(RanksOfGpus, FewerGpusThanRanks) {
   const Outcome few = on_gpus(3, gpu_config("run"), {"-x", "FW_EMULATION_GPUS=2"});
   EXPECT_NE(few.code, 0);
-  EXPECT_THAT(few.err, HasSubstr("expected a GPU for each of the 3 ranks on this machine, found 2: start at most 2 here (mpirun -n 2)"));
+  EXPECT_THAT(
+      few.err,
+      HasSubstr("expected a GPU for each of the 3 ranks on this machine, found 2: start at most 2 here (mpirun -n 2)"));
   const Outcome shared = on_gpus(2, gpu_config("run"), {"-x", "FW_EMULATION_GPUS=1"});
   EXPECT_NE(shared.code, 0);
   EXPECT_THAT(shared.err, HasSubstr("found 1; ranks 0 and 1 would share GPU emulated 0"));
@@ -295,7 +323,8 @@ TEST_F(RanksOfGpus, FewerGpusThanRanks) {
 #endif
 
 TEST_F(RanksOfMpi, ADivergedRunSaysSoOnce) {
-  const Outcome diverged = on(2, config("run") + Args{"--lr", "1e30", "--clip", "0", "--steps", "100", "--min-lr", "1e30", "--warmup", "0"});
+  const Outcome diverged =
+      on(2, config("run") + Args{"--lr", "1e30", "--clip", "0", "--steps", "100", "--min-lr", "1e30", "--warmup", "0"});
   EXPECT_NE(diverged.code, 0);
   EXPECT_EQ(count(diverged.err, "fastweight train"), 1u) << diverged.err;
 }

@@ -26,49 +26,58 @@ Json info(const std::string& path) {
 
 TEST(Recipes, HaveThePapersParameters) {
   // Millions to a tenth where a paper or its code says so, else all digits.
-  const std::map<std::string, std::pair<double, double>> known = {{"340m-deltanet", {341.6e6, 5e4}},
-                                                                  {"340m-gated-deltanet", {341.8e6, 5e4}},
-                                                                  {"340m-precond-gated-deltanet", {342.2e6, 5e4}},
-                                                                  {"340m-kda", {354.2e6, 5e4}},
-                                                                  {"340m-precond-kda", {354.6e6, 5e4}},
-                                                                  {"340m-qdelta", {367.2e6, 5e4}},
-                                                                  // flame's gated_deltanet of 1B (1.387B) and, a layer, 2048 x 6 + 1
-                                                                  {"1.3b-qdelta", {1387348732 + 21 * (2048 * 6 + 1), 0}},
-                                                                  {"1b-gated-deltanet", {995.0e6, 5e4}},
-                                                                  {"1b-kda", {902.7e6, 5e4}},
-                                                                  {"1b-precond-kda", {903.8e6, 5e4}},
-                                                                  {"400m-kaczmarz", {399.7e6, 5e4}},
-                                                                  {"1b-precond-gated-deltanet", {996.2e6, 5e4}},
-                                                                  {"1.3b-gated-deltanet2", {1348080448, 0}},
-                                                                  {"1.3b-gated-deltanet2-hybrid", {1253420448, 0}},
-                                                                  {"1.3b-gated-deltanet-hybrid", {1201606208, 0}},
-                                                                  {"1.3b-kda-hybrid", {1169862048, 0}},
-                                                                  {"1.3b-transformer", {1158760448, 0}},
-                                                                  // Summed by hand from the shapes of docs/rules/mamba.md and mamba2.md
-                                                                  {"1.3b-mamba", {1334740992, 0}},
-                                                                  {"1.3b-mamba-hybrid", {1255385088, 0}},
-                                                                  {"1.3b-longhorn-diag-hybrid", {1254729728, 0}},
-                                                                  {"1.3b-mamba2", {1306303488, 0}},
-                                                                  {"1.3b-mamba2-hybrid", {1249460608, 0}},
-                                                                  {"1.3b-samba", {1403935488, 0}},
-                                                                  // By hand: four projections, two convolutions, two gates with bias, lambda, a norm.
-                                                                  {"1.3b-mesa", {1366316800, 0}},
-                                                                  {"1.3b-mesa-hybrid", {1159601728, 0}},
-                                                                  // By hand: six mixes, four projections, ranks of 128, 128, 64 (not in the first layer)
-                                                                  // and 224, two vectors and r_k, GroupNorm, channel mix, LayerNorms.
-                                                                  {"1.3b-rwkv7", {1393186816, 0}},
-                                                                  {"1.3b-rwkv7-hybrid", {1181065216, 0}},
-                                                                  // By hand: in_proj of 8,912 (9,440) rows, out_proj, biases and norms of B and C,
-                                                                  // dt_bias, D, three matrices of MIMO, MLP; 1.50B is the published model's.
-                                                                  {"1.3b-mamba3", {1357667328, 0}},
-                                                                  {"1.3b-mamba3-hybrid", {1258213888, 0}},
-                                                                  {"1.5b-mamba3-mimo", {1497082880, 0}}};
+  const std::map<std::string, std::pair<double, double>> known = {
+      {"340m-deltanet", {341.6e6, 5e4}},
+      {"340m-gated-deltanet", {341.8e6, 5e4}},
+      {"340m-precond-gated-deltanet", {342.2e6, 5e4}},
+      {"340m-kda", {354.2e6, 5e4}},
+      {"340m-precond-kda", {354.6e6, 5e4}},
+      {"340m-qdelta", {367.2e6, 5e4}},
+      // flame's gated_deltanet of 1B (1.387B) and, a layer,
+      // 2048 x 6 + 1
+      {"1.3b-qdelta", {1387348732 + 21 * (2048 * 6 + 1), 0}},
+      {"1b-gated-deltanet", {995.0e6, 5e4}},
+      {"1b-kda", {902.7e6, 5e4}},
+      {"1b-precond-kda", {903.8e6, 5e4}},
+      {"400m-kaczmarz", {399.7e6, 5e4}},
+      {"1b-precond-gated-deltanet", {996.2e6, 5e4}},
+      {"1.3b-gated-deltanet2", {1348080448, 0}},
+      {"1.3b-gated-deltanet2-hybrid", {1253420448, 0}},
+      {"1.3b-gated-deltanet-hybrid", {1201606208, 0}},
+      {"1.3b-kda-hybrid", {1169862048, 0}},
+      {"1.3b-transformer", {1158760448, 0}},
+      // Summed by hand from the shapes of
+      // docs/rules/mamba.md and mamba2.md
+      {"1.3b-mamba", {1334740992, 0}},
+      {"1.3b-mamba-hybrid", {1255385088, 0}},
+      {"1.3b-longhorn-diag-hybrid", {1254729728, 0}},
+      {"1.3b-mamba2", {1306303488, 0}},
+      {"1.3b-mamba2-hybrid", {1249460608, 0}},
+      {"1.3b-samba", {1403935488, 0}},
+      // By hand: four projections, two convolutions, two
+      // gates with bias, lambda, a norm.
+      {"1.3b-mesa", {1366316800, 0}},
+      {"1.3b-mesa-hybrid", {1159601728, 0}},
+      // By hand: six mixes, four projections, ranks of 128,
+      // 128, 64 (not in the first layer) and 224, two
+      // vectors and r_k, GroupNorm, channel mix,
+      // LayerNorms.
+      {"1.3b-rwkv7", {1393186816, 0}},
+      {"1.3b-rwkv7-hybrid", {1181065216, 0}},
+      // By hand: in_proj of 8,912 (9,440) rows, out_proj,
+      // biases and norms of B and C, dt_bias, D, three
+      // matrices of MIMO, MLP; 1.50B is the published
+      // model's.
+      {"1.3b-mamba3", {1357667328, 0}},
+      {"1.3b-mamba3-hybrid", {1258213888, 0}},
+      {"1.5b-mamba3-mimo", {1497082880, 0}}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".toml") continue;
     const auto count = known.find(entry.path().stem().string());
     ASSERT_NE(count, known.end()) << entry.path();
-    EXPECT_NEAR(info(entry.path().string()).at("parameters").get<double>(), count->second.first, count->second.second) << entry.path();
+    EXPECT_NEAR(info(entry.path().string()).at("parameters").get<double>(), count->second.first, count->second.second)
+        << entry.path();
     ++found;
   }
   EXPECT_EQ(found, known.size());

@@ -1,4 +1,5 @@
-// fastweight report: a page of a sweep, an evaluation and two runs, which needs nothing else; the same tables in Markdown; and what a browser shows.
+// fastweight report: a page of a sweep, an evaluation and two runs, which needs nothing else; the same tables in
+// Markdown; and what a browser shows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +59,8 @@ class ReportPage : public ::testing::Test {
   static void TearDownTestSuite() { delete folder_; }
   static std::string path(const std::string& name) { return *folder_ / name; }
   static Outcome report(const std::string& out) {
-    return run({"report", path("sweep"), path("words"), path("run-a"), path("run <b>"), "--out", path(out), "--title", "A & B"});
+    return run({"report", path("sweep"), path("words"), path("run-a"), path("run <b>"), "--out", path(out), "--title",
+                "A & B"});
   }
   static size_t times(const std::string& text, const std::string& part) {
     size_t count = 0;
@@ -81,7 +83,8 @@ TEST_F(ReportPage, HasTablesAndCurvesAndNeedsNothingElse) {
   EXPECT_THAT(page, HasSubstr("<td>run &lt;b&gt;</td>"));
   EXPECT_THAT(page, Not(HasSubstr("run <b>")));
   EXPECT_THAT(page, HasSubstr("<td>kda</td>"));
-  for (const char* outside : {"src=", "<script", "<link", "@import", "url(http"}) EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
+  for (const char* outside : {"src=", "<script", "<link", "@import", "url(http"})
+    EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
   const std::string markdown = slurp(path("page.md"));
   EXPECT_THAT(markdown, HasSubstr("## sweep\n"));
   EXPECT_THAT(markdown, HasSubstr("| kda | 0.001 | 2 |"));
@@ -92,15 +95,22 @@ TEST_F(ReportPage, HasTablesAndCurvesAndNeedsNothingElse) {
 // What a person sees: the tables' text and the curves' lines are in the page that the browser made of the file.
 TEST_F(ReportPage, ABrowserShowsIt) {
   ASSERT_EQ(report("shown").code, 0);
-  const Args browser{"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + path("browser"), "--virtual-time-budget=2000"};
+  const Args browser{"chromium",
+                     "--headless",
+                     "--no-sandbox",
+                     "--disable-gpu",
+                     "--user-data-dir=" + path("browser"),
+                     "--virtual-time-budget=2000"};
   const std::string url = "file://" + path("shown.html");
-  const ProcessResult shot = run_process(browser + Args{"--window-size=1200,2000", "--screenshot=" + path("shown.png"), url}, "");
+  const ProcessResult shot =
+      run_process(browser + Args{"--window-size=1200,2000", "--screenshot=" + path("shown.png"), url}, "");
   if (!shot.started) GTEST_SKIP() << "chromium is not installed (Debian: apt-get install chromium)";
   ASSERT_EQ(shot.exit_code, 0) << shot.output;
   EXPECT_GT(std::filesystem::file_size(path("shown.png")), 20000u);  // an empty page of this size has 10 kB
-  const ProcessResult dom = run_process({"sh", "-c", "exec \"$@\" 2>/dev/null >'" + path("dom") + "'", "sh", "chromium", "--headless", "--no-sandbox",
-                                         "--disable-gpu", "--user-data-dir=" + path("browser"), "--dump-dom", url},
-                                        "");
+  const ProcessResult dom =
+      run_process({"sh", "-c", "exec \"$@\" 2>/dev/null >'" + path("dom") + "'", "sh", "chromium", "--headless",
+                   "--no-sandbox", "--disable-gpu", "--user-data-dir=" + path("browser"), "--dump-dom", url},
+                  "");
   ASSERT_EQ(dom.exit_code, 0);
   const std::string shown = slurp(path("dom"));
   EXPECT_EQ(times(shown, "<tbody>"), 3u);  // the browser's own: each table was read as one
@@ -112,10 +122,12 @@ TEST_F(ReportPage, RefusesOtherFolders) {
   std::filesystem::create_directories(path("empty"));
   const Outcome outcome = run({"report", path("empty"), "--out", path("no")});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)"));
   std::filesystem::create_directories(path("bad"));
   spill(path("bad/eval.json"), "{\"model\": 3}");
-  EXPECT_THAT(run({"report", path("bad"), "--out", path("no")}).err, HasSubstr("not what 'fastweight eval --out' writes"));
+  EXPECT_THAT(run({"report", path("bad"), "--out", path("no")}).err,
+              HasSubstr("not what 'fastweight eval --out' writes"));
   EXPECT_FALSE(std::filesystem::exists(path("no.html")));
 }
 

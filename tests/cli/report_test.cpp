@@ -38,7 +38,8 @@ TEST(Table, WrapsAtSpaces) {
 TEST(Progress, LineFitsAndTellsTheFacts) {
   const Progress half{50, 100, 1.25, 9812, 65};
   const std::string line = progress_line(half, 100);
-  EXPECT_EQ(line, "[" + std::string(20, '#') + std::string(20, '.') + "]  50%  step 50/100  loss 1.2500  9.8k tok/s  1:05 left");
+  EXPECT_EQ(line, "[" + std::string(20, '#') + std::string(20, '.') +
+                      "]  50%  step 50/100  loss 1.2500  9.8k tok/s  1:05 left");
   for (int width = 0; width < 120; ++width) EXPECT_LE(progress_line(half, width).size(), static_cast<size_t>(width));
   EXPECT_THAT(progress_line({0, 100, 0, 0, -1}, 100), Not(HasSubstr("loss")));
   EXPECT_THAT(progress_line({100, 100, 1, 1, 0}, 100), Not(HasSubstr(".]")));
@@ -60,7 +61,8 @@ TEST(Metrics, LaterRecordsOfAStepWinAndACutLineIsLeftOut) {
   Folder folder;
   const std::string path = folder / "metrics.jsonl";
   spill(path,
-        "{\"step\":10,\"loss\":3.0}\n{\"step\":20,\"loss\":2.5,\"eval_loss\":2.6,\"eval_bits_per_byte\":3.7}\n{\"step\":30,\"loss\":2.4}\n"
+        "{\"step\":10,\"loss\":3.0}\n{\"step\":20,\"loss\":2.5,\"eval_loss\":2.6,\"eval_bits_per_byte\":3.7}\n{"
+        "\"step\":30,\"loss\":2.4}\n"
         "{\"step\":20,\"loss\":2.2}\n{\"step\":30,\"loss\":null}\n{\"step\":40,\"lo");
   const std::vector<MetricPoint> points = read_metrics(path);
   ASSERT_EQ(points.size(), 3u);
@@ -80,13 +82,15 @@ TEST(Metrics, LaterRecordsOfAStepWinAndACutLineIsLeftOut) {
 // Names of others are no markup.
 TEST(Table, TextInMarkdownAndHtmlIsText) {
   EXPECT_EQ(markdown_text("a\n# b"), "a\\\\x0a\\# b");
-  EXPECT_EQ(markdown_text("<script> [l](http://x) **b** `c` x|y \\| &amp;"), "\\<script\\> \\[l\\](http\\://x) \\*\\*b\\*\\* \\`c\\` x\\|y \\\\\\| \\&amp;");
+  EXPECT_EQ(markdown_text("<script> [l](http://x) **b** `c` x|y \\| &amp;"),
+            "\\<script\\> \\[l\\](http\\://x) \\*\\*b\\*\\* \\`c\\` x\\|y \\\\\\| \\&amp;");
   EXPECT_EQ(markdown_text("# a"), "\\# a");
   EXPECT_EQ(markdown_text("1. a"), "1\\. a");
   for (const char* plain : {"0.5", "-0.5", "-"}) EXPECT_EQ(markdown_text(plain), plain);
   EXPECT_EQ(markdown_text("- a"), "\\- a");
   EXPECT_EQ(markdown_text("_a_ www.x"), "\\_a\\_ www\\.x");
-  EXPECT_EQ(markdown_text("gated_deltanet+window, lr 1e-3 (0.5) & more"), "gated_deltanet+window, lr 1e-3 (0.5) & more");
+  EXPECT_EQ(markdown_text("gated_deltanet+window, lr 1e-3 (0.5) & more"),
+            "gated_deltanet+window, lr 1e-3 (0.5) & more");
   EXPECT_EQ(html_text("<a href='x' title=\"y\">&\x1b"), "&lt;a href=&#39;x&#39; title=&quot;y&quot;&gt;&amp;\\x1b");
 }
 

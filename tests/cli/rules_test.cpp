@@ -14,10 +14,13 @@ using testing::Not;
 using Args = std::vector<std::string>;
 
 TEST(Rules, SayWhetherTheStepIsBounded) {
-  EXPECT_THAT(run({"rules", "deltanet"}).out, HasSubstr("step: bounded: the eigenvalue 1 - e.w that a write moves stays in [0, 1], for beta in [0, 1]\n"));
+  EXPECT_THAT(
+      run({"rules", "deltanet"}).out,
+      HasSubstr("step: bounded: the eigenvalue 1 - e.w that a write moves stays in [0, 1], for beta in [0, 1]\n"));
   EXPECT_THAT(run({"rules", "gated_deltanet2"}).out, HasSubstr("the norm of a step can exceed 1"));
   EXPECT_THAT(run({"rules", "mamba2"}).out, HasSubstr("step: bounded: nothing is erased"));
-  EXPECT_THAT(run({"rules", "--compose", "precond=diagonal gain=gate"}).out, HasSubstr("step: NOT bounded: keys are raw"));
+  EXPECT_THAT(run({"rules", "--compose", "precond=diagonal gain=gate"}).out,
+              HasSubstr("step: NOT bounded: keys are raw"));
   const auto json = nlohmann::json::parse(run({"rules", "deltanet_neg", "--json"}).out);
   EXPECT_EQ(json.at("rules").at(0).at("step").at("eigenvalue"), nlohmann::json::parse("[-1.0, 1.0]"));
 }

@@ -39,8 +39,8 @@ std::unique_ptr<Folder> Run::folder_;
 Outcome Run::trained_;
 
 TEST_F(Run, NamesWhatItMade) {
-  for (const char* file :
-       {"model/config.json", "model/model.safetensors", "metrics.jsonl", "metrics.csv", "config.toml", "data/train.tokens", "data/valid.tokens"}) {
+  for (const char* file : {"model/config.json", "model/model.safetensors", "metrics.jsonl", "metrics.csv",
+                           "config.toml", "data/train.tokens", "data/valid.tokens"}) {
     EXPECT_TRUE(std::filesystem::exists(run_folder() + "/" + file)) << file;
   }
   EXPECT_THAT(trained_.out, HasSubstr("bits per byte"));
@@ -87,20 +87,24 @@ TEST_F(Run, WritesForTensorBoardWhenAsked) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr(out + "/tensorboard/"));
   const std::string events = slurp(out + "/tensorboard/events.out.tfevents.fastweight");
-  for (const char* tag : {"train/loss", "lr", "held_out/loss", "held_out/bits_per_byte"}) EXPECT_THAT(events, HasSubstr(tag));
+  for (const char* tag : {"train/loss", "lr", "held_out/loss", "held_out/bits_per_byte"})
+    EXPECT_THAT(events, HasSubstr(tag));
 }
 
 TEST_F(Run, ResolvedRunFileGivesTheSameRun) {
-  const Outcome again = fw::test::run({"train", run_folder() + "/config.toml", "--out", *folder_ / "again", "--threads", "2"});
+  const Outcome again =
+      fw::test::run({"train", run_folder() + "/config.toml", "--out", *folder_ / "again", "--threads", "2"});
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(weights(*folder_ / "again"), weights(run_folder()));
 }
 
 TEST_F(Run, OptionWinsOverFileAndFileOverDefault) {
   spill(*folder_ / "r.toml",
-        "[train]\nsteps = 5\nbatch = 2\nlength = 32\n[model]\nhidden_size = 16\nnum_hidden_layers = 1\nnum_heads = 2\nhead_dim = 8\n[data]\ntext = \"" +
+        "[train]\nsteps = 5\nbatch = 2\nlength = 32\n[model]\nhidden_size = 16\nnum_hidden_layers = 1\nnum_heads = "
+        "2\nhead_dim = 8\n[data]\ntext = \"" +
             text() + "\"\n");
-  const Outcome outcome = fw::test::run({"train", *folder_ / "r.toml", "--steps", "1", "--out", *folder_ / "precedence"});
+  const Outcome outcome =
+      fw::test::run({"train", *folder_ / "r.toml", "--steps", "1", "--out", *folder_ / "precedence"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const std::string config = slurp(*folder_ / "precedence/config.toml");
   EXPECT_THAT(config, HasSubstr("\nsteps = 1\n"));         // option
@@ -115,7 +119,8 @@ TEST_F(Run, ResumeContinuesBitForBit) {
   // A run that checkpoints every 2 steps loses its last checkpoint, as if it had been stopped after step 4.
   ASSERT_EQ(fw::test::run(config + Args{"--checkpoint-every", "2", "--keep", "5"}).code, 0);
   ASSERT_EQ(weights(out), weights(run_folder()));
-  ASSERT_TRUE(std::filesystem::remove_all(out + "/checkpoints/step-6") > 0 || std::filesystem::exists(out + "/checkpoints"));
+  ASSERT_TRUE(std::filesystem::remove_all(out + "/checkpoints/step-6") > 0 ||
+              std::filesystem::exists(out + "/checkpoints"));
   for (const auto& entry : std::filesystem::directory_iterator(out + "/checkpoints")) {
     const std::string name = entry.path().filename().string();
     if (name.find('6') != std::string::npos) std::filesystem::remove_all(entry.path());
@@ -148,7 +153,8 @@ TEST_F(Run, ResumeNoticesAnotherText) {
 TEST_F(Run, CtrlCWritesACheckpointAndLeaves) {
   const std::string out = *folder_ / "interrupted";
   Program program(tiny_train(text(), out) + Args{"--steps", "1000000", "--log-every", "1"});
-  for (int i = 0; i < 3000 && program.out().find("\n       3  ") == std::string::npos; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 3000 && program.out().find("\n       3  ") == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   program.signal(SIGINT);
   const Outcome outcome = program.wait();
   EXPECT_EQ(outcome.code, 130) << outcome.out << outcome.err;
@@ -173,7 +179,8 @@ TEST_F(Run, EvalReportsEveryContext) {
   EXPECT_LT(anew["results"][0]["tokens"], anew["results"][1]["tokens"]);
   EXPECT_NE(anew["results"][0]["loss"], anew["results"][1]["loss"]);
   EXPECT_THAT(table.out, HasSubstr("bits per byte"));
-  const Outcome json = fw::test::run({"eval", run_folder(), "--text", text(), "--context", "16,0", "--carry", "--json"});
+  const Outcome json =
+      fw::test::run({"eval", run_folder(), "--text", text(), "--context", "16,0", "--carry", "--json"});
   ASSERT_EQ(json.code, 0) << json.err;
   const Json report = Json::parse(json.out);
   const int64_t bytes = static_cast<int64_t>(small_text().size());
@@ -218,11 +225,18 @@ TEST_F(Run, AStateResumesTheText) {
   EXPECT_EQ(first + generate({"--tokens", "25", "--state-load", state}), whole);
 }
 
-// A hybrid through its whole life: its layers on the command line and in the resolved file, interrupted and resumed, evaluated, its
-// state (matrices, a ring, a cache) saved in the middle of a text.
+// A hybrid through its whole life: its layers on the command line and in the resolved file, interrupted and resumed,
+// evaluated, its state (matrices, a ring, a cache) saved in the middle of a text.
 TEST_F(Run, AHybridTrainsResumesAndGenerates) {
   const std::string out = *folder_ / "hybrid", state = *folder_ / "hybrid.state";
-  const Args how = {"--layers",           "recurrent,window,attention,conv", "--num-hidden-layers", "4", "--window-window", "5", "--window-num-kv-heads", "1",
+  const Args how = {"--layers",
+                    "recurrent,window,attention,conv",
+                    "--num-hidden-layers",
+                    "4",
+                    "--window-window",
+                    "5",
+                    "--window-num-kv-heads",
+                    "1",
                     "--attention-qk-norm"};
   ASSERT_EQ(fw::test::run(tiny_train(text(), out) + how + Args{"--checkpoint-every", "2", "--keep", "5"}).code, 0);
   EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("layers = ['recurrent', 'window', 'attention', 'conv']"));
@@ -259,7 +273,8 @@ TEST_F(Run, TokenFilesTrainTheSameModel) {
   const Outcome info = fw::test::run({"tokenize", "--info", run_folder() + "/data/train.tokens"});
   EXPECT_EQ(info.code, 0) << info.err;
   EXPECT_THAT(info.out, HasSubstr("1 documents, vocabulary 256"));
-  Args args = tiny_train(run_folder() + "/data/train.tokens", out) + Args{"--valid", run_folder() + "/data/valid.tokens"};
+  Args args =
+      tiny_train(run_folder() + "/data/train.tokens", out) + Args{"--valid", run_folder() + "/data/valid.tokens"};
   const Outcome outcome = fw::test::run(args);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(weights(out), weights(run_folder()));
@@ -267,7 +282,8 @@ TEST_F(Run, TokenFilesTrainTheSameModel) {
 
 TEST_F(Run, SentencePieceFromTextToText) {
   const std::string model = *folder_ / "pieces.model", out = *folder_ / "pieces-run";
-  const Outcome trained = fw::test::run({"tokenize", text(), "--train-sentencepiece", "--vocab", "290", "--out", model});
+  const Outcome trained =
+      fw::test::run({"tokenize", text(), "--train-sentencepiece", "--vocab", "290", "--out", model});
   ASSERT_EQ(trained.code, 0) << trained.err;
   const Outcome outcome = fw::test::run(tiny_train(text(), out) + Args{"--tokenizer", model});
   ASSERT_EQ(outcome.code, 0) << outcome.err;

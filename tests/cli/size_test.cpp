@@ -25,14 +25,17 @@ TEST(Size, SetsWhatNobodySaidOtherwise) {
     return slurp(folder / (out + "/config.toml"));
   };
   EXPECT_THAT(config("a", {"--size", "340m", "--rule", "gated_deltanet"}),
-              AllOf(HasSubstr("\noutput_gate = 'none'\n"), HasSubstr("\ntie_word_embeddings = true\n"), HasSubstr("\nhidden_size = 16\n")));
+              AllOf(HasSubstr("\noutput_gate = 'none'\n"), HasSubstr("\ntie_word_embeddings = true\n"),
+                    HasSubstr("\nhidden_size = 16\n")));
   EXPECT_THAT(config("b", {"--size", "1.3b", "--decay-rank", "5"}),
-              AllOf(HasSubstr("\noutput_gate_rank = 128\n"), HasSubstr("\ntie_word_embeddings = false\n"), HasSubstr("\ndecay_rank = 5\n")));
+              AllOf(HasSubstr("\noutput_gate_rank = 128\n"), HasSubstr("\ntie_word_embeddings = false\n"),
+                    HasSubstr("\ndecay_rank = 5\n")));
   EXPECT_THAT(config("d", {"--size", "1.3b-hybrid", "--window-window", "8", "--num-hidden-layers", "2"}),
               AllOf(HasSubstr("\nlayers = ['recurrent', 'window']\n"), HasSubstr("\nwindow = 8\n")));
   // A run file wins over the size as options do.
   spill(folder / "r.toml", "[model]\nrule = \"kda\"\noutput_gate = \"silu\"\n");
-  EXPECT_THAT(config("c", {folder / "r.toml", "--size", "340m"}), AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\ndecay_rank = 128\n")));
+  EXPECT_THAT(config("c", {folder / "r.toml", "--size", "340m"}),
+              AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\ndecay_rank = 128\n")));
 }
 
 TEST(Size, UnknownOrWithoutUseIsAnError) {
@@ -44,8 +47,10 @@ TEST(Size, UnknownOrWithoutUseIsAnError) {
   };
   EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "340"}),
               HasSubstr("expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '340'; did you mean '340m'?"));
-  EXPECT_THAT(error({"train", "--resume", "--out", folder / "a", "--size", "1b"}), HasSubstr("--resume: expected no --size"));
-  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "1b", "--from", "model"}), HasSubstr("--size 1b: expected none with --from"));
+  EXPECT_THAT(error({"train", "--resume", "--out", folder / "a", "--size", "1b"}),
+              HasSubstr("--resume: expected no --size"));
+  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "1b", "--from", "model"}),
+              HasSubstr("--size 1b: expected none with --from"));
 }
 
 }  // namespace

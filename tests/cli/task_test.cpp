@@ -81,7 +81,8 @@ TEST(TaskCommand, ATableOfRulesAndSeedsThatIsGoneOnWith) {
   ASSERT_EQ(second.code, 0) << second.err;
   EXPECT_EQ(slurp(folder / "t/table.md"), table);
   EXPECT_THAT(second.out, HasSubstr("step      3"));
-  EXPECT_EQ(second.out.find("step      3"), second.out.rfind("step      3")) << "other cells were done again:\n" << second.out;
+  EXPECT_EQ(second.out.find("step      3"), second.out.rfind("step      3")) << "other cells were done again:\n"
+                                                                             << second.out;
   // Other settings do not mix with these.
   auto other = small(folder / "t");
   other.insert(other.end(), {"--clip", "2"});
@@ -109,11 +110,13 @@ size_t times(const std::string& text, const std::string& part) {
   return count;
 }
 
-// One damaged cell costs itself alone: the others are done, the table is made, and the end says that something is missing.
+// One damaged cell costs itself alone: the others are done, the table is made, and the end says that something is
+// missing.
 TEST(Sweep, ADamagedCellDoesNotStopTheOthers) {
   const Folder folder;
   ASSERT_EQ(run(small_sweep(folder / "s")).code, 0);
-  const std::string first = folder / "s/cells/gated_deltanet-lr0.001-seed1", last = folder / "s/cells/mamba2-lr0.001-seed2";
+  const std::string first = folder / "s/cells/gated_deltanet-lr0.001-seed1",
+                    last = folder / "s/cells/mamba2-lr0.001-seed2";
   const std::string whole = results_without_time(folder / "s");
   spill(first + "/curve.json", "[]");
   std::filesystem::remove(first + "/result.json");
@@ -134,7 +137,8 @@ TEST(Sweep, ADamagedCellDoesNotStopTheOthers) {
   EXPECT_EQ(results_without_time(folder / "s"), whole);
 }
 
-// Processes that end together write the same table and pictures: nobody's side file is taken away, and what stands there is whole.
+// Processes that end together write the same table and pictures: nobody's side file is taken away, and what stands
+// there is whole.
 TEST(Sweep, ProcessesThatEndTogetherDoNotDisturbEachOther) {
   const Folder folder;
   ASSERT_EQ(run(small_sweep(folder / "s")).code, 0);
@@ -200,9 +204,11 @@ TEST(TaskCommand, RefusesBeforeAnyWork) {
   refused({"task", "mqar", "--rule", "kdaa", "--out", folder / "t"}, "kdaa");
   refused({"task", "mqar", "--rule", "kda", "--lr", "fast", "--out", folder / "t"}, "--lr: expected numbers > 0");
   refused({"task", "mqar", "--rule", "kda,kda", "--out", folder / "t"}, "is named twice");
-  refused({"task", "mqar", "--rule", "kda", "--lengths", "60", "--out", folder / "t"}, "length: expected at least 2 pairs + 3");
+  refused({"task", "mqar", "--rule", "kda", "--lengths", "60", "--out", folder / "t"},
+          "length: expected at least 2 pairs + 3");
   refused({"task", "mqar", "--rule", "kda", "--device", "gpu", "--out", folder / "t"}, "expected cpu, cuda or cuda:N");
-  refused({"task", "mqar_zoology", "--rule", "kda", "--vocabulary", "8", "--out", folder / "t"}, "pairs: expected 1 to 3 (keys are distinct");
+  refused({"task", "mqar_zoology", "--rule", "kda", "--vocabulary", "8", "--out", folder / "t"},
+          "pairs: expected 1 to 3 (keys are distinct");
   // 10,000 sequences of 16,384 tokens of 256 floats, and much more: no machine that tests has it.
   const std::vector<std::string> large = {"sweep",    "mqar",  "--rule",    "kda",   "--batch", "10000",
                                           "--length", "16384", "--lengths", "16384", "--out",   folder / "t"};

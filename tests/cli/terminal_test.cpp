@@ -20,7 +20,8 @@ const std::string kShown = "a\\x1b[31mb\\x07";
 TEST(Terminal, TheBarMovesBetweenLogLines) {
   Folder folder;
   spill(folder / "text", small_text());
-  const std::string out = run_on_terminal(tiny_train(folder / "text", folder / "run") + Args{"--log-every", "6"}, {"TERM=xterm"});
+  const std::string out =
+      run_on_terminal(tiny_train(folder / "text", folder / "run") + Args{"--log-every", "6"}, {"TERM=xterm"});
   EXPECT_THAT(out, HasSubstr(kErase));
   EXPECT_THAT(out, HasSubstr("step 1/6"));
 }
@@ -35,17 +36,20 @@ TEST(Terminal, NoEscapesWhereTheyAreNotKnownOrNotWanted) {
     EXPECT_THAT(out, Not(HasSubstr("\033"))) << run_number;
     EXPECT_THAT(out, HasSubstr("tok/s")) << "lines stand for the bar";
     EXPECT_THAT(out, HasSubstr("trained 6 steps"));
-    EXPECT_THAT(run_on_terminal({"tokenize", folder / "text", "--out", folder / "t"}, variables), Not(HasSubstr("\033")));
-    EXPECT_THAT(
-        run_on_terminal({"bench", "--rule", "deltanet", "--tokens", "16", "--heads", "1", "--key-dim", "8", "--value-dim", "8", "--repeats", "1"}, variables),
-        Not(HasSubstr("\033")));
+    EXPECT_THAT(run_on_terminal({"tokenize", folder / "text", "--out", folder / "t"}, variables),
+                Not(HasSubstr("\033")));
+    EXPECT_THAT(run_on_terminal({"bench", "--rule", "deltanet", "--tokens", "16", "--heads", "1", "--key-dim", "8",
+                                 "--value-dim", "8", "--repeats", "1"},
+                                variables),
+                Not(HasSubstr("\033")));
   }
 }
 
 // Whatever the program says of a name, in an error or not, on standard output or beside it.
 TEST(Names, ControlCharactersAreShownAndNotSent) {
   Folder folder;
-  const std::string text = folder / kName, model = folder / (kName + "run"), token_file = folder / (kName + "tokens"), state = folder / (kName + "state");
+  const std::string text = folder / kName, model = folder / (kName + "run"), token_file = folder / (kName + "tokens"),
+                    state = folder / (kName + "state");
   spill(text, small_text());
   spill(folder / "nul.toml", "[data]\ntext = \"a\\u0000b\"\n");
   spill(folder / "escape.toml", "[train]\nsteps = \"\\u001b[31m\"\n");
@@ -101,7 +105,8 @@ TEST(Names, WhatARunFileCannotHoldIsRefusedBeforeTheWork) {
   }
   // Commands without a run file take any name; JSON shows it with a mark in its place.
   ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
-  const Outcome outcome = run({"analyze", folder / "run", "--text", text, "--tokens", "64", "--out", folder / "a\xff", "--no-pictures"});
+  const Outcome outcome =
+      run({"analyze", folder / "run", "--text", text, "--tokens", "64", "--out", folder / "a\xff", "--no-pictures"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(slurp(folder / "a\xff/analysis.json"), HasSubstr("n\xef\xbf\xbd.txt"));
   EXPECT_EQ(run({"eval", folder / "run", "--text", text, "--json"}).code, 0);

@@ -1,4 +1,5 @@
-// Texts as they come, from the file to the run: lines that are none, kinds of files, ends of documents, and what a run says of them and reads again.
+// Texts as they come, from the file to the run: lines that are none, kinds of files, ends of documents, and what a run
+// says of them and reads again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -41,8 +42,11 @@ class TextsOfRuns : public testing::Test {
     fs::create_directory(at("words"));
     Json vocab{{"?", 0}, {"\n", 1}};
     int id = 2;
-    for (const char* word : {"the", "state", "decays", "and", "a", "key", "reads", "what", "was", "written", "before", "it"}) vocab[word] = id++;
-    const Json end{{"id", id}, {"content", "<|end|>"}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}};
+    for (const char* word :
+         {"the", "state", "decays", "and", "a", "key", "reads", "what", "was", "written", "before", "it"})
+      vocab[word] = id++;
+    const Json end{{"id", id},        {"content", "<|end|>"}, {"single_word", false}, {"lstrip", false},
+                   {"rstrip", false}, {"normalized", false},  {"special", true}};
     const Json split{{"type", "Split"}, {"pattern", {{"Regex", " |\n"}}}, {"behavior", "Isolated"}, {"invert", false}};
     const Json json{{"version", "1.0"},
                     {"truncation", nullptr},
@@ -61,12 +65,14 @@ class TextsOfRuns : public testing::Test {
 };
 
 constexpr const char* kOdd =
-    "{\"text\": \"one\"}\n{\"text\": null}\n{\"other\": \"x\"}\n{\"text\": \"half \\ud83d of a pair\"}\n{\"text\": \"two\", \"score\": NaN}\n";
+    "{\"text\": \"one\"}\n{\"text\": null}\n{\"other\": \"x\"}\n{\"text\": \"half \\ud83d of a pair\"}\n{\"text\": "
+    "\"two\", \"score\": NaN}\n";
 
 TEST_F(TextsOfRuns, LinesWithoutATextAreLeftOut) {
   const std::string odd = put("odd.jsonl", kOdd);
   expect_refused({"tokenize", odd, "--out", at("t")},
-                 "odd.jsonl:2: \"text\" is not a string; --field names the string that is the text; --skip-bad leaves such lines out");
+                 "odd.jsonl:2: \"text\" is not a string; --field names the string that is the text; --skip-bad leaves "
+                 "such lines out");
   const Outcome outcome = good({"tokenize", odd, "--skip-bad", "--out", at("t")});
   for (const char* line : {"odd.jsonl:2", "odd.jsonl:3", "odd.jsonl:4"}) EXPECT_THAT(outcome.err, HasSubstr(line));
   EXPECT_THAT(outcome.out, HasSubstr("6 tokens, 2 documents"));
@@ -100,8 +106,10 @@ TEST_F(TextsOfRuns, KindsOfFilesAreSaid) {
 TEST_F(TextsOfRuns, PiecesAreTrainedOnPlainText) {
   put("a.txt", small_text());
   ASSERT_EQ(std::system(("gzip -kf '" + at("a.txt") + "'").c_str()), 0);
-  expect_refused({"tokenize", at("a.txt.gz"), "--train-sentencepiece", "--vocab", "290", "--out", at("m")}, "is packed");
-  expect_refused({"tokenize", put("a.jsonl", kOdd), "--train-sentencepiece", "--vocab", "290", "--out", at("m")}, "is JSON lines");
+  expect_refused({"tokenize", at("a.txt.gz"), "--train-sentencepiece", "--vocab", "290", "--out", at("m")},
+                 "is packed");
+  expect_refused({"tokenize", put("a.jsonl", kOdd), "--train-sentencepiece", "--vocab", "290", "--out", at("m")},
+                 "is JSON lines");
 }
 
 TEST_F(TextsOfRuns, DocumentsEndWithTheTokenizersEnd) {
@@ -116,7 +124,8 @@ TEST_F(TextsOfRuns, DocumentsEndWithTheTokenizersEnd) {
   EXPECT_THAT(trained.out, HasSubstr("1 documents that end with token 14"));
   EXPECT_THAT(slurp(at("run/config.toml")), HasSubstr("document_end = true"));
   // A text that is scored has no end of its own.
-  const Json scored = Json::parse(good({"eval", at("run"), "--text", put("three", "the state the"), "--context", "0", "--json"}).out);
+  const Json scored =
+      Json::parse(good({"eval", at("run"), "--text", put("three", "the state the"), "--context", "0", "--json"}).out);
   EXPECT_EQ(scored["results"][0]["tokens"], 4);
   EXPECT_EQ(scored["results"][0]["bytes"], 10);
 }
@@ -124,7 +133,8 @@ TEST_F(TextsOfRuns, DocumentsEndWithTheTokenizersEnd) {
 // A run of a program that did not end documents goes on with the data that it has.
 TEST_F(TextsOfRuns, AnOlderRunKeepsItsData) {
   const std::string tokenizer = words(), text = put("text", small_text());
-  const Args train = tiny_train(text, at("run")) + Args{"--tokenizer", tokenizer, "--no-document-end", "--checkpoint-every", "2"};
+  const Args train =
+      tiny_train(text, at("run")) + Args{"--tokenizer", tokenizer, "--no-document-end", "--checkpoint-every", "2"};
   good(train);
   const std::string tokens = slurp(at("run/data/train.tokens"));
   std::string config = slurp(at("run/config.toml"));
@@ -139,16 +149,19 @@ TEST_F(TextsOfRuns, AnOlderRunKeepsItsData) {
   EXPECT_THAT(more.out, Not(HasSubstr("document_end")));
   EXPECT_TRUE(slurp(at("run/data/train.tokens")) == tokens);
   EXPECT_THAT(slurp(at("run/config.toml")), HasSubstr("document_end = false"));
-  expect_refused({"train", "--resume", "--out", at("run"), "--document-end"}, "the text, its split or the tokenizer is not what the run");
+  expect_refused({"train", "--resume", "--out", at("run"), "--document-end"},
+                 "the text, its split or the tokenizer is not what the run");
 }
 
 TEST_F(TextsOfRuns, AnotherFieldOfTheTestIsAnotherTest) {
-  const std::string text = put("text", small_text()), test = put("test.jsonl", R"({"a": "the state decays", "b": "a key"})"
-                                                                               "\n");
+  const std::string text = put("text", small_text()),
+                    test = put("test.jsonl", R"({"a": "the state decays", "b": "a key"})"
+                                             "\n");
   const Args train = tiny_train(text, at("run")) + Args{"--test", test, "--checkpoint-every", "2"};
   good(train + Args{"--field", "a"});
   EXPECT_EQ(Json::parse(slurp(at("run/test.json"))).at("tokens"), 15);
-  expect_refused({"train", "--resume", "--out", at("run"), "--field", "b"}, "the text, its split or the tokenizer is not what the run");
+  expect_refused({"train", "--resume", "--out", at("run"), "--field", "b"},
+                 "the text, its split or the tokenizer is not what the run");
   fs::remove_all(at("run/checkpoints"));
   good(train + Args{"--field", "b"});
   EXPECT_EQ(Json::parse(slurp(at("run/test.json"))).at("tokens"), 4);
@@ -186,7 +199,8 @@ TEST_F(TextsOfRuns, WhatARunHeldOutIsWhatIsEvaluated) {
 
 TEST_F(TextsOfRuns, SamplesOnTheWayChangeNothing) {
   const std::string text = put("text", small_text());
-  const Outcome plain = good(tiny_train(text, at("plain"))), outcome = good(tiny_train(text, at("run")) + Args{"--sample-every", "3"});
+  const Outcome plain = good(tiny_train(text, at("plain"))),
+                outcome = good(tiny_train(text, at("run")) + Args{"--sample-every", "3"});
   EXPECT_THAT(outcome.out, HasSubstr("sample at step 3:\n"));
   EXPECT_THAT(outcome.out, HasSubstr("sample at step 6:\n"));
   EXPECT_THAT(plain.out, Not(HasSubstr("sample at")));
@@ -214,13 +228,15 @@ TEST_F(TextsOfRuns, NumbersThatAreNotKnownHaveNoSign) {
 
 TEST_F(TextsOfRuns, AnInterruptedEvaluationKeepsWhatItScored) {
   good(tiny_train(put("text", small_text()), at("run")));
-  const std::string requests =
-      put("requests.jsonl", R"({"task":"t","id":0,"type":"ll","ctx":"the","cont":" state"})"
-                            "\n"
-                            R"({"task":"t","id":1,"type":"gen","prompt":"a","answers":["x"],"max_gen":16777216,"until":["\u0000never"],"metric":"contains"})"
-                            "\n");
+  const std::string requests = put(
+      "requests.jsonl",
+      R"({"task":"t","id":0,"type":"ll","ctx":"the","cont":" state"})"
+      "\n"
+      R"({"task":"t","id":1,"type":"gen","prompt":"a","answers":["x"],"max_gen":16777216,"until":["\u0000never"],"metric":"contains"})"
+      "\n");
   for (int wait = 500; wait < 60000 && !fs::exists(at("out/samples.jsonl")); wait *= 2) {
-    Program program({"eval", at("run"), "--requests", requests, "--max-length", "0", "--out", at("out"), "--threads", "1"});
+    Program program(
+        {"eval", at("run"), "--requests", requests, "--max-length", "0", "--out", at("out"), "--threads", "1"});
     std::this_thread::sleep_for(std::chrono::milliseconds(wait));
     program.signal(SIGINT);
     const Outcome outcome = program.wait();
@@ -240,8 +256,10 @@ TEST_F(TextsOfRuns, ATerminalGetsNoControlCharacters) {
   EXPECT_EQ(run(args).out, prompt);
   const std::string shown = run_on_terminal(args, {"TERM=xterm"});
   EXPECT_THAT(shown, HasSubstr("a\\x1b[31m\\u009b\\x7f\\u202e\\x0d!"));
-  const std::string json = run_on_terminal({"generate", at("run"), "--tokens", "60", "--temperature", "50", "--json"}, {"TERM=xterm"});
-  for (const char c : json) EXPECT_TRUE((c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\x7f') << static_cast<int>(c);
+  const std::string json =
+      run_on_terminal({"generate", at("run"), "--tokens", "60", "--temperature", "50", "--json"}, {"TERM=xterm"});
+  for (const char c : json)
+    EXPECT_TRUE((c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\x7f') << static_cast<int>(c);
 }
 
 }  // namespace

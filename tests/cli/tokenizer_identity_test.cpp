@@ -1,4 +1,5 @@
-// Two tokenizers of one size make ids that look alike: token files and models remember theirs, and another one is refused.
+// Two tokenizers of one size make ids that look alike: token files and models remember theirs, and another one is
+// refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +24,12 @@ class TokenizerIdentity : public testing::Test {
     spill(at("text"), small_text());
     for (const char* type : {"unigram", "bpe"}) {
       const std::string model = at(std::string(type) + ".model");
-      ASSERT_EQ(run({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--model-type", type, "--out", model}).code, 0);
-      ASSERT_EQ(run({"tokenize", at("text"), "--tokenizer", model, "--out", at(std::string(type) + ".tokens")}).code, 0);
+      ASSERT_EQ(
+          run({"tokenize", at("text"), "--train-sentencepiece", "--vocab", "290", "--model-type", type, "--out", model})
+              .code,
+          0);
+      ASSERT_EQ(run({"tokenize", at("text"), "--tokenizer", model, "--out", at(std::string(type) + ".tokens")}).code,
+                0);
     }
     const Outcome trained = run(tiny_train(at("text"), at("run")) + Args{"--tokenizer", at("unigram.model")});
     ASSERT_EQ(trained.code, 0) << trained.err;

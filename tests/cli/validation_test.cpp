@@ -19,20 +19,23 @@ Args rising(const Folder& folder, const std::string& out) {
   spill(folder / "text", small_text());
   spill(folder / "test", "a key reads what was written before it\n" + small_text().substr(5000, 800));
   return tiny_train(folder / "text", folder / out) +
-         Args{"--steps", "14", "--lr", "2", "--min-lr", "0", "--warmup", "8", "--schedule", "constant", "--eval-every", "2", "--test", folder / "test"};
+         Args{"--steps",  "14",           "--lr", "2",      "--min-lr",     "0", "--warmup", "8", "--schedule",
+              "constant", "--eval-every", "2",    "--test", folder / "test"};
 }
 
 TEST(Validation, TheTestIsReadOnceByTheBestModel) {
   Folder folder;
   const Outcome outcome = run(rising(folder, "run"));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const Json best = Json::parse(slurp(folder / "run/best/best.json")), test = Json::parse(slurp(folder / "run/test.json"));
+  const Json best = Json::parse(slurp(folder / "run/best/best.json")),
+             test = Json::parse(slurp(folder / "run/test.json"));
   EXPECT_LT(best["step"].get<int>(), 14) << "the loss has to rise again for this test";
   EXPECT_EQ(test["model"], "best");
   EXPECT_EQ(test["step"], best["step"]);
   EXPECT_THAT(outcome.out, HasSubstr("best      step " + best["step"].dump()));
   // The same as eval of that folder says.
-  const Outcome eval = run({"eval", folder / "run/best", "--text", folder / "test", "--context", "32", "--no-carry", "--json"});
+  const Outcome eval =
+      run({"eval", folder / "run/best", "--text", folder / "test", "--context", "32", "--no-carry", "--json"});
   ASSERT_EQ(eval.code, 0) << eval.err;
   EXPECT_EQ(Json::parse(eval.out)["results"][0]["loss"], test["loss"]);
   EXPECT_EQ(Json::parse(eval.out)["results"][0]["tokens"], test["tokens"]);

@@ -28,15 +28,17 @@ class Verify : public ::testing::Test {
   Folder folder_;
 };
 
-// What a clone without other programs' values proves itself with: computed by tools/make_conformance.py, which shares nothing with the
-// sources.
+// What a clone without other programs' values proves itself with: computed by tools/make_conformance.py, which shares
+// nothing with the sources.
 TEST(Conformance, TheRepositorysOwnValues) {
   const std::string own = FW_SOURCE_DIR "/tests/conformance";
-  for (const std::vector<std::string>& how : {std::vector<std::string>{"--tolerance", "1e-11"}, {"--dtype", "f32"}, {"--dtype", "f32", "--form", "token"}}) {
+  for (const std::vector<std::string>& how :
+       {std::vector<std::string>{"--tolerance", "1e-11"}, {"--dtype", "f32"}, {"--dtype", "f32", "--form", "token"}}) {
     const Outcome outcome = run(std::vector<std::string>{"verify", own} + how);
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr(", 0 beyond, 0 rules or models unknown"));
-    for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba", "linear_attn", "pkda", "training, norm"}) {
+    for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba",
+                                 "linear_attn", "pkda", "training, norm"}) {
       EXPECT_THAT(outcome.out, HasSubstr(compared));
     }
   }
@@ -46,16 +48,21 @@ TEST(Conformance, TheRepositorysOwnValues) {
 // On a GPU: recurrences as float32 and as bf16, each within its own bounds.
 TEST(Conformance, OnTheEmulatedDevice) {
   const std::string own = FW_SOURCE_DIR "/tests/conformance/ops.safetensors";
-  const auto emulated = [](const std::vector<std::string>& args) { return Program(args, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait(); };
+  const auto emulated = [](const std::vector<std::string>& args) {
+    return Program(args, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  };
   const Outcome outcome = emulated({"verify", own, "--device", "cuda"});
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("outputs, token form, f32"));
   EXPECT_THAT(outcome.out, HasSubstr("gradients, chunk form, bf16"));
   EXPECT_THAT(outcome.out, HasSubstr("emulated device, f32 and bf16: "));
-  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f64"}).err, HasSubstr("--dtype: expected f32 or bf16 on a GPU, got f64"));
-  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f32", "--form", "chunk"}).err, HasSubstr("--form: expected token"));
+  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f64"}).err,
+              HasSubstr("--dtype: expected f32 or bf16 on a GPU, got f64"));
+  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f32", "--form", "chunk"}).err,
+              HasSubstr("--form: expected token"));
   const std::string model = FW_SOURCE_DIR "/tests/conformance/models/comba";
-  EXPECT_THAT(emulated({"verify", model, "--device", "cuda", "--dtype", "f32"}).err, HasSubstr("--dtype: expected bf16 or none of a model on a GPU"));
+  EXPECT_THAT(emulated({"verify", model, "--device", "cuda", "--dtype", "f32"}).err,
+              HasSubstr("--dtype: expected bf16 or none of a model on a GPU"));
 }
 #endif
 
@@ -95,7 +102,8 @@ TEST_F(Verify, ScansThatAreNoRulesOfTheHeader) {
   const std::string more = fw::testing::shared_path("vectors_more");
   if (more.empty()) GTEST_SKIP() << fw::testing::kNoShared;
   for (const char* type : {"f64", "f32"}) {
-    const Outcome outcome = run({"verify", more + "/ops_more.safetensors", "--dtype", type, "--skip-unknown", "--json"});
+    const Outcome outcome =
+        run({"verify", more + "/ops_more.safetensors", "--dtype", type, "--skip-unknown", "--json"});
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     const auto json = nlohmann::json::parse(outcome.out);
     for (const char* scan : {"mamba1", "longhorn_diag"}) {
@@ -107,7 +115,8 @@ TEST_F(Verify, ScansThatAreNoRulesOfTheHeader) {
     EXPECT_EQ(json.at("unknown"), nlohmann::json::array());
     std::map<std::string, int64_t> forms;
     for (const auto& one : json.at("compared")) ++forms[one.at("subject").get<std::string>()];
-    for (const char* rule : {"mamba3", "mamba3_mimo", "mamba3_mimo_pairs"}) EXPECT_EQ(forms[rule], 4) << rule;  // values and gradients in two forms
+    // values and gradients in two forms
+    for (const char* rule : {"mamba3", "mamba3_mimo", "mamba3_mimo_pairs"}) EXPECT_EQ(forms[rule], 4) << rule;
   }
 }
 
@@ -154,7 +163,8 @@ TEST_F(Verify, ImportGenerateEvaluateExport) {
   EXPECT_EQ(imported.code, 0) << imported.err;
   // Prompt and text are ids, the folder having no tokenizer; greedy text of the folder itself and of the imported one.
   const std::vector<std::string> how = {"--prompt", "5 9 77 3 1 4", "--greedy", "--tokens", "8", "--no-echo"};
-  const Outcome direct = run(std::vector<std::string>{"generate", model("retnet")} + how), through = run(std::vector<std::string>{"generate", ours} + how);
+  const Outcome direct = run(std::vector<std::string>{"generate", model("retnet")} + how),
+                through = run(std::vector<std::string>{"generate", ours} + how);
   EXPECT_EQ(direct.code, 0) << direct.err;
   EXPECT_EQ(direct.out, through.out);
   EXPECT_EQ(std::count(direct.out.begin(), direct.out.end(), ' '), 8);
@@ -162,7 +172,8 @@ TEST_F(Verify, ImportGenerateEvaluateExport) {
   const Outcome eval = run({"eval", model("retnet"), "--text", folder_ / "ids", "--context", "8"});
   EXPECT_EQ(eval.code, 0) << eval.err;
   spill(folder_ / "ids", "1 2 101");
-  EXPECT_THAT(run({"eval", model("retnet"), "--text", folder_ / "ids"}).err, HasSubstr("expected numbers from 0 to 100 between spaces, got '101'"));
+  EXPECT_THAT(run({"eval", model("retnet"), "--text", folder_ / "ids"}).err,
+              HasSubstr("expected numbers from 0 to 100 between spaces, got '101'"));
 
   const Outcome exported = run({"export", ours, theirs});
   EXPECT_EQ(exported.code, 0) << exported.err;

@@ -1,5 +1,5 @@
-// The kernels of rules without an erase (kernels.h: offline_*) against the recurrence token by token in double: a program of its own that
-// prints a line per case and fails with 1. An argument: only cases whose name has it.
+// The kernels of rules without an erase (kernels.h: offline_*) against the recurrence token by token in double: a
+// program of its own that prints a line per case and fails with 1. An argument: only cases whose name has it.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -50,7 +50,12 @@ struct DeviceTensor {
   explicit DeviceTensor(const Tensor& t) : shape(t), f(floats(t)), h(halves(t)) {}
   TokenArg arg(int T, bool packed, int HV) {
     void* data = shape.bf16 ? static_cast<void*>(h.data()) : static_cast<void*>(f.data());
-    return {data, packed ? 0 : static_cast<int64_t>(T) * shape.row, shape.row, shape.dim, shape.bf16 ? 1 : 0, HV / shape.heads};
+    return {data,
+            packed ? 0 : static_cast<int64_t>(T) * shape.row,
+            shape.row,
+            shape.dim,
+            shape.bf16 ? 1 : 0,
+            HV / shape.heads};
   }
   Tensor download() {
     Tensor t = shape;
@@ -80,7 +85,8 @@ struct DeviceTensor {
 };
 
 bool same(const std::vector<double>& a, const std::vector<double>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
 }
 
 int failures = 0;
@@ -131,7 +137,8 @@ class Run {
       if (c.edge_decays && i % 11 < 4) g.x[i] = edges[i % 11];
     }
     const size_t size = static_cast<size_t>(N) * c.HV * c.K * c.V;
-    for (size_t i = 0; i < size; ++i) first.push_back(static_cast<float>(random(1))), d_last.push_back(static_cast<float>(random(1)));
+    for (size_t i = 0; i < size; ++i)
+      first.push_back(static_cast<float>(random(1))), d_last.push_back(static_cast<float>(random(1)));
     rule.update = Update::kAdditive, rule.decay = c.decay;
     if (c.norms) rule.q_norm = rule.k_norm = Norm::kL2;
     if (c.gate) rule.gain = Gain::kGate;
@@ -144,7 +151,8 @@ class Run {
     const bool grouped = c.H != c.HV;  // float32 of each value head
     DeviceTensor dq(Tensor(c.bf16 && !grouped, tokens, c.HV, c.K, grouped ? 0 : c.row_padding)), dk(dq.shape);
     DeviceTensor dv(o.shape), dg(Tensor(false, tokens, c.HV, 1, 0)), dbeta(Tensor(c.bf16, tokens, c.HV, 1, 0));
-    DeviceBuffer<float> from(first), to(std::vector<float>(first.size(), kNan)), d_to(d_last), d_from(std::vector<float>(first.size(), kNan));
+    DeviceBuffer<float> from(first), to(std::vector<float>(first.size(), kNan)), d_to(d_last),
+        d_from(std::vector<float>(first.size(), kNan));
     const size_t tiles = static_cast<size_t>(chunks) * c.HV * blocks * 64 * c.key;
     DeviceBuffer<uint16_t> states(tiles), d_states(tiles);
     DeviceBuffer<int32_t> dev_offsets(offsets), dev_base(chunk_base);
@@ -155,9 +163,11 @@ class Run {
       if (alone) sequences = {dev_offsets.data() + n, dev_base.data() + n, 1, 0, 0};
       Problem x;
       x.rule = rule, x.scale = static_cast<float>(scale);
-      x.B = c.packed ? 1 : N, x.T = T, x.H = c.H, x.HV = c.HV, x.K = c.K, x.V = c.V, x.group = c.HV / c.H, x.tokens = tokens;
+      x.B = c.packed ? 1 : N, x.T = T, x.H = c.H, x.HV = c.HV, x.K = c.K, x.V = c.V, x.group = c.HV / c.H,
+      x.tokens = tokens;
       x.sequences = sequences;
-      x.in.q = dev_q.arg(T, c.packed, c.HV), x.in.k = dev_k.arg(T, c.packed, c.HV), x.in.v = dev_v.arg(T, c.packed, c.HV);
+      x.in.q = dev_q.arg(T, c.packed, c.HV), x.in.k = dev_k.arg(T, c.packed, c.HV),
+      x.in.v = dev_v.arg(T, c.packed, c.HV);
       if (c.decay == Decay::kScalar) x.in.g = dev_g.arg(T, c.packed, c.HV);
       if (c.gate) x.in.beta = dev_beta.arg(T, c.packed, c.HV);
       const auto state = [&](float* data) {
@@ -180,7 +190,8 @@ class Run {
       additive_scan(scan, c.key, nullptr);
       AdditiveGradientArgs grad;
       grad.problem = x, grad.d_o = scan.d_o, grad.states = states.data(), grad.d_states = d_states.data();
-      grad.grads.d.q = dq.arg(T, c.packed, c.HV), grad.grads.d.k = dk.arg(T, c.packed, c.HV), grad.grads.d.v = dv.arg(T, c.packed, c.HV);
+      grad.grads.d.q = dq.arg(T, c.packed, c.HV), grad.grads.d.k = dk.arg(T, c.packed, c.HV),
+      grad.grads.d.v = dv.arg(T, c.packed, c.HV);
       if (c.decay == Decay::kScalar) grad.grads.d.g = dg.arg(T, c.packed, c.HV);
       if (c.gate) grad.grads.d.beta = dbeta.arg(T, c.packed, c.HV);
       const int of_n = alone ? chunk_base[n + 1] - chunk_base[n] : chunks;
@@ -200,15 +211,19 @@ class Run {
         std::vector<double> s(static_cast<size_t>(T + 1) * K * V, 0.0), a(T), qn(T), kn(T), z(T);
         if (c.states) std::copy_n(first.begin() + head, K * V, s.begin());
         for (int t = 0; t < T; ++t) {
-          a[t] = c.decay == Decay::kScalar ? std::exp(g.at(t0 + t, hv, 0)) : c.decay == Decay::kConstant ? 1 - std::ldexp(1.0, -5 - hv) : 1;
+          a[t] = c.decay == Decay::kScalar     ? std::exp(g.at(t0 + t, hv, 0))
+                 : c.decay == Decay::kConstant ? 1 - std::ldexp(1.0, -5 - hv)
+                                               : 1;
           double q2 = 0, k2 = 0;
-          for (int i = 0; i < K; ++i) q2 += q.at(t0 + t, h, i) * q.at(t0 + t, h, i), k2 += k.at(t0 + t, h, i) * k.at(t0 + t, h, i);
+          for (int i = 0; i < K; ++i)
+            q2 += q.at(t0 + t, h, i) * q.at(t0 + t, h, i), k2 += k.at(t0 + t, h, i) * k.at(t0 + t, h, i);
           qn[t] = c.norms ? 1 / std::sqrt(q2 + 1e-6) : 1, kn[t] = c.norms ? 1 / std::sqrt(k2 + 1e-6) : 1;
           z[t] = c.gate ? beta.at(t0 + t, hv, 0) : 1;
           const double* before = s.data() + static_cast<size_t>(t) * K * V;
           double* after = s.data() + static_cast<size_t>(t + 1) * K * V;
           for (int i = 0; i < K; ++i)
-            for (int j = 0; j < V; ++j) after[i * V + j] = a[t] * before[i * V + j] + kn[t] * k.at(t0 + t, h, i) * z[t] * v.at(t0 + t, hv, j);
+            for (int j = 0; j < V; ++j)
+              after[i * V + j] = a[t] * before[i * V + j] + kn[t] * k.at(t0 + t, h, i) * z[t] * v.at(t0 + t, hv, j);
           for (int j = 0; j < V; ++j) {
             double y = 0;
             for (int i = 0; i < K; ++i) y += after[i * V + j] * scale * qn[t] * q.at(t0 + t, h, i);
@@ -237,7 +252,8 @@ class Run {
           for (int i = 0; i < K; ++i) q_dr += q.at(t0 + t, h, i) * dr[i], k_dw += k.at(t0 + t, h, i) * dw[i];
           const int head_of_d = hv;
           for (int i = 0; i < K; ++i) {
-            const double of_q = scale * (qn[t] * dr[i] - (c.norms ? qn[t] * qn[t] * qn[t] * q_dr * q.at(t0 + t, h, i) : 0));
+            const double of_q =
+                scale * (qn[t] * dr[i] - (c.norms ? qn[t] * qn[t] * qn[t] * q_dr * q.at(t0 + t, h, i) : 0));
             const double of_k = kn[t] * dw[i] - (c.norms ? kn[t] * kn[t] * kn[t] * k_dw * k.at(t0 + t, h, i) : 0);
             dq.add(got.dq.at(t0 + t, head_of_d, i), of_q), dk.add(got.dk.at(t0 + t, head_of_d, i), of_k);
           }
@@ -277,8 +293,9 @@ void test(const Case& c) {
   std::fflush(stdout);
   Run run(c);
   Results got = run.device(false), again = run.device(c.packed);
-  if (!(same(got.o.x, again.o.x) && same(got.dq.x, again.dq.x) && same(got.dk.x, again.dk.x) && same(got.dv.x, again.dv.x) && same(got.dg.x, again.dg.x) &&
-        same(got.dbeta.x, again.dbeta.x) && got.last == again.last && got.d_first == again.d_first && got.states == again.states &&
+  if (!(same(got.o.x, again.o.x) && same(got.dq.x, again.dq.x) && same(got.dk.x, again.dk.x) &&
+        same(got.dv.x, again.dv.x) && same(got.dg.x, again.dg.x) && same(got.dbeta.x, again.dbeta.x) &&
+        got.last == again.last && got.d_first == again.d_first && got.states == again.states &&
         got.d_states == again.d_states))
     fail("same bits again, each sequence alone");
   run.check(got);

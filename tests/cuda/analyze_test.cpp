@@ -1,4 +1,5 @@
-// The analysis of a model whose passes run on the device: what its recurrences were given comes to the host, where they are replayed. Alongside the CPU's.
+// The analysis of a model whose passes run on the device: what its recurrences were given comes to the host, where they
+// are replayed. Alongside the CPU's.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -50,12 +51,14 @@ class DeviceAnalysis : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DeviceAnalysis, HasTheQuantitiesOfTheCpu) {
   const bool rwkv = GetParam() == "rwkv7";
-  ModelConfig config = small(rwkv ? "kda" : GetParam(),
-                             rwkv ? std::vector<std::string>{"rwkv7", "window", "rwkv7"} : std::vector<std::string>{"recurrent", "window", "recurrent"});
+  ModelConfig config =
+      small(rwkv ? "kda" : GetParam(), rwkv ? std::vector<std::string>{"rwkv7", "window", "rwkv7"}
+                                            : std::vector<std::string>{"recurrent", "window", "recurrent"});
   LanguageModel<float> host(config), device(config, cuda_device());
   Random random(3);
   host.init(random);
-  for (const ParamSpec& spec : host.params().specs()) device.params().write_values(spec, host.params().host_values(spec).span());
+  for (const ParamSpec& spec : host.params().specs())
+    device.params().write_values(spec, host.params().host_values(spec).span());
   const std::vector<LayerAnalysis> want = analysed(host), got = analysed(device);
   ASSERT_EQ(got.size(), 2U);  // the window has no recurrence
   for (size_t l = 0; l < got.size(); ++l) {
@@ -77,7 +80,8 @@ TEST_P(DeviceAnalysis, HasTheQuantitiesOfTheCpu) {
   const std::vector<int32_t> ids(10, 1), targets(10, -1);
   device.evaluate(ids, targets, SeqLayout({0, 10}));
 }
-INSTANTIATE_TEST_SUITE_P(Rules, DeviceAnalysis, ::testing::Values("gated_deltanet2", "precond_gated_deltanet", "qdelta", "rwkv7"),
+INSTANTIATE_TEST_SUITE_P(Rules, DeviceAnalysis,
+                         ::testing::Values("gated_deltanet2", "precond_gated_deltanet", "qdelta", "rwkv7"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

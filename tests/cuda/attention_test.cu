@@ -1,5 +1,5 @@
-// Attention on the device against loops in double over the same bf16 values: a program of its own that prints a line per case and fails with 1.
-// An argument: only cases whose name has it. In the emulation small cases only.
+// Attention on the device against loops in double over the same bf16 values: a program of its own that prints a line
+// per case and fails with 1. An argument: only cases whose name has it. In the emulation small cases only.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -37,13 +37,18 @@ struct Case {
 
 struct Problem {
   const Case& c;
-  std::vector<int64_t> places() const { return c.history.empty() ? std::vector<int64_t>(1) : std::vector<int64_t>(c.history.begin(), c.history.end()); }
+  std::vector<int64_t> places() const {
+    return c.history.empty() ? std::vector<int64_t>(1) : std::vector<int64_t>(c.history.begin(), c.history.end());
+  }
   std::vector<AttentionSequence> sequences;
   int query_rows = 0, key_rows = 0, group, q_row, kv_row;
   std::vector<uint16_t> q, k, v, d_o;
 
   explicit Problem(const Case& one)
-      : c(one), group(one.heads / one.kv_heads), q_row(one.heads * one.dim + one.padding), kv_row(one.kv_heads * one.dim + one.padding) {
+      : c(one),
+        group(one.heads / one.kv_heads),
+        q_row(one.heads * one.dim + one.padding),
+        kv_row(one.kv_heads * one.dim + one.padding) {
     for (size_t n = 0; n < c.queries.size(); ++n) {
       const int before = n < c.history.size() ? c.history[n] : 0;
       sequences.push_back({query_rows, c.queries[n], key_rows, c.queries[n] + before});
@@ -61,8 +66,10 @@ struct Problem {
     fill(d_o, query_rows, q_row, 1);
     for (size_t n = 1; c.damaged && n < sequences.size(); n += 2) {
       const AttentionSequence& s = sequences[n];
-      for (auto* x : {&q, &d_o}) std::fill_n(x->begin() + static_cast<long>(s.query) * q_row, static_cast<long>(s.queries) * q_row, kNan16);
-      for (auto* x : {&k, &v}) std::fill_n(x->begin() + static_cast<long>(s.key) * kv_row, static_cast<long>(s.keys) * kv_row, kNan16);
+      for (auto* x : {&q, &d_o})
+        std::fill_n(x->begin() + static_cast<long>(s.query) * q_row, static_cast<long>(s.queries) * q_row, kNan16);
+      for (auto* x : {&k, &v})
+        std::fill_n(x->begin() + static_cast<long>(s.key) * kv_row, static_cast<long>(s.keys) * kv_row, kNan16);
     }
   }
 };
@@ -70,7 +77,8 @@ struct Problem {
 // (x, y) of the halves of a head at a place back by the angle of the place.
 void rotate_back(const Case& c, int64_t place, double* head) {
   for (int i = 0; c.theta > 0 && i < c.dim / 2; ++i) {
-    const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i], y = head[i + c.dim / 2];
+    const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i],
+                 y = head[i + c.dim / 2];
     head[i] = x * std::cos(angle) + y * std::sin(angle);
     head[i + c.dim / 2] = y * std::cos(angle) - x * std::sin(angle);
   }
@@ -79,14 +87,19 @@ void rotate_back(const Case& c, int64_t place, double* head) {
 struct Results {
   std::vector<uint16_t> o, dq, dk, dv;
   std::vector<float> lse;
-  bool operator==(const Results& other) const { return o == other.o && dq == other.dq && dk == other.dk && dv == other.dv && lse == other.lse; }
+  bool operator==(const Results& other) const {
+    return o == other.o && dq == other.dq && dk == other.dk && dv == other.dv && lse == other.lse;
+  }
 };
 
 Results run(const Problem& p, int blocks = kBlocks) {
   const Case& c = p.c;
-  DeviceBuffer<uint16_t> q(p.q), k(p.k), v(p.v), d_o(p.d_o), o(p.q.size()), dq(p.q.size()), dk(p.k.size()), dv(p.v.size());
-  DeviceBuffer<float> lse(static_cast<size_t>(c.heads) * p.query_rows), delta(static_cast<size_t>(c.heads) * p.query_rows);
-  DeviceBuffer<AttentionTile> query_tiles(attention_tiles(p.sequences, false, c.window)), key_tiles(attention_tiles(p.sequences, true, c.window));
+  DeviceBuffer<uint16_t> q(p.q), k(p.k), v(p.v), d_o(p.d_o), o(p.q.size()), dq(p.q.size()), dk(p.k.size()),
+      dv(p.v.size());
+  DeviceBuffer<float> lse(static_cast<size_t>(c.heads) * p.query_rows),
+      delta(static_cast<size_t>(c.heads) * p.query_rows);
+  DeviceBuffer<AttentionTile> query_tiles(attention_tiles(p.sequences, false, c.window)),
+      key_tiles(attention_tiles(p.sequences, true, c.window));
   AttentionArgs args;
   const auto of_queries = [&](DeviceBuffer<uint16_t>& x) { return TokenArg{x.data(), 0, p.q_row, c.dim, 1, 1}; };
   const auto of_keys = [&](DeviceBuffer<uint16_t>& x) { return TokenArg{x.data(), 0, p.kv_row, c.dim, 1, 1}; };
@@ -100,10 +113,12 @@ Results run(const Problem& p, int blocks = kBlocks) {
   DeviceBuffer<int64_t> positions(p.places());
   args.theta = c.theta;
   if (!c.history.empty()) args.positions = positions.data();
-  args.tiles = query_tiles.data(), args.tile_count = static_cast<int>(attention_tiles(p.sequences, false, c.window).size());
+  args.tiles = query_tiles.data(),
+  args.tile_count = static_cast<int>(attention_tiles(p.sequences, false, c.window).size());
   attention_forward(args, nullptr);
   attention_backward_queries(args, nullptr);
-  args.tiles = key_tiles.data(), args.tile_count = static_cast<int>(attention_tiles(p.sequences, true, c.window).size());
+  args.tiles = key_tiles.data(),
+  args.tile_count = static_cast<int>(attention_tiles(p.sequences, true, c.window).size());
   attention_backward_keys(args, nullptr);
   return {o.download(), dq.download(), dk.download(), dv.download(), lse.download()};
 }
@@ -157,10 +172,12 @@ Expected reference(const Problem& p) {
     }
     const int64_t before = s.keys - s.queries;
     for (int h = 0; h < c.heads; ++h) {
-      for (int i = 0; i < s.queries; ++i) rotate_back(c, before + i, e.dq.data() + static_cast<size_t>(s.query + i) * p.q_row + h * c.dim);
+      for (int i = 0; i < s.queries; ++i)
+        rotate_back(c, before + i, e.dq.data() + static_cast<size_t>(s.query + i) * p.q_row + h * c.dim);
     }
     for (int h = 0; h < c.kv_heads; ++h) {
-      for (int j = 0; j < s.keys; ++j) rotate_back(c, j, e.dk.data() + static_cast<size_t>(s.key + j) * p.kv_row + h * c.dim);
+      for (int j = 0; j < s.keys; ++j)
+        rotate_back(c, j, e.dk.data() + static_cast<size_t>(s.key + j) * p.kv_row + h * c.dim);
     }
   }
   return e;
@@ -174,7 +191,8 @@ void fail(const char* what) {
 }
 
 // Relative L2 error over the rows of good sequences; what lies between rows must be untouched.
-void compare(const char* what, const Problem& p, bool of_queries, const std::vector<uint16_t>& got, const std::vector<double>& want, double limit) {
+void compare(const char* what, const Problem& p, bool of_queries, const std::vector<uint16_t>& got,
+             const std::vector<double>& want, double limit) {
   const int row = of_queries ? p.q_row : p.kv_row, width = row - p.c.padding;
   double error = 0, norm = 0;
   bool touched = false, missing = false;
@@ -210,13 +228,14 @@ void alone(const Case& c, const Problem& p, const Results& all, size_t n) {
   Problem single(one);
   const AttentionSequence& s = p.sequences[n];
   const auto part = [](const std::vector<uint16_t>& x, int first, int rows, int row) {
-    return std::vector<uint16_t>(x.begin() + static_cast<long>(first) * row, x.begin() + static_cast<long>(first + rows) * row);
+    return std::vector<uint16_t>(x.begin() + static_cast<long>(first) * row,
+                                 x.begin() + static_cast<long>(first + rows) * row);
   };
   single.q = part(p.q, s.query, s.queries, p.q_row), single.d_o = part(p.d_o, s.query, s.queries, p.q_row);
   single.k = part(p.k, s.key, s.keys, p.kv_row), single.v = part(p.v, s.key, s.keys, p.kv_row);
   const Results r = run(single);
-  if (r.o != part(all.o, s.query, s.queries, p.q_row) || r.dq != part(all.dq, s.query, s.queries, p.q_row) || r.dk != part(all.dk, s.key, s.keys, p.kv_row) ||
-      r.dv != part(all.dv, s.key, s.keys, p.kv_row)) {
+  if (r.o != part(all.o, s.query, s.queries, p.q_row) || r.dq != part(all.dq, s.query, s.queries, p.q_row) ||
+      r.dk != part(all.dk, s.key, s.keys, p.kv_row) || r.dv != part(all.dv, s.key, s.keys, p.kv_row)) {
     fail("bits alone");
   }
 }

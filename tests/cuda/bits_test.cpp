@@ -1,5 +1,5 @@
-// Bit for bit on the device: run to run, whatever memory held before, alone or packed, causal, cut at a chunk's boundary with the
-// state handed on.
+// Bit for bit on the device: run to run, whatever memory held before, alone or packed, causal, cut at a chunk's
+// boundary with the state handed on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace fw::testing {
 namespace {
 
-// With tensors of tokens of bf16 in the chunk form (whole rows of which kernels take as they are) or of float32. K above 128: kernels of their own.
+// With tensors of tokens of bf16 in the chunk form (whole rows of which kernels take as they are) or of float32. K
+// above 128: kernels of their own.
 struct Tested {
   const char* name;
   bool bf16 = true;
@@ -96,14 +97,18 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
     for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) {
       const Problem alone = slice_sequence(problem, n);
       const int64_t begin = problem.shape.sequences.begin(n), end = problem.shape.sequences.end(n);
-      EXPECT_EQ(header_forward(alone, run).o, std::vector<double>(all.o.begin() + begin * v_row, all.o.begin() + end * v_row)) << name << " sequence " << n;
-      EXPECT_EQ(header_backward(alone, run).k, std::vector<double>(grads.k.begin() + begin * k_row, grads.k.begin() + end * k_row))
+      EXPECT_EQ(header_forward(alone, run).o,
+                std::vector<double>(all.o.begin() + begin * v_row, all.o.begin() + end * v_row))
+          << name << " sequence " << n;
+      EXPECT_EQ(header_backward(alone, run).k,
+                std::vector<double>(grads.k.begin() + begin * k_row, grads.k.begin() + end * k_row))
           << name << " sequence " << n;
     }
   }
 }
 
-// Alone its gradients begin alongside the reverse scan; among so many others there is no room for them (plan.h: overlap_grad_with_scan).
+// Alone its gradients begin alongside the reverse scan; among so many others there is no room for them (plan.h:
+// overlap_grad_with_scan).
 TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
   uint64_t seed = 60;
   for (const Tested& rule : kRules) {
@@ -127,7 +132,8 @@ TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
     for (const auto& field : reference_input_fields()) {
       const std::vector<double>&x = own.*field.values, &y = among.*field.values;
       if (!of_tokens(field.name) || x.empty()) continue;
-      EXPECT_EQ(x, std::vector<double>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(x.size()))) << name << " " << field.name;
+      EXPECT_EQ(x, std::vector<double>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(x.size())))
+          << name << " " << field.name;
     }
   }
 }
@@ -204,7 +210,8 @@ TEST_P(Bits, ANeighbourOfNoNumbers) {
     for (const bool whole : {true, false}) {
       const Problem problem = packed_problem(rule, ++seed);
       Problem damaged = problem;
-      const auto bad = [](int64_t n) { return n == 1 || n == 2; };  // between sequences of 65 and 128 tokens: none, and one
+      // between sequences of 65 and 128 tokens: none, and one
+      const auto bad = [](int64_t n) { return n == 1 || n == 2; };
       // Tokens and states of these sequences (a preconditioner's center belongs to none).
       const auto fill = [&](const auto& fields, auto& values_of, double with) {
         const SeqLayout& sequences = problem.shape.sequences;
@@ -214,7 +221,9 @@ TEST_P(Bits, ANeighbourOfNoNumbers) {
           const bool tokens = of_tokens(field.name);
           const int64_t row = static_cast<int64_t>(x.size()) / (tokens ? sequences.tokens() : sequences.count());
           for (int64_t n = 0; n < sequences.count(); ++n) {
-            if (bad(n)) std::fill(x.begin() + (tokens ? sequences.begin(n) : n) * row, x.begin() + (tokens ? sequences.end(n) : n + 1) * row, with);
+            if (bad(n))
+              std::fill(x.begin() + (tokens ? sequences.begin(n) : n) * row,
+                        x.begin() + (tokens ? sequences.end(n) : n + 1) * row, with);
           }
         }
       };
@@ -229,7 +238,8 @@ TEST_P(Bits, ANeighbourOfNoNumbers) {
       // Of the damaged sequences nothing is compared.
       fill(reference_output_fields(), expected, 0), fill(reference_output_fields(), out, 0);
       fill(reference_input_fields(), grads, 0), fill(reference_input_fields(), got, 0);
-      for (const auto& field : reference_output_fields()) EXPECT_EQ(out.*field.values, expected.*field.values) << name << " " << field.name;
+      for (const auto& field : reference_output_fields())
+        EXPECT_EQ(out.*field.values, expected.*field.values) << name << " " << field.name;
       for (const auto& field : reference_input_fields()) {
         if (std::string(field.name) == "precond_center") continue;
         EXPECT_EQ(got.*field.values, grads.*field.values) << name << " " << field.name;
@@ -260,11 +270,12 @@ TEST(BitsIfForwardSaves, OutputsAreTheSame) {
   }
 }
 
-// Value heads that share keys, several in a block of prepare (prepare/grouped.cu) where there are enough of them, and the same keys given to each by itself.
+// Value heads that share keys, several in a block of prepare (prepare/grouped.cu) where there are enough of them, and
+// the same keys given to each by itself.
 TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
   uint64_t seed = 140;
-  for (const auto& [name, K] : {std::pair("gated_deltanet", int64_t{128}), std::pair("deltanet", int64_t{64}), std::pair("kaczmarz", int64_t{64}),
-                                std::pair("longhorn", int64_t{128})}) {
+  for (const auto& [name, K] : {std::pair("gated_deltanet", int64_t{128}), std::pair("deltanet", int64_t{64}),
+                                std::pair("kaczmarz", int64_t{64}), std::pair("longhorn", int64_t{128})}) {
     SCOPED_TRACE(::testing::Message() << name << " K " << K);
     std::vector<int64_t> offsets = {0, 65, 65, 130, 200};
     for (int n = 0; !emulated() && n < 170; ++n) offsets.push_back(offsets.back() + 3);
@@ -278,7 +289,8 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
     const Problem grouped = of_bf16_numbers(random_problem(preset(name).rule, options));
     int64_t chunks = 0;
     for (size_t n = 1; n < offsets.size(); ++n) chunks += (offsets[n] - offsets[n - 1] + 63) / 64;
-    ASSERT_GT(cuda::grouped_heads(options.HV / options.H, options.HV, chunks, cuda::persistent_ctas()), 1) << "another shape, or that kernel is not run";
+    ASSERT_GT(cuda::grouped_heads(options.HV / options.H, options.HV, chunks, cuda::persistent_ctas()), 1)
+        << "another shape, or that kernel is not run";
     Problem apart = grouped;
     apart.shape.H = options.HV;
     for (const auto& [from, to] : {std::pair(&grouped.in.q, &apart.in.q), std::pair(&grouped.in.k, &apart.in.k)}) {
@@ -301,17 +313,18 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
   }
 }
 
-// dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads (gradients/common/head_sums.cuh): against the
-// reference, and the same bits whether the gradients begin alongside the reverse scan, from the last chunk on, or after it, as they do where the offsets are on
-// the device.
+// dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads
+// (gradients/common/head_sums.cuh), against the reference. The bits are the same whether the gradients begin alongside
+// the reverse scan, from the last chunk on, or after it. They begin after it where the offsets are on the device.
 TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
   struct Case {
     const char* name;
     int64_t K, H, HV;
   };
   uint64_t seed = 150;
-  for (const Case& c : {Case{"gated_deltanet", 128, 2, 8}, Case{"kaczmarz", 64, 1, 16}, Case{"deltanet", 40, 2, 4}, Case{"gated_deltanet_neg", 64, 1, 4},
-                        Case{"kda", 128, 1, 4}, Case{"kda", 64, 2, 4}, Case{"gated_deltanet2", 128, 1, 8}, Case{"gla", 64, 1, 4}, Case{"qdelta", 128, 1, 4}}) {
+  for (const Case& c : {Case{"gated_deltanet", 128, 2, 8}, Case{"kaczmarz", 64, 1, 16}, Case{"deltanet", 40, 2, 4},
+                        Case{"gated_deltanet_neg", 64, 1, 4}, Case{"kda", 128, 1, 4}, Case{"kda", 64, 2, 4},
+                        Case{"gated_deltanet2", 128, 1, 8}, Case{"gla", 64, 1, 4}, Case{"qdelta", 128, 1, 4}}) {
     SCOPED_TRACE(::testing::Message() << c.name << " K " << c.K << " heads " << c.H << " of " << c.HV);
     const Rule& rule = preset(c.name).rule;
     ProblemOptions options;
@@ -325,7 +338,8 @@ TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
     run.segment = -1;
     const std::string text = text_of_call(problem, 1, 390);
     const std::string_view name = c.name;
-    EXPECT_EQ(text.find("adds up heads") != std::string::npos, name != "qdelta" && name != "gated_deltanet_neg") << text;
+    EXPECT_EQ(text.find("adds up heads") != std::string::npos, name != "qdelta" && name != "gated_deltanet_neg")
+        << text;
     EXPECT_NE(text.find("gradients: beside the reverse scan"), std::string::npos) << text;
     const ReferenceInputs beside = header_backward(problem, run);
     EXPECT_TRUE(close_gradients(beside, problem.backward(), rule, false));
@@ -336,7 +350,9 @@ TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
-                         [](const ::testing::TestParamInfo<fw_form>& form) { return form.param == FW_FORM_TOKEN ? "token" : "chunk"; });
+                         [](const ::testing::TestParamInfo<fw_form>& form) {
+                           return form.param == FW_FORM_TOKEN ? "token" : "chunk";
+                         });
 
 }  // namespace
 }  // namespace fw::testing

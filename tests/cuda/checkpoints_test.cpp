@@ -1,5 +1,5 @@
-// States on the way of fw_forward (fw_desc.checkpoint_interval) on the device: by the token form, the chunk form of all kinds of scans, and of sequences that
-// are cut into segments.
+// States on the way of fw_forward (fw_desc.checkpoint_interval) on the device: by the token form, the chunk form of all
+// kinds of scans, and of sequences that are cut into segments.
 #include "support/checkpoints.h"
 
 #include <gtest/gtest.h>
@@ -51,16 +51,18 @@ TEST(DeviceCheckpoints, OfLengthsAroundAChunk) {
       expect_checkpoints(problem, run, length % 3 == 0 ? 128 : 64);
     }
   }
-  for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {  // one chunk, not packed: the preconditioner is one kernel
+  // one chunk, not packed: the preconditioner is one kernel
+  for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(2, 64);
     options.K = options.V = 64;
-    expect_checkpoints(of_bf16_numbers(random_problem(preset("precond_gated_deltanet").rule, options)), device_run(form), 64);
+    expect_checkpoints(of_bf16_numbers(random_problem(preset("precond_gated_deltanet").rule, options)),
+                       device_run(form), 64);
   }
 }
 
-// Of sequences that are cut, those where a segment begins: a call that starts there has the same segments. The others are what they are without a cut but for
-// rounding.
+// Of sequences that are cut, those where a segment begins: a call that starts there has the same segments. The others
+// are what they are without a cut but for rounding.
 TEST(DeviceCheckpoints, OfSequencesThatAreCut) {
   for (const char* name : {"gated_deltanet", "kda", "mamba2", "kda_neg"}) {
     for (const bool packed : {false, true}) {
@@ -80,7 +82,8 @@ TEST(DeviceCheckpoints, OfSequencesThatAreCut) {
       run.segment = -1;
       const HeaderCheckpoints whole = header_checkpoints(problem, run, 64);
       ASSERT_EQ(cut.all.size(), whole.all.size());
-      for (size_t i = 0; i < cut.all.size(); ++i) EXPECT_LT(relative_error(cut.all[i].state, whole.all[i].state), ChunkBounds{}.output);
+      for (size_t i = 0; i < cut.all.size(); ++i)
+        EXPECT_LT(relative_error(cut.all[i].state, whole.all[i].state), ChunkBounds{}.output);
     }
   }
 }

@@ -1,5 +1,5 @@
-// Cut sequences whose decays let nothing through: first passes that leave out what cannot be seen (scan/cuda/scan/decay_cutoff.cuh), at the bound and around
-// it.
+// Cut sequences whose decays let nothing through: first passes that leave out what cannot be seen
+// (scan/cuda/scan/decay_cutoff.cuh), at the bound and around it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,8 +35,8 @@ Problem long_problem(const std::string& rule, uint64_t seed, int64_t tokens) {
   return random_problem(parse_rule(rule), options);
 }
 
-// An initial state of 2^40 decays by exp(-27.6) or exp(-27.9) in the last chunk of the first segment: below 2^-40 what is left of it is not carried on, above
-// it is. (beta of 0.01: it is not erased.)
+// An initial state of 2^40 decays by exp(-27.6) or exp(-27.9) in the last chunk of the first segment: below 2^-40 what
+// is left of it is not carried on, above it is. (beta of 0.01: it is not erased.)
 TEST(Fades, AtTheBoundAStateIsCarriedOnOrNot) {
   for (const char* rule : {"gated_deltanet", "kda", "gla", "gated_deltanet_neg"}) {
     for (const double sum : {-27.6, -27.9}) {
@@ -103,14 +103,16 @@ TEST(Fades, LogitsTellAsTheirValuesDo) {
   }
 }
 
-// Decays of any strength, forward and backward, each chunk's sum the same: of the three chunks of a segment one, two or all are needed.
+// Decays of any strength, forward and backward, each chunk's sum the same: of the three chunks of a segment one, two or
+// all are needed.
 TEST(Fades, WhateverTheDecaysResultsAreTheReferences) {
   uint64_t seed = 80;
   for (const char* rule : {"gated_deltanet", "kda", "gla", "comba", "kaczmarz_channel", "kda_neg", "gated_deltanet2"}) {
     for (const double sum : {-0.01, -2.0, -9.0, -15.0, -60.0, -1e4}) {
       Problem problem = long_problem(rule, ++seed, 410);
       if (sum < -1e3) {
-        // The channels decay by turns, each a token in two by nothing: what they let through is not what any of them does.
+        // The channels decay by turns, each a token in two by nothing: what they let through is not what any of them
+        // does.
         for (size_t i = 0; i < problem.in.g.size(); ++i) problem.in.g[i] = i % 2 == i / 128 % 2 ? 0 : -1;
       } else {
         for (double& x : problem.in.g) x = sum / 64;
@@ -118,7 +120,8 @@ TEST(Fades, WhateverTheDecaysResultsAreTheReferences) {
       problem = of_bf16_numbers(problem);
       HeaderRun run = cut_run(192);
       EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), 6e-3, kChunkFloor)) << rule << " " << sum;
-      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, sum < -5)) << rule << " " << sum;
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, sum < -5))
+          << rule << " " << sum;
     }
   }
 }

@@ -1,6 +1,10 @@
-// Generation on every device there is: attention of a decoded token alongside the host's in double, drawn tokens alongside the host's, and a decoder alongside
-// passes of the model one after the other: the same bits alone, alongside others, recorded, after a prompt in between, and in a place that another sequence has
-// left.
+// Generation on every device there is. Attention of a decoded token is compared with the host's in double, drawn tokens
+// with the host's. A decoder runs alongside passes of the model one after the other. It gives the same bits:
+// - alone,
+// - alongside others,
+// - recorded,
+// - after a prompt in between,
+// - in a place that another sequence has left.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -29,17 +33,20 @@ struct Rows {
 
 // One step from random pages; o, and then all pages.
 template <class T>
-std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const std::vector<double>& numbers, int64_t only = -1) {
+std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const std::vector<double>& numbers,
+                                         int64_t only = -1) {
   Context<T> on(device);
   const int64_t N = only < 0 ? static_cast<int64_t>(s.positions.size()) : 1, first = std::max<int64_t>(only, 0);
-  const int64_t queries = s.shape.heads * s.shape.dim, width = s.shape.kv_heads * s.shape.dim, of_sequence = s.pages * s.rows * width;
+  const int64_t queries = s.shape.heads * s.shape.dim, width = s.shape.kv_heads * s.shape.dim,
+                of_sequence = s.pages * s.rows * width;
   const double* from = numbers.data();
   const auto take = [&](int64_t cols) {
     std::vector<double> out(from + first * cols, from + (first + N) * cols);
     from += static_cast<int64_t>(s.positions.size()) * cols;
     return out;
   };
-  Matrix<T> q(device, N, queries, 8, take(queries)), k(device, N, width, 8, take(width)), v(device, N, width, 8, take(width)), o(device, N, queries, 8);
+  Matrix<T> q(device, N, queries, 8, take(queries)), k(device, N, width, 8, take(width)),
+      v(device, N, width, 8, take(width)), o(device, N, queries, 8);
   Buffer<T> past_k = on.template buffer<T>(take(of_sequence)), past_v = on.template buffer<T>(take(of_sequence));
   const SeqLayout sequences = SeqLayout::uniform(N, 1);
   Buffer<int64_t> offsets(device, N + 1), positions(device, N);
@@ -54,8 +61,8 @@ std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const st
     table.write(0, list);
     return Pages<T>{nullptr, table.data(), s.pages, s.rows, width, width % 8 == 0};
   };
-  on.exec.attention_step(q.mat(), k.mat(), v.mat(), s.shape, PassLayout(sequences, offsets.data(), positions.data()), pages(past_k, tables[0]),
-                         pages(past_v, tables[1]), o.mat());
+  on.exec.attention_step(q.mat(), k.mat(), v.mat(), s.shape, PassLayout(sequences, offsets.data(), positions.data()),
+                         pages(past_k, tables[0]), pages(past_v, tables[1]), o.mat());
   return {o.values(), values_of(past_k), values_of(past_v)};
 }
 
@@ -65,9 +72,10 @@ std::vector<Rows> all_rows() {
       {{2, 1, 8, 2, 0.5}, 1, 2, {0, 1, 2, 9}, false},                       // of two, heads share keys
       {{2, 2, 24, 20, 0.3}, 1, 20, {0, 18, 19, 20, 21, 39, 40}, false},     // the ring's end
       {{4, 1, 32, 300, 0.2}, 1, 300, {0, 127, 128, 299, 300, 777}, false},  // runs, and the last of one row
-      {{6, 2, 16, 33, 0.2}, 1, 40, {0, 32, 33, 100}, false},                // three heads share; a ring with more rows than the window
-      {{3, 3, 5, 50, 0.2}, 1, 50, {3, 60}, false},                          // rows that are no packets
-      {{2, 1, 16, 0, 0.25}, 4, 70, {0, 69, 70, 279}, true},                 // all before, in pages
+      // three heads share; a ring with more rows than the window
+      {{6, 2, 16, 33, 0.2}, 1, 40, {0, 32, 33, 100}, false},
+      {{3, 3, 5, 50, 0.2}, 1, 50, {3, 60}, false},           // rows that are no packets
+      {{2, 1, 16, 0, 0.25}, 4, 70, {0, 69, 70, 279}, true},  // all before, in pages
       {{1, 1, 128, 0, 0.1}, 8, 256, {5, 1500, 2047}, true},
       {{1, 1, 8, 0, 0.3}, 1, 9000, {8191, 8192, 8999}, false},  // more than 64 runs of 128
       // Heads of 64 and 128 channels, whose bf16 rows are tiles of a kernel of products.
@@ -77,9 +85,13 @@ std::vector<Rows> all_rows() {
       {{3, 1, 64, 0, 0.12}, 30, 7, {0, 6, 7, 150, 209}, true},           // a run has many pages
       {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
       {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
-      // Turned queries and keys: by that kernel, where the token's own row is in the tiles that are asked for at first, in a later one (8319: the last of a run
-      // of 160) and in a run after a block's first (in the emulation); where pages lie anywhere, and eight or sixteen heads share. Of a part of the channels,
-      // or of other heads, by rotary.
+      // Turned queries and keys, by that kernel (in the emulation). The token's own row is:
+      // - in the tiles that are asked for at first,
+      // - in a later one (8319: the last of a run of 160),
+      // - in a run after a block's first.
+      //
+      // Where pages lie anywhere, and eight or sixteen heads share. Of a part of the channels, or of other heads, by
+      // rotary.
       {{4, 2, 128, 150, 0.1, 10000, 128}, 1, 150, {0, 15, 16, 127, 128, 149, 150, 431, int64_t{1} << 20}, false},
       {{1, 1, 64, 0, 0.12, 500, 64}, 1, 9000, {8190, 8192, 8319, 8999}, false},
       {{8, 1, 64, 0, 0.12, 10000, 64}, 30, 7, {0, 6, 7, 150, 209}, true},
@@ -95,7 +107,8 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
     with_type([&](auto on) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
       const int64_t N = static_cast<int64_t>(s.positions.size()), width = s.shape.kv_heads * s.shape.dim;
-      const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
+      const std::vector<double> numbers =
+          on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
       const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
       expect_near(got[0], want[0], kTolerance<T>, "o");
       if (s.shape.turns()) {
@@ -107,13 +120,15 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
       for (int64_t n = 0; n < N; ++n) {
         const auto alone = step_of<T>(on.device, s, numbers, n);
         const auto begin = got[0].begin() + n * s.shape.heads * s.shape.dim;
-        EXPECT_EQ(alone[0], std::vector<double>(begin, begin + s.shape.heads * s.shape.dim)) << "sequence " << n << " alone has other bits";
+        EXPECT_EQ(alone[0], std::vector<double>(begin, begin + s.shape.heads * s.shape.dim))
+            << "sequence " << n << " alone has other bits";
       }
     });
   }
 }
 
-// Heads whose eight rows have room alongside a product's sums, and wider ones. Of the host nobody says it: its products are a library's.
+// Heads whose eight rows have room alongside a product's sums, and wider ones. Of the host nobody says it: its products
+// are a library's.
 TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
   if (GetParam().device->kind() == FW_DEVICE_CPU) GTEST_SKIP() << "products of a library";
   for (const int64_t heads : {int64_t{3}, int64_t{50}}) {
@@ -122,18 +137,24 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
       const int64_t rows = kGemvMaxM, dim = 128, in = heads * dim, out = 1000;
       const std::vector<double> o = on.random(rows * in), gate = on.random(rows * in);
-      Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)), norm = on.template buffer<Wide<T>>(on.random(dim));
+      Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)),
+                      norm = on.template buffer<Wide<T>>(on.random(dim));
       const Buffer<Bf16> rounded = on.template buffer<Bf16>(values_of(weight));
       const auto run = [&](int64_t first, int64_t count) {
-        const auto part = [&](const std::vector<double>& of) { return std::vector<double>(of.begin() + first * in, of.begin() + (first + count) * in); };
-        Matrix<T> x(on.device, count, in, 8, part(o)), g(on.device, count, in, 8, part(gate)), y(on.device, count, out, 8);
-        gated_linear_forward<T>(on.exec, x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
-                                Weight<Wide<T>>(Mat<const Wide<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)), y.mat(),
-                                Write::kOverwrite);
+        const auto part = [&](const std::vector<double>& of) {
+          return std::vector<double>(of.begin() + first * in, of.begin() + (first + count) * in);
+        };
+        Matrix<T> x(on.device, count, in, 8, part(o)), g(on.device, count, in, 8, part(gate)),
+            y(on.device, count, out, 8);
+        gated_linear_forward<T>(
+            on.exec, x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
+            Weight<Wide<T>>(Mat<const Wide<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)),
+            y.mat(), Write::kOverwrite);
         return y.values();
       };
       const std::vector<double> all = run(0, rows);
-      for (int64_t n = 0; n < rows; ++n) EXPECT_EQ(run(n, 1), std::vector<double>(all.begin() + n * out, all.begin() + (n + 1) * out)) << "row " << n;
+      for (int64_t n = 0; n < rows; ++n)
+        EXPECT_EQ(run(n, 1), std::vector<double>(all.begin() + n * out, all.begin() + (n + 1) * out)) << "row " << n;
     });
   }
 }
@@ -146,8 +167,8 @@ struct Draws {
 };
 
 template <class T>
-Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int64_t cols, const Sampling& sampling, const std::vector<double>& uniform,
-           const std::vector<std::vector<int32_t>>& recent) {
+Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int64_t cols, const Sampling& sampling,
+           const std::vector<double>& uniform, const std::vector<std::vector<int32_t>>& recent) {
   Context<T> on(device);
   const int64_t N = static_cast<int64_t>(uniform.size());
   Matrix<T> rows(device, N, cols, 3, logits);
@@ -166,7 +187,8 @@ Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int
   }
   DrawStreams streams;
   streams.uniform = uniform.data();
-  streams.recent = ring.data(), streams.seen = seen.data(), streams.positions = positions.data(), streams.ids = ids.data(), streams.drawn = drawn.data();
+  streams.recent = ring.data(), streams.seen = seen.data(), streams.positions = positions.data(),
+  streams.ids = ids.data(), streams.drawn = drawn.data();
   streams.logprobs = true;
   on.exec.sample_tokens(rows.mat(), vocab, sampling, streams);
   for (const int64_t position : positions.to_vector()) EXPECT_EQ(position, 1);
@@ -174,7 +196,8 @@ Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int
   for (int64_t n = 0; n < N; ++n) {
     const int64_t count = kMostRecent + static_cast<int64_t>(recent[static_cast<size_t>(n)].size()) / 2;
     EXPECT_EQ(seen.to_vector()[static_cast<size_t>(n)], count + 1);
-    EXPECT_EQ(ring.to_vector()[static_cast<size_t>(n * kMostRecent + count % kMostRecent)], left[static_cast<size_t>(n)]);
+    EXPECT_EQ(ring.to_vector()[static_cast<size_t>(n * kMostRecent + count % kMostRecent)],
+              left[static_cast<size_t>(n)]);
   }
   return {drawn.to_vector(), left};
 }
@@ -198,22 +221,31 @@ TEST_P(Decode, DrawsWhatTheHostDraws) {
       const int64_t cols = vocab + (vocab == 40 ? 9 : 0), N = 3;
       for (const Sampling& sampling : settings) {
         std::vector<double> logits, uniform;
-        for (int64_t i = 0; i < N * cols; ++i) logits.push_back(value_of(stored<T>(static_cast<double>(static_cast<float>(4 * random.normal())))));
-        for (int64_t c = 0; c < cols; ++c) logits[static_cast<size_t>(c)] = static_cast<double>(c % 3);  // many equal ones
-        for (int64_t c = vocab; c < cols; ++c) logits[static_cast<size_t>(cols + c)] = 100;              // beyond the tokenizer's
-        if (vocab > 1) logits[static_cast<size_t>(2 * cols)] = -std::numeric_limits<double>::infinity(), logits[static_cast<size_t>(2 * cols + 1)] = -0.0;
+        for (int64_t i = 0; i < N * cols; ++i)
+          logits.push_back(value_of(stored<T>(static_cast<double>(static_cast<float>(4 * random.normal())))));
+        // many equal ones
+        for (int64_t c = 0; c < cols; ++c) logits[static_cast<size_t>(c)] = static_cast<double>(c % 3);
+        // beyond the tokenizer's
+        for (int64_t c = vocab; c < cols; ++c) logits[static_cast<size_t>(cols + c)] = 100;
+        if (vocab > 1)
+          logits[static_cast<size_t>(2 * cols)] = -std::numeric_limits<double>::infinity(),
+                                         logits[static_cast<size_t>(2 * cols + 1)] = -0.0;
         std::vector<std::vector<int32_t>> recent(static_cast<size_t>(N));
         for (int64_t n = 0; n < N; ++n) {
           uniform.push_back(n == 0 && vocab == 40 ? 1 - 0x1p-53 : random.uniform());
-          for (int i = 0; i < 90; ++i) recent[static_cast<size_t>(n)].push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab) + 2)));
+          for (int i = 0; i < 90; ++i)
+            recent[static_cast<size_t>(n)].push_back(
+                static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab) + 2)));
         }
         const Draws got = draw<T>(on.device, logits, vocab, cols, sampling, uniform, recent);
         for (int64_t n = 0; n < N; ++n) {
           const auto row = std::vector<Number>(logits.begin() + n * cols, logits.begin() + n * cols + vocab);
-          const int32_t id = choose_token<Number>(row, recent[static_cast<size_t>(n)], sampling, uniform[static_cast<size_t>(n)]);
-          SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab << ", row " << n << ", temperature " << sampling.temperature << ", top_k "
-                                            << sampling.top_k << ", top_p " << sampling.top_p << ", min_p " << sampling.min_p << ", penalty "
-                                            << sampling.repetition_penalty);
+          const int32_t id =
+              choose_token<Number>(row, recent[static_cast<size_t>(n)], sampling, uniform[static_cast<size_t>(n)]);
+          SCOPED_TRACE(::testing::Message()
+                       << "vocabulary " << vocab << ", row " << n << ", temperature " << sampling.temperature
+                       << ", top_k " << sampling.top_k << ", top_p " << sampling.top_p << ", min_p " << sampling.min_p
+                       << ", penalty " << sampling.repetition_penalty);
           ASSERT_EQ(got.drawn[static_cast<size_t>(n)].id, id);
           ASSERT_EQ(got.ids[static_cast<size_t>(n)], id);
           const auto all = std::vector<Number>(logits.begin() + n * cols, logits.begin() + (n + 1) * cols);
@@ -235,10 +267,12 @@ TEST_P(Decode, EveryQuantileHasItsToken) {
       logits.insert(logits.end(), row.begin(), row.end());
       uniform.push_back((static_cast<double>(i) + 0.5) / kSteps);
     }
-    const Draws got = draw<T>(on.device, logits, 7, 7, {0.7, 0, 1.0}, uniform, std::vector<std::vector<int32_t>>(kSteps));
+    const Draws got =
+        draw<T>(on.device, logits, 7, 7, {0.7, 0, 1.0}, uniform, std::vector<std::vector<int32_t>>(kSteps));
     const std::vector<float> floats(row.begin(), row.end());
     for (int64_t i = 0; i < kSteps; ++i)
-      ASSERT_EQ(got.ids[static_cast<size_t>(i)], choose_token<float>(floats, {}, {0.7, 0, 1.0}, uniform[static_cast<size_t>(i)]));
+      ASSERT_EQ(got.ids[static_cast<size_t>(i)],
+                choose_token<float>(floats, {}, {0.7, 0, 1.0}, uniform[static_cast<size_t>(i)]));
   });
 }
 
@@ -248,8 +282,8 @@ TEST_P(Decode, DamagedLogitsDrawNothing) {
     constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
     for (const double temperature : {0.0, 1.0}) {
       for (const double penalty : {1.0, 1.5}) {
-        const Draws got = draw<T>(on.device, {1, kNan, 2, 1, kInf, 2, -kInf, -kInf, -kInf, 1, 2, 3}, 3, 3, {temperature, 0, 1.0, 0, penalty},
-                                  {0.1, 0.1, 0.1, 0.1}, {{1}, {1}, {1}, {1}});
+        const Draws got = draw<T>(on.device, {1, kNan, 2, 1, kInf, 2, -kInf, -kInf, -kInf, 1, 2, 3}, 3, 3,
+                                  {temperature, 0, 1.0, 0, penalty}, {0.1, 0.1, 0.1, 0.1}, {{1}, {1}, {1}, {1}});
         for (size_t n = 0; n < 3; ++n) {
           EXPECT_EQ(got.drawn[n].id, -1) << n;
           EXPECT_EQ(got.ids[n], 0) << n;  // what reads it stays inside of the vocabulary
@@ -324,7 +358,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, Decoders, ::testing::ValuesIn([] {
 
 const Sampling kDrawn{0.9, 40, 0.95, 0.0, 1.1, 32};
 
-// Logits and ids of a decoder are those of forward_last, to the bit: past the ring's end, over a page of the cache, and with a prompt in between.
+// Logits and ids of a decoder are those of forward_last, to the bit: past the ring's end, over a page of the cache, and
+// with a prompt in between.
 TEST_P(Decoders, ADecoderIsThePassOfATokenAgainAndAgain) {
   for (const OneModel& one : decoder_models()) {
     SCOPED_TRACE(one.name);
@@ -361,7 +396,8 @@ TEST_P(Decoders, ADecoderIsThePassOfATokenAgainAndAgain) {
     }
     EXPECT_EQ(a.positions(), b.positions());
     for (int64_t layer = 0; layer < a.layers(); ++layer) {
-      for (const char* name : {"s", "tail", "k", "v"}) EXPECT_EQ(a.values(layer, name), b.values(layer, name)) << layer << ' ' << name;
+      for (const char* name : {"s", "tail", "k", "v"})
+        EXPECT_EQ(a.values(layer, name), b.values(layer, name)) << layer << ' ' << name;
     }
   }
 }
@@ -410,7 +446,8 @@ TEST_P(Decoders, SessionsSideBySideGiveWhatTheyGiveAlone) {
 }
 
 // A session that has decoded is saved, copied and told more as one that has only read is.
-// Alongside some others a sequence has the bits that it has alongside many: products of 9 to 64 rows are the same kernel's.
+// Alongside some others a sequence has the bits that it has alongside many: products of 9 to 64 rows are the same
+// kernel's.
 TEST_P(Decoders, ASequenceAmongSomeHasItsBitsAmongMany) {
   if (GetParam() != "cuda") GTEST_SKIP() << "said of kernels of the device alone";
   const size_t tokens = 3;
@@ -470,7 +507,8 @@ TEST_P(Decoders, UnusedSlotsChangeNothing) {
   session.prefill(some_ids(8, 1));
   SessionBatch batch(model, *tokenizer_, 3);
   batch.put(1, session);
-  for (int64_t i = 0; i < 2 * kCacheRows + 9; ++i) ASSERT_EQ(batch.next(kDrawn, false)[1].id, session.next(kDrawn)) << "token " << i;
+  for (int64_t i = 0; i < 2 * kCacheRows + 9; ++i)
+    ASSERT_EQ(batch.next(kDrawn, false)[1].id, session.next(kDrawn)) << "token " << i;
 }
 
 TEST_P(Decoders, ABatchHasAtLeastOneSlot) {

@@ -22,7 +22,8 @@ namespace fw::testing {
 // The emulation is thousands of times slower than the device: tests of many shapes take every kth of them.
 inline bool emulated() { return device_info().emulated; }
 
-// Of rules with as many key heads as value heads: what two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say.
+// Of rules with as many key heads as value heads: what two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot
+// say.
 inline bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
 inline HeaderRun device_run(fw_form form) {
@@ -34,10 +35,11 @@ inline HeaderRun device_run(fw_form form) {
   return run;
 }
 
-// What a call of the chunk form does, in words (scan/cuda/call/text.cpp), for one with such bf16 tensors of B sequences of T tokens.
+// What a call of the chunk form does, in words (scan/cuda/call/text.cpp), for one with such bf16 tensors of B sequences
+// of T tokens.
 inline std::string text_of_call(const Problem& problem, int64_t B, int64_t T) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.rule = to_c(problem.rule);
   desc.gates = to_c(problem.shape.gates);
   desc.dtype = FW_F32, desc.io_dtype = desc.operands = FW_BF16;
@@ -72,8 +74,8 @@ inline float as_bf16(float x) {
 // So that a run with bf16 tensors starts from the reference's numbers.
 inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
-// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (NoDecayState,
-// gradients/general/phases.cuh).
+// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient
+// (NoDecayState, gradients/general/phases.cuh).
 inline void hardly_decay(Problem& p) {
   for (double& x : p.in.g) x *= 0.01;
 }
@@ -81,8 +83,8 @@ inline void hardly_decay(Problem& p) {
 // float32 arithmetic, one token at a time.
 inline constexpr double kTokenBound = 2e-5;
 inline constexpr double kTokenFloor = 1e-3;
-// Products of bf16 operands with float32 sums: relative L2 errors of outputs and states, and of gradients. A gradient that is a small part
-// of the whole (the preconditioner's gates) is measured against a hundredth of it.
+// Products of bf16 operands with float32 sums: relative L2 errors of outputs and states, and of gradients. A gradient
+// that is a small part of the whole (the preconditioner's gates) is measured against a hundredth of it.
 struct ChunkBounds {
   double output = 6e-3, gradient = 1e-2;
   double scalar_gradient = 1e-2;  // of gradients with one value a token: sums of K V products that cancel
@@ -109,14 +111,15 @@ inline size_t values_of(const std::string& field, const ReferenceInputs& inputs)
   return 0;
 }
 
-inline double gradient_bound(const std::string& field, const ReferenceInputs& expected, const Rule& rule, bool strong_decay, const ChunkBounds& bounds) {
+inline double gradient_bound(const std::string& field, const ReferenceInputs& expected, const Rule& rule,
+                             bool strong_decay, const ChunkBounds& bounds) {
   if (strong_decay && field == "g") return kStrongDecay;
   if (!one_value_a_token(field, rule)) return bounds.gradient;
   return values_of(field, expected) < kFewScalars ? bounds.few_scalars : bounds.scalar_gradient;
 }
 
-inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected, const Rule& rule, bool strong_decay,
-                                                  const ChunkBounds& bounds = {}) {
+inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected,
+                                                  const Rule& rule, bool strong_decay, const ChunkBounds& bounds = {}) {
   std::string text;
   for (const FieldError& e : compare(got, expected, kChunkFloor)) {
     const double bound = gradient_bound(e.name, expected, rule, strong_decay, bounds);
@@ -126,24 +129,31 @@ inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, co
   return ::testing::AssertionFailure() << "relative errors:" << text;
 }
 
-// A bound conditioned on the data: gradients with one value a token are sums that may cancel, and then every arithmetic is that much farther from the
-// reference. What float32 loses, one token at a time, measures it: bf16 operands may lose 2^16 times as much, the ratio of the two unit roundoffs (measured
-// over 80 problems of three rules: at most 2^15.4 times). It is never more than kCancelled, and float32 itself keeps its own bound.
+// A bound conditioned on the data: gradients with one value a token are sums that may cancel, and then every arithmetic
+// is that much farther from the reference. What float32 loses, one token at a time, measures it: bf16 operands may lose
+// 2^16 times as much, the ratio of the two unit roundoffs (measured over 80 problems of three rules: at most 2^15.4
+// times). It is never more than kCancelled, and float32 itself keeps its own bound.
 inline constexpr double kBf16OfFloat = 65536;
 inline constexpr double kCancelled = 5e-2;
 
-inline ::testing::AssertionResult close_conditioned(const Problem& problem, const ReferenceInputs& got, const ReferenceInputs& expected, bool strong_decay,
+inline ::testing::AssertionResult close_conditioned(const Problem& problem, const ReferenceInputs& got,
+                                                    const ReferenceInputs& expected, bool strong_decay,
                                                     ChunkBounds bounds = {}) {
   const ::testing::AssertionResult unconditioned = close_gradients(got, expected, problem.rule, strong_decay, bounds);
   if (unconditioned) return unconditioned;
   const ReferenceInputs in_float = header_backward(problem, device_run(FW_FORM_TOKEN));
-  if (const ::testing::AssertionResult float32 = close(in_float, expected, kTokenBound, kTokenFloor); !float32) return float32;
+  if (const ::testing::AssertionResult float32 = close(in_float, expected, kTokenBound, kTokenFloor); !float32)
+    return float32;
   std::string text;
-  const std::vector<FieldError> errors = compare(got, expected, kChunkFloor), lost = compare(in_float, expected, kChunkFloor);
+  const std::vector<FieldError> errors = compare(got, expected, kChunkFloor),
+                                lost = compare(in_float, expected, kChunkFloor);
   for (size_t i = 0; i < errors.size(); ++i) {
     double bound = gradient_bound(errors[i].name, expected, problem.rule, strong_decay, bounds);
-    if (one_value_a_token(errors[i].name, problem.rule)) bound = std::max(bound, std::min(kBf16OfFloat * lost[i].error, kCancelled));
-    if (!(errors[i].error <= bound)) text += fmt::format(" {}: {:.3g} > {:.3g} (float32: {:.3g})", errors[i].name, errors[i].error, bound, lost[i].error);
+    if (one_value_a_token(errors[i].name, problem.rule))
+      bound = std::max(bound, std::min(kBf16OfFloat * lost[i].error, kCancelled));
+    if (!(errors[i].error <= bound))
+      text +=
+          fmt::format(" {}: {:.3g} > {:.3g} (float32: {:.3g})", errors[i].name, errors[i].error, bound, lost[i].error);
   }
   if (text.empty()) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "relative errors:" << text;

@@ -1,4 +1,5 @@
-// Rules with Rule::general_erase() on the device, two rows a token (scan/cuda/call/dplr_as_two_tokens.h), against the reference in double.
+// Rules with Rule::general_erase() on the device, two rows a token (scan/cuda/call/dplr_as_two_tokens.h), against the
+// reference in double.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,9 +13,12 @@ std::vector<Rule> general_rules() {
   for (const Rule& rule : all_rules()) {
     if (rule.general_erase() && !lacks(rule)) rules.push_back(rule);
   }
-  for (const char* text : {"decay=channel erase_state=previous", "decay=channel erase_write=own gain=gate", "decay=scalar erase_state=previous gain=gate",
-                           "decay=scalar erase_key=own erase_state=previous erase_write=own erase=channel write=channel q_norm=l2",
-                           "erase_write=own erase_key=own gain=gate", "decay=channel erase_state=previous erase=scalar write=scalar read=corrected"}) {
+  for (const char* text :
+       {"decay=channel erase_state=previous", "decay=channel erase_write=own gain=gate",
+        "decay=scalar erase_state=previous gain=gate",
+        "decay=scalar erase_key=own erase_state=previous erase_write=own erase=channel write=channel q_norm=l2",
+        "erase_write=own erase_key=own gain=gate",
+        "decay=channel erase_state=previous erase=scalar write=scalar read=corrected"}) {
     rules.push_back(parse_rule(text));
   }
   return rules;
@@ -49,7 +53,8 @@ TEST(DplrAsTwoTokens, ForwardAndGradientsMatchTheReference) {
   }
 }
 
-// All tensors of bf16 values: streams are made in float32 of what bf16 keeps, so outputs are as near as outputs of that type can be.
+// All tensors of bf16 values: streams are made in float32 of what bf16 keeps, so outputs are as near as outputs of that
+// type can be.
 TEST(DplrAsTwoTokens, TensorsOfBf16) {
   const Rule rule = preset("dplr").rule;
   for (const int64_t length : {1, 2, 33}) {
@@ -65,13 +70,15 @@ TEST(DplrAsTwoTokens, TensorsOfBf16) {
   }
 }
 
-// Chunks of 32 tokens: lengths around them, and decays of 0 and -inf, of which the chunk form leaves exp(-9) of a state.
+// Chunks of 32 tokens: lengths around them, and decays of 0 and -inf, of which the chunk form leaves exp(-9) of a
+// state.
 TEST(DplrAsTwoTokens, ChunkFormMatchesTheReference) {
   for (const Rule& rule : general_rules()) {
     for (const bool edges : {false, true}) {
       const uint64_t seed = rule_seed(rule, 9);
       ProblemOptions options = small(seed);
-      options.sequences = edges ? SeqLayout({0, 31, 31, 63, 96, 161}) : SeqLayout::uniform(1, 33 + static_cast<int64_t>(seed % 64));
+      options.sequences =
+          edges ? SeqLayout({0, 31, 31, 63, 96, 161}) : SeqLayout::uniform(1, 33 + static_cast<int64_t>(seed % 64));
       options.edge_decays = edges;
       options.K = seed % 2 == 0 ? 64 : 24;
       const Problem problem = of_bf16_numbers(random_problem(rule, options));
@@ -105,7 +112,8 @@ TEST(DplrAsTwoTokens, StepsAndPoolsEqualTheWholeSequence) {
     const Problem problem = with_states_of_some(random_problem(rule, options));
     SCOPED_TRACE(describe(problem));
     HeaderRun run = device_run(FW_FORM_TOKEN);
-    EXPECT_TRUE(close(header_steps(problem, run, options.seed % 2 == 0 ? 1 : 4), problem.forward(), kTokenBound, kTokenFloor));
+    EXPECT_TRUE(
+        close(header_steps(problem, run, options.seed % 2 == 0 ? 1 : 4), problem.forward(), kTokenBound, kTokenFloor));
     const ReferenceOutputs expected = header_forward(problem, run);
     run.pool = true;
     EXPECT_TRUE(close(header_forward(problem, run), expected, 0));
@@ -126,9 +134,11 @@ TEST(DplrAsTwoTokens, SaysWhatItCannotTake) {
   using ::testing::HasSubstr;
   EXPECT_THAT(message("decay=channel erase_state=previous k_norm=l2", 2, FW_FORM_AUTO),
               HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous"));
-  EXPECT_THAT(message("erase_write=own gain=kaczmarz", 2, FW_FORM_AUTO), HasSubstr("rule: expected gain=one or gate on CUDA"));
+  EXPECT_THAT(message("erase_write=own gain=kaczmarz", 2, FW_FORM_AUTO),
+              HasSubstr("rule: expected gain=one or gate on CUDA"));
   EXPECT_THAT(message("dplr", 4, FW_FORM_AUTO), HasSubstr("rule: expected as many key heads as value heads on CUDA"));
-  EXPECT_THAT(message("decay=constant erase_state=previous", 2, FW_FORM_AUTO), HasSubstr("rule: expected a decay that is a tensor, or none on CUDA"));
+  EXPECT_THAT(message("decay=constant erase_state=previous", 2, FW_FORM_AUTO),
+              HasSubstr("rule: expected a decay that is a tensor, or none on CUDA"));
 }
 
 }  // namespace

@@ -12,7 +12,8 @@
 namespace fw::testing {
 namespace {
 
-// Normal and uniform values, of one and of two numbers, of which pieces of the generator cut some anywhere; others come from the host between them.
+// Normal and uniform values, of one and of two numbers, of which pieces of the generator cut some anywhere; others come
+// from the host between them.
 void declare(Params<float>& params) {
   params.declare({.name = "table", .shape = {67, 129}, .init = normal_init(0.02)});
   params.declare({.name = "a", .shape = {7}, .init = decay_a_init(0.0)});

@@ -1,6 +1,6 @@
-// Functions in place of NCCL's, for ranks that are threads with one device (support/thread_ranks.h, in turns): a group's messages are copied within the
-// device's memory once all ranks have come to its end. They hold the caller to what NCCL demands: calls in groups, sizes that agree, a message for each that is
-// awaited.
+// Functions in place of NCCL's, for ranks that are threads with one device (support/thread_ranks.h, in turns): a
+// group's messages are copied within the device's memory once all ranks have come to its end. They hold the caller to
+// what NCCL demands: calls in groups, sizes that agree, a message for each that is awaited.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,8 +51,12 @@ class FakeNccl {
       return nccl::kSuccess;
     };
     f.GroupEnd = []() { return world->end_group(); };
-    f.Send = [](const void* data, size_t count, int, int to, nccl::Comm, void*) { return note({Kind::kSend, to, const_cast<void*>(data), count}); };
-    f.Recv = [](void* data, size_t count, int, int from, nccl::Comm, void*) { return note({Kind::kReceive, from, data, count}); };
+    f.Send = [](const void* data, size_t count, int, int to, nccl::Comm, void*) {
+      return note({Kind::kSend, to, const_cast<void*>(data), count});
+    };
+    f.Recv = [](void* data, size_t count, int, int from, nccl::Comm, void*) {
+      return note({Kind::kReceive, from, data, count});
+    };
     f.Broadcast = [](const void* from, void* to, size_t count, int, int root, nccl::Comm, void*) {
       EXPECT_EQ(from, to);
       return note({Kind::kBroadcast, root, to, count});
@@ -92,8 +96,9 @@ class FakeNccl {
     for (const Call& call : calls_[static_cast<size_t>(me)]) {
       if (call.kind == Kind::kSend) continue;
       const auto other = static_cast<size_t>(call.other);
-      const Call* const sent =
-          call.kind == Kind::kReceive ? find(call.other, Kind::kSend, me, taken[other]++) : find(call.other, Kind::kBroadcast, call.other, roots[other]++);
+      const Call* const sent = call.kind == Kind::kReceive
+                                   ? find(call.other, Kind::kSend, me, taken[other]++)
+                                   : find(call.other, Kind::kBroadcast, call.other, roots[other]++);
       awaited += call.kind == Kind::kReceive ? 1 : 0;
       EXPECT_TRUE(sent != nullptr && sent->bytes == call.bytes) << "rank " << call.other << " to rank " << me;
       if (sent == nullptr || sent->bytes != call.bytes) continue;

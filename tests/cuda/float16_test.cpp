@@ -1,6 +1,6 @@
-// Tensors of float16 numbers (FW_F16) on the device: the token form within float32's errors and one rounding, the chunk form within the bounds of bf16 tensors
-// of what its operands are, and of the numbers themselves a little more; offsets on the device, logits, lengths around a chunk, and what is beyond the largest
-// number.
+// Tensors of float16 numbers (FW_F16) on the device. The token form is within float32's errors and one rounding. The
+// chunk form is within the bounds of bf16 tensors of what its operands are, and of the numbers themselves a little
+// more. Offsets on the device, logits, lengths around a chunk, and what is beyond the largest number.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,9 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const bool general = named.rule.general_erase();
       ProblemOptions options;
-      options.sequences = form == FW_FORM_TOKEN ? SeqLayout({0, 5, 5, 12}) : seed % 2 == 0 ? SeqLayout::uniform(2, 65) : SeqLayout({0, 63, 63, 127, 192});
+      options.sequences = form == FW_FORM_TOKEN ? SeqLayout({0, 5, 5, 12})
+                          : seed % 2 == 0       ? SeqLayout::uniform(2, 65)
+                                                : SeqLayout({0, 63, 63, 127, 192});
       options.H = general ? 2 : 1;
       options.HV = general || seed % 2 == 0 ? 2 : 1;
       options.K = seed % 3 == 0 ? 20 : 64;
@@ -70,7 +72,8 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
       const bool chunk = form == FW_FORM_CHUNK;
       const ReferenceOutputs out = header_forward(problem, run);
       EXPECT_TRUE(close(out, expected, chunk ? kOfFloat16Numbers.output : kOneRounding, kChunkFloor));
-      const ReferenceInputs got = without_parameters(header_backward(problem, run)), own = without_parameters(gradients);
+      const ReferenceInputs got = without_parameters(header_backward(problem, run)),
+                            own = without_parameters(gradients);
       if (chunk) {
         EXPECT_TRUE(close_gradients(got, own, named.rule, false, kOfFloat16Numbers));
         const Problem operands = of_operands(problem);
@@ -86,8 +89,9 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
   }
 }
 
-// As ChunkForm.EveryLength, and packed after a sequence of that length: of so few tokens a gradient of one value a token is a difference of sums that
-// nearly cancel, and of one head some draws are above any bound (2.0e-2 to 3.0e-2 in 6 of 390 problems on an H200).
+// As ChunkForm.EveryLength, and packed after a sequence of that length. Of so few tokens a gradient of one value a
+// token is a difference of sums that nearly cancel. Of one head some draws are above any bound (2.0e-2 to 3.0e-2 in 6
+// of 390 problems on an H200).
 TEST(DeviceFloat16, OfEveryLength) {
   const int64_t step = emulated() ? 13 : 1;
   const char* const names[] = {"gated_deltanet", "mamba2", "gated_deltanet2"};

@@ -1,5 +1,5 @@
-// The device against the reference in double: every preset and every composed rule, both forms, lengths around the chunk size, packed
-// sequences with empty ones, grouped heads, odd sizes, decays of 0, -1e4 and -inf.
+// The device against the reference in double: every preset and every composed rule, both forms, lengths around the
+// chunk size, packed sequences with empty ones, grouped heads, odd sizes, decays of 0, -1e4 and -inf.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@ void expect_token_form(const Problem& problem, HeaderRun run) {
   EXPECT_TRUE(close(header_backward(problem, run), problem.backward(), kTokenBound, kTokenFloor));
 }
 
-void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
+void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false,
+                       const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
   EXPECT_TRUE(close_conditioned(problem, header_backward(problem, run), problem.backward(), strong_decay, bounds));
@@ -56,7 +57,9 @@ TEST(ChunkForm, EveryRuleMatchesTheReference) {
     if (lacks(rule)) continue;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     const uint64_t seed = rule_seed(rule, 112);
-    run.bf16 = seed % 3 == 0 ? HeaderRun::Bf16Tensors::kNone : seed % 3 == 1 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
+    run.bf16 = seed % 3 == 0   ? HeaderRun::Bf16Tensors::kNone
+               : seed % 3 == 1 ? HeaderRun::Bf16Tensors::kStreams
+                               : HeaderRun::Bf16Tensors::kAll;
     run.state_layout = seed % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
     run.row_padding = seed % 4 == 0 ? 5 : 0;
     run.saved = seed % 5 != 0;
@@ -73,8 +76,8 @@ TEST(ChunkForm, PresetsOfTheUsualSizes) {
       options.H = 1;
       options.HV = 1;
       options.K = options.V = dim;
-      // Of so few scalars some draws cancel (of turns 800, 900, ... 1500 five have a gradient of beta or g that is 1.6e-2 to 3e-2 off at one of the two
-      // lengths); the bound is that of draws that do not.
+      // Of so few scalars some draws cancel (of turns 800, 900, ... 1500 five have a gradient of beta or g that is
+      // 1.6e-2 to 3e-2 off at one of the two lengths); the bound is that of draws that do not.
       options.seed = rule_seed(p.rule, 1000 + static_cast<uint64_t>(dim));
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
@@ -110,7 +113,8 @@ TEST(ChunkForm, EveryLength) {
   }
 }
 
-// What forward saves, backward takes whatever memory its own tensors have, in which forward may have taken other kernels: rows aligned in one of the two.
+// What forward saves, backward takes whatever memory its own tensors have, in which forward may have taken other
+// kernels: rows aligned in one of the two.
 TEST(ChunkForm, BackwardOfTensorsElsewhere) {
   uint64_t seed = 1650;
   for (const char* name : {"gated_deltanet", "deltanet", "qdelta", "comba", "kda", "precond_gated_deltanet"}) {
@@ -120,19 +124,20 @@ TEST(ChunkForm, BackwardOfTensorsElsewhere) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       run.forward_padding = forward, run.row_padding = 3 - forward;
-      SCOPED_TRACE(fmt::format("seed {}, forward's rows {}aligned: {}", seed, forward == 0 ? "" : "not ", describe(problem)));
+      SCOPED_TRACE(
+          fmt::format("seed {}, forward's rows {}aligned: {}", seed, forward == 0 ? "" : "not ", describe(problem)));
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), rule, false));
     }
   }
 }
 
-// K between the tiles' 64 and 128: rows in vectors are copied with zeros after their channels; packed sequences whose ends TMA leaves to
-// threads; each kernel of prepare, with the backward chunk tiles of gains up to 1 and above.
+// K between the tiles' 64 and 128: rows in vectors are copied with zeros after their channels. Packed sequences whose
+// ends TMA leaves to threads; each kernel of prepare, with the backward chunk tiles of gains up to 1 and above.
 TEST(ChunkForm, KeysBetweenTheTiles) {
   const int64_t keys[] = {8, 40, 56, 72, 96, 120};
   uint64_t seed = 1600;
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "qdelta", "gla", "gated_deltanet_neg", "kda_neg", "deltanet", "precond_kda", "kaczmarz"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "qdelta", "gla", "gated_deltanet_neg", "kda_neg",
+                           "deltanet", "precond_kda", "kaczmarz"}) {
     for (const int64_t work_tile : {0, 1, 2}) {
       if (emulated() && work_tile == 2) continue;
       ProblemOptions options;
@@ -170,8 +175,8 @@ TEST(ChunkForm, LongSequences) {
 // Sequences cut into segments that run side by side: exact, whatever the rule, with states given and without.
 TEST(ChunkForm, Segments) {
   uint64_t seed = 550;
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda", "linear_attention", "retnet", "kda_neg"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg",
+                           "precond_kda", "linear_attention", "retnet", "kda_neg"}) {
     ++seed;
     ProblemOptions options;
     options.sequences = seed % 3 == 0 ? SeqLayout::uniform(2, 330) : SeqLayout({0, 200, 200, 263, 500});
@@ -222,8 +227,8 @@ TEST(ChunkForm, CorrelatedKeys) {
   }
 }
 
-// Gains made of a gate and the key's norm, keys alike: beta's gradient is two sums that cancel, in each of the gradient kernels (rows in vectors and
-// not, with channel decay).
+// Gains made of a gate and the key's norm, keys alike: beta's gradient is two sums that cancel, in each of the gradient
+// kernels (rows in vectors and not, with channel decay).
 TEST(ChunkForm, GainsOfAlikeKeys) {
   uint64_t seed = 980;
   for (const char* name : {"efla", "efla decay=channel", "kaczmarz", "longhorn"}) {
@@ -244,11 +249,12 @@ TEST(ChunkForm, GainsOfAlikeKeys) {
   }
 }
 
-// A gradient of a log-decay of channels has what operands of one bf16 term in the gradients leave out: largest where keys of 64 numbers are alike.
+// A gradient of a log-decay of channels has what operands of one bf16 term in the gradients leave out: largest where
+// keys of 64 numbers are alike.
 constexpr double kNoDecayChannels = 1.15e-2;
 
-// A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
-// others.
+// A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the
+// sequence. Numbers that bf16 has, and others.
 void expect_reflections(const char* name, bool alike, bool of_bf16, uint64_t seed) {
   ProblemOptions options;
   options.sequences = SeqLayout::uniform(1, emulated() ? 600 : 4097);
@@ -268,7 +274,8 @@ void expect_reflections(const char* name, bool alike, bool of_bf16, uint64_t see
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
   for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
     const bool channels = e.name == "g" && problem.rule.decay == Decay::kChannel && alike && options.K == 64;
-    EXPECT_LE(e.error, channels ? kNoDecayChannels : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
+    EXPECT_LE(e.error, channels ? kNoDecayChannels : gradient_bound(e.name, problem.in, problem.rule, false, {}))
+        << e.name;
   }
 }
 
@@ -287,8 +294,9 @@ TEST(ChunkForm, Reflections) {
   }
 }
 
-// The same within one chunk, where the gradient of a log-decay has no neighbour to begin from, and for log-decays between 0 and those that end a chunk's
-// memory. That of a whole head is 4e-3 to 9e-3 there, now and then more (the largest of 60 problems 1.12e-2): it is small alongside the sums that it is.
+// The same within one chunk, where the gradient of a log-decay has no neighbour to begin from, and for log-decays
+// between 0 and those that end a chunk's memory. That of a whole head is 4e-3 to 9e-3 there, now and then more (the
+// largest of 60 problems 1.12e-2): it is small alongside the sums that it is.
 constexpr double kFewNoDecayHeads = 1.3e-2;
 
 TEST(ChunkForm, ReflectionsOfFewTokens) {
@@ -317,7 +325,8 @@ TEST(ChunkForm, ReflectionsOfFewTokens) {
           EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
           for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
             const bool head = e.name == "g" && problem.rule.decay == Decay::kScalar;
-            EXPECT_LE(e.error, head ? kFewNoDecayHeads : gradient_bound(e.name, problem.in, problem.rule, false, {})) << e.name;
+            EXPECT_LE(e.error, head ? kFewNoDecayHeads : gradient_bound(e.name, problem.in, problem.rule, false, {}))
+                << e.name;
           }
         }
       }
@@ -335,19 +344,22 @@ Problem lasting_problem(const char* name, bool alike, int64_t tokens, int64_t K,
   options.seed = seed;
   Problem problem = random_problem(parse_rule(name), options);
   if (alike) correlate_keys(problem, static_cast<size_t>(K));
-  for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate, &problem.in.lambda}) std::ranges::fill(*gate, 1.0);
+  for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate, &problem.in.lambda})
+    std::ranges::fill(*gate, 1.0);
   std::ranges::fill(problem.in.g, 0.0);
   return of_bf16_numbers(problem);
 }
 
-// A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes hi and lo parts whatever its gates are: then no decay at all, gates
-// and feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/numerics.md). States of bf16 inputs are far
-// better then, as no state of one term is, however short the sequence: kTwoTerms.
+// A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes hi and lo parts whatever its
+// gates are. Then no decay at all, gates and feedback at 1 and any length leave outputs and states within the bounds.
+// That holds also where one term does not (docs/numerics.md). States of bf16 inputs are far better then, as no state of
+// one term is, however short the sequence: kTwoTerms.
 constexpr double kTwoTerms = 5e-4;
 
 TEST(ChunkForm, TwoTermsForAnyRule) {
   uint64_t seed = 670;
-  for (const char* name : {"deltanet gain_bound=2", "qdelta gain_bound=2", "kda gain_bound=2", "comba gain_bound=2", "precond_kda gain_bound=1.3"}) {
+  for (const char* name : {"deltanet gain_bound=2", "qdelta gain_bound=2", "kda gain_bound=2", "comba gain_bound=2",
+                           "precond_kda gain_bound=1.3"}) {
     for (const bool alike : {false, true}) {
       const Problem problem = lasting_problem(name, alike, 200, 64, ++seed);
       HeaderRun run = device_run(FW_FORM_CHUNK);
@@ -362,9 +374,10 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
   }
 }
 
-// One term: keys times their norms enter the state with what that product rounds off, where chunks last (prepare/finish.cuh), in each of the kernels that know
-// keys as multiples of the raw ones. Without it states are at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's
-// outputs are above theirs anyhow (docs/numerics.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
+// One term: keys times their norms enter the state with what that product rounds off, where chunks last
+// (prepare/finish.cuh), in each of the kernels that know keys as multiples of the raw ones. Without it states are at
+// 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's outputs are above
+// theirs anyhow (docs/numerics.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
 constexpr double kLastingState = 5e-3, kLastingPrecondState = 7.1e-3;
 
 TEST(ChunkForm, NothingFades) {
@@ -390,7 +403,8 @@ TEST(ChunkForm, NothingFades) {
 
 // Gains up to 2 that are 0 now and then, or next to it: what the gradients divide by.
 TEST(ChunkForm, GainsOfZero) {
-  for (const char* name : {"deltanet_neg", "gated_deltanet_neg", "kda_neg", "deltanet", "kda", "precond_gated_deltanet"}) {
+  for (const char* name :
+       {"deltanet_neg", "gated_deltanet_neg", "kda_neg", "deltanet", "kda", "precond_gated_deltanet"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
     options.H = options.HV = emulated() ? 2 : 8;
@@ -409,8 +423,8 @@ TEST(ChunkForm, GainsOfZero) {
   }
 }
 
-// Preconditioned rules make M inside their kernels where heads are alone in their group (forward: anyhow) and rows are whole: every form of M, both solves,
-// several chunks, decays of 0, padded channels.
+// Preconditioned rules make M inside their kernels where heads are alone in their group (forward: anyhow) and rows are
+// whole: every form of M, both solves, several chunks, decays of 0, padded channels.
 void expect_preconditioner(Rule rule, PrecondForm form, uint64_t seed, int64_t group) {
   rule.precond_form = form;
   if (seed % 4 == 0 && !rule.is_delta()) rule.k_norm = Norm::kRaw;
@@ -451,10 +465,12 @@ TEST(ChunkForm, PreconditionersWithChannelDecay) {
   }
 }
 
-// Additive rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain additive kernels do not make.
+// Additive rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain
+// additive kernels do not make.
 TEST(ChunkForm, NormalisersWithoutAPreconditioner) {
   uint64_t seed = 960;
-  for (const char* text : {"update=additive gain=gate normaliser=one_plus", "decay=scalar update=additive gain=gate normaliser=one_plus k_norm=l2",
+  for (const char* text : {"update=additive gain=gate normaliser=one_plus",
+                           "decay=scalar update=additive gain=gate normaliser=one_plus k_norm=l2",
                            "decay=channel update=additive gain=one normaliser=key"}) {
     for (const bool saved : {false, true}) {
       const Rule rule = parse_rule(text);
@@ -468,7 +484,8 @@ TEST(ChunkForm, NormalisersWithoutAPreconditioner) {
 
 TEST(ChunkForm, TenThousandSequences) {
   std::vector<int64_t> offsets = {0};
-  for (int64_t n = 0; n < (emulated() ? 300 : 10000); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
+  for (int64_t n = 0; n < (emulated() ? 300 : 10000); ++n)
+    offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
   ProblemOptions options;
   options.sequences = SeqLayout(offsets);
   options.K = options.V = 16;

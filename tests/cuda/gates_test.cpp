@@ -1,4 +1,5 @@
-// Gates given as logits (recurrence.md 2.1) on the device: presets and random rules in the chunk form and token by token against the reference.
+// Gates given as logits (recurrence.md 2.1) on the device: presets and random rules in the chunk form and token by
+// token against the reference.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -25,10 +26,13 @@ Problem with_logits(const Rule& rule, uint64_t seed) {
 }
 
 TEST(DeviceGates, ChunkFormMatchesTheReference) {
-  const auto named = [](const Rule& rule) { return std::ranges::any_of(presets(), [&](const Preset& p) { return p.rule == rule; }); };
+  const auto named = [](const Rule& rule) {
+    return std::ranges::any_of(presets(), [&](const Preset& p) { return p.rule == rule; });
+  };
   for (const Rule& rule : all_rules()) {
     if (lacks(rule)) continue;
-    // Turn 0 draws a gated_deltanet of one head whose dt_bias cancels: float32 alone is 1.5e-6 off there, bf16 operands 3.4e-2.
+    // Turn 0 draws a gated_deltanet of one head whose dt_bias cancels: float32 alone is 1.5e-6 off there, bf16 operands
+    // 3.4e-2.
     const uint64_t seed = rule_seed(rule, 1);
     if (emulated() && seed % 3 == 1 && !named(rule)) continue;
     const Problem problem = with_logits(rule, seed);
@@ -58,7 +62,8 @@ TEST(DeviceGates, TokenFormAndStepsMatchTheReference) {
     EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kTokenBound, kTokenFloor));
     EXPECT_TRUE(close(without_parameters(got), without_parameters(expected), kTokenBound, kTokenFloor));
     EXPECT_TRUE(close_parameters(got, expected, kTokenBound));
-    EXPECT_TRUE(close(header_steps(problem, run, 1 + static_cast<int64_t>(seed % 3)), problem.forward(), kTokenBound, kTokenFloor));
+    EXPECT_TRUE(close(header_steps(problem, run, 1 + static_cast<int64_t>(seed % 3)), problem.forward(), kTokenBound,
+                      kTokenFloor));
   }
 }
 
@@ -74,8 +79,9 @@ ProblemOptions shapes_of(uint64_t seed) {
   return options;
 }
 
-// Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not: every law, keys of both tiles and between,
-// decays so strong that they are bounded, value heads with gates of their own.
+// Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not. The
+// cases are every law, keys of both tiles and between, decays so strong that they are bounded, and value heads with
+// gates of their own.
 TEST(DeviceGates, FormedInThePlacesOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
@@ -89,13 +95,16 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
         options.rate_per_channel = seed % 2 == 0;
         Problem problem = random_problem(rule, options);
         if (strong) {  // a lower bound's are at most that; others reach -100
-          for (size_t i = 0; i < problem.in.g.size(); i += 7) problem.in.g[i] = given == Given::kLogSigmoid ? -1600 : 60;
+          for (size_t i = 0; i < problem.in.g.size(); i += 7)
+            problem.in.g[i] = given == Given::kLogSigmoid ? -1600 : 60;
         }
         problem = of_bf16_numbers(std::move(problem));
         SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
         const std::string text = text_of_call(problem, 2, 70);
-        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !overlap_values) << text;
-        EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128) << text;
+        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !overlap_values)
+            << text;
+        EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128)
+            << text;
         HeaderRun run = device_run(FW_FORM_CHUNK);
         run.bf16 = HeaderRun::Bf16Tensors::kAll;
         run.saved = seed % 3 != 0;
@@ -109,11 +118,13 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
   }
 }
 
-// Logits of one scalar per token, of which the first kernel makes values and the gradients' those of the logits: every law that leaves a slope in its value,
-// whole sequences and cut ones, whose first passes look for decays that let nothing through.
+// Logits of one scalar per token, of which the first kernel makes values and the gradients' those of the logits. The
+// cases are every law that leaves a slope in its value, whole sequences and cut ones. The first passes of cut ones look
+// for decays that let nothing through.
 TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
-  for (const char* name : {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba", "mamba2", "deltanet", "kda"}) {
+  for (const char* name :
+       {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba", "mamba2", "deltanet", "kda"}) {
     for (const Given given : kDecaysGiven) {
       const Rule rule = preset(name).rule;
       if (given != Given::kSoftplus && !rule.uses_g()) continue;
@@ -129,7 +140,8 @@ TEST(DeviceGates, NumbersFormedByKernels) {
       const std::string text = text_of_call(problem, 2, 70);
       const bool direct = rule == preset("mamba2").rule;
       EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, fused) << text;
-      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, fused && !direct) << text;
+      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, fused && !direct)
+          << text;
       EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, fused && !direct) << text;
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;

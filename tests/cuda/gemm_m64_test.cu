@@ -1,4 +1,5 @@
-// Products of some rows on the device against loops in double over the same numbers: a program of its own that prints a line per shape and fails with 1.
+// Products of some rows on the device against loops in double over the same numbers: a program of its own that prints a
+// line per shape and fails with 1.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,8 +26,9 @@ void fail(const char* what) {
 enum class Added { kNothing, kItself, kApart };
 
 struct Shape {
-  int64_t width() const { return swiglu ? out / 2 : out; }                              // of y
-  int64_t beside() const { return padding > 0 ? padding + 3 - (width() + 3) % 4 : 0; }  // rows of y that lie apart begin at multiples of four
+  int64_t width() const { return swiglu ? out / 2 : out; }  // of y
+  // rows of y that lie apart begin at multiples of four
+  int64_t beside() const { return padding > 0 ? padding + 3 - (width() + 3) % 4 : 0; }
   int64_t rows, in, out, padding;
   int slices;
   bool bias = false;
@@ -55,7 +57,8 @@ struct OnDevice {
   DeviceBuffer<uint16_t> memory;
   explicit OnDevice(const Matrix& matrix) : m(matrix), memory(matrix.bits) {}
   Mat<Bf16> mat(int64_t first, int64_t count) {
-    return Mat<Bf16>(reinterpret_cast<Bf16*>(memory.data()) + static_cast<int64_t>(m.place(first, 0)), count, m.cols, m.stride);
+    return Mat<Bf16>(reinterpret_cast<Bf16*>(memory.data()) + static_cast<int64_t>(m.place(first, 0)), count, m.cols,
+                     m.stride);
   }
 };
 
@@ -78,11 +81,14 @@ struct Problem {
   Bits run(int64_t first, int64_t count) const {
     OnDevice dx(x), dw(weight), dy(y), da(addend);
     DeviceBuffer<float> db(bias);
-    const Mat<const Bf16> before = s.added == Added::kItself ? dy.mat(first, count) : s.added == Added::kApart ? da.mat(first, count) : Mat<Bf16>();
+    const Mat<const Bf16> before = s.added == Added::kItself  ? dy.mat(first, count)
+                                   : s.added == Added::kApart ? da.mat(first, count)
+                                                              : Mat<Bf16>();
     if (s.swiglu) {
       gemm_m64_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), nullptr);
     } else {
-      gemm_m64_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before, dy.mat(first, count), nullptr);
+      gemm_m64_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before,
+                      dy.mat(first, count), nullptr);
     }
     return dy.memory.download();
   }
@@ -93,8 +99,8 @@ struct Problem {
 };
 
 void check_shape(const Shape& s) {
-  std::printf("%lld x %lld -> %lld, %d slices%s%s%s%s", static_cast<long long>(s.rows), static_cast<long long>(s.in), static_cast<long long>(s.out), s.slices,
-              s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "",
+  std::printf("%lld x %lld -> %lld, %d slices%s%s%s%s", static_cast<long long>(s.rows), static_cast<long long>(s.in),
+              static_cast<long long>(s.out), s.slices, s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "",
               s.added == Added::kItself  ? ", added"
               : s.added == Added::kApart ? ", addend"
                                          : "",
@@ -103,7 +109,8 @@ void check_shape(const Shape& s) {
   const Problem p(s);
   const Bits got = p.run(0, s.rows);
   // Half a unit of the last place of what is stored, and the sums in float32.
-  const double sums = 2e-7 * std::sqrt(static_cast<double>(s.in)) * 4 * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3);
+  const double sums =
+      2e-7 * std::sqrt(static_cast<double>(s.in)) * 4 * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3);
   double worst = 0;
   for (int64_t m = 0; m < s.rows; ++m) {
     for (int64_t o = 0; o < s.width(); ++o) {
@@ -114,7 +121,8 @@ void check_shape(const Shape& s) {
       };
       double want = product(o) + (s.bias ? static_cast<double>(p.bias[static_cast<size_t>(o)]) : 0.0);
       // The second factor makes what the first lacks larger, and the other way round.
-      const double factor = s.swiglu ? product(s.width() + o) : 0, size = s.swiglu ? 1.1 * std::abs(factor) + std::abs(want) : 1;
+      const double factor = s.swiglu ? product(s.width() + o) : 0,
+                   size = s.swiglu ? 1.1 * std::abs(factor) + std::abs(want) : 1;
       if (s.swiglu) want *= factor / (1 + std::exp(-want));
       if (s.added != Added::kNothing) want += s.added == Added::kItself ? p.y(m, o) : p.addend(m, o);
       const double error = std::abs(from_bf16(got[p.y.place(m, o)]) - want) / (std::abs(want) / 256 + sums * size);
@@ -149,7 +157,8 @@ void check_chain() {
   constexpr int64_t kRows = 20, kWidth = 520;
   std::printf("a chain");
   Random random{5};
-  const Matrix x(random, kRows, kWidth, 0), first(random, kWidth, kWidth, 0), second(random, kWidth, kWidth, 0), blank(random, kRows, kWidth, 0);
+  const Matrix x(random, kRows, kWidth, 0), first(random, kWidth, kWidth, 0), second(random, kWidth, kWidth, 0),
+      blank(random, kRows, kWidth, 0);
   const auto run = [&](bool waits) {
     OnDevice dx(x), d1(first), d2(second), between(blank), out(blank);
     gemm_m64_linear(dx.mat(0, kRows), d1.mat(0, kWidth), nullptr, {}, between.mat(0, kRows), nullptr);
@@ -166,7 +175,9 @@ void check_chain() {
 void check_takes() {
   std::printf("what is taken");
   alignas(16) static Bf16 memory[64];
-  const auto x = [&](int64_t rows, int64_t in, int64_t stride, int64_t at = 0) { return Mat<const Bf16>(memory + at, rows, in, stride); };
+  const auto x = [&](int64_t rows, int64_t in, int64_t stride, int64_t at = 0) {
+    return Mat<const Bf16>(memory + at, rows, in, stride);
+  };
   const auto takes = [&](Mat<const Bf16> a, Mat<const Bf16> w, bool expected) {
     if (takes_gemm_m64(a, w) != expected) fail("takes_some_rows");
   };
@@ -182,7 +193,8 @@ void check_takes() {
   takes(x(9, 56, 64), x(5, 56, 64, 4), false);
   std::printf("\n");
   std::printf("slices of a decoded token's weights");
-  const int64_t widths[][3] = {{10496, 2048, 2}, {6144, 2048, 2}, {2048, 2048, 8}, {11264, 2048, 2}, {2048, 5632, 8}, {32000, 2048, 1}, {1024, 1024, 4}};
+  const int64_t widths[][3] = {{10496, 2048, 2}, {6144, 2048, 2},  {2048, 2048, 8}, {11264, 2048, 2},
+                               {2048, 5632, 8},  {32000, 2048, 1}, {1024, 1024, 4}};
   for (const auto& w : widths) {
     if (gemm_m64_slices(w[0], w[1]) != w[2]) fail("slices");
   }

@@ -1,4 +1,5 @@
-// Products of few rows on the device against loops in double over the same numbers: a program of its own that prints a line per shape and fails with 1.
+// Products of few rows on the device against loops in double over the same numbers: a program of its own that prints a
+// line per shape and fails with 1.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -67,8 +68,9 @@ struct Problem {
     DeviceBuffer<float> db(bias);
     const auto at = [](DeviceBuffer<Stored<T>>& b) { return reinterpret_cast<T*>(b.data()); };
     const int64_t in = s.in + s.padding, out = s.out + s.padding;
-    gemm_m8_linear<T>(Mat<const T>(at(dx) + first * in, count, s.in, in), Mat<const T>(at(dw), s.out, s.in, in), s.bias ? db.data() : nullptr,
-                      Mat<T>(at(dy) + first * out, count, s.out, out), s.accumulate ? Write::kAccumulate : Write::kOverwrite, nullptr);
+    gemm_m8_linear<T>(Mat<const T>(at(dx) + first * in, count, s.in, in), Mat<const T>(at(dw), s.out, s.in, in),
+                      s.bias ? db.data() : nullptr, Mat<T>(at(dy) + first * out, count, s.out, out),
+                      s.accumulate ? Write::kAccumulate : Write::kOverwrite, nullptr);
     return dy.download();
   }
 };
@@ -76,8 +78,9 @@ struct Problem {
 template <class T>
 void check_shape(const Shape& s) {
   const bool bf16 = !std::is_same_v<T, float>;
-  std::printf("%s %lld x %lld -> %lld%s%s%s", bf16 ? "bf16" : "float", static_cast<long long>(s.rows), static_cast<long long>(s.in),
-              static_cast<long long>(s.out), s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "", s.accumulate ? ", added" : "");
+  std::printf("%s %lld x %lld -> %lld%s%s%s", bf16 ? "bf16" : "float", static_cast<long long>(s.rows),
+              static_cast<long long>(s.in), static_cast<long long>(s.out), s.padding > 0 ? ", rows apart" : "",
+              s.bias ? ", bias" : "", s.accumulate ? ", added" : "");
   const Problem<T> p(s);
   const auto got = p.run(0, s.rows);
   // Half a unit of the last place of what is stored, and the sums in float32.
@@ -92,10 +95,12 @@ void check_shape(const Shape& s) {
       }
       double want = s.bias ? value(p.bias[static_cast<size_t>(o)]) : 0.0;
       for (int64_t c = 0; c < s.in; ++c) {
-        want += value(p.x[static_cast<size_t>(m * (s.in + s.padding) + c)]) * value(p.weight[static_cast<size_t>(o * (s.in + s.padding) + c)]);
+        want += value(p.x[static_cast<size_t>(m * (s.in + s.padding) + c)]) *
+                value(p.weight[static_cast<size_t>(o * (s.in + s.padding) + c)]);
       }
       if (s.accumulate) want += value(p.y[place]);
-      const double error = std::abs(value(got[place]) - want) / (unit * std::abs(want) + sums * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3));
+      const double error = std::abs(value(got[place]) - want) /
+                           (unit * std::abs(want) + sums * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3));
       worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
     }
   }
@@ -104,7 +109,8 @@ void check_shape(const Shape& s) {
   if (s.rows > 1) {
     const auto alone = p.run(s.rows - 1, 1);
     const auto begin = static_cast<long>((s.rows - 1) * (s.out + s.padding));
-    if (!std::equal(alone.begin() + begin, alone.begin() + begin + s.out, got.begin() + begin)) fail("bits of a row alone");
+    if (!std::equal(alone.begin() + begin, alone.begin() + begin + s.out, got.begin() + begin))
+      fail("bits of a row alone");
   }
   std::printf("\n");
 }

@@ -1,5 +1,6 @@
-// Random problems for the gradient kernel: raw inputs, the recurrence of recurrence.md one token at a time in double with its
-// adjoint, and from the same numbers the tiles that the scans would leave. For gradients_test.cu and gradients_bench.cu.
+// Random problems for the gradient kernel: raw inputs, the recurrence of recurrence.md one token at a time in double
+// with its adjoint, and from the same numbers the tiles that the scans would leave. For gradients_test.cu and
+// gradients_bench.cu.
 #pragma once
 
 #include <cmath>
@@ -54,8 +55,12 @@ inline void* device_alloc(size_t bytes) {
   return p;
 }
 inline void device_free(void* p) { must(cudaFree(p)); }
-inline void to_device(void* to, const void* from, size_t bytes) { must(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice)); }
-inline void from_device(void* to, const void* from, size_t bytes) { must(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost)); }
+inline void to_device(void* to, const void* from, size_t bytes) {
+  must(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+}
+inline void from_device(void* to, const void* from, size_t bytes) {
+  must(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
+}
 #endif
 
 // A tensor [rows (tokens), heads, dim] in double, and its memory on the device with a stride of its own.
@@ -100,7 +105,8 @@ struct Tensor {
     for (int64_t r = 0; r < tokens * heads; ++r) {
       for (int i = 0; i < dim; ++i) {
         const int64_t at = r * row() + i;
-        x[r * dim + i] = bf16 ? from_bf16(reinterpret_cast<uint16_t*>(raw.data())[at]) : reinterpret_cast<float*>(raw.data())[at];
+        x[r * dim + i] =
+            bf16 ? from_bf16(reinterpret_cast<uint16_t*>(raw.data())[at]) : reinterpret_cast<float*>(raw.data())[at];
       }
     }
   }
@@ -193,7 +199,9 @@ class Run {
   void make_inputs() {
     const fw::Rule& r = c_.rule;
     const bool l2k = r.k_norm == fw::Norm::kL2;
-    const double k_size = l2k || r.gain == fw::Gain::kKaczmarz || r.gain == fw::Gain::kNlms || r.gain == fw::Gain::kEfla ? 1 : 1 / std::sqrt(c_.K);
+    const double k_size = l2k || r.gain == fw::Gain::kKaczmarz || r.gain == fw::Gain::kNlms || r.gain == fw::Gain::kEfla
+                              ? 1
+                              : 1 / std::sqrt(c_.K);
     fill(q_, c_.H, c_.K, c_.bf16, same, 1);
     fill(k_, c_.H, c_.K, c_.bf16, same, k_size);
     fill(v_, c_.HV, c_.V, c_.bf16, same, 1);
@@ -215,7 +223,8 @@ class Run {
       }
     }
     if (r.uses_g()) {
-      g_.make(tokens_, c_.g_per_value_head ? c_.HV : c_.H, r.decay == fw::Decay::kChannel ? c_.K : 1, c_.bf16 && c_.decay == "mild", c_.pad);
+      g_.make(tokens_, c_.g_per_value_head ? c_.HV : c_.H, r.decay == fw::Decay::kChannel ? c_.K : 1,
+              c_.bf16 && c_.decay == "mild", c_.pad);
       g_.T = c_.T;
       for (double& x : g_.x) x = log_decay();
       g_.round();
@@ -247,7 +256,8 @@ class Run {
       }
       return y;
     };
-    f.q = row(q_, h, K, 0), f.k = row(k_, h, K, 0), f.p = row(p_, h, K, 0), f.m = row(m_, h, K, 1), f.v = row(v_, hv, V, 0);
+    f.q = row(q_, h, K, 0), f.k = row(k_, h, K, 0), f.p = row(p_, h, K, 0), f.m = row(m_, h, K, 1),
+    f.v = row(v_, hv, V, 0);
     const Vector b = row(b_, hv, K, 1), gate = row(gate_, hv, V, 1);
     f.b = rule.uses_erase_gate() && rule.erase == fw::Gate::kChannel ? b : Vector(K, 1);
     f.gate = rule.write == fw::Gate::kChannel ? gate : Vector(V, 1);
@@ -295,7 +305,8 @@ class Run {
 
   struct Gradient {
     Tensor want, got;
-    double scale = 0;  // a number that is a sum of many terms may come out small by chance: the sum of the squares of the terms
+    // a number that is a sum of many terms may come out small by chance: the sum of the squares of the terms
+    double scale = 0;
   };
   void want(Gradient& x, int dim) { x.want.make(tokens_, c_.HV, dim, false, 0); }
 
@@ -360,12 +371,14 @@ class Run {
           front_vjp(first + t, hv, x, dr, de, dw, du, dg);
         }
         for (int c = 0; c * 64 < length; ++c)
-          chunk_tiles(bases_[n] + c, hv, first, c * 64, std::min(64, length - c * 64), f, S[c * 64], D[std::min(length, c * 64 + 64)]);
+          chunk_tiles(bases_[n] + c, hv, first, c * 64, std::min(64, length - c * 64), f, S[c * 64],
+                      D[std::min(length, c * 64 + 64)]);
       }
     }
   }
 
-  void front_vjp(int64_t t, int hv, const Front& x, const Vector& dr, const Vector& de, const Vector& dw, const Vector& dz, const Vector& dg) {
+  void front_vjp(int64_t t, int hv, const Front& x, const Vector& dr, const Vector& de, const Vector& dw,
+                 const Vector& dz, const Vector& dg) {
     const fw::Rule& rule = c_.rule;
     const int K = c_.K, V = c_.V;
     const bool on_read = rule.preconditions_read();
@@ -382,11 +395,14 @@ class Run {
     for (int i = 0; i < K; ++i) {
       const double mr = on_read ? x.m[i] : 1, mw = on_read ? 1 : x.m[i], bde = x.b[i] * de[i];
       dq_.want.at(t, hv, i) = c.r_q * mr * dr[i] + c.e_q * bde + 2 * ds.q2 * x.q[i];
-      dk_.want.at(t, hv, i) = c.r_k * mr * dr[i] + c.e_k * bde + c.w_k * mw * dw[i] + 2 * (ds.k2 + ds.kmk * x.m[i]) * x.k[i];
+      dk_.want.at(t, hv, i) =
+          c.r_k * mr * dr[i] + c.e_k * bde + c.w_k * mw * dw[i] + 2 * (ds.k2 + ds.kmk * x.m[i]) * x.k[i];
       dp_.want.at(t, hv, i) = c.e_p * bde + 2 * ds.p2 * x.p[i];
-      if (rule.erase == fw::Gate::kChannel && rule.is_delta()) db_.want.at(t, hv, i) = de[i] * (c.e_k * x.k[i] + c.e_q * x.q[i] + c.e_p * x.p[i]);
+      if (rule.erase == fw::Gate::kChannel && rule.is_delta())
+        db_.want.at(t, hv, i) = de[i] * (c.e_k * x.k[i] + c.e_q * x.q[i] + c.e_p * x.p[i]);
       if (rule.erase == fw::Gate::kAveraged && rule.is_delta()) db_.want.at(t, hv, i) = ds.erase / K;
-      dm_.want.at(t, hv, i) = (on_read ? dr[i] * (c.r_q * x.q[i] + c.r_k * x.k[i]) : dw[i] * c.w_k * x.k[i]) + ds.kmk * x.k[i] * x.k[i];
+      dm_.want.at(t, hv, i) =
+          (on_read ? dr[i] * (c.r_q * x.q[i] + c.r_k * x.k[i]) : dw[i] * c.w_k * x.k[i]) + ds.kmk * x.k[i] * x.k[i];
       if (rule.decay == fw::Decay::kChannel) dg_.want.at(t, hv, i) = dg[i];
       if (rule.decay == fw::Decay::kScalar) dg_.want.at(t, hv, 0) += dg[i], dg_.scale += dg[i] * dg[i];
     }
@@ -416,17 +432,20 @@ class Run {
     fw::FrontCoefs<double> size2;
     for (int i = 0; i < c_.K; ++i) {
       size2.r_q += square(x.q[i] * dr[i]), size2.r_k += square(x.k[i] * dr[i]), size2.w_k += square(x.k[i] * dw[i]);
-      size2.e_k += square(x.b[i] * x.k[i] * de[i]), size2.e_q += square(x.b[i] * x.q[i] * de[i]), size2.e_p += square(x.b[i] * x.p[i] * de[i]);
+      size2.e_k += square(x.b[i] * x.k[i] * de[i]), size2.e_q += square(x.b[i] * x.q[i] * de[i]),
+          size2.e_p += square(x.b[i] * x.p[i] * de[i]);
     }
     for (int i = 0; i < c_.V; ++i) size2.z_v += square(x.v[i] * x.gate[i] * dz[i]);
-    for (const auto which : {&fw::FrontCoefs<double>::r_q, &fw::FrontCoefs<double>::r_k, &fw::FrontCoefs<double>::e_k, &fw::FrontCoefs<double>::e_q,
-                             &fw::FrontCoefs<double>::e_p, &fw::FrontCoefs<double>::w_k, &fw::FrontCoefs<double>::z_v}) {
+    for (const auto which : {&fw::FrontCoefs<double>::r_q, &fw::FrontCoefs<double>::r_k, &fw::FrontCoefs<double>::e_k,
+                             &fw::FrontCoefs<double>::e_q, &fw::FrontCoefs<double>::e_p, &fw::FrontCoefs<double>::w_k,
+                             &fw::FrontCoefs<double>::z_v}) {
       add(which, size2.*which);
     }
   }
 
   // The tiles of rows start .. start + rows of a sequence (recurrence.md 4).
-  void chunk_tiles(int chunk, int hv, int64_t first, int start, int rows, const std::vector<Front>& f, const Vector& S0, const Vector& D) {
+  void chunk_tiles(int chunk, int hv, int64_t first, int start, int rows, const std::vector<Front>& f, const Vector& S0,
+                   const Vector& D) {
     const int K = c_.K, V = c_.V;
     const bool is_delta = c_.rule.is_delta();
     const auto decay = [&](int from, int to, int k) {  // of steps from + 1 .. to
@@ -526,9 +545,11 @@ class Run {
     out(dq_, true, c_.bf16, &d.q, "dq"), out(dk_, true, false, &d.k, "dk"), out(dv_, true, c_.bf16, &d.v, "dv");
     out(dg_, r.uses_g(), false, &d.g, "dg", strong ? 2e-2 : 1e-2);
     fw::for_each_scalar(
-        r, [&](Gradient& x, TokenArg& to, const char* name) { out(x, true, false, &to, name); }, dscalars_, d, fw::kTokenScalarNames);
+        r, [&](Gradient& x, TokenArg& to, const char* name) { out(x, true, false, &to, name); }, dscalars_, d,
+        fw::kTokenScalarNames);
     out(dp_, r.uses_erase_key(), c_.bf16, &d.erase_key, "dp");
-    out(db_, r.uses_erase_gate(), c_.bf16, &d.erase_gate, "db"), out(dgate_, r.uses_write_gate(), c_.bf16, &d.write_gate, "dwg");
+    out(db_, r.uses_erase_gate(), c_.bf16, &d.erase_gate, "db"),
+        out(dgate_, r.uses_write_gate(), c_.bf16, &d.write_gate, "dwg");
     if (r.uses_precond()) {
       const int pad = c_.pad;
       c_.pad = 0;
@@ -564,15 +585,18 @@ class Run {
         bits_.push_back(word);
       }
       size = std::max(size, o.gradient->scale);
-      const double relative = want.x.empty() ? 0 : !finite ? INFINITY : size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+      const double relative = want.x.empty() ? 0
+                              : !finite      ? INFINITY
+                              : size > 0     ? std::sqrt(error / size)
+                                             : std::sqrt(error);
       worst = std::max(worst, relative / o.bound);
       char text[64];
       std::snprintf(text, sizeof text, " %s %.1e%s", o.name, relative, relative > o.bound ? "!" : "");
       line += text;
     }
     if (print || !(worst <= 1))
-      std::printf("%-4s %s T%d H%d/%d K%d V%d %s%s:%s\n", worst <= 1 ? "ok" : "FAIL", c_.name.c_str(), c_.T, c_.H, c_.HV, c_.K, c_.V, c_.decay.c_str(),
-                  c_.bf16 ? "" : " f32", line.c_str());
+      std::printf("%-4s %s T%d H%d/%d K%d V%d %s%s:%s\n", worst <= 1 ? "ok" : "FAIL", c_.name.c_str(), c_.T, c_.H,
+                  c_.HV, c_.K, c_.V, c_.decay.c_str(), c_.bf16 ? "" : " f32", line.c_str());
     std::fflush(stdout);
     return worst;
   }
@@ -604,7 +628,10 @@ inline fw::Rule rule_of(const std::string& name) {
   r.gain = fw::Gain::kGate;
   if (name == "linear_attention" || name == "retnet" || name == "mamba2" || name == "gla") {
     r.gain = fw::Gain::kOne, r.update = fw::Update::kAdditive;
-    r.decay = name == "retnet" ? fw::Decay::kConstant : name == "mamba2" ? fw::Decay::kScalar : name == "gla" ? fw::Decay::kChannel : fw::Decay::kNone;
+    r.decay = name == "retnet"   ? fw::Decay::kConstant
+              : name == "mamba2" ? fw::Decay::kScalar
+              : name == "gla"    ? fw::Decay::kChannel
+                                 : fw::Decay::kNone;
   } else if (name == "kaczmarz") {
     r.decay = fw::Decay::kScalar, r.gain = fw::Gain::kKaczmarz, r.q_norm = fw::Norm::kL2;
   } else if (name == "kaczmarz_channel") {
@@ -612,7 +639,8 @@ inline fw::Rule rule_of(const std::string& name) {
   } else if (name == "efla" || name == "nlms") {
     r.gain = name == "efla" ? fw::Gain::kEfla : fw::Gain::kNlms;
   } else if (name == "linear_corrected") {
-    r.gain = fw::Gain::kOne, r.update = fw::Update::kAdditive, r.decay = fw::Decay::kScalar, r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
+    r.gain = fw::Gain::kOne, r.update = fw::Update::kAdditive, r.decay = fw::Decay::kScalar,
+    r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
   } else {
     hat();
     if (name != "deltanet") r.decay = fw::Decay::kScalar;
@@ -625,8 +653,10 @@ inline fw::Rule rule_of(const std::string& name) {
     if (name == "qdelta") r.feedback = fw::Feedback::kLearned;
     if (name == "comba") r.erase = fw::Gate::kScalar, r.read = fw::Read::kCorrected;
     if (name == "precond_gated_deltanet") r.precond = fw::Precond::kDiagonal;
-    if (name == "precond_kda_gated") r.precond = fw::Precond::kDiagonal, r.decay = fw::Decay::kChannel, r.normaliser = fw::Normaliser::kGated;
-    if (name == "precond_gla") r.precond = fw::Precond::kRead, r.decay = fw::Decay::kChannel, r.update = fw::Update::kAdditive;
+    if (name == "precond_kda_gated")
+      r.precond = fw::Precond::kDiagonal, r.decay = fw::Decay::kChannel, r.normaliser = fw::Normaliser::kGated;
+    if (name == "precond_gla")
+      r.precond = fw::Precond::kRead, r.decay = fw::Decay::kChannel, r.update = fw::Update::kAdditive;
     if (name == "longhorn") r.decay = fw::Decay::kNone, r.gain = fw::Gain::kLonghorn, r.q_norm = fw::Norm::kRaw;
     if (name == "all_linear") {  // what there is without channel gates, at once
       r.gain = fw::Gain::kKaczmarz, r.k_norm = fw::Norm::kRaw, r.feedback = fw::Feedback::kFixed, r.lambda = 0.8;
@@ -636,7 +666,8 @@ inline fw::Rule rule_of(const std::string& name) {
     if (name.ends_with("_channel") || name == "precond_kda") r.decay = fw::Decay::kChannel;
     if (name == "precond_kda") r.precond = fw::Precond::kDiagonal;
     if (name == "comba_channel") r.erase = fw::Gate::kScalar, r.read = fw::Read::kCorrected;
-    if (name == "own_key_channel" || name == "all_channel") r.erase_key = fw::EraseKey::kOwn, r.feedback = fw::Feedback::kLearned;
+    if (name == "own_key_channel" || name == "all_channel")
+      r.erase_key = fw::EraseKey::kOwn, r.feedback = fw::Feedback::kLearned;
     if (name == "all_channel") {
       r.erase = r.write = fw::Gate::kChannel, r.read = fw::Read::kCorrected, r.gain = fw::Gain::kKaczmarz;
       r.precond = fw::Precond::kRead, r.normaliser = fw::Normaliser::kOnePlus;

@@ -1,5 +1,5 @@
-// The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | many | <rule>]. A program of its
-// own, on a device or in emulation.
+// The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | many |
+// <rule>]. A program of its own, on a device or in emulation.
 #include "device_buffer.h"
 #include "gradients_problem.h"
 
@@ -63,7 +63,8 @@ int main(int argc, char** argv) {
                                           "all_channel"};
   const auto decays = [](const std::string& name) {
     const fw::Rule r = rule_of(name);
-    return r.uses_g() ? std::vector<std::string>{"mild", "strong", "mixed", "reset", "none"} : std::vector<std::string>{"none"};
+    return r.uses_g() ? std::vector<std::string>{"mild", "strong", "mixed", "reset", "none"}
+                      : std::vector<std::string>{"none"};
   };
   for (const std::string& name : rules) {
     if (what != "quick" && what != "all" && what != name) continue;
@@ -72,7 +73,8 @@ int main(int argc, char** argv) {
       c.name = name, c.decay = decay;
       for (const int T : what == "quick" ? std::vector<int>{65} : std::vector<int>{1, 16, 63, 64, 65, 130}) {
         c.T = T;
-        c.K = c.V = 64, c.H = c.HV = T < 64 ? 8 : 4, c.bf16 = true, c.pad = 0, c.lengths.clear(), c.g_per_value_head = true;
+        c.K = c.V = 64, c.H = c.HV = T < 64 ? 8 : 4, c.bf16 = true, c.pad = 0, c.lengths.clear(),
+        c.g_per_value_head = true;
         check(c);
         if (what == "quick") break;
         if (T == 1 || T == 65) {
@@ -95,7 +97,8 @@ int main(int argc, char** argv) {
     }
   }
   if (what == "all" || what == "many") {  // more chunks than the device takes at a time
-    for (const char* name : {"gated_deltanet", "mamba2", "precond_gated_deltanet", "qdelta", "kda", "gated_deltanet2"}) {
+    for (const char* name :
+         {"gated_deltanet", "mamba2", "precond_gated_deltanet", "qdelta", "kda", "gated_deltanet2"}) {
       Case c;
       c.name = name, c.decay = "mild";
       c.T = 65, c.H = c.HV = 4, c.B = 3;

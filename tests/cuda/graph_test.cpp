@@ -1,5 +1,5 @@
-// A whole forward and backward inside a captured graph: nothing in a call allocates, waits or reads host memory later (packed sequences
-// have tables that come from the host).
+// A whole forward and backward inside a captured graph: nothing in a call allocates, waits or reads host memory later
+// (packed sequences have tables that come from the host).
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
@@ -21,13 +21,14 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
     memory.from_host(values.data(), bytes);
     return memory;
   };
-  const DeviceMemory q = make(rows, 1), k = make(rows, 2), v = make(rows, 3), beta = make(gates, 4), d_o = make(rows, 5);
+  const DeviceMemory q = make(rows, 1), k = make(rows, 2), v = make(rows, 3), beta = make(gates, 4),
+                     d_o = make(rows, 5);
   std::vector<float> decay(kTokens, -0.1f);
   const DeviceMemory g(gates), o(rows), dq(rows), dk(rows);
   g.from_host(decay.data(), gates);
 
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   ASSERT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;
@@ -36,13 +37,13 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   desc.K = desc.V = kDim;
   desc.segment = 64;
   std::vector<int64_t> offsets = {0, 70, 70, kTokens};
-  desc.num_sequences = 3;
+  desc.seqlens.num_sequences = 3;
   fw_inputs in, grads;
   fw_outputs out, d;
-  FW_INIT(&in);
-  FW_INIT(&grads);
-  FW_INIT(&out);
-  FW_INIT(&d);
+  fw_inputs_init(&in);
+  fw_inputs_init(&grads);
+  fw_outputs_init(&out);
+  fw_outputs_init(&d);
   const auto tensor = [](const DeviceMemory& memory, const std::vector<int64_t>& shape) {
     return fw_tensor_of(memory.data(), FW_F32, static_cast<int>(shape.size()), shape.data());
   };
@@ -55,15 +56,17 @@ TEST(Graph, ForwardAndBackwardCanBeCaptured) {
   d.o = tensor(d_o, shape4);
   grads.q = tensor(dq, shape4);
   grads.k = tensor(dk, shape4);
-  desc.cu_seqlens = offsets.data();
+  desc.seqlens.cu_seqlens = offsets.data();
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
   const auto call = [&](int, void* stream) {
     desc.stream = stream;
-    ASSERT_EQ(fw_forward(&desc, &in, &out, saved.data(), saved.size(), space.data(), space.size()), FW_OK) << fw_last_error();
-    ASSERT_EQ(fw_backward(&desc, &in, &d, &grads, saved.data(), saved.size(), space.data(), space.size()), FW_OK) << fw_last_error();
+    ASSERT_EQ(fw_forward(&desc, &in, &out, saved.data(), saved.size(), space.data(), space.size()), FW_OK)
+        << fw_last_error();
+    ASSERT_EQ(fw_backward(&desc, &in, &d, &grads, saved.data(), saved.size(), space.data(), space.size()), FW_OK)
+        << fw_last_error();
   };
   const auto results = [&] {
     std::vector<float> values(3 * rows / sizeof(float));

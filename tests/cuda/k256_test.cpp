@@ -1,5 +1,5 @@
-// Keys of 129 to 256 channels in the chunk form (scan/cuda/wide): against the reference in double, at every kind of row and length, and the properties that the
-// other kernels have.
+// Keys of 129 to 256 channels in the chunk form (scan/cuda/wide): against the reference in double, at every kind of row
+// and length, and the properties that the other kernels have.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,8 +15,8 @@ namespace {
 
 // Rules that have it: gates and norms, constant decay, none, nothing erased.
 const char* const kK256Rules[] = {
-    "gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate", "decay=constant gain=gate k_norm=l2",
-    "decay=scalar update=additive gain=gate q_norm=l2 k_norm=l2",
+    "gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate",
+    "decay=constant gain=gate k_norm=l2", "decay=scalar update=additive gain=gate q_norm=l2 k_norm=l2",
     // Two calls of half of the channels (scan/cuda/call/split_k.h).
     "gla", "hgrn2", "decay=channel update=additive gain=gate",
     // Sums of q and k: in the read, in the erase, in both; gates of one number, gains of norms.
@@ -24,12 +24,15 @@ const char* const kK256Rules[] = {
     "decay=scalar gain=gate erase=scalar write=scalar feedback=fixed lambda=0.5 read=corrected q_norm=l2 k_norm=l2",
     "decay=constant gain=kaczmarz feedback=learned read=corrected q_norm=l2",
     // Rows and other gains than a gate; gates of one number without a sum; no gain.
-    "kaczmarz", "nlms", "longhorn", "efla", "decay=scalar gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2", "decay=scalar k_norm=l2 q_norm=l2",
+    "kaczmarz", "nlms", "longhorn", "efla", "decay=scalar gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2",
+    "decay=scalar k_norm=l2 q_norm=l2",
     // A decay a channel: gains, gates of channels and of numbers, sums.
     "kda", "gated_deltanet2", "kaczmarz_channel", "decay=channel gain=gate erase=channel k_norm=l2",
-    "decay=channel gain=gate feedback=learned read=corrected q_norm=l2 k_norm=l2", "decay=channel gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2"};
+    "decay=channel gain=gate feedback=learned read=corrected q_norm=l2 k_norm=l2",
+    "decay=channel gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2"};
 
-void expect_k256(const Problem& problem, const HeaderRun& run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
+void expect_k256(const Problem& problem, const HeaderRun& run, bool strong_decay = false,
+                 const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
   EXPECT_TRUE(close_conditioned(problem, header_backward(problem, run), problem.backward(), strong_decay, bounds));
@@ -50,7 +53,9 @@ TEST(K256Keys, EveryRuleMatchesTheReference) {
       options.initial_state = seed % 3 != 1;
       options.seed = seed;
       HeaderRun run = device_run(FW_FORM_CHUNK);
-      run.bf16 = seed % 5 == 0 ? HeaderRun::Bf16Tensors::kNone : seed % 5 == 1 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
+      run.bf16 = seed % 5 == 0   ? HeaderRun::Bf16Tensors::kNone
+                 : seed % 5 == 1 ? HeaderRun::Bf16Tensors::kStreams
+                                 : HeaderRun::Bf16Tensors::kAll;
       run.state_layout = seed % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
       run.saved = seed % 4 != 3;
       expect_k256(of_bf16_numbers(random_problem(parse_rule(rule), options)), run);
@@ -61,7 +66,8 @@ TEST(K256Keys, EveryRuleMatchesTheReference) {
 // Rows that no copy of 16 bytes can load, and K that is no multiple of 8.
 TEST(K256Keys, RowsOfAnyKind) {
   uint64_t seed = 3200;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
+  for (const char* rule :
+       {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const int64_t K : {129, 130, 150, 200, 255}) {
       ProblemOptions options;
       options.sequences = SeqLayout({0, 65, 66, 66, 130});
@@ -81,7 +87,8 @@ TEST(K256Keys, RowsOfAnyKind) {
 
 TEST(K256Keys, ResetsAndStrongDecays) {
   uint64_t seed = 3300;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
+  for (const char* rule :
+       {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const int64_t K : {144, 256}) {
       ProblemOptions options;
       options.sequences = SeqLayout::uniform(1, 200);
@@ -108,16 +115,23 @@ TEST(K256Keys, EveryLength) {
     options.seed = static_cast<uint64_t>(length) + 3400;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    expect_k256(of_bf16_numbers(random_problem(parse_rule(length % 3 == 2 ? "mamba2" : length % 6 == 0 ? "gla" : "gated_deltanet"), options)), run);
-    // Sums of q and k have more gradients of one value a token, of which few cancel by chance: 40 draws of two heads are off by up to 6.7e-2 (one token) and
-    // 1.9e-2 (two chunks) with K = 160, and with K = 128. A term that is missing is not among these numbers.
+    expect_k256(of_bf16_numbers(random_problem(parse_rule(length % 3 == 2   ? "mamba2"
+                                                          : length % 6 == 0 ? "gla"
+                                                                            : "gated_deltanet"),
+                                               options)),
+                run);
+    // Sums of q and k have more gradients of one value a token, of which few cancel by chance. 40 draws of two heads
+    // are off by up to 6.7e-2 (one token) and 1.9e-2 (two chunks) with K = 160, and with K = 128. A term that is
+    // missing is not among these numbers.
     ChunkBounds bounds;
     bounds.few_scalars = bounds.scalar_gradient = length < 64 ? 0.1 : 3e-2;
-    expect_k256(of_bf16_numbers(random_problem(parse_rule(length % 4 < 2 ? "comba" : "qdelta"), options)), run, false, bounds);
+    expect_k256(of_bf16_numbers(random_problem(parse_rule(length % 4 < 2 ? "comba" : "qdelta"), options)), run, false,
+                bounds);
   }
 }
 
-// The rule of K = 128 whose other channels are zero: the same numbers but for the order of sums, at V of several blocks.
+// The rule of K = 128 whose other channels are zero: the same numbers but for the order of sums, at V of several
+// blocks.
 TEST(K256Keys, ZeroChannelsChangeNothing) {
   for (const char* rule : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz"}) {
     ProblemOptions options;
@@ -147,7 +161,8 @@ TEST(K256Keys, ZeroChannelsChangeNothing) {
 
 TEST(K256Keys, AreTheSameAgainAloneOrPacked) {
   uint64_t seed = 3550;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
+  for (const char* rule :
+       {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 65, 65, 66, 194});
     options.H = 1;
@@ -178,8 +193,11 @@ TEST(K256Keys, AreTheSameAgainAloneOrPacked) {
     for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) {
       const Problem alone = slice_sequence(problem, n);
       const int64_t begin = problem.shape.sequences.begin(n), end = problem.shape.sequences.end(n);
-      EXPECT_EQ(header_forward(alone, run).o, std::vector<double>(out.o.begin() + begin * v_row, out.o.begin() + end * v_row)) << rule << " sequence " << n;
-      EXPECT_EQ(header_backward(alone, run).k, std::vector<double>(grads.k.begin() + begin * k_row, grads.k.begin() + end * k_row))
+      EXPECT_EQ(header_forward(alone, run).o,
+                std::vector<double>(out.o.begin() + begin * v_row, out.o.begin() + end * v_row))
+          << rule << " sequence " << n;
+      EXPECT_EQ(header_backward(alone, run).k,
+                std::vector<double>(grads.k.begin() + begin * k_row, grads.k.begin() + end * k_row))
           << rule << " sequence " << n;
     }
   }
@@ -188,7 +206,8 @@ TEST(K256Keys, AreTheSameAgainAloneOrPacked) {
 // Offsets that lie on the device, with room for more tokens than there are; float16 tensors; gates as logits.
 TEST(K256Keys, OffsetsOnTheDeviceFloat16AndLogits) {
   uint64_t seed = 3580;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
+  for (const char* rule :
+       {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 135});
     options.H = options.HV = 2;
@@ -215,7 +234,8 @@ TEST(K256Keys, OffsetsOnTheDeviceFloat16AndLogits) {
 }
 
 TEST(K256Keys, CheckpointsAreWhereAForwardGoesOn) {
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
+  for (const char* rule :
+       {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 128, 193});
     options.K = 192;
@@ -250,7 +270,8 @@ TEST(K256Keys, ManyBlocks) {
 // What the chunk form does not have of such keys it says before anything runs, and takes one token at a time by itself.
 TEST(K256Keys, OtherRulesSayWhatIsExpected) {
   for (const char* rule : {"kda_neg", "gated_deltanet_neg", "precond_gated_deltanet", "precond_kda",
-                           "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2", "decay=scalar gain=gate erase=channel k_norm=l2"}) {
+                           "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2",
+                           "decay=scalar gain=gate erase=channel k_norm=l2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 70);
     options.K = 256;

@@ -1,5 +1,6 @@
-// The tests of device code, built twice: with the kernels in CUDA (label gpu; without a GPU the program exits with 77, which ctest
-// shows as not run), and with the same kernels compiled for the emulation (label cuda).
+// The tests of device code, built twice:
+// - with the kernels in CUDA (label gpu; without a GPU the program exits with 77, which ctest shows as not run),
+// - with the same kernels compiled for the emulation (label cuda).
 #include <gtest/gtest.h>
 
 #include <cstdio>

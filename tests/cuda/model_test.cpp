@@ -1,5 +1,5 @@
-// A whole model on the device alongside the same model on the CPU: logits, loss and gradients, a run of training, one that is resumed, decoding, states that
-// go from one to the other. In the emulation and on a GPU.
+// A whole model on the device alongside the same model on the CPU: logits, loss and gradients, a run of training, one
+// that is resumed, decoding, states that go from one to the other. In the emulation and on a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,7 +52,8 @@ struct Pair {
   explicit Pair(const ModelConfig& config) : host(config), device(config, cuda_device()) {
     Random random(3);
     host.init(random);
-    for (const ParamSpec& spec : host.params().specs()) device.params().write_values(spec, host.params().host_values(spec).span());
+    for (const ParamSpec& spec : host.params().specs())
+      device.params().write_values(spec, host.params().host_values(spec).span());
   }
   LanguageModel<float> host, device;
 };
@@ -74,7 +75,8 @@ struct Named {
   ModelConfig config;
 };
 
-// Each gradient as a share of its own norm, or of a hundredth of that of all: what is a sum of many that cancel has no digits of its own in bf16.
+// Each gradient as a share of its own norm, or of a hundredth of that of all: what is a sum of many that cancel has no
+// digits of its own in bf16.
 void expect_gradients_of_the_cpu(const Pair& models) {
   std::vector<float> all;
   for (const ParamSpec& spec : models.host.params().specs()) {
@@ -105,7 +107,8 @@ TEST_P(DeviceModel, LogitsLossAndGradientsAreThoseOfTheCpu) {
 
   std::vector<float> nll(ids.size());
   const double scale = 1.0 / static_cast<double>(ids.size());
-  const LossSum expected = models.host.forward_backward(ids, targets, layout, scale), loss = models.device.forward_backward(ids, targets, layout, scale);
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, scale),
+                loss = models.device.forward_backward(ids, targets, layout, scale);
   EXPECT_EQ(loss.count, expected.count);
   EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
   EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
@@ -122,7 +125,8 @@ TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
   std::vector<int64_t> rows;
   for (size_t t = 1; t < ids.size(); t += 8) targets[t] = every[t], rows.push_back(static_cast<int64_t>(t));
   std::vector<float> nll(ids.size(), 7);
-  const LossSum expected = models.host.forward_backward(ids, targets, layout, 0.06), loss = models.device.forward_backward(ids, targets, layout, 0.06);
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, 0.06),
+                loss = models.device.forward_backward(ids, targets, layout, 0.06);
   EXPECT_EQ(loss.count, static_cast<int64_t>(rows.size()));
   EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
   EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
@@ -137,7 +141,9 @@ TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto row = std::span(logits).subspan(static_cast<size_t>(rows[i]) * 67, 67);
     // Of rows taken alone the products may round otherwise: a token whose logit is as good to a bf16.
-    EXPECT_GE(row[static_cast<size_t>(likeliest[i])], *std::ranges::max_element(row) - 1e-2F * std::abs(*std::ranges::max_element(row))) << rows[i];
+    EXPECT_GE(row[static_cast<size_t>(likeliest[i])],
+              *std::ranges::max_element(row) - 1e-2F * std::abs(*std::ranges::max_element(row)))
+        << rows[i];
   }
 }
 
@@ -150,7 +156,8 @@ TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   std::vector<float> logits(67);
   const Mat<float> last(logits.data(), 1, 67);
   models.device.forward_last(std::span(ids).first(33), SeqLayout({0, 33}), state, last);
-  for (size_t t = 33; t < 38; ++t) models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
+  for (size_t t = 33; t < 38; ++t)
+    models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
   EXPECT_LE(relative(logits, std::span(all).subspan(static_cast<size_t>(37) * 67, 67)), kBound);
 
   const TempFolder folder;  // of this process alone: ctest runs the halves of this program side by side
@@ -221,7 +228,8 @@ std::vector<Named> models() {
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
   };
 }
-INSTANTIATE_TEST_SUITE_P(Models, DeviceModel, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, DeviceModel, ::testing::ValuesIn(models()),
+                         [](const auto& one) { return one.param.name; });
 
 Batch batch_of(uint64_t seed) {
   Batch batch;
@@ -256,7 +264,8 @@ TEST(DeviceTraining, FollowsTheCpu) {
   EXPECT_LT(last, first);
 }
 
-// The same bits in a second run, with what backward computes again, and from values and moments that were carried to another model.
+// The same bits in a second run, with what backward computes again, and from values and moments that were carried to
+// another model.
 TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   const ModelConfig config = tiny("gated_deltanet2", {"recurrent", "window"});
   const auto values_of = [](const LanguageModel<float>& model) {
@@ -294,8 +303,8 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
 }
 
-// The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole ones, of values half way between two bf16
-// numbers too.
+// The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole
+// ones, of values half way between two bf16 numbers too.
 class DeviceMasters : public ::testing::TestWithParam<Named> {};
 TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
   const ModelConfig& config = GetParam().config;
@@ -309,7 +318,8 @@ TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
     for (const ParamSpec& spec : model.params().specs()) {
       const HostView<float> view = model.params().host_values(spec);
       std::vector<float> values(view.span().begin(), view.span().end());
-      for (size_t i = 0; i < values.size(); i += 3) values[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(values[i]) & 0xffff0000u) | 0x8000u);
+      for (size_t i = 0; i < values.size(); i += 3)
+        values[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(values[i]) & 0xffff0000u) | 0x8000u);
       model.params().write_values(spec, values);
     }
     AdamW optimizer({}, model.params());
@@ -328,7 +338,8 @@ TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
   };
   EXPECT_EQ(run(Masters::kSplit), run(Masters::kWhole));
 }
-INSTANTIATE_TEST_SUITE_P(Models, DeviceMasters, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, DeviceMasters, ::testing::ValuesIn(models()),
+                         [](const auto& one) { return one.param.name; });
 
 // The device with a count of what is allocated.
 class CountingDevice final : public Device {
@@ -379,10 +390,12 @@ Batch whole_sequences(const TrainConfig& train) {
 
 class DeviceStepPlan : public ::testing::TestWithParam<Named> {};
 
-// What a plan says that was made without the device is what steps on the device take, to the byte, whatever is computed again.
+// What a plan says that was made without the device is what steps on the device take, to the byte, whatever is computed
+// again.
 TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
   const ModelConfig& config = GetParam().config;
-  for (const auto& [level, moments] : {std::pair<const char*, const char*>{"none", "float32"}, {"mlp", "float32"}, {"all", "bf16"}}) {
+  for (const auto& [level, moments] :
+       {std::pair<const char*, const char*>{"none", "float32"}, {"mlp", "float32"}, {"all", "bf16"}}) {
     SCOPED_TRACE(fmt::format("{}, moments {}", level, moments));
     TrainConfig train = run_of(emulated() ? 1 : 2, 70);
     train.recompute = level;
@@ -407,7 +420,8 @@ TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
     EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.again - 256}), plan.total()) << "computed again";
   }
 }
-INSTANTIATE_TEST_SUITE_P(Models, DeviceStepPlan, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, DeviceStepPlan, ::testing::ValuesIn(models()),
+                         [](const auto& one) { return one.param.name; });
 
 // Less memory is less kept, and the same numbers.
 TEST(DeviceStepPlan, FitsWhatItIsGivenWithTheSameBits) {

@@ -12,7 +12,7 @@ namespace {
 
 fw_desc descriptor(const char* rule) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.io_dtype = FW_BF16;
@@ -46,7 +46,7 @@ TEST(DevicePlan, ExtraMemoryIsBounded) {
                                    {"gated_deltanet2_neg", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     EXPECT_LE(static_cast<double>(sizes.saved + std::max(sizes.forward_saving, sizes.backward)), most) << rule;
     EXPECT_GT(sizes.saved, 0u);
@@ -67,23 +67,25 @@ TEST(DevicePlan, SaysTheForm) {
   EXPECT_NE(plan_text(desc).find("threads: "), std::string::npos) << plan_text(desc);
 }
 
-// Few heads leave room alongside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
-// The chunk form saves values of gates of one number for backward, and says so.
+// Few heads leave room alongside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth
+// it. The chunk form saves values of gates of one number for backward, and says so.
 TEST(DevicePlan, SavesValuesOfNumbers) {
   fw_desc desc = descriptor("gated_deltanet");
   fw_sizes values, logits;
-  FW_INIT(&values);
-  FW_INIT(&logits);
+  fw_sizes_init(&values);
+  fw_sizes_init(&logits);
   ASSERT_EQ(fw_workspace_query(&desc, &values), FW_OK) << fw_last_error();
   desc.gates.beta = FW_GIVEN_SIGMOID;
   ASSERT_EQ(fw_workspace_query(&desc, &logits), FW_OK) << fw_last_error();
   const size_t bytes = static_cast<size_t>(desc.B * desc.T * desc.HV) * sizeof(float);
   EXPECT_GE(logits.saved, values.saved + bytes);
   EXPECT_LT(logits.saved, values.saved + bytes + 2048);
-  EXPECT_NE(plan_text(desc).find("saved: " + std::to_string(logits.saved) + " bytes"), std::string::npos) << plan_text(desc);
+  EXPECT_NE(plan_text(desc).find("saved: " + std::to_string(logits.saved) + " bytes"), std::string::npos)
+      << plan_text(desc);
 }
 
-// A few tokens' values of gates are made with the token; those of many tokens, and of numbers that no law is for, by a kernel in front.
+// A few tokens' values of gates are made with the token; those of many tokens, and of numbers that no law is for, by a
+// kernel in front.
 TEST(DevicePlan, SaysWhereLogitsBecomeValues) {
   fw_desc desc = descriptor("gated_deltanet2");
   desc.form = FW_FORM_TOKEN;
@@ -107,7 +109,8 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
   desc.B = 1;
   desc.T = 32768;
-  EXPECT_NE(plan_text(desc).find("gradients: beside the reverse scan of 32 blocks"), std::string::npos) << plan_text(desc);
+  EXPECT_NE(plan_text(desc).find("gradients: beside the reverse scan of 32 blocks"), std::string::npos)
+      << plan_text(desc);
   desc.T = 64;
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
   // The shapes of the tests that mean to run so (Small.GradientsBesideTheScan, BitsBesideTheScan).
@@ -125,8 +128,8 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   std::vector<int64_t> offsets = {0, desc.T};
   for (int n = 0; n < 200; ++n) offsets.push_back(offsets.back() + 1);
   desc.T = offsets.back();
-  desc.cu_seqlens = offsets.data();
-  desc.num_sequences = 201;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.num_sequences = 201;
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
 }
 
@@ -136,7 +139,7 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
     fw_desc desc = descriptor(rule);
     EXPECT_NE(plan_text(desc).find("scan: from the raw tensors"), std::string::npos) << plan_text(desc);
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     EXPECT_EQ(sizes.saved, size_t{256} * 16 * 2 * 64 * 128 * 2) << rule;
     desc.B = 1;
@@ -165,12 +168,17 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
 // Keys above 128: one decay a token or none, rows or sums of them; a decay a channel.
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   for (const auto& [rule, forward, backward] :
-       {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
+       {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n",
+                   "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
         {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
-        {"comba", "k256/prepare (sums) -> k256/forward (sums)\n", "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
-        {"qdelta", "k256/prepare (sums) -> k256/forward (sums)\n", "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
-        {"kaczmarz", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients_gains (two halves) -> k256/join\n"},
-        {"kda", "k256/prepare_keys -> k256/forward (keys)\n", "k256/reverse (keys) -> k256/gradients_keys (two halves) -> k256/join\n"}}) {
+        {"comba", "k256/prepare (sums) -> k256/forward (sums)\n",
+         "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
+        {"qdelta", "k256/prepare (sums) -> k256/forward (sums)\n",
+         "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
+        {"kaczmarz", "k256/prepare -> k256/forward\n",
+         "k256/reverse -> k256/gradients_gains (two halves) -> k256/join\n"},
+        {"kda", "k256/prepare_keys -> k256/forward (keys)\n",
+         "k256/reverse (keys) -> k256/gradients_keys (two halves) -> k256/join\n"}}) {
     for (const int K : {129, 256}) {
       fw_desc desc = descriptor(rule);
       desc.K = K;
@@ -181,7 +189,8 @@ TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   }
 }
 
-// First passes over segments leave out what decays let nothing through of, where no step of the rule lets a state grow: e and w are parallel.
+// First passes over segments leave out what decays let nothing through of, where no step of the rule lets a state grow:
+// e and w are parallel.
 TEST(DevicePlan, SaysWhichRulesFade) {
   for (const auto& [rule, uses_decay_cutoff] : {std::pair{"gated_deltanet", true},
                                                 {"kda", true},
@@ -196,18 +205,19 @@ TEST(DevicePlan, SaysWhichRulesFade) {
     desc.B = 1;
     desc.T = 32768;
     EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
-    EXPECT_EQ(plan_text(desc).find(", less where decays let nothing through\n") != std::string::npos, uses_decay_cutoff) << plan_text(desc);
+    EXPECT_EQ(plan_text(desc).find(", less where decays let nothing through\n") != std::string::npos, uses_decay_cutoff)
+        << plan_text(desc);
   }
 }
 
-// A gain above 1: chunk tiles of three matrices and 128 decays a chunk and head where others have 352 numbers, 64 x 128 bf16 values and 64 scales more, and as
-// many numbers again where keys are float32.
+// A gain above 1: chunk tiles of three matrices and 128 decays a chunk and head where others have 352 numbers, 64 x 128
+// bf16 values and 64 scales more, and as many numbers again where keys are float32.
 TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
   const auto saved = [](const char* rule, fw_dtype io) {
     fw_desc desc = descriptor(rule);
     desc.io_dtype = io;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     return sizes.saved;
   };
@@ -216,7 +226,8 @@ TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
     const std::string neg = std::string(rule) + "_neg";
     EXPECT_EQ(saved(neg.c_str(), FW_BF16), saved(rule, FW_BF16) + tiles * (4 * matrix + (128 + 64 - 352) * 4)) << neg;
     EXPECT_EQ(saved(neg.c_str(), FW_F32), saved(neg.c_str(), FW_BF16) + tiles * matrix) << neg;
-    EXPECT_NE(plan_text(descriptor(neg.c_str())).find("hi_lo"), std::string::npos) << plan_text(descriptor(neg.c_str()));
+    EXPECT_NE(plan_text(descriptor(neg.c_str())).find("hi_lo"), std::string::npos)
+        << plan_text(descriptor(neg.c_str()));
     EXPECT_EQ(plan_text(descriptor(rule)).find("hi_lo"), std::string::npos) << plan_text(descriptor(rule));
   }
   // With channel decay, whatever the tensors are: decays are in the keys. Scales of rows are there for those of values.
@@ -233,7 +244,8 @@ TEST(DevicePlan, SaysWhereValueHeadsShareKeys) {
   EXPECT_EQ(plan_text(desc).find("prepare/grouped"), std::string::npos) << plan_text(desc);
 }
 
-// What prepare leaves for the forward scan: A and P where its rows do for the rest, and of sums of rows only where a sequence is not cut.
+// What prepare leaves for the forward scan: A and P where its rows do for the rest, and of sums of rows only where a
+// sequence is not cut.
 TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
   const auto takes = [](const char* rule, int64_t segment, const char* name) {
     fw_desc desc = descriptor(rule);
@@ -252,7 +264,8 @@ TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
   }
 }
 
-// One long sequence alongside many short ones is cut as it is alone: what the short ones take does not grow with its length.
+// One long sequence alongside many short ones is cut as it is alone: what the short ones take does not grow with its
+// length.
 TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;
   std::vector<int64_t> offsets = {0};
@@ -261,17 +274,17 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   fw_desc desc = descriptor("gated_deltanet");
   desc.B = 1;
   desc.T = offsets.back();
-  desc.cu_seqlens = offsets.data();
-  desc.num_sequences = kCount + 1;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.num_sequences = kCount + 1;
   EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
   // With few it is the same cut, and the gradients begin alongside its reverse scan.
   fw_desc alone = desc, few = desc;
-  alone.cu_seqlens = few.cu_seqlens = nullptr;
-  alone.num_sequences = 0;
+  alone.seqlens.cu_seqlens = few.seqlens.cu_seqlens = nullptr;
+  alone.seqlens.num_sequences = 0;
   alone.T = kLong;
   const std::vector<int64_t> few_offsets = {0, kLong, kLong + 16, kLong + 32};
-  few.cu_seqlens = few_offsets.data();
-  few.num_sequences = 3;
+  few.seqlens.cu_seqlens = few_offsets.data();
+  few.seqlens.num_sequences = 3;
   few.T = few_offsets.back();
   EXPECT_NE(plan_text(alone).find("segments: 3 of 171 chunks"), std::string::npos) << plan_text(alone);
   EXPECT_NE(plan_text(few).find("segments: 5 of 171 chunks"), std::string::npos) << plan_text(few);
@@ -286,35 +299,38 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
 TEST(DevicePlan, RefusesWhatNoGridHolds) {
   fw_desc desc = descriptor("gated_deltanet");
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   desc.B = 1;
   desc.T = 64;
   desc.H = desc.HV = 65535;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   desc.H = desc.HV = 65536;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
-  EXPECT_NE(std::string(fw_last_error()).find("HV: expected 1 to 65535, got 65536"), std::string::npos) << fw_last_error();
+  EXPECT_NE(std::string(fw_last_error()).find("HV: expected 1 to 65535, got 65536"), std::string::npos)
+      << fw_last_error();
   desc.device = FW_DEVICE_CPU;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   desc.device = FW_DEVICE_CUDA;
   desc.H = desc.HV = 4096;
   desc.B = 1 << 18;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
-  EXPECT_NE(std::string(fw_last_error()).find("sequences: expected so many that a CUDA grid has at most 2147483647 blocks"), std::string::npos)
+  EXPECT_NE(
+      std::string(fw_last_error()).find("sequences: expected so many that a CUDA grid has at most 2147483647 blocks"),
+      std::string::npos)
       << fw_last_error();
 }
 
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {
   const auto message = [](const fw_desc& desc) {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
     return std::string(fw_last_error());
   };
   fw_desc desc = descriptor("gated_deltanet");
   desc.form = FW_FORM_CHUNK;
   desc.operands = 0;
-  EXPECT_NE(message(desc).find("form: expected auto or token"), std::string::npos);
+  EXPECT_NE(message(desc).find("form: expected FW_FORM_AUTO or FW_FORM_TOKEN"), std::string::npos);
   desc = descriptor("gated_deltanet");
   desc.K = 257;
   EXPECT_NE(message(desc).find("K: expected 1 to 256"), std::string::npos);

@@ -1,5 +1,5 @@
-// Random problems for prepare, as the device has them and as numbers, and every chunk tile of a chunk by the definitions of recurrence.md (sections 1 and 4) in
-// double. For prepare_test.cu.
+// Random problems for prepare, as the device has them and as numbers, and every chunk tile of a chunk by the
+// definitions of recurrence.md (sections 1 and 4) in double. For prepare_test.cu.
 #pragma once
 
 #include <cmath>
@@ -53,7 +53,9 @@ struct Tensor {
   TokenArg arg;
   int heads = 0, dim = 0;
   bool present() const { return dim > 0; }
-  double at(int64_t token, int head, int i) const { return values[static_cast<std::size_t>((token * heads + head) * dim + i)]; }
+  double at(int64_t token, int head, int i) const {
+    return values[static_cast<std::size_t>((token * heads + head) * dim + i)];
+  }
 };
 
 inline std::mt19937_64 generator;
@@ -105,25 +107,32 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
   const Rule& rule = test.rule;
   const bool low = test.types != Types::kFloat, padded = test.types == Types::kPadded;
   Inputs in;
-  const auto rows = [&](int heads, int dim, const auto& make) { return tensor(test.B, T, heads, dim, test.HV, low, padded, make); };
+  const auto rows = [&](int heads, int dim, const auto& make) {
+    return tensor(test.B, T, heads, dim, test.HV, low, padded, make);
+  };
   const auto gates = [&](int heads, double least, double most) {
-    return tensor(test.B, T, heads, 1, test.HV, test.bf16_gates, padded, [&](int64_t, int, int) { return uniform(least, most); });
+    return tensor(test.B, T, heads, 1, test.HV, test.bf16_gates, padded,
+                  [&](int64_t, int, int) { return uniform(least, most); });
   };
   std::vector<double> direction(static_cast<std::size_t>(test.K));
   for (double& x : direction) x = normal();
   const auto key = [&](int64_t, int, int i) {
     const double common = direction[static_cast<std::size_t>(i)];
-    return test.keys == Keys::kRandom ? normal() : test.keys == Keys::kAlike ? std::sqrt(0.9) * common + std::sqrt(0.1) * normal() : common;
+    return test.keys == Keys::kRandom  ? normal()
+           : test.keys == Keys::kAlike ? std::sqrt(0.9) * common + std::sqrt(0.1) * normal()
+                                       : common;
   };
   // Keys that are neither normalised nor divided by a norm are kept at length 1, or T is astronomically large.
-  const bool unscaled = rule.k_norm == Norm::kRaw && (rule.gain == Gain::kOne || rule.gain == Gain::kGate || !rule.uses_gain());
+  const bool unscaled =
+      rule.k_norm == Norm::kRaw && (rule.gain == Gain::kOne || rule.gain == Gain::kGate || !rule.uses_gain());
   const double size = unscaled ? 1 / std::sqrt(static_cast<double>(test.K)) : 0.7;
   in.q = rows(test.H, test.K, [&](int64_t, int, int) { return size * normal(); });
   in.k = rows(test.H, test.K, [&](int64_t t, int h, int i) { return size * key(t, h, i); });
   in.v = rows(test.HV, test.V, [&](int64_t, int, int) { return normal(); });
   if (rule.uses_g()) {
     const int dim = rule.decay == Decay::kChannel ? test.K : 1;
-    const bool low_g = test.decay_type == Decays::kAny ? low && dim > 1 && below(2) == 0 : test.decay_type == Decays::kBf16;
+    const bool low_g =
+        test.decay_type == Decays::kAny ? low && dim > 1 && below(2) == 0 : test.decay_type == Decays::kBf16;
     in.g = tensor(test.B, T, test.HV, dim, test.HV, low_g, padded, [&](int64_t, int, int) {
       if (test.rare_decay != 0 && below(500) == 0) return test.rare_decay;
       const double g = test.decays[static_cast<std::size_t>(below(static_cast<int>(test.decays.size())))];
@@ -133,8 +142,11 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
   for_each_scalar(
       rule, [&](Tensor& x) { x = gates(test.HV, 0, &x == &in.beta ? test.beta_max : 1); }, in);
   if (rule.uses_erase_key()) in.p = rows(test.H, test.K, [&](int64_t t, int h, int i) { return size * key(t, h, i); });
-  if (rule.uses_erase_gate()) in.b = rows(test.H, rule.erase == Gate::kScalar ? 1 : test.K, [&](int64_t, int, int) { return uniform(0, test.beta_max); });
-  if (rule.uses_write_gate()) in.c = rows(test.HV, rule.write == Gate::kScalar ? 1 : test.V, [&](int64_t, int, int) { return uniform(0, 1); });
+  if (rule.uses_erase_gate())
+    in.b = rows(test.H, rule.erase == Gate::kScalar ? 1 : test.K,
+                [&](int64_t, int, int) { return uniform(0, test.beta_max); });
+  if (rule.uses_write_gate())
+    in.c = rows(test.HV, rule.write == Gate::kScalar ? 1 : test.V, [&](int64_t, int, int) { return uniform(0, 1); });
   if (rule.uses_precond()) {
     in.precond_g = gates(test.H, -1, 0);
     in.precond_beta = gates(test.H, 0, 1);
@@ -151,7 +163,8 @@ struct Chunk {
   Matrix e, q, x, m, k, y, qt, a, p, t, gamma, z_scale;
   Matrix of_row = Matrix(64, 1.0), of_column = Matrix(64, 1.0);  // a is A times these (b and a of unscaled_keys.cuh)
   double p_terms = 0;                                            // norm of P without the cancellation in its sums
-  double growth = 1;                                             // the largest entry of A: what rounding errors of T are multiplied by, 1 for every stable rule
+  // the largest entry of A: what rounding errors of T are multiplied by, 1 for every stable rule
+  double growth = 1;
 };
 
 inline double mean(const Tensor& t, int64_t token, int head) {
@@ -161,7 +174,8 @@ inline double mean(const Tensor& t, int64_t token, int head) {
 }
 
 // Rows `first` .. first + rows - 1 of all tokens. key: columns of the chunk tiles.
-inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t first, int rows, int hv, int key) {
+inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t first, int rows, int hv,
+                             int key) {
   const Rule& rule = test.rule;
   const auto head = [&](const Tensor& t) { return hv / (test.HV / t.heads); };
   const std::size_t width = static_cast<std::size_t>(key);
@@ -173,7 +187,9 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
     const int64_t t = first + i;
     const auto channel = [&](const Tensor& x, int j) { return x.at(t, head(x), j); };
     const auto m_at = [&](int j) {
-      return in.m_values.empty() ? 1.0 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
+      return in.m_values.empty()
+                 ? 1.0
+                 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
     };
     FrontScalars<double> s;
     const auto in_norm = [&](double y) { return uses_hi_lo(rule) && !test.keys_lo ? from_bf16(to_bf16(y)) : y; };
@@ -262,7 +278,8 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
   c.p_terms = std::sqrt(c.p_terms);
   for (const double x : c.a) c.growth = std::max(c.growth, std::abs(x));
   for (int i = 0; i < 64; ++i) {
-    for (int j = 0; j < 64; ++j) c.a[pair(i, j)] *= c.of_row[static_cast<std::size_t>(i)] * c.of_column[static_cast<std::size_t>(j)];
+    for (int j = 0; j < 64; ++j)
+      c.a[pair(i, j)] *= c.of_row[static_cast<std::size_t>(i)] * c.of_column[static_cast<std::size_t>(j)];
   }
   for (int i = 0; i < 64; ++i) {
     for (int n = 0; n < 64; ++n) {
@@ -286,7 +303,8 @@ inline Problem problem_of(const Case& test, const Inputs& in, int64_t T) {
   Problem x;
   x.rule = test.rule;
   x.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(test.K)));
-  x.B = test.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V, x.group = test.HV / test.H;
+  x.B = test.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V,
+  x.group = test.HV / test.H;
   x.tokens = test.B * T;
   x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg;
   for_all_scalars([](TokenArg& to, const Tensor& tensor) { to = tensor.arg; }, x.in, in);

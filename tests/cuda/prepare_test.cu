@@ -1,7 +1,7 @@
-// prepare against the definitions of recurrence.md (sections 1 and 4) in double, chunk by chunk: every entry of every chunk tile, for
-// the named rules and for random ones. One line a test with the largest relative error of each chunk tile; the exit status says
-// whether all are within bounds. Built by nvcc for a GPU and by the C++ compiler for the emulation.
-//   prepare_test [random rules] [seed]
+// prepare against the definitions of recurrence.md (sections 1 and 4) in double, chunk by chunk: every entry of every
+// chunk tile, for the named rules and for random ones. One line a test with the largest relative error of each chunk
+// tile; the exit status says whether all are within bounds. Built by nvcc for a GPU and by the C++ compiler for the
+// emulation. prepare_test [random rules] [seed]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,11 +30,13 @@ void note(Errors& errors, const std::string& name, double error) {
   if (!(error <= worst) && !std::isnan(worst)) worst = error;
 }
 
-void compare(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const Matrix& expected, int columns, double least = 0, double growth = 1) {
+void compare(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const Matrix& expected, int columns,
+             double least = 0, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
-      const double is = from_bf16(chunk_tile[sw128_index(i, j)]), should = expected[static_cast<std::size_t>(i * columns + j)];
+      const double is = from_bf16(chunk_tile[sw128_index(i, j)]),
+                   should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
     }
@@ -44,13 +46,14 @@ void compare(Errors& errors, const std::string& name, const uint16_t* chunk_tile
 }
 
 // A matrix with its lo parts, if there are any, rows times scale, if that is there.
-void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const uint16_t* lo_parts, const float* scale, const Matrix& expected,
-                   int columns, double growth = 1) {
+void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* chunk_tile, const uint16_t* lo_parts,
+                   const float* scale, const Matrix& expected, int columns, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
       const std::size_t at = static_cast<std::size_t>(sw128_index(i, j));
-      const double sum = from_bf16(chunk_tile[at]) + (lo_parts != nullptr ? from_bf16(lo_parts[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
+      const double sum = from_bf16(chunk_tile[at]) + (lo_parts != nullptr ? from_bf16(lo_parts[at]) : 0),
+                   is = scale != nullptr ? scale[i] * sum : sum;
       const double should = expected[static_cast<std::size_t>(i * columns + j)];
       difference += (is - should) * (is - should);
       norm += should * should;
@@ -60,7 +63,8 @@ void compare_hi_lo(Errors& errors, const std::string& name, const uint16_t* chun
 }
 
 void compare(Errors& errors, const std::string& name, const float* is, const Matrix& expected) {
-  for (std::size_t i = 0; i < expected.size(); ++i) note(errors, name, std::abs(is[i] - expected[i]) / std::max(std::abs(expected[i]), 1e-30));
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    note(errors, name, std::abs(is[i] - expected[i]) / std::max(std::abs(expected[i]), 1e-30));
 }
 
 // Rows of tensors of the chunk's tokens `first` to first + rows - 1, each times a scale per row, summed.
@@ -68,15 +72,17 @@ struct Scaled {
   const float* factors;  // null: nothing
   const Tensor& raw;
 };
-void compare_rows(Errors& errors, const std::string& name, const Scaled& a, const Scaled& b, int K, int64_t first, int rows, int head, const Matrix& expected,
-                  int columns) {
+void compare_rows(Errors& errors, const std::string& name, const Scaled& a, const Scaled& b, int K, int64_t first,
+                  int rows, int head, const Matrix& expected, int columns) {
   double difference = 0, norm = 0;
   for (const Scaled& x : {a, b}) {
     for (int i = rows; i < 64 && x.factors != nullptr; ++i) {
       if (x.factors[i] != 0) note(errors, name, kInfinity);
     }
   }
-  const auto value = [&](const Scaled& x, int i, int j) { return x.factors != nullptr && i < rows ? x.factors[i] * x.raw.at(first + i, head, j) : 0.0; };
+  const auto value = [&](const Scaled& x, int i, int j) {
+    return x.factors != nullptr && i < rows ? x.factors[i] * x.raw.at(first + i, head, j) : 0.0;
+  };
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < K; ++j) {
       const double is = value(a, i, j) + value(b, i, j), should = expected[static_cast<std::size_t>(i * columns + j)];
@@ -92,7 +98,8 @@ template <int kTileK>
 struct InParts {
   DeviceBuffer<uint8_t> streams, solved;
   std::size_t items;
-  explicit InParts(std::size_t n) : streams(n * sizeof(QETiles<kTileK>)), solved(n * sizeof(XMTiles<kTileK>)), items(n) {}
+  explicit InParts(std::size_t n)
+      : streams(n * sizeof(QETiles<kTileK>)), solved(n * sizeof(XMTiles<kTileK>)), items(n) {}
   void give(PrepareArgs& args) { args.forward = streams.data(), args.solved = solved.data(); }
   std::vector<uint8_t> joined() const {
     const std::vector<uint8_t> first = streams.download(), second = solved.download();
@@ -103,7 +110,8 @@ struct InParts {
       const auto& x = reinterpret_cast<const XMTiles<kTileK>*>(second.data())[i];
       std::memcpy(chunk_tile.e, s.e, sizeof chunk_tile.e), std::memcpy(chunk_tile.q, s.q, sizeof chunk_tile.q);
       std::memcpy(chunk_tile.x, x.x, sizeof chunk_tile.x), std::memcpy(chunk_tile.m, x.m, sizeof chunk_tile.m);
-      std::memcpy(chunk_tile.gamma, s.gamma, sizeof chunk_tile.gamma), std::memcpy(chunk_tile.z_scale, s.z_scale, sizeof chunk_tile.z_scale);
+      std::memcpy(chunk_tile.gamma, s.gamma, sizeof chunk_tile.gamma),
+          std::memcpy(chunk_tile.z_scale, s.z_scale, sizeof chunk_tile.z_scale);
     }
     return all;
   }
@@ -135,18 +143,22 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
     x.sequences.chunk_base = const_cast<DeviceBuffer<int32_t>&>(device_bases).data();
     x.sequences.N = static_cast<int32_t>(test.lengths.size());
   } else {
-    x.sequences.N = sized.B, x.sequences.T = static_cast<int32_t>(T), x.sequences.chunks = static_cast<int32_t>((T + 63) / 64);
+    x.sequences.N = sized.B, x.sequences.T = static_cast<int32_t>(T),
+    x.sequences.chunks = static_cast<int32_t>((T + 63) / 64);
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  const bool of_rows = scan_reads_rows(x, kTileK), of_pairs = scan_reads_intra_chunk(x, kTileK, test.cut), of_keys = stores_k_hat(rule);
+  const bool of_rows = scan_reads_rows(x, kTileK), of_pairs = scan_reads_intra_chunk(x, kTileK, test.cut),
+             of_keys = stores_k_hat(rule);
   DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(RowScales)
                                                                    : of_rows ? sizeof(RowTiles<kTileK>)
                                                                              : sizeof(FwdTiles<kTileK>))),
-      backward(static_cast<std::size_t>(items) * sizeof(BwdTiles<kTileK>)), numbers(static_cast<std::size_t>(items) * sizeof(RowScalesBwd)),
+      backward(static_cast<std::size_t>(items) * sizeof(BwdTiles<kTileK>)),
+      numbers(static_cast<std::size_t>(items) * sizeof(RowScalesBwd)),
       pairs(static_cast<std::size_t>(items) * sizeof(IntraChunk)),
       z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kSw128Elements)),
-      forward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)), backward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)),
+      forward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)),
+      backward_lo(static_cast<std::size_t>(items) * sizeof(LoTiles<kTileK>)),
       e_lo(static_cast<std::size_t>(items) * (128 * kTileK)), k_lo(static_cast<std::size_t>(items) * (128 * kTileK));
   const bool hi_lo = uses_hi_lo(rule), by_rows = reverse_takes_rows(rule);
   const bool all = bits == nullptr || bits->empty();
@@ -168,10 +180,11 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   prepare(args, kTileK, chunks, nullptr);
 
   const std::vector<uint16_t> key_matrices = keys.download();
-  const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(), backward_bytes = backward.download(),
-                             number_bytes = numbers.download(), pair_bytes = pairs.download(), z_bytes = z.download();
-  const std::vector<uint8_t> forward_lo_bytes = forward_lo.download(), backward_lo_bytes = backward_lo.download(), e_lo_bytes = e_lo.download(),
-                             k_lo_bytes = k_lo.download();
+  const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(),
+                             backward_bytes = backward.download(), number_bytes = numbers.download(),
+                             pair_bytes = pairs.download(), z_bytes = z.download();
+  const std::vector<uint8_t> forward_lo_bytes = forward_lo.download(), backward_lo_bytes = backward_lo.download(),
+                             e_lo_bytes = e_lo.download(), k_lo_bytes = k_lo.download();
   if (bits != nullptr) {
     *bits = forward_bytes;
     if (of_pairs) bits->insert(bits->end(), pair_bytes.begin(), pair_bytes.end());
@@ -182,7 +195,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     int n = 0;
     while (packed ? bases[static_cast<std::size_t>(n) + 1] <= chunk : (n + 1) * ((T + 63) / 64) <= chunk) ++n;
-    const int64_t begin = packed ? offsets[static_cast<std::size_t>(n)] : n * T, length = packed ? test.lengths[static_cast<std::size_t>(n)] : T;
+    const int64_t begin = packed ? offsets[static_cast<std::size_t>(n)] : n * T,
+                  length = packed ? test.lengths[static_cast<std::size_t>(n)] : T;
     const int64_t local = (chunk - (packed ? bases[static_cast<std::size_t>(n)] : n * ((T + 63) / 64))) * 64;
     const int rows = static_cast<int>(std::min<int64_t>(64, length - local));
     for (int hv = 0; hv < test.HV; ++hv) {
@@ -201,14 +215,17 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       };
       const auto compare_reads = [&](const auto& f, const float* erase_q, const float* read_k) {
         const int head = hv / (test.HV / test.H);
-        compare_rows(errors, "rows e", {f.e, in.k}, {erase_q, in.q}, test.K, begin + local, rows, head, expected.e, kTileK);
-        compare_rows(errors, "rows q", {f.q, in.q}, {read_k, in.k}, test.K, begin + local, rows, head, expected.q, kTileK);
+        compare_rows(errors, "rows e", {f.e, in.k}, {erase_q, in.q}, test.K, begin + local, rows, head, expected.e,
+                     kTileK);
+        compare_rows(errors, "rows q", {f.q, in.q}, {read_k, in.k}, test.K, begin + local, rows, head, expected.q,
+                     kTileK);
       };
       if (of_pairs) {
         const auto& f = reinterpret_cast<const RowScales*>(forward_bytes.data())[item];
         compare_forward(f, Matrix(4, expected.gamma[0]));
         compare_reads(f, mixed_streams(rule) ? f.erase_q : nullptr, mixed_streams(rule) ? f.read_k : nullptr);
-        compare_rows(errors, "rows k", {f.k, in.k}, {nullptr, in.q}, test.K, begin + local, rows, hv / (test.HV / test.H), expected.k, kTileK);
+        compare_rows(errors, "rows k", {f.k, in.k}, {nullptr, in.q}, test.K, begin + local, rows,
+                     hv / (test.HV / test.H), expected.k, kTileK);
       } else if (of_rows) {
         const auto& f = reinterpret_cast<const RowTiles<kTileK>*>(forward_bytes.data())[item];
         compare_forward(f, Matrix(4, expected.gamma[0]));
@@ -225,7 +242,10 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         const auto& numbers_of = reinterpret_cast<const RowScalesBwd*>(number_bytes.data())[item];
         const int head = hv / (test.HV / test.H);
         compare(errors, "gamma", numbers_of.gamma, Matrix(4, expected.gamma[0]));
-        const float *const erase_q = mixed_streams(rule) ? numbers_of.erase_q : nullptr, *const read_k = mixed_streams(rule) ? numbers_of.read_k : nullptr;
+        const float *const erase_q = mixed_streams(rule) ? numbers_of.erase_q : nullptr, *const read_k =
+                                                                                             mixed_streams(rule)
+                                                                                                 ? numbers_of.read_k
+                                                                                                 : nullptr;
         const auto rows_of = [&](const char* name, const Scaled& one, const Scaled& other, const Matrix& of) {
           compare_rows(errors, name, one, other, test.K, begin + local, rows, head, of, kTileK);
         };
@@ -262,7 +282,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
           for (int j = 0; j < 64; ++j) {
             double sum = i == j ? -1 : 0;
             for (int m = j; m <= i; ++m) {
-              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) * from_bf16(pair.a[sw128_index(m, j)]) /
+              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) *
+                     from_bf16(pair.a[sw128_index(m, j)]) /
                      (expected.of_row[static_cast<std::size_t>(m)] * expected.of_column[static_cast<std::size_t>(j)]);
             }
             residual = std::max(residual, std::abs(sum));
@@ -271,16 +292,19 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         note(errors, "residual", residual / (expected.growth * expected.growth));
       }
       if (!test.z) continue;
-      const uint16_t* sw128_tiles = reinterpret_cast<const uint16_t*>(z_bytes.data()) + item * static_cast<std::size_t>(value_blocks * kSw128Elements);
+      const uint16_t* sw128_tiles = reinterpret_cast<const uint16_t*>(z_bytes.data()) +
+                                    item * static_cast<std::size_t>(value_blocks * kSw128Elements);
       Matrix values(static_cast<std::size_t>(64 * value_blocks * 64));
       Case raw = test;
       raw.z = false;
       const Chunk scales = reference_chunk(raw, in, x.scale, begin + local, rows, hv, kTileK);
       for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < test.V; ++j) {
-          const double gate = rule.write == Gate::kChannel ? in.c.at(begin + local + i, hv / (test.HV / in.c.heads), j) : 1;
+          const double gate =
+              rule.write == Gate::kChannel ? in.c.at(begin + local + i, hv / (test.HV / in.c.heads), j) : 1;
           values[static_cast<std::size_t>(i * value_blocks * 64 + j)] =
-              scales.z_scale[static_cast<std::size_t>(i)] * gate * in.v.at(begin + local + i, hv / (test.HV / in.v.heads), j);
+              scales.z_scale[static_cast<std::size_t>(i)] * gate *
+              in.v.at(begin + local + i, hv / (test.HV / in.v.heads), j);
         }
       }
       compare(errors, "z", sw128_tiles, values, value_blocks * 64);
@@ -300,8 +324,8 @@ void run(const Case& test, uint64_t seed) {
   std::string line;
   bool good = true;
   for (const auto& [name, error] : errors) {
-    const double bound = name == "gamma" || name == "z_scale"                                          ? 1e-4
-                         : name == "residual"                                                          ? 64 * test.tolerance
+    const double bound = name == "gamma" || name == "z_scale" ? 1e-4
+                         : name == "residual"                 ? 64 * test.tolerance
                          : name.rfind("fine", 0) == 0 && (test.types != Types::kFloat || test.keys_lo) ? 1e-4
                          : name.rfind("rows", 0) == 0                                                  ? 1e-4
                                                                                                        : test.tolerance;
@@ -321,13 +345,14 @@ void run(const Case& test, uint64_t seed) {
   std::fflush(stdout);
 }
 
-// Tokens that come later change nothing: the first 100 of 130 tokens have the same chunk tiles as 100 tokens. And nor do neighbours: a
-// packed sequence has the chunk tiles that it has alone.
+// Tokens that come later change nothing: the first 100 of 130 tokens have the same chunk tiles as 100 tokens. And nor
+// do neighbours: a packed sequence has the chunk tiles that it has alone.
 template <int kTileK>
 bool same_reads(const FwdTiles<kTileK>& a, const FwdTiles<kTileK>& b, bool is_delta, int row) {
   bool same = true;
   for (int j = 0; j < kTileK; ++j)
-    same = same && a.q[sw128_index(row, j)] == b.q[sw128_index(row, j)] && (!is_delta || a.e[sw128_index(row, j)] == b.e[sw128_index(row, j)]);
+    same = same && a.q[sw128_index(row, j)] == b.q[sw128_index(row, j)] &&
+           (!is_delta || a.e[sw128_index(row, j)] == b.e[sw128_index(row, j)]);
   return same;
 }
 template <int kTileK>
@@ -349,9 +374,11 @@ int differences(const Forward& a, const Forward& b, bool is_delta, bool whole, i
       wrong += (a.pair.a[at] != b.pair.a[at]) + (a.pair.p[at] != b.pair.p[at]);
     }
     const RowScales &x = a.numbers, &y = b.numbers;
-    const auto other_bits = [](float one, float other) { return std::memcmp(&one, &other, sizeof one) != 0; };  // there may be nothing
-    return wrong + (x.e[row] != y.e[row]) + (x.q[row] != y.q[row]) + (whole && x.k[row] != y.k[row]) + (x.z_scale[row] != y.z_scale[row]) +
-           other_bits(x.erase_q[row], y.erase_q[row]) + other_bits(x.read_k[row], y.read_k[row]);
+    // there may be nothing
+    const auto other_bits = [](float one, float other) { return std::memcmp(&one, &other, sizeof one) != 0; };
+    return wrong + (x.e[row] != y.e[row]) + (x.q[row] != y.q[row]) + (whole && x.k[row] != y.k[row]) +
+           (x.z_scale[row] != y.z_scale[row]) + other_bits(x.erase_q[row], y.erase_q[row]) +
+           other_bits(x.read_k[row], y.read_k[row]);
   } else {
     for (int j = 0; whole && j < kTileK; ++j) wrong += a.x[sw128_index(row, j)] != b.x[sw128_index(row, j)];
     for (int j = 0; j < 64; ++j) wrong += a.m[sw128_index(row, j)] != b.m[sw128_index(row, j)];
@@ -366,13 +393,14 @@ void run_bits(const Case& test, const Inputs& in) {
     LoTiles<kTileK> hi_lo;
     uint16_t e_lo[64 * kTileK];
   };
-  static_assert(sizeof(ChunkTilesOf) == sizeof(Forward) + sizeof(LoTiles<kTileK>) + sizeof(ChunkTilesOf::e_lo));  // all of it is compared
+  // all of it is compared
+  static_assert(sizeof(ChunkTilesOf) == sizeof(Forward) + sizeof(LoTiles<kTileK>) + sizeof(ChunkTilesOf::e_lo));
   const auto chunk_tiles = [&](const Problem& problem, int64_t chunks) {
     const std::size_t items = static_cast<std::size_t>(chunks * test.HV);
     constexpr bool kPairs = std::is_same_v<Forward, Pairs>;
     constexpr std::size_t kForward = kPairs ? sizeof(RowScales) : sizeof(Forward);
-    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(IntraChunk)), hi_lo(items * sizeof(LoTiles<kTileK>)),
-        lo_parts(items * sizeof(ChunkTilesOf::e_lo));
+    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(IntraChunk)),
+        hi_lo(items * sizeof(LoTiles<kTileK>)), lo_parts(items * sizeof(ChunkTilesOf::e_lo));
     PrepareArgs args;
     args.problem = problem;
     args.forward = forward.data();
@@ -380,16 +408,19 @@ void run_bits(const Case& test, const Inputs& in) {
     if (kPairs) args.pairs = reinterpret_cast<IntraChunk*>(pairs.data());
     InParts<kTileK> parts(stores_k_hat(test.rule) ? items : 0);
     if (stores_k_hat(test.rule)) parts.give(args);
-    if (uses_hi_lo(test.rule)) args.forward_lo = {hi_lo.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
+    if (uses_hi_lo(test.rule))
+      args.forward_lo = {hi_lo.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
     prepare(args, kTileK, chunks, nullptr);
-    const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(), lo_bytes = hi_lo.download(),
-                               lo_bytes_of = lo_parts.download(), pair_bytes = pairs.download();
+    const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(),
+                               lo_bytes = hi_lo.download(), lo_bytes_of = lo_parts.download(),
+                               pair_bytes = pairs.download();
     std::vector<ChunkTilesOf> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
       ChunkTilesOf& x = result[i];
       std::memcpy(static_cast<void*>(&x.forward), &bytes[i * kForward], kForward);
       if constexpr (kPairs) std::memcpy(&x.forward.pair, &pair_bytes[i * sizeof(IntraChunk)], sizeof(IntraChunk));
-      if (uses_hi_lo(test.rule)) std::memcpy(static_cast<void*>(&x.hi_lo), &lo_bytes[i * sizeof x.hi_lo], sizeof x.hi_lo);
+      if (uses_hi_lo(test.rule))
+        std::memcpy(static_cast<void*>(&x.hi_lo), &lo_bytes[i * sizeof x.hi_lo], sizeof x.hi_lo);
       if (test.keys_lo) std::memcpy(x.e_lo, &lo_bytes_of[i * sizeof x.e_lo], sizeof x.e_lo);
     }
     return result;
@@ -425,9 +456,11 @@ void run_bits(const Case& test, const Inputs& in) {
           const int at = sw128_index(i, j);
           wrong += (chunk == 0 && more.hi_lo.lo[at] != less.hi_lo.lo[at]) || more.e_lo[at] != less.e_lo[at];
         }
-        wrong += differences<kTileK>(more.forward, less.forward, test.rule.is_delta(), chunk == 0, i) + (more.hi_lo.scale[i] != less.hi_lo.scale[i]);
+        wrong += differences<kTileK>(more.forward, less.forward, test.rule.is_delta(), chunk == 0, i) +
+                 (more.hi_lo.scale[i] != less.hi_lo.scale[i]);
       }
-      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(ChunkTilesOf)) != 0;
+      wrong +=
+          std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(ChunkTilesOf)) != 0;
     }
   }
   failures += wrong != 0;
@@ -458,10 +491,12 @@ Rule additive(Decay decay) {
 }
 
 std::vector<Case> named_cases() {
-  const Rule gdn = rule_of(Decay::kScalar, Gain::kGate, Norm::kL2), kda = rule_of(Decay::kChannel, Gain::kGate, Norm::kL2),
+  const Rule gdn = rule_of(Decay::kScalar, Gain::kGate, Norm::kL2),
+             kda = rule_of(Decay::kChannel, Gain::kGate, Norm::kL2),
              delta = rule_of(Decay::kNone, Gain::kGate, Norm::kL2);
-  Rule gdn2 = rule_of(Decay::kChannel, Gain::kOne, Norm::kL2), qdelta = gdn, kaczmarz = rule_of(Decay::kScalar, Gain::kKaczmarz, Norm::kL2), comba = gdn,
-       precond = kda, precond_read = additive(Decay::kChannel);
+  Rule gdn2 = rule_of(Decay::kChannel, Gain::kOne, Norm::kL2), qdelta = gdn,
+       kaczmarz = rule_of(Decay::kScalar, Gain::kKaczmarz, Norm::kL2), comba = gdn, precond = kda,
+       precond_read = additive(Decay::kChannel);
   gdn2.erase = gdn2.write = Gate::kChannel;
   qdelta.feedback = Feedback::kLearned;
   kaczmarz.k_norm = Norm::kRaw;
@@ -515,7 +550,8 @@ std::vector<Case> named_cases() {
       same.keys = Keys::kIdentical, same.beta_max = beta, same.tolerance = beta > 1 ? 3e-2 : 1e-2;
     }
   }
-  // With a gain above 1 what A, P and the keys lose in bf16 is in the products too: no chunk tile is worse than its own rounding.
+  // With a gain above 1 what A, P and the keys lose in bf16 is in the products too: no chunk tile is worse than its own
+  // rounding.
   for (Rule rule : {delta, gdn}) {
     rule.gain_bound = 2;
     const std::string name = std::string(rule.decay == Decay::kNone ? "deltanet" : "gated_deltanet") + " gain_bound 2";
@@ -524,14 +560,18 @@ std::vector<Case> named_cases() {
       test.keys = keys, test.beta_max = 2, test.tolerance = 3.5e-3, test.T = 130;
       if (rule.uses_g()) test.decays = {-1e-3};
       Case& small = add(name + " K 64", rule);
-      small.keys = keys, small.beta_max = 2, small.tolerance = 3.5e-3, small.K = small.V = 64, small.z = true, small.HV = 4;
+      small.keys = keys, small.beta_max = 2, small.tolerance = 3.5e-3, small.K = small.V = 64, small.z = true,
+      small.HV = 4;
       Case& floats = add(name + " float32", rule);  // rounded before they meet
-      floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2, floats.types = Types::kFloat;
+      floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2,
+      floats.types = Types::kFloat;
       Case& all = add(name + " float32 with rests", rule);
-      all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.keys_lo = true, all.T = 130;
+      all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.keys_lo = true,
+      all.T = 130;
       if (rule.uses_g()) all.decays = {-0.05};
       Case& odd = add(name + " float32 with rests, K 40", rule);
-      odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.keys_lo = true, odd.K = 40, odd.HV = 4;
+      odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.keys_lo = true,
+      odd.K = 40, odd.HV = 4;
       Case& unaligned = add(name + " rows not aligned", rule);
       unaligned.keys = keys, unaligned.beta_max = 2, unaligned.tolerance = 3.5e-3, unaligned.types = Types::kPadded;
     }
@@ -539,7 +579,10 @@ std::vector<Case> named_cases() {
   // The same with a decay for each channel: lo parts of all operands, whatever the tensors are.
   Rule sums = kda;
   sums.feedback = Feedback::kLearned;
-  for (auto [name, rule] : {std::pair<std::string, Rule>{"kda", kda}, {"gated_deltanet2", gdn2}, {"precond_kda", precond}, {"kda with feedback", sums}}) {
+  for (auto [name, rule] : {std::pair<std::string, Rule>{"kda", kda},
+                            {"gated_deltanet2", gdn2},
+                            {"precond_kda", precond},
+                            {"kda with feedback", sums}}) {
     rule.gain_bound = 2;
     const auto form = [&, prefix = name + " gain_bound 2", channels = rule](const char* what) -> Case& {
       Case& test = add(prefix + what, channels);
@@ -568,7 +611,10 @@ std::vector<Case> named_cases() {
   Rule both = comba, fixed = delta;
   both.feedback = Feedback::kLearned, both.write = Gate::kScalar;
   fixed.feedback = Feedback::kFixed, fixed.lambda = 0.7, fixed.gain = Gain::kKaczmarz, fixed.k_norm = Norm::kRaw;
-  for (const auto& [name, rule] : {std::pair<std::string, Rule>{"qdelta", qdelta}, {"comba", comba}, {"qdelta and comba", both}, {"fixed feedback", fixed}}) {
+  for (const auto& [name, rule] : {std::pair<std::string, Rule>{"qdelta", qdelta},
+                                   {"comba", comba},
+                                   {"qdelta and comba", both},
+                                   {"fixed feedback", fixed}}) {
     for (const int T : {1, 15, 17, 63, 130}) {
       Case& test = add(name + " T " + std::to_string(T), rule);
       test.T = T, test.H = 2, test.HV = 4, test.bf16_gates = T % 2 == 0;
@@ -618,7 +664,8 @@ std::vector<Case> named_cases() {
       }
     }
   }
-  // There with gates of channels: with bf16 log-decays, Z is wanted or values have no such gate. The others are the other kernel's.
+  // There with gates of channels: with bf16 log-decays, Z is wanted or values have no such gate. The others are the
+  // other kernel's.
   Rule erase_only = gdn2, gain_one_plus = gdn2;
   erase_only.write = Gate::kTied, erase_only.gain = Gain::kGate;
   gain_one_plus.gain = Gain::kLonghorn;
@@ -685,8 +732,9 @@ Case random_case(int i) {
   test.z = below(2) != 0 || rule.write == Gate::kChannel;
   test.decays = below(2) ? std::vector<double>{-0.05} : std::vector<double>{-0.01, -0.1, -1, -5, -1000, -kInfinity};
   test.tolerance = 1.5e-2;
-  test.name = "random " + std::to_string(i) + " d" + std::to_string(static_cast<int>(rule.decay)) + " " + (rule.is_delta() ? "on" : "off") + " g" +
-              std::to_string(static_cast<int>(rule.gain)) + " K" + std::to_string(test.K) + " T" + std::to_string(test.T);
+  test.name = "random " + std::to_string(i) + " d" + std::to_string(static_cast<int>(rule.decay)) + " " +
+              (rule.is_delta() ? "on" : "off") + " g" + std::to_string(static_cast<int>(rule.gain)) + " K" +
+              std::to_string(test.K) + " T" + std::to_string(test.T);
   return test;
 }
 

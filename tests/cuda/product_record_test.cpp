@@ -91,7 +91,8 @@ TEST(ProductRecord, HasNoneOfFewOrSomeRows) {
   const auto noted = [](int64_t rows, int64_t in, int64_t pad) {
     Context<Bf16> on(cuda_device());
     constexpr int64_t kOut = 24;
-    Matrix<Bf16> x(on.device, rows, in, pad, on.random(rows * in)), y(on.device, rows, kOut, 0), addend(on.device, rows, kOut, 3, on.random(rows * kOut));
+    Matrix<Bf16> x(on.device, rows, in, pad, on.random(rows * in)), y(on.device, rows, kOut, 0),
+        addend(on.device, rows, kOut, 3, on.random(rows * kOut));
     const Buffer<Bf16> rounded = on.buffer<Bf16>(on.random(kOut * in));
     const Weight<float> weight{{nullptr, kOut, in}, {rounded.data(), kOut, in}};
     const ProductRecord record;

@@ -1,11 +1,13 @@
-// Kernels of ptx_test.cu: each uses one group of the functions of ptx.cuh and writes what it sees. Sizes are in the kernels' comments.
+// Kernels of ptx_test.cu: each uses one group of the functions of ptx.cuh and writes what it sees. Sizes are in the
+// kernels' comments.
 #pragma once
 
 #include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda::test {
 
-// ---- 32 threads, 512 bytes of shared memory: four 8x8 matrices whose elements are their numbers. to[3][32][4], and back: stored[2][256].
+// ---- 32 threads, 512 bytes of shared memory: four 8x8 matrices whose elements are their numbers. to[3][32][4], and
+// back: stored[2][256].
 struct MatrixArgs {
   uint32_t* to;
   uint16_t* stored;
@@ -46,7 +48,8 @@ __global__ void mma_kernel(const __grid_constant__ MmaArgs args) {
     const float* from = args.a + (row + 8 * (i % 2)) * 16 + 8 * (i / 2) + 2 * t;
     a[i] = pack_bf16(from[0], from[1]);
   }
-  for (unsigned i = 0; i < 2; ++i) b[i] = pack_bf16(args.b[(8 * i + 2 * t) * 8 + row], args.b[(8 * i + 2 * t + 1) * 8 + row]);
+  for (unsigned i = 0; i < 2; ++i)
+    b[i] = pack_bf16(args.b[(8 * i + 2 * t) * 8 + row], args.b[(8 * i + 2 * t + 1) * 8 + row]);
   float d[4];
   for (unsigned i = 0; i < 4; ++i) d[i] = args.d[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2];
   mma_bf16(d, a, b[0], b[1]);
@@ -80,7 +83,8 @@ __global__ void scalar_kernel(const __grid_constant__ ScalarArgs args) {
   y[6] = float_bits(cos_fast(x));
 }
 
-// ---- Any number of threads: what a thread stores and then adds to a place of its own, three times over: sums[n][4], to[3][n][4].
+// ---- Any number of threads: what a thread stores and then adds to a place of its own, three times over: sums[n][4],
+// to[3][n][4].
 struct AddThereArgs {
   float4* sums;
   float4* to;
@@ -103,7 +107,8 @@ struct ShuffleArgs {
   uint32_t* to;
 };
 __global__ void shuffle_kernel(const __grid_constant__ ShuffleArgs args) {
-  const unsigned block = (block_index_z() * grid_size_y() + block_index_y()) * grid_size_x() + block_index_x(), thread = thread_index();
+  const unsigned block = (block_index_z() * grid_size_y() + block_index_y()) * grid_size_x() + block_index_x(),
+                 thread = thread_index();
   uint32_t* to = args.to + (block * block_size() + thread) * 10;
   const uint32_t x = block * 1000 + thread;
   to[0] = shuffle_xor(x, 5);
@@ -118,8 +123,8 @@ __global__ void shuffle_kernel(const __grid_constant__ ShuffleArgs args) {
   to[9] = float_bits(warp_max(static_cast<float>(thread ^ 21)));
 }
 
-// ---- cp.async in two stages: 64 threads add rows of 64 x 16 bytes; every third piece is not there. 2048 bytes of shared memory, then
-// the same with a barrier instead of cp_async_wait. sum[2][256]
+// ---- cp.async in two stages: 64 threads add rows of 64 x 16 bytes; every third piece is not there. 2048 bytes of
+// shared memory, then the same with a barrier instead of cp_async_wait. sum[2][256]
 struct CopyArgs {
   const uint32_t* from;  // rows x 256
   uint32_t* sum;
@@ -131,7 +136,8 @@ __global__ void copy_kernel(const __grid_constant__ CopyArgs args) {
   auto start = [&](int row) {
     if (row < args.rows) {
       const bool valid = (static_cast<unsigned>(row) + thread) % 3 != 0;
-      cp_async_16(shared_address(memory + row % 2 * 1024 + thread * 16), valid ? args.from + row * 256 + thread * 4 : nullptr, valid);
+      cp_async_16(shared_address(memory + row % 2 * 1024 + thread * 16),
+                  valid ? args.from + row * 256 + thread * 4 : nullptr, valid);
     }
   };
   uint32_t sum[4] = {};
@@ -188,10 +194,12 @@ __global__ void __launch_bounds__(128, 1) tensor_kernel(const __grid_constant__ 
     tensor_load(sw128, args.map, args.column, args.head, args.token, args.batch, full);
   }
   mbarrier_wait(full, 0);
-  for (int i = static_cast<int>(thread_index()); i < args.rows * 64; i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(sw128)[i];
+  for (int i = static_cast<int>(thread_index()); i < args.rows * 64; i += 128)
+    args.to[i] = reinterpret_cast<const uint16_t*>(sw128)[i];
 }
 
-// Blocks of a cluster: each writes its numbers, adds up those of all in another order of threads, and writes others when all have read.
+// Blocks of a cluster: each writes its numbers, adds up those of all in another order of threads, and writes others
+// when all have read.
 struct ClusterArgs {
   uint32_t* sums;  // [blocks, 128], twice
   int cluster;
@@ -209,7 +217,8 @@ __global__ void __launch_bounds__(128) cluster_kernel(const ClusterArgs args) {
   }
 }
 
-// Blocks of a cluster: each sends its numbers to the next one, in each of two rounds. Shared memory: own numbers, those of the block in front, a barrier.
+// Blocks of a cluster: each sends its numbers to the next one, in each of two rounds. Shared memory: own numbers, those
+// of the block in front, a barrier.
 __global__ void __launch_bounds__(128) cluster_copy_kernel(const ClusterArgs args) {
   auto* const mine = reinterpret_cast<uint32_t*>(shared_memory());
   auto* const received = mine + 128;
@@ -236,8 +245,8 @@ __global__ void __launch_bounds__(128) cluster_copy_kernel(const ClusterArgs arg
   }
 }
 
-// ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128 consumers double them, and
-// store each row. Shared memory: 3 stages, 2 rows out, 6 barriers.
+// ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128
+// consumers double them, and store each row. Shared memory: 3 stages, 2 rows out, 6 barriers.
 struct BulkArgs {
   const float* from;  // rows x 512
   float* to;
@@ -265,7 +274,9 @@ __global__ void __launch_bounds__(256, 1) bulk_kernel(const __grid_constant__ Bu
       mbarrier_wait(empty + stage, (row / kStages & 1) ^ 1);
       mbarrier_expect(full + stage, kRow * 4);
       bulk_prefetch(args.from + row * kRow, kRow * 4);
-      for (int half = 0; half < 2; ++half) bulk_load(stages + stage * kRow + half * kRow / 2, args.from + row * kRow + half * kRow / 2, kRow * 2, full + stage);
+      for (int half = 0; half < 2; ++half)
+        bulk_load(stages + stage * kRow + half * kRow / 2, args.from + row * kRow + half * kRow / 2, kRow * 2,
+                  full + stage);
     }
     return;
   }
@@ -288,7 +299,8 @@ __global__ void __launch_bounds__(256, 1) bulk_kernel(const __grid_constant__ Bu
   if (thread == 0) bulk_wait<0>();
 }
 
-// ---- Named barriers: warpgroups 0 and 1 hand a row of 128 numbers to and fro without waiting more than they must. y[128]
+// ---- Named barriers: warpgroups 0 and 1 hand a row of 128 numbers to and fro without waiting more than they must.
+// y[128]
 struct PingArgs {
   uint32_t* y;
   int rounds;
@@ -326,9 +338,9 @@ __global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
   args.y[i] = args.x[i] + 1;
 }
 
-// ---- What a kernel has left so far, counted, for one that may run alongside it: a block of 128 threads fills 512 numbers by TMA and ordinary stores
-// and adds one to the counter of its group of kCountGroup blocks; block i of the other, 128 threads, waits for the group's count and adds up what its blocks
-// left.
+// ---- What a kernel has left so far, counted, for one that may run alongside it. A block of 128 threads fills 512
+// numbers by TMA and ordinary stores. It adds one to the counter of its group of kCountGroup blocks. Block i of the
+// other, 128 threads, waits for the group's count and adds up what its blocks left.
 inline constexpr unsigned kCountGroup = 4, kCountRow = 512, kCountShared = kCountRow * 4 + 64;
 struct CountArgs {
   float* rows;  // [blocks, kCountRow]
@@ -376,7 +388,8 @@ __global__ void after_count_kernel(const __grid_constant__ CountArgs args) {
   grid_dependency_wait();
 }
 
-// ---- wgmma: d (64 x N) = a (64 x 128) b (128 x N), twice, the second added to ones; 128 threads. a and b come as the bytes that lie in shared memory.
+// ---- wgmma: d (64 x N) = a (64 x 128) b (128 x N), twice, the second added to ones; 128 threads. a and b come as the
+// bytes that lie in shared memory.
 struct WgmmaArgs {
   const uint16_t* a;  // row by row for the register operand, else SW128 tiles
   const uint16_t* b;
@@ -393,8 +406,10 @@ __global__ void __launch_bounds__(128, 1) wgmma_kernel(const __grid_constant__ W
   constexpr unsigned kB = kWgmmaShared<N> - kA;
   char* memory = shared_memory();
   const unsigned thread = thread_index();
-  for (unsigned i = thread; i < kA / 16; i += 128) reinterpret_cast<uint4*>(memory)[i] = reinterpret_cast<const uint4*>(args.a)[i];
-  for (unsigned i = thread; i < kB / 16; i += 128) reinterpret_cast<uint4*>(memory + kA)[i] = reinterpret_cast<const uint4*>(args.b)[i];
+  for (unsigned i = thread; i < kA / 16; i += 128)
+    reinterpret_cast<uint4*>(memory)[i] = reinterpret_cast<const uint4*>(args.a)[i];
+  for (unsigned i = thread; i < kB / 16; i += 128)
+    reinterpret_cast<uint4*>(memory + kA)[i] = reinterpret_cast<const uint4*>(args.b)[i];
   fence_async_shared();
   sync_threads();
 
@@ -403,7 +418,9 @@ __global__ void __launch_bounds__(128, 1) wgmma_kernel(const __grid_constant__ W
   FW_UNROLL
   for (unsigned k = 0; k < kDepth / 16; ++k) {
     FW_UNROLL
-    for (unsigned i = 0; i < 4; ++i) a[k][i] = *reinterpret_cast<const uint32_t*>(args.a + (row + 8 * (i % 2)) * kDepth + 16 * k + 8 * (i / 2) + column);
+    for (unsigned i = 0; i < 4; ++i)
+      a[k][i] =
+          *reinterpret_cast<const uint32_t*>(args.a + (row + 8 * (i % 2)) * kDepth + 16 * k + 8 * (i / 2) + column);
   }
   const uint32_t a_base = shared_address(memory), b_base = shared_address(memory + kA);
   float d[N / 2], ones[N / 2];
@@ -412,14 +429,16 @@ __global__ void __launch_bounds__(128, 1) wgmma_kernel(const __grid_constant__ W
   auto multiply = [&](float(&to)[N / 2], bool accumulate) {
     FW_UNROLL
     for (unsigned k = 0; k < kDepth / 16; ++k) {
-      const uint64_t b =
-          kTransposeB ? wgmma_descriptor(b_base + k * 2048, kSw128Bytes, 1024) : wgmma_descriptor(b_base + k / 4 * N * 128 + k % 4 * 32, 16, 1024);
+      const uint64_t b = kTransposeB ? wgmma_descriptor(b_base + k * 2048, kSw128Bytes, 1024)
+                                     : wgmma_descriptor(b_base + k / 4 * N * 128 + k % 4 * 32, 16, 1024);
       if constexpr (kLeft == Left::kRegisters)
         wgmma_rs<N, kTransposeB>(to, a[k], b, accumulate || k > 0);
       else if constexpr (kLeft == Left::kRows)
-        wgmma_ss<N, false, kTransposeB>(to, wgmma_descriptor(a_base + k / 4 * 8192 + k % 4 * 32, 16, 1024), b, accumulate || k > 0);
+        wgmma_ss<N, false, kTransposeB>(to, wgmma_descriptor(a_base + k / 4 * 8192 + k % 4 * 32, 16, 1024), b,
+                                        accumulate || k > 0);
       else
-        wgmma_ss<N, true, kTransposeB>(to, wgmma_descriptor(a_base + k * 2048, kSw128Bytes, 1024), b, accumulate || k > 0);
+        wgmma_ss<N, true, kTransposeB>(to, wgmma_descriptor(a_base + k * 2048, kSw128Bytes, 1024), b,
+                                       accumulate || k > 0);
     }
     wgmma_commit();
   };

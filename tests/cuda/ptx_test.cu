@@ -1,5 +1,6 @@
-// Every function of ptx.cuh against a plain loop: one line a test, the exit status says whether all are right. The same source is
-// built by nvcc for a GPU and by the C++ compiler for the emulation, which thus is checked against the hardware.
+// Every function of ptx.cuh against a plain loop: one line a test, the exit status says whether all are right. The same
+// source is built by nvcc for a GPU and by the C++ compiler for the emulation, which thus is checked against the
+// hardware.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +31,9 @@ class Test {
   }
   void equal(std::size_t where, double is, double expected, double tolerance = 0) {
     ++all_;
-    if (is == expected || std::abs(is - expected) <= tolerance * std::abs(expected) || (std::isnan(is) && std::isnan(expected))) return;
+    if (is == expected || std::abs(is - expected) <= tolerance * std::abs(expected) ||
+        (std::isnan(is) && std::isnan(expected)))
+      return;
     if (wrong_++ == 0) where_ = where, is_ = is, expected_ = expected;
   }
 
@@ -79,7 +82,8 @@ void test_matrices() {
       for (unsigned i = 0; i < (kind < 2 ? 4u : 2u); ++i)
         for (unsigned e = 0; e < 2; ++e) {
           const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
-          test.equal(lane * 4 + i, loaded[kind * 128 + lane * 4 + i] >> 16 * e & 0xffff, i * 64 + (kind != 0 ? column * 8 + row : row * 8 + column));
+          test.equal(lane * 4 + i, loaded[kind * 128 + lane * 4 + i] >> 16 * e & 0xffff,
+                     i * 64 + (kind != 0 ? column * 8 + row : row * 8 + column));
         }
   }
   for (unsigned kind = 0; kind < 2; ++kind) {
@@ -111,8 +115,11 @@ void test_mma() {
 }
 
 void test_numbers() {
-  std::vector<float> x = {0.0f, -0.0f, 1.0f, -1.0f, 1.00390625f, 1.01171875f, -1.00390625f, 3.3e38f, 1e-3f, 65504.0f, 1e-40f, -150.0f, 127.5f, -126.5f};
-  for (uint32_t bits : {0x3f808000u, 0x3f818000u, 0x3f808001u, 0x3f801000u, 0x3f803000u, 0x3f800fffu, 0x7f7fffffu, 0xff7fffffu}) x.push_back(host_float(bits));
+  std::vector<float> x = {0.0f,    -0.0f, 1.0f,     -1.0f,  1.00390625f, 1.01171875f, -1.00390625f,
+                          3.3e38f, 1e-3f, 65504.0f, 1e-40f, -150.0f,     127.5f,      -126.5f};
+  for (uint32_t bits :
+       {0x3f808000u, 0x3f818000u, 0x3f808001u, 0x3f801000u, 0x3f803000u, 0x3f800fffu, 0x7f7fffffu, 0xff7fffffu})
+    x.push_back(host_float(bits));
   x.push_back(std::numeric_limits<float>::infinity());
   x.push_back(-std::numeric_limits<float>::infinity());
   for (float y : whole_numbers(200, 4)) x.push_back(y * 1.2345f);
@@ -122,7 +129,8 @@ void test_numbers() {
   launch(scalar_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
          ScalarArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
   const auto y = to.download();
-  Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast"), sine("sin_fast"), cosine("cos_fast");
+  Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast"), sine("sin_fast"),
+      cosine("cos_fast");
   for (std::size_t i = 0; i < x.size(); ++i) {
     const uint32_t* is = &y[i * 7];
     bf16.equal(i, is[0], host_bf16(x[i]));
@@ -221,9 +229,11 @@ void test_bulk() {
   for (std::size_t i = 0; i < kRows * kRow; ++i) store.equal(i, stored[i], 2 * from[i]);
 }
 
-// Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what TMA does not take.
+// Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what TMA does
+// not take.
 void test_tensor() {
-  constexpr int kB = 2, kT = 70, kHeads = 3, kDim = 72, kToHead = 80, kToToken = kHeads * kToHead + 8, kToBatch = kT * kToToken + 16;
+  constexpr int kB = 2, kT = 70, kHeads = 3, kDim = 72, kToHead = 80, kToToken = kHeads * kToHead + 8,
+                kToBatch = kT * kToToken + 16;
   std::vector<uint16_t> from(static_cast<std::size_t>(kB) * kToBatch);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint16_t>(i * 40503u >> 3);
   DeviceBuffer<uint16_t> from_device(from), to(std::size_t{64 * 64});
@@ -231,7 +241,8 @@ void test_tensor() {
   Test test("tensor_load");
   TensorArgs args{{}, 0, 0, 0, 0, to.data()};
   test.equal(0, make_tensor_map(tensor, kB, kT, kHeads, kDim, args.map), true);
-  const int places[][4] = {{0, 0, 0, 0}, {0, 2, 6, 1}, {64, 1, 0, 1}, {0, 1, 64, 0}, {64, 2, 64, 1}};  // column, head, token, batch
+  // column, head, token, batch
+  const int places[][4] = {{0, 0, 0, 0}, {0, 2, 6, 1}, {64, 1, 0, 1}, {0, 1, 64, 0}, {64, 2, 64, 1}};
   for (const auto& place : places) {
     args.column = place[0], args.head = place[1], args.token = place[2], args.batch = place[3];
     launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
@@ -239,10 +250,11 @@ void test_tensor() {
     for (int row = 0; row < 64; ++row) {
       for (int column = 0; column < 64; ++column) {
         const int c = args.column + column, t = args.token + row;
-        const std::size_t at =
-            static_cast<std::size_t>(args.batch) * kToBatch + static_cast<std::size_t>(t) * kToToken + static_cast<std::size_t>(args.head) * kToHead;
+        const std::size_t at = static_cast<std::size_t>(args.batch) * kToBatch +
+                               static_cast<std::size_t>(t) * kToToken + static_cast<std::size_t>(args.head) * kToHead;
         const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
-        test.equal(static_cast<std::size_t>(sw128_index(row, column)), sw128[static_cast<std::size_t>(sw128_index(row, column))], expected);
+        test.equal(static_cast<std::size_t>(sw128_index(row, column)),
+                   sw128[static_cast<std::size_t>(sw128_index(row, column))], expected);
       }
     }
   }
@@ -279,15 +291,17 @@ void test_tensor() {
   test.equal(6, refused(tensor, kT, 70), true);
 }
 
-// Three clusters of each size from `smallest` on, two rounds, a number of each thread in each: expected(cluster, the cluster's first block, block, thread,
-// round).
+// Three clusters of each size from `smallest` on, two rounds, a number of each thread in each: expected(cluster, the
+// cluster's first block, block, thread, round).
 template <class Expected>
-void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t shared_bytes, unsigned smallest, const Expected& expected) {
+void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t shared_bytes, unsigned smallest,
+                   const Expected& expected) {
   Test test(name);
   for (unsigned cluster = smallest; cluster <= 8; cluster *= 2) {
     const unsigned blocks = 3 * cluster;
     DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
-    launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, shared_bytes, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
+    launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, shared_bytes, nullptr,
+                               ClusterArgs{sums.data(), static_cast<int>(cluster)});
     const auto is = sums.download();
     for (unsigned i = 0; i < 2 * blocks * 128; ++i) {
       const unsigned block = i / 128 % blocks;
@@ -297,11 +311,13 @@ void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t sh
 }
 
 void test_cluster_memory() {
-  test_clusters("cluster_sync, cluster_memory", cluster_kernel, 512, 1, [](unsigned cluster, unsigned first, unsigned, unsigned thread, unsigned round) {
-    uint32_t sum = 0;
-    for (unsigned block = first; block < first + cluster; ++block) sum = 3 * sum + (block + 1) * 1000 + (thread ^ 37) * (round + 1);
-    return sum;
-  });
+  test_clusters("cluster_sync, cluster_memory", cluster_kernel, 512, 1,
+                [](unsigned cluster, unsigned first, unsigned, unsigned thread, unsigned round) {
+                  uint32_t sum = 0;
+                  for (unsigned block = first; block < first + cluster; ++block)
+                    sum = 3 * sum + (block + 1) * 1000 + (thread ^ 37) * (round + 1);
+                  return sum;
+                });
 }
 
 void test_cluster_copies() {
@@ -345,7 +361,8 @@ void test_chain() {
 void test_counts() {
   constexpr unsigned kGroups = 150;
   DeviceBuffer<float> rows(std::size_t{kGroups * kCountGroup * kCountRow}), sums(std::size_t{kGroups});
-  DeviceBuffer<uint32_t> plain(std::size_t{kGroups * kCountGroup}), counters(std::vector<uint32_t>(kGroups, 0)), plain_sums(std::size_t{kGroups});
+  DeviceBuffer<uint32_t> plain(std::size_t{kGroups * kCountGroup}), counters(std::vector<uint32_t>(kGroups, 0)),
+      plain_sums(std::size_t{kGroups});
   const CountArgs args{rows.data(), plain.data(), counters.data(), sums.data(), plain_sums.data()};
   launch(count_kernel, {kGroups * kCountGroup, 1, 1}, 128, kCountShared, nullptr, args);
   launch_overlapped(after_count_kernel, {kGroups, 1, 1}, 128, kCountShared, nullptr, args);
@@ -369,7 +386,8 @@ std::vector<uint16_t> sw128_tiles(const std::vector<float>& values, std::size_t 
   std::vector<uint16_t> chunk_tile((columns + 63) / 64 * rows * 64);
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t c = 0; c < columns; ++c)
-      chunk_tile[c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8 + c % 8] = static_cast<uint16_t>(host_bf16(values[r * columns + c]));
+      chunk_tile[c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8 + c % 8] =
+          static_cast<uint16_t>(host_bf16(values[r * columns + c]));
   return chunk_tile;
 }
 std::vector<float> transposed(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
@@ -382,16 +400,21 @@ std::vector<float> transposed(const std::vector<float>& values, std::size_t rows
 template <int N, bool kTransposeB, Left kLeft>
 void test_wgmma() {
   const auto a = whole_numbers(64 * kDepth, 7), b = whole_numbers(kDepth * N, 8);
-  std::vector<uint16_t> a_tile = kLeft == Left::kColumns ? sw128_tiles(transposed(a, 64, kDepth), kDepth, 64) : sw128_tiles(a, 64, kDepth);
+  std::vector<uint16_t> a_tile =
+      kLeft == Left::kColumns ? sw128_tiles(transposed(a, 64, kDepth), kDepth, 64) : sw128_tiles(a, 64, kDepth);
   if (kLeft == Left::kRegisters)
     for (std::size_t i = 0; i < a.size(); ++i) a_tile[i] = static_cast<uint16_t>(host_bf16(a[i]));
-  std::vector<uint16_t> b_tile = kTransposeB ? sw128_tiles(b, kDepth, N) : sw128_tiles(transposed(b, kDepth, N), N, kDepth);
+  std::vector<uint16_t> b_tile =
+      kTransposeB ? sw128_tiles(b, kDepth, N) : sw128_tiles(transposed(b, kDepth, N), N, kDepth);
   b_tile.resize((kWgmmaShared<N> - 64 * kDepth * 2) / 2);
   DeviceBuffer<uint16_t> a_device(a_tile), b_device(b_tile);
   DeviceBuffer<float> d(std::size_t{64 * N}), ones(std::size_t{64 * N});
-  launch(wgmma_kernel<N, kTransposeB, kLeft>, {1, 1, 1}, 128, kWgmmaShared<N>, nullptr, WgmmaArgs{a_device.data(), b_device.data(), d.data(), ones.data()});
+  launch(wgmma_kernel<N, kTransposeB, kLeft>, {1, 1, 1}, 128, kWgmmaShared<N>, nullptr,
+         WgmmaArgs{a_device.data(), b_device.data(), d.data(), ones.data()});
   const auto is = d.download(), plus_one = ones.download();
-  const char* left = kLeft == Left::kRegisters ? "wgmma_rs" : kLeft == Left::kRows ? "wgmma_ss, a K-major" : "wgmma_ss, a M-major";
+  const char* left = kLeft == Left::kRegisters ? "wgmma_rs"
+                     : kLeft == Left::kRows    ? "wgmma_ss, a K-major"
+                                               : "wgmma_ss, a M-major";
   Test test(std::string(left) + ", b " + (kTransposeB ? "N" : "K") + "-major, N = " + std::to_string(N));
   for (std::size_t m = 0; m < 64; ++m)
     for (std::size_t n = 0; n < N; ++n) {

@@ -1,4 +1,5 @@
-// Points of the product of axes that nobody listed, drawn at random, in the chunk form: forward and backward against the reference.
+// Points of the product of axes that nobody listed, drawn at random, in the chunk form: forward and backward against
+// the reference.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -107,7 +108,8 @@ TEST(RandomRules, WideSumsMatchTheReference) {
 TEST(RandomRules, WideDecaysOfChannelsMatchTheReference) {
   Random random(20261129);
   expect_rules(
-      random, emulated() ? 8 : 60, [](const Rule& rule) { return cuda::k256_channels(rule); }, [&](uint64_t seed) { return k256_key(random, seed); });
+      random, emulated() ? 8 : 60, [](const Rule& rule) { return cuda::k256_channels(rule); },
+      [&](uint64_t seed) { return k256_key(random, seed); });
 }
 
 }  // namespace

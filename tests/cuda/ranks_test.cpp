@@ -1,5 +1,6 @@
-// Training on several ranks whose tensors lie on a device: threads here, in turns, on one device, with tensors staged through the host's memory, or carried by
-// calls of NCCL that are answered in its place. In the emulation and on a GPU.
+// Training on several ranks whose tensors lie on a device. The ranks are threads here, in turns, on one device. Tensors
+// are staged through the host's memory, or carried by calls of NCCL that are answered in its place. In the emulation
+// and on a GPU.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +39,8 @@ std::vector<int32_t> numbers(int from, int to, int64_t count) {
 enum class Carrier { kStaged, kNccl };
 constexpr Carrier kCarriers[] = {Carrier::kStaged, Carrier::kNccl};
 
-std::unique_ptr<Communicator> carry(Carrier carrier, FakeNccl& nccl, Communicator& host, Device& device, size_t staging) {
+std::unique_ptr<Communicator> carry(Carrier carrier, FakeNccl& nccl, Communicator& host, Device& device,
+                                    size_t staging) {
   if (carrier == Carrier::kNccl) return nccl::make_ranks(nccl.join(host), host, device);
   return std::make_unique<StagedRanks>(host, device, staging);
 }
@@ -51,7 +53,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
     Device& device = cuda_device();
     const std::unique_ptr<Communicator> ranks = carry(carrier, nccl, host, device, staging);
     const int me = ranks->rank();
-    const auto count = [&](int from, int to) { return int64_t{(37 * from + 11 * to) % 5 * 23}; };  // not the same both ways
+    // not the same both ways
+    const auto count = [&](int from, int to) { return int64_t{(37 * from + 11 * to) % 5 * 23}; };
     std::vector<Buffer<int32_t>> out, in;
     std::vector<ConstPart> send;
     std::vector<Part> receive;
@@ -65,7 +68,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
     for (const Buffer<int32_t>& buffer : out) send.push_back({buffer.data(), buffer.span().size_bytes()});
     for (Buffer<int32_t>& buffer : in) receive.push_back(part_of(buffer.span()));
     ranks->all_to_all(send, receive);
-    for (int from = 0; from < size; ++from) EXPECT_EQ(in[static_cast<size_t>(from)].to_vector(), numbers(from, me, count(from, me)));
+    for (int from = 0; from < size; ++from)
+      EXPECT_EQ(in[static_cast<size_t>(from)].to_vector(), numbers(from, me, count(from, me)));
 
     std::vector<Part> parts;
     std::vector<Buffer<int32_t>> all;
@@ -75,7 +79,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
     all[static_cast<size_t>(me)].write(0, numbers(me, 0, 41 * me));
     for (Buffer<int32_t>& buffer : all) parts.push_back(part_of(buffer.span()));
     ranks->all_gather(parts);
-    for (int from = 0; from < size; ++from) EXPECT_EQ(all[static_cast<size_t>(from)].to_vector(), numbers(from, 0, 41 * from));
+    for (int from = 0; from < size; ++from)
+      EXPECT_EQ(all[static_cast<size_t>(from)].to_vector(), numbers(from, 0, 41 * from));
 
     Buffer<int32_t> one(device, 777);
     if (me == size - 1) one.write(0, numbers(9, 9, 777));
@@ -87,7 +92,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
 
 TEST(DeviceRanksMemory, EachPartArrivesWhereItShould) {
   for (const int size : {1, 2, 3}) {
-    for (const size_t staging : {size_t{64}, size_t{1000}, size_t{1} << 20}) expect_arrivals(Carrier::kStaged, size, staging);
+    for (const size_t staging : {size_t{64}, size_t{1000}, size_t{1} << 20})
+      expect_arrivals(Carrier::kStaged, size, staging);
     expect_arrivals(Carrier::kNccl, size, 0);
   }
 }
@@ -115,10 +121,13 @@ TEST(DeviceRanksMemory, WhatNcclSaysIsPassedOn) {
     *error = 6;
     return nccl::kSuccess;
   };
-  EXPECT_EQ(message(), "all-gather: NCCL says: invalid usage. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes without it, through the host's memory");
+  EXPECT_EQ(message(),
+            "all-gather: NCCL says: invalid usage. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes without it, "
+            "through the host's memory");
   functions.GetLastError = [](nccl::Comm) { return "a peer is gone"; };
   EXPECT_EQ(message(),
-            "all-gather: NCCL says: invalid usage: a peer is gone. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes without it, through the host's memory");
+            "all-gather: NCCL says: invalid usage: a peer is gone. NCCL_DEBUG=WARN says more; FASTWEIGHT_NCCL=off goes "
+            "without it, through the host's memory");
   functions.CommInitRank = [](nccl::Comm*, int, nccl::UniqueId, int) { return 5; };
   EXPECT_TRUE(message().starts_with("joining the ranks: NCCL says: invalid usage"));
 }
@@ -138,8 +147,10 @@ struct Trained {
   std::vector<float> values, moments;
 };
 
-// Two steps of five batches, whose last has no token. Of ranks that have not completed the values, those of rank 0 lack halves of the others'.
-Trained train(int size, MomentFormat format, GradientSums sums, Carrier carrier = Carrier::kStaged, bool complete = true) {
+// Two steps of five batches, whose last has no token. Of ranks that have not completed the values, those of rank 0 lack
+// halves of the others'.
+Trained train(int size, MomentFormat format, GradientSums sums, Carrier carrier = Carrier::kStaged,
+              bool complete = true) {
   Trained trained;
   ModelConfig config = tiny_model();
   config.vocab_size = 700;
@@ -202,12 +213,14 @@ TEST(DeviceRanks, ValuesAreWholeOnceTheyAreCompleted) {
   const Trained several = train(2, MomentFormat::kFloat32, GradientSums::kApart, Carrier::kStaged, false);
   EXPECT_EQ(several.moments, one.moments);
   EXPECT_NE(several.values, one.values);
-  for (size_t i = 0; i < one.values.size(); ++i) ASSERT_NEAR(several.values[i], one.values[i], 1e-2 * std::abs(one.values[i]) + 1e-30) << i;
+  for (size_t i = 0; i < one.values.size(); ++i)
+    ASSERT_NEAR(several.values[i], one.values[i], 1e-2 * std::abs(one.values[i]) + 1e-30) << i;
 }
 
 // The same but for the order of sums, and always the same.
 TEST(DeviceRanks, SumsThatRunOnWithinEachRank) {
-  const Trained one = train(1, MomentFormat::kFloat32, GradientSums::kApart), two = train(2, MomentFormat::kFloat32, GradientSums::kLocal);
+  const Trained one = train(1, MomentFormat::kFloat32, GradientSums::kApart),
+                two = train(2, MomentFormat::kFloat32, GradientSums::kLocal);
   expect_same(train(2, MomentFormat::kFloat32, GradientSums::kLocal, Carrier::kNccl), two);
   ASSERT_EQ(two.losses.size(), one.losses.size());
   EXPECT_NEAR(two.losses[0], one.losses[0], 1e-6 * one.losses[0]);
@@ -231,8 +244,9 @@ TrainConfig run_of(const std::string& out, const std::string& device = "cuda") {
   return config;
 }
 
-// Whole runs choose what carries their tensors, and where there is NCCL they choose it. It joins ranks by waiting in its own call for all of them, which
-// threads that take turns never come to (and it refuses two ranks of one device): these go through the host's memory.
+// Whole runs choose what carries their tensors, and where there is NCCL they choose it. It joins ranks by waiting in
+// its own call for all of them, which threads that take turns never come to (and it refuses two ranks of one device):
+// these go through the host's memory.
 class WithoutNccl {
  public:
   WithoutNccl() { ::setenv("FASTWEIGHT_NCCL", "off", 1); }
@@ -296,7 +310,8 @@ TEST(DeviceRanks, ThePlanHasWhatARankTakes) {
     const LanguageModel<float> made(model, cuda_device());
     const auto extent = static_cast<size_t>(made.params().extent());
     size_t largest = 0;
-    for (const ParamRange& range : rank_ranges(made.params(), size)) largest = std::max(largest, static_cast<size_t>(range.size()));
+    for (const ParamRange& range : rank_ranges(made.params(), size))
+      largest = std::max(largest, static_cast<size_t>(range.size()));
     EXPECT_GE(largest * static_cast<size_t>(size), extent);
     EXPECT_EQ(plan.gradients, 4 * (extent + largest * static_cast<size_t>(size)));
     EXPECT_GE(plan.moments, 8 * largest);

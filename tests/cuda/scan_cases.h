@@ -28,8 +28,8 @@ struct Case {
   bool has_d_o = true;
   // tiles.h: LoTiles, and what e (k) leaves out alongside it.
   bool hi_lo = false, keys_lo = false;
-  // From raw rows of k and q (tiles.h: RowTiles), one head of them for `group` value heads; same_rows: all sequences have the same ones, which TMA
-  // does not take.
+  // From raw rows of k and q (tiles.h: RowTiles), one head of them for `group` value heads; same_rows: all sequences
+  // have the same ones, which TMA does not take.
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
   bool pairs = false;    // rows, with A, P and numbers in the place of chunk tiles: forward
@@ -47,8 +47,9 @@ struct Tensor {
   void set(size_t i, double x) { bf16 ? void(h[i] = to_bf16(x)) : void(f[i] = static_cast<float>(x)); }
   double at(size_t i) const { return bf16 ? from_bf16(h[i]) : f[i]; }
   bool same_bits(const Tensor& other) const {
-    return h == other.h &&
-           std::equal(f.begin(), f.end(), other.f.begin(), [](float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); });
+    return h == other.h && std::equal(f.begin(), f.end(), other.f.begin(), [](float a, float b) {
+             return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+           });
   }
 };
 struct DeviceTensor {
@@ -69,7 +70,11 @@ struct Layout {
   const Case& c;
   int N, chunks = 0, tokens = 0, blocks, row;
   std::vector<int32_t> offsets{0}, chunk_base{0};
-  explicit Layout(const Case& one) : c(one), N(static_cast<int>(one.lengths.size())), blocks((one.V + 63) / 64), row(one.HV * one.V + one.row_padding) {
+  explicit Layout(const Case& one)
+      : c(one),
+        N(static_cast<int>(one.lengths.size())),
+        blocks((one.V + 63) / 64),
+        row(one.HV * one.V + one.row_padding) {
     for (const int length : c.lengths) {
       tokens += length;
       chunks += (length + 63) / 64;
@@ -77,22 +82,33 @@ struct Layout {
       chunk_base.push_back(chunks);
     }
   }
-  size_t token_at(int n, int t, int hv, int v) const { return static_cast<size_t>(offsets[n] + t) * row + hv * c.V + v; }
+  size_t token_at(int n, int t, int hv, int v) const {
+    return static_cast<size_t>(offsets[n] + t) * row + hv * c.V + v;
+  }
   int key_row() const { return c.HV / c.group * c.K + c.row_padding; }
-  size_t key_at(int n, int t, int hv, int k) const { return static_cast<size_t>((c.same_rows ? 0 : offsets[n]) + t) * key_row() + hv / c.group * c.K + k; }
+  size_t key_at(int n, int t, int hv, int k) const {
+    return static_cast<size_t>((c.same_rows ? 0 : offsets[n]) + t) * key_row() + hv / c.group * c.K + k;
+  }
   TokenArg key_arg(void* data) const {
-    return {data, c.packed || c.same_rows ? 0 : static_cast<int64_t>(c.lengths[0]) * key_row(), key_row(), c.K, 1, c.group};
+    return {data,   c.packed || c.same_rows ? 0 : static_cast<int64_t>(c.lengths[0]) * key_row(), key_row(), c.K, 1,
+            c.group};
   }
   size_t state_at(int n, int hv, int k, int v) const {
-    return (static_cast<size_t>(n) * c.HV + hv) * c.K * c.V + (c.value_first ? static_cast<size_t>(v) * c.K + k : static_cast<size_t>(k) * c.V + v);
+    return (static_cast<size_t>(n) * c.HV + hv) * c.K * c.V +
+           (c.value_first ? static_cast<size_t>(v) * c.K + k : static_cast<size_t>(k) * c.V + v);
   }
-  size_t tile(int n, int chunk, int hv, int block) const { return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block; }
+  size_t tile(int n, int chunk, int hv, int block) const {
+    return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block;
+  }
   size_t chunk_tile(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
-  TokenArg token_arg(void* data) const { return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1}; }
+  TokenArg token_arg(void* data) const {
+    return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1};
+  }
   // Of sequence n and those after it.
   StateArg state_arg(void* data, int n) const {
     const int64_t head = static_cast<int64_t>(c.K) * c.V, before = n * c.HV * head * (c.state_bf16 ? 2 : 4);
-    return {static_cast<char*>(data) + before, c.HV * head, head, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
+    return {static_cast<char*>(data) + before, c.HV * head,         head, c.value_first ? 1 : c.V,
+            c.value_first ? c.K : 1,           c.state_bf16 ? 1 : 0};
   }
   SequenceArg sequence_arg(int32_t* device_offsets, int32_t* device_chunk_base) const {
     if (c.packed) return {device_offsets, device_chunk_base, N, 0, 0};

@@ -1,5 +1,5 @@
-// The scans of the chunk form against loops in double over random tiles: a program of its own that prints a line per case and fails with 1.
-// An argument: only cases whose name has it.
+// The scans of the chunk form against loops in double over random tiles: a program of its own that prints a line per
+// case and fails with 1. An argument: only cases whose name has it.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -31,7 +31,8 @@ int failures = 0;
 void report(const char* what, bool rounded, const Difference& d, double limit) {
   const bool good = d.relative() <= limit;
   if (!good) ++failures;
-  if (!good || !rounded) std::printf("  %s%s %.1e%s", what, rounded ? " (rounded)" : "", d.relative(), good ? "" : " FAILED");
+  if (!good || !rounded)
+    std::printf("  %s%s %.1e%s", what, rounded ? " (rounded)" : "", d.relative(), good ? "" : " FAILED");
 }
 
 void fail(const char* what) {
@@ -63,19 +64,26 @@ struct HiLo {
     if (c.keys_lo) random_matrix(&lo_parts[at * 64 * kTileK], rows, c.K, key_lo_of * kLoOf, random);
   }
   double lo(size_t at, int row, int column) const { return from_bf16(chunk_tiles[at].lo[sw128_index(row, column)]); }
-  double key_lo(size_t at, int row, int column) const { return from_bf16(lo_parts[at * 64 * kTileK + static_cast<size_t>(sw128_index(row, column))]); }
+  double key_lo(size_t at, int row, int column) const {
+    return from_bf16(lo_parts[at * 64 * kTileK + static_cast<size_t>(sw128_index(row, column))]);
+  }
 };
 template <int kTileK>
 struct DeviceHiLo {
   DeviceBuffer<LoTiles<kTileK>> chunk_tiles;
   DeviceBuffer<uint16_t> lo_parts;
   const Case& c;
-  DeviceHiLo(const Case& one, const HiLo<kTileK>& hi_lo) : chunk_tiles(hi_lo.chunk_tiles), lo_parts(hi_lo.lo_parts), c(one) {}
-  HiLoTiles args() { return c.hi_lo ? HiLoTiles{chunk_tiles.data(), c.keys_lo ? lo_parts.data() : nullptr} : HiLoTiles{}; }
+  DeviceHiLo(const Case& one, const HiLo<kTileK>& hi_lo)
+      : chunk_tiles(hi_lo.chunk_tiles), lo_parts(hi_lo.lo_parts), c(one) {}
+  HiLoTiles args() {
+    return c.hi_lo ? HiLoTiles{chunk_tiles.data(), c.keys_lo ? lo_parts.data() : nullptr} : HiLoTiles{};
+  }
 };
 
 // As rounded(), of an operand whose rest is an operand too.
-double rounded(const Case& c, double x, bool rounds) { return c.hi_lo ? rounded(x, rounds) + rounded(x - rounded(x, rounds), rounds) : rounded(x, rounds); }
+double rounded(const Case& c, double x, bool rounds) {
+  return c.hi_lo ? rounded(x, rounds) + rounded(x - rounded(x, rounds), rounds) : rounded(x, rounds);
+}
 
 // ---- Forward
 
@@ -127,7 +135,8 @@ void test_forward(const Case& c) {
           for (int j = 0; j <= i; ++j) chunk_tile.m[sw128_index(i, j)] = to_bf16(random(0.1));
         for (int k = 0; k < kTileK; ++k) chunk_tile.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         if (c.hi_lo) hi_lo.fill(at.chunk_tile(n, chunk, hv), c, rows, 0.15, 0.05, random);
-        for (int t = 0; t < rows; ++t) chunk_tile.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
+        for (int t = 0; t < rows; ++t)
+          chunk_tile.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
         if (c.rows) {
           auto& of_rows = row_tiles[at.chunk_tile(n, chunk, hv)];
           std::memcpy(of_rows.x, chunk_tile.x, sizeof chunk_tile.x);
@@ -135,7 +144,8 @@ void test_forward(const Case& c) {
           std::memcpy(of_rows.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
           std::fill_n(chunk_tile.gamma, kTileK, chunk == 3 ? 0.0f : chunk_tile.gamma[0]);
           std::copy_n(chunk_tile.gamma, 4, of_rows.gamma);
-          for (int t = 0; t < rows; ++t) of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
+          for (int t = 0; t < rows; ++t)
+            of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
           std::fill_n(chunk_tile.e, 64 * kTileK, kNan16);
           std::fill_n(chunk_tile.q, 64 * kTileK, kNan16);
           if (c.pairs) {
@@ -145,7 +155,8 @@ void test_forward(const Case& c) {
             std::memcpy(of_chunk.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
             std::copy_n(chunk_tile.gamma, 4, of_chunk.gamma);
             for (int t = 0; c.mixed && t < rows; ++t)
-              of_chunk.erase_q[t] = static_cast<float>(random(0.1)), of_chunk.read_k[t] = static_cast<float>(random(0.3));
+              of_chunk.erase_q[t] = static_cast<float>(random(0.1)),
+              of_chunk.read_k[t] = static_cast<float>(random(0.3));
             for (int t = 0; t < 64; ++t) of_chunk.k[t] = t < rows ? static_cast<float>(0.3 + random(0.2)) : 0.0f;
             for (int i = 0; i < 64; ++i)
               for (int j = 0; j <= i; ++j) pair.a[sw128_index(i, j)] = to_bf16(i == j ? 1 : i < rows ? random(0.1) : 0);
@@ -158,14 +169,18 @@ void test_forward(const Case& c) {
           for (int t = 0; t < 64; ++t)
             for (int i = 0; i < 64; ++i) {
               const bool inside = t < rows && 64 * b + i < c.V;
-              z[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
+              z[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i)] =
+                  inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
             }
         if (c.keys) {
           QETiles<kTileK>& streams = qe_tiles[at.chunk_tile(n, chunk, hv)];
           XMTiles<kTileK>& solved = xm_tiles[at.chunk_tile(n, chunk, hv)];
-          std::memcpy(streams.e, chunk_tile.e, sizeof chunk_tile.e), std::memcpy(streams.q, chunk_tile.q, sizeof chunk_tile.q);
-          std::memcpy(streams.gamma, chunk_tile.gamma, sizeof chunk_tile.gamma), std::memcpy(streams.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
-          std::memcpy(solved.x, chunk_tile.x, sizeof chunk_tile.x), std::memcpy(solved.m, chunk_tile.m, sizeof chunk_tile.m);
+          std::memcpy(streams.e, chunk_tile.e, sizeof chunk_tile.e),
+              std::memcpy(streams.q, chunk_tile.q, sizeof chunk_tile.q);
+          std::memcpy(streams.gamma, chunk_tile.gamma, sizeof chunk_tile.gamma),
+              std::memcpy(streams.z_scale, chunk_tile.z_scale, sizeof chunk_tile.z_scale);
+          std::memcpy(solved.x, chunk_tile.x, sizeof chunk_tile.x),
+              std::memcpy(solved.m, chunk_tile.m, sizeof chunk_tile.m);
           if (!c.out) {
             std::fill_n(streams.q, 64 * kTileK, kNan16);
             std::fill_n(solved.m, kSw128Elements, kNan16);
@@ -193,8 +208,10 @@ void test_forward(const Case& c) {
     DeviceBuffer<QETiles<kTileK>> device_streams(qe_tiles);
     DeviceBuffer<XMTiles<kTileK>> device_solved(xm_tiles);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
-    DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kTileK, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
+    DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())),
+        device_final(Tensor(c.state_bf16, heads * c.K * c.V));
+    DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kTileK, kNan16)),
+        w(std::vector<uint16_t>(z.size(), kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
     DeviceHiLo<kTileK> device_hi_lo(c, hi_lo);
     ScanForwardArgs args;
@@ -226,7 +243,8 @@ void test_forward(const Case& c) {
   };
   const Outputs got = run(false);
   const Outputs again = run(c.packed);
-  if (!(got.o.same_bits(again.o) && got.final_state.same_bits(again.final_state) && got.states == again.states && got.w == again.w)) {
+  if (!(got.o.same_bits(again.o) && got.final_state.same_bits(again.final_state) && got.states == again.states &&
+        got.w == again.w)) {
     fail("same bits again, each sequence alone");
   }
 
@@ -251,10 +269,12 @@ void test_forward(const Case& c) {
             return c.pairs && c.mixed ? of_row(raw, factors, t, k) : 0.0;
           };
           const auto e_at = [&](int t, int k) {
-            return c.rows ? of_row(keys, row_tiles[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(chunk_tile.e[sw128_index(t, k)]);
+            return c.rows ? of_row(keys, row_tiles[index].e, t, k) + more(reads, numbers[index].erase_q, t, k)
+                          : from_bf16(chunk_tile.e[sw128_index(t, k)]);
           };
           const auto q_at = [&](int t, int k) {
-            return c.rows ? of_row(reads, row_tiles[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(chunk_tile.q[sw128_index(t, k)]);
+            return c.rows ? of_row(reads, row_tiles[index].q, t, k) + more(keys, numbers[index].read_k, t, k)
+                          : from_bf16(chunk_tile.q[sw128_index(t, k)]);
           };
           // What the rest of w meets is x, and not the rest of that.
           std::vector<double> w_lo(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
@@ -264,34 +284,44 @@ void test_forward(const Case& c) {
           for (int i = 0; i < padded; ++i) {
             const int b = i / 64;
             for (int t = 0; t < 64; ++t) {
-              double x = t < rows && i < c.V ? chunk_tile.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
+              double x = t < rows && i < c.V
+                             ? chunk_tile.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds)
+                             : 0;
               if (c.is_delta)
                 for (int k = 0; k < c.K; ++k) {
                   const size_t from = static_cast<size_t>(k) * padded + i;
                   const double e = e_at(t, k);
-                  x += c.hi_lo ? hi_lo.chunk_tiles[index].scale[t] * (e * e_operand[from] + hi_lo.key_lo(index, t, k) * operand[from]) : e * operand[from];
+                  x += c.hi_lo ? hi_lo.chunk_tiles[index].scale[t] *
+                                     (e * e_operand[from] + hi_lo.key_lo(index, t, k) * operand[from])
+                               : e * operand[from];
                 }
               const double nearest = rounded(x, rounds);
               w[static_cast<size_t>(t) * padded + i] = nearest;
               if (c.hi_lo) w_lo[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
-              if (c.save && !c.pairs) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
+              if (c.save && !c.pairs)
+                w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
             }
             std::vector<double> u(64), scaled(64);  // c.pairs
             for (int t = 0; c.pairs && t < 64; ++t) {
               double x = 0;
-              for (int j = 0; j <= t; ++j) x += from_bf16(pairs[index].a[sw128_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
-              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
-              u[static_cast<size_t>(t)] = rounded(x, rounds), scaled[static_cast<size_t>(t)] = rounded(numbers[index].k[t] * x, rounds);
+              for (int j = 0; j <= t; ++j)
+                x += from_bf16(pairs[index].a[sw128_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+              if (c.save)
+                w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kSw128Elements + sw128_index(t, i % 64)]), x);
+              u[static_cast<size_t>(t)] = rounded(x, rounds),
+              scaled[static_cast<size_t>(t)] = rounded(numbers[index].k[t] * x, rounds);
             }
             if (c.save)
               for (int k = 0; k < kTileK; ++k)
-                states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kTileK) + sw128_index(i % 64, k)]), s[static_cast<size_t>(k) * padded + i]);
+                states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kTileK) + sw128_index(i % 64, k)]),
+                           s[static_cast<size_t>(k) * padded + i]);
             if (c.out && i < c.V)
               for (int t = 0; t < rows; ++t) {
                 double x = 0;
                 for (int k = 0; k < c.K; ++k) x += q_at(t, k) * operand[static_cast<size_t>(k) * padded + i];
                 for (int j = 0; j < 64; ++j) {
-                  x += from_bf16(chunk_tile.m[sw128_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
+                  x += from_bf16(chunk_tile.m[sw128_index(t, j)]) *
+                       (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
                 }
                 o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
               }
@@ -300,21 +330,24 @@ void test_forward(const Case& c) {
               for (int t = 0; t < 64; ++t) {
                 const size_t from = static_cast<size_t>(t) * padded + i;
                 if (c.pairs) {
-                  x += t < rows ? from_bf16(keys[at.key_at(n, 64 * chunk + t, hv, k)]) * scaled[static_cast<size_t>(t)] : 0;
+                  x += t < rows ? from_bf16(keys[at.key_at(n, 64 * chunk + t, hv, k)]) * scaled[static_cast<size_t>(t)]
+                                : 0;
                   continue;
                 }
-                x += from_bf16(chunk_tile.x[sw128_index(t, k)]) * (w[from] + w_lo[from]) + (c.hi_lo ? hi_lo.lo(index, t, k) * w[from] : 0);
+                x += from_bf16(chunk_tile.x[sw128_index(t, k)]) * (w[from] + w_lo[from]) +
+                     (c.hi_lo ? hi_lo.lo(index, t, k) * w[from] : 0);
               }
               s[static_cast<size_t>(k) * padded + i] = x;
             }
           }
         }
         for (int k = 0; k < c.K; ++k)
-          for (int i = 0; i < c.V; ++i) final_state.add(got.final_state.at(at.state_at(n, hv, k, i)), s[static_cast<size_t>(k) * padded + i]);
+          for (int i = 0; i < c.V; ++i)
+            final_state.add(got.final_state.at(at.state_at(n, hv, k, i)), s[static_cast<size_t>(k) * padded + i]);
       }
     }
-    // Rounding where the kernel rounds leaves what float32 sums and different roundings of equal halves change; outputs in bf16 are
-    // themselves only that good.
+    // Rounding where the kernel rounds leaves what float32 sums and different roundings of equal halves change; outputs
+    // in bf16 are themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
     if (c.out) report("o", rounds, o, limit);
     // The state of hi/lo tiles is that of float32 but for products of two lo parts, even without rounding.
@@ -367,7 +400,8 @@ void test_reverse(const Case& c) {
   const auto run = [&](bool alone, bool save = true) {
     DeviceBuffer<BwdTiles<kTileK>> device_tiles(chunk_tiles);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)), v(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
+    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)),
+        v(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
     DeviceHiLo<kTileK> device_hi_lo(c, hi_lo);
     ScanReverseArgs args;
@@ -413,33 +447,44 @@ void test_reverse(const Case& c) {
             for (int t = 0; t < 64; ++t) {
               v[t] = 0;
               for (int k = 0; k < c.K; ++k) {
-                const double key = from_bf16(chunk_tile.k[sw128_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
-                v[t] += key * rounded(c, state, rounds) + (c.hi_lo ? hi_lo.key_lo(index, t, k) * rounded(state, rounds) : 0);
+                const double key = from_bf16(chunk_tile.k[sw128_index(t, k)]),
+                             state = d[static_cast<size_t>(k) * padded + i];
+                v[t] += key * rounded(c, state, rounds) +
+                        (c.hi_lo ? hi_lo.key_lo(index, t, k) * rounded(state, rounds) : 0);
               }
               if (c.hi_lo) v[t] *= hi_lo.chunk_tiles[index].scale[t];
               v_saved.add(from_bf16(got.v[tile * kSw128Elements + sw128_index(t, i % 64)]), v[t]);
               const double nearest = rounded(v[t], rounds);
               v_lo[t] = c.hi_lo ? rounded(v[t] - nearest, rounds) : 0;
               v[t] = nearest;
-              grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
+              grad[t] =
+                  c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
             }
             for (int k = 0; k < kTileK; ++k)
-              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]),
+                           d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
               double x = chunk_tile.gamma[k] * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
                 x += from_bf16(chunk_tile.q[sw128_index(t, k)]) * grad[t];
-                if (c.is_delta) x -= from_bf16(chunk_tile.y[sw128_index(t, k)]) * (v[t] + v_lo[t]) + (c.hi_lo ? hi_lo.lo(index, t, k) * v[t] : 0);
+                if (c.is_delta)
+                  x -= from_bf16(chunk_tile.y[sw128_index(t, k)]) * (v[t] + v_lo[t]) +
+                       (c.hi_lo ? hi_lo.lo(index, t, k) * v[t] : 0);
               }
               d[static_cast<size_t>(k) * padded + i] = x;
             }
           }
         }
         for (int k = 0; k < c.K; ++k)
-          for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
+          for (int i = 0; i < c.V; ++i)
+            d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
       }
     }
-    report("d_init", rounds, d_initial, c.state_bf16 && (rounds || c.hi_lo) ? 3e-3 : c.hi_lo && c.bf16 ? 2e-5 : rounds ? 4e-4 : 6e-3);
+    report("d_init", rounds, d_initial,
+           c.state_bf16 && (rounds || c.hi_lo) ? 3e-3
+           : c.hi_lo && c.bf16                 ? 2e-5
+           : rounds                            ? 4e-4
+                                               : 6e-3);
     report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
     report("v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
   }
@@ -477,14 +522,17 @@ void test_reverse_rows(const Case& c) {
           }
           numbers[index].k[i] = static_cast<float>(random(0.5)), numbers[index].e[i] = static_cast<float>(random(0.5));
           numbers[index].q[i] = static_cast<float>(random(0.7));
-          if (c.mixed) numbers[index].erase_q[i] = static_cast<float>(random(0.3)), numbers[index].read_k[i] = static_cast<float>(random(0.3));
+          if (c.mixed)
+            numbers[index].erase_q[i] = static_cast<float>(random(0.3)),
+            numbers[index].read_k[i] = static_cast<float>(random(0.3));
         }
         std::fill_n(numbers[index].gamma, 4, static_cast<float>(0.5 + random(0.5)));
         if (c.keys) {
           random_matrix(key_matrix(index), rows, c.K, 0.1, random);
           random_matrix(chunk_tiles[index].e, rows, c.K, 0.1, random);
           random_matrix(chunk_tiles[index].q, rows, c.K, 0.15, random);
-          for (int k = 0; k < kTileK; ++k) chunk_tiles[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+          for (int k = 0; k < kTileK; ++k)
+            chunk_tiles[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         }
       }
     }
@@ -501,7 +549,8 @@ void test_reverse_rows(const Case& c) {
     DeviceBuffer<uint16_t> device_key_rows(key_rows);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
-    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)), dz(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
+    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kTileK, kNan16)),
+        dz(std::vector<uint16_t>(tiles * kSw128Elements, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
     ScanReverseArgs args;
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
@@ -527,7 +576,8 @@ void test_reverse_rows(const Case& c) {
   const Outputs got = run(false);
   const Outputs again = run(c.packed);
   if (!c.save && !got.d_initial.same_bits(run(false, false).d_initial)) fail("same bits without what is saved");
-  if (!(got.d_initial.same_bits(again.d_initial) && got.d_states == again.d_states && got.dz == again.dz)) fail("same bits again, each sequence alone");
+  if (!(got.d_initial.same_bits(again.d_initial) && got.d_states == again.d_states && got.dz == again.dz))
+    fail("same bits again, each sequence alone");
 
   for (const bool rounds : {false, true}) {
     Difference d_initial, d_states, dz_saved;
@@ -545,15 +595,19 @@ void test_reverse_rows(const Case& c) {
           const RowScalesBwd& of = numbers[index];
           const QETiles<kTileK>& chunk_tile = chunk_tiles[index];
           const int rows = at.rows(n, chunk);
-          const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) { return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]); };
+          const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) {
+            return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]);
+          };
           for (int i = 0; i < padded; ++i) {
             const size_t tile = at.tile(n, chunk, hv, i / 64);
             double grad[64] = {}, dr[64] = {}, dz[64] = {};
-            for (int t = 0; t < rows && c.has_d_o && i < c.V; ++t) grad[t] = rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds);
+            for (int t = 0; t < rows && c.has_d_o && i < c.V; ++t)
+              grad[t] = rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds);
             for (int t = 0; t < rows; ++t) {
               double x = 0;
               for (int k = 0; k < c.K; ++k) {
-                x += (c.keys ? from_bf16(key_matrix(index)[sw128_index(t, k)]) : row(keys, t, k)) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+                x += (c.keys ? from_bf16(key_matrix(index)[sw128_index(t, k)]) : row(keys, t, k)) *
+                     rounded(d[static_cast<size_t>(k) * padded + i], rounds);
               }
               if (!c.keys) x *= of.k[t];
               for (int j = 0; j < rows; ++j) x += from_bf16(pair.p[sw128_index(j, t)]) * grad[j];
@@ -564,12 +618,14 @@ void test_reverse_rows(const Case& c) {
               dz_saved.add(from_bf16(got.dz[tile * kSw128Elements + sw128_index(t, i % 64)]), dz[t]);
             }
             for (int k = 0; k < kTileK; ++k)
-              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+              d_states.add(from_bf16(got.d_states[tile * (64 * kTileK) + sw128_index(i % 64, k)]),
+                           d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
               double x = (c.keys ? chunk_tile.gamma[k] : of.gamma[0]) * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < rows; ++t) {
                 if (c.keys) {
-                  x += from_bf16(chunk_tile.q[sw128_index(t, k)]) * grad[t] + from_bf16(chunk_tile.e[sw128_index(t, k)]) * rounded(dz[t], rounds);
+                  x += from_bf16(chunk_tile.q[sw128_index(t, k)]) * grad[t] +
+                       from_bf16(chunk_tile.e[sw128_index(t, k)]) * rounded(dz[t], rounds);
                   continue;
                 }
                 x += row(reads, t, k) * rounded(of.q[t] * grad[t] + of.erase_q[t] * dz[t], rounds);
@@ -580,7 +636,8 @@ void test_reverse_rows(const Case& c) {
           }
         }
         for (int k = 0; k < c.K; ++k)
-          for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
+          for (int i = 0; i < c.V; ++i)
+            d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
       }
     }
     report("d_init", rounds, d_initial, c.state_bf16 && rounds ? 3e-3 : rounds ? 4e-4 : 6e-3);
@@ -625,13 +682,16 @@ std::vector<Case> cases() {
       add("packed, state only", [&](Case& c) { c.lengths = packed, c.packed = true, c.out = c.save = false; });
       add("packed, prepared z", [&](Case& c) { c.lengths = packed, c.packed = true, c.prepared_z = true; });
       add("9 chunks, no saves", [&](Case& c) { c.lengths = {570}, c.save = false, c.V = 64; });
-      add("a short tail behind nine chunks, no saves", [](Case& c) { c.lengths = {586}, c.packed = true, c.save = false, c.V = 64, c.HV = 1; });
+      add("a short tail behind nine chunks, no saves",
+          [](Case& c) { c.lengths = {586}, c.packed = true, c.save = false, c.V = 64, c.HV = 1; });
       add("9 chunks", [&](Case& c) { c.lengths = {570}, c.V = 64; });
       add("float32, V-first", [&](Case& c) { c.lengths = {130, 130}, c.bf16 = false, c.value_first = true; });
       add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
-      add("bf16 states", [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
+      add("bf16 states",
+          [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
       add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.tma = false; });
-      add("neighbours of no numbers", [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
+      add("neighbours of no numbers",
+          [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
       add("V 16", [&](Case& c) { c.V = 16; });
       add("V 100", [&](Case& c) { c.V = 100; });
       add("V 37", [&](Case& c) { c.V = 37, c.packed = true, c.lengths = packed; });
@@ -655,7 +715,9 @@ std::vector<Case> cases() {
       add_rows(", prepared z", [](Case& c) { c.prepared_z = true; });
       add_rows(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
       add_rows(" of groups, batch", [](Case& c) { c.HV = 4, c.group = 4, c.packed = false, c.lengths = {130, 130}; });
-      add_rows(", the same for all", [](Case& c) { c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130}; });
+      add_rows(", the same for all", [](Case& c) {
+        c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130};
+      });
       add_rows(", without the engine", [](Case& c) { c.tma = false; });
       add_rows(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
@@ -664,7 +726,9 @@ std::vector<Case> cases() {
       add_rows(", K less", [](Case& c) { c.K = c.key == 128 ? 72 : 40; });
       add_rows(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
       add_rows(", sums", [](Case& c) { c.mixed = true; });
-      add_rows(", sums, no saves, no tail", [](Case& c) { c.mixed = true, c.save = false, c.packed = false, c.lengths = {128, 128}; });
+      add_rows(", sums, no saves, no tail", [](Case& c) {
+        c.mixed = true, c.save = false, c.packed = false, c.lengths = {128, 128};
+      });
       const auto add_pairs = [&](const std::string& more, auto change) {
         add("rows, A and P" + more, [&](Case& c) {
           c.rows = c.pairs = true, c.lengths = packed, c.packed = true;
@@ -686,7 +750,8 @@ std::vector<Case> cases() {
       add_pairs(", sums", [](Case& c) { c.mixed = true; });
       add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
       add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
-      add_pairs(", sums, state only, without the engine", [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
+      add_pairs(", sums, state only, without the engine",
+                [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
       const auto add_keys = [&](const std::string& more, auto change) {
         add("streams apart" + more, [&](Case& c) {
           c.keys = true, c.lengths = packed, c.packed = true;

@@ -1,5 +1,6 @@
-// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE): the bits of a call whose offsets the host knows, rows after the last sequence left
-// alone, and one plan, in a captured graph where there is one, replayed with other lengths.
+// Offsets of packed sequences in device memory (FW_SEQLENS_DEVICE). A call gives the bits of one whose offsets the host
+// knows, and leaves rows after the last sequence alone. One plan, in a captured graph where there is one, is replayed
+// with other lengths.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,22 +62,23 @@ class Replay {
   static constexpr int64_t kRoom = 300, kDim = 64, kSequences = 5;
 
   Replay(const char* rule, int64_t max_seqlen) {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
     desc.device = FW_DEVICE_CUDA;
     desc.operands = FW_BF16;
     desc.B = desc.H = desc.HV = 1;
     desc.T = kRoom;
     desc.K = desc.V = kDim;
-    desc.num_sequences = kSequences;
+    desc.seqlens.num_sequences = kSequences;
     desc.segment = -1;
-    desc.max_seqlen = max_seqlen;
-    FW_INIT(&in);
-    FW_INIT(&grads);
-    FW_INIT(&out);
-    FW_INIT(&d);
+    desc.seqlens.max_seqlen = max_seqlen;
+    fw_inputs_init(&in);
+    fw_inputs_init(&grads);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
     const bool channel = desc.rule.decay == FW_DECAY_CHANNEL;
-    in.q = rows(-0.5f, 0.5f), in.k = rows(-0.5f, 0.5f), in.v = rows(-1, 1), in.g = channel ? rows(-0.2f, 0) : numbers(-0.2f, 0);
+    in.q = rows(-0.5f, 0.5f), in.k = rows(-0.5f, 0.5f), in.v = rows(-1, 1),
+    in.g = channel ? rows(-0.2f, 0) : numbers(-0.2f, 0);
     if (desc.rule.gain == FW_GAIN_GATE) in.beta = numbers(0, 1);
     grads.q = rows(0, 0), grads.k = rows(0, 0), grads.g = channel ? rows(0, 0) : numbers(0, 0);
     out.o = rows(0, 0), d.o = rows(-1, 1);
@@ -108,17 +110,19 @@ class Replay {
     fw_desc all = desc;
     std::vector<int64_t> whole = lengths;
     whole.push_back(kRoom);  // what is after them, as a sequence
-    all.seqlens_memory = FW_SEQLENS_HOST;
-    all.cu_seqlens = whole.data();
-    all.num_sequences = kSequences + 1;
-    all.max_seqlen = 0;
+    all.seqlens.memory = FW_SEQLENS_HOST;
+    all.seqlens.cu_seqlens = whole.data();
+    all.seqlens.num_sequences = kSequences + 1;
+    all.seqlens.max_seqlen = 0;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&all, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
     std::vector<float> values = results([&] {
-      EXPECT_EQ(fw_forward(&all, &in, &out, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
-      EXPECT_EQ(fw_backward(&all, &in, &d, &grads, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
+      EXPECT_EQ(fw_forward(&all, &in, &out, saved.data(), sizes.saved, space.data(), space.size()), FW_OK)
+          << fw_last_error();
+      EXPECT_EQ(fw_backward(&all, &in, &d, &grads, saved.data(), sizes.saved, space.data(), space.size()), FW_OK)
+          << fw_last_error();
     });
     const std::vector<bool> own = rows_of(lengths.back());
     for (size_t i = 0; i < values.size(); ++i) {
@@ -161,7 +165,8 @@ class Replay {
   fw_tensor rows(float low, float high) { return make({1, kRoom, 1, kDim}, low, high); }
   fw_tensor numbers(float low, float high) { return make({1, kRoom, 1}, low, high); }
   fw_tensor make(const std::vector<int64_t>& shape, float low, float high) {
-    std::vector<float> values(static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())));
+    std::vector<float> values(
+        static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())));
     for (float& x : values) {
       seed_ = seed_ * 1664525u + 1013904223u;
       x = low + (high - low) * static_cast<float>(seed_ >> 8) * 0x1p-24f;
@@ -176,19 +181,21 @@ class Replay {
   std::deque<DeviceMemory> memory_;
 };
 
-// A graph of forward, backward and a copy that loads the next lengths is replayed twice: the second time it has those. (The emulation runs it as it comes.)
+// A graph of forward, backward and a copy that loads the next lengths is replayed twice: the second time it has those.
+// (The emulation runs it as it comes.)
 TEST(DeviceSeqlens, OneGraphIsReplayedWithOtherLengths) {
   const std::vector<int64_t> first = {0, 70, 70, 200, 264, 300};
-  const std::vector<std::vector<int64_t>> all_lengths = {first, {0, 1, 65, 66, 66, 70}, {0, 0, 0, 0, 0, 0}, {0, 200, 210, 210, 299, 299}};
+  const std::vector<std::vector<int64_t>> all_lengths = {
+      first, {0, 1, 65, 66, 66, 70}, {0, 0, 0, 0, 0, 0}, {0, 200, 210, 210, 299, 299}};
   for (const char* rule : {"gated_deltanet", "kda", "mamba2"}) {
     Replay replay(rule, 200);
     fw_desc& desc = replay.desc;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     const size_t bytes = (Replay::kSequences + 1) * sizeof(int64_t);
     const DeviceMemory offsets(bytes), next(bytes);
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
     for (const std::vector<int64_t>& lengths : all_lengths) {
@@ -197,8 +204,13 @@ TEST(DeviceSeqlens, OneGraphIsReplayedWithOtherLengths) {
       offsets.from_host(first.data(), bytes);
       next.from_host(lengths.data(), bytes);
       const auto queue = [&](void* stream) {
-        ASSERT_EQ(fw_forward(&desc, &replay.in, &replay.out, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
-        ASSERT_EQ(fw_backward(&desc, &replay.in, &replay.d, &replay.grads, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
+        ASSERT_EQ(fw_forward(&desc, &replay.in, &replay.out, saved.data(), sizes.saved, space.data(), space.size()),
+                  FW_OK)
+            << fw_last_error();
+        ASSERT_EQ(fw_backward(&desc, &replay.in, &replay.d, &replay.grads, saved.data(), sizes.saved, space.data(),
+                              space.size()),
+                  FW_OK)
+            << fw_last_error();
         device_copy(offsets.data(), next.data(), bytes, stream);
       };
       if (emulated()) queue(nullptr);
@@ -209,7 +221,8 @@ TEST(DeviceSeqlens, OneGraphIsReplayedWithOtherLengths) {
         });
       });
       desc.stream = nullptr;
-      EXPECT_TRUE(emulated() ? Replay::same(got, expected) : replay.same_rows(got, expected)) << rule << " of " << lengths.back() << " tokens";
+      EXPECT_TRUE(emulated() ? Replay::same(got, expected) : replay.same_rows(got, expected))
+          << rule << " of " << lengths.back() << " tokens";
     }
   }
 }
@@ -219,10 +232,10 @@ TEST(DeviceSeqlens, OnePlanServesOtherLengths) {
   Replay replay("kda", 0);
   fw_desc& desc = replay.desc;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   const DeviceMemory offsets((Replay::kSequences + 1) * sizeof(int64_t));
-  desc.cu_seqlens = offsets.data();
-  desc.seqlens_memory = FW_SEQLENS_DEVICE;
+  desc.seqlens.cu_seqlens = offsets.data();
+  desc.seqlens.memory = FW_SEQLENS_DEVICE;
   fw_plan* plan = nullptr;
   ASSERT_EQ(fw_plan_create(&desc, 0, &plan), FW_OK) << fw_last_error();
   ASSERT_EQ(fw_plan_sizes(plan, &sizes), FW_OK);
@@ -231,34 +244,44 @@ TEST(DeviceSeqlens, OnePlanServesOtherLengths) {
     const std::vector<float> expected = replay.known(lengths);
     offsets.from_host(lengths.data(), lengths.size() * sizeof(int64_t));
     const std::vector<float> got = replay.results([&] {
-      ASSERT_EQ(fw_plan_forward(plan, &replay.in, &replay.out, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
-      ASSERT_EQ(fw_plan_backward(plan, &replay.in, &replay.d, &replay.grads, saved.data(), sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
+      ASSERT_EQ(fw_plan_forward(plan, &replay.in, &replay.out, saved.data(), sizes.saved, space.data(), space.size()),
+                FW_OK)
+          << fw_last_error();
+      ASSERT_EQ(fw_plan_backward(plan, &replay.in, &replay.d, &replay.grads, saved.data(), sizes.saved, space.data(),
+                                 space.size()),
+                FW_OK)
+          << fw_last_error();
     });
     EXPECT_TRUE(Replay::same(got, expected)) << lengths.back() << " tokens";
   }
   fw_plan_destroy(plan);
 }
 
-// Offsets that are none reach no memory beyond the call's: they decrease, go beyond T, or a sequence is longer than max_seqlen.
+// Offsets that are none reach no memory beyond the call's: they decrease, go beyond T, or a sequence is longer than
+// max_seqlen.
 TEST(DeviceSeqlens, OffsetsThatAreNoneStayInTheCallsMemory) {
   for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
     Replay replay("gated_deltanet", 100);
     fw_desc& desc = replay.desc;
     desc.form = form;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     const DeviceMemory offsets((Replay::kSequences + 1) * sizeof(int64_t));
-    desc.cu_seqlens = offsets.data();
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = offsets.data();
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     const DeviceMemory saved(std::max<size_t>(sizes.saved, 64)), space(std::max(sizes.forward, sizes.backward));
     constexpr int64_t kFar = int64_t{1} << 40;
-    for (const std::vector<int64_t>& lengths :
-         {std::vector<int64_t>{0, 90, 40, 200, -7, 300}, {0, 300, 300, 300, 300, 300}, {0, kFar, 2 * kFar, 0, kFar, kFar}}) {
+    for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{0, 90, 40, 200, -7, 300},
+                                                {0, 300, 300, 300, 300, 300},
+                                                {0, kFar, 2 * kFar, 0, kFar, kFar}}) {
       offsets.from_host(lengths.data(), lengths.size() * sizeof(int64_t));
       void* const kept = sizes.saved > 0 ? saved.data() : nullptr;
-      EXPECT_EQ(fw_forward(&desc, &replay.in, &replay.out, kept, sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
-      EXPECT_EQ(fw_backward(&desc, &replay.in, &replay.d, &replay.grads, kept, sizes.saved, space.data(), space.size()), FW_OK) << fw_last_error();
+      EXPECT_EQ(fw_forward(&desc, &replay.in, &replay.out, kept, sizes.saved, space.data(), space.size()), FW_OK)
+          << fw_last_error();
+      EXPECT_EQ(fw_backward(&desc, &replay.in, &replay.d, &replay.grads, kept, sizes.saved, space.data(), space.size()),
+                FW_OK)
+          << fw_last_error();
       device_synchronize();
     }
   }
@@ -266,19 +289,23 @@ TEST(DeviceSeqlens, OffsetsThatAreNoneStayInTheCallsMemory) {
 
 TEST(DeviceSeqlens, WhatTheyCannotBeIsRefused) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   const auto message = [&](auto&& change) {
     fw_desc desc = Replay("gated_deltanet", 0).desc;
-    desc.cu_seqlens = &desc;  // never read
-    desc.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc.seqlens.cu_seqlens = &desc;  // never read
+    desc.seqlens.memory = FW_SEQLENS_DEVICE;
     change(desc);
     return fw_workspace_query(&desc, &sizes) == FW_OK ? std::string() : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&) {}), "");
-  EXPECT_THAT(message([](fw_desc& d) { d.device = FW_DEVICE_CPU, d.operands = 0; }), HasSubstr("seqlens_memory: expected FW_SEQLENS_HOST on the CPU"));
-  EXPECT_THAT(message([](fw_desc& d) { d.seqlens_memory = 2; }), HasSubstr("seqlens_memory: expected FW_SEQLENS_HOST or FW_SEQLENS_DEVICE"));
-  EXPECT_THAT(message([](fw_desc& d) { d.max_seqlen = 301; }), HasSubstr("max_seqlen: expected 0 to T = 300, got 301"));
-  EXPECT_THAT(message([](fw_desc& d) { d.segment = 64; }), HasSubstr("segment: expected 0 or -1 with FW_SEQLENS_DEVICE"));
+  EXPECT_THAT(message([](fw_desc& d) { d.device = FW_DEVICE_CPU, d.operands = 0; }),
+              HasSubstr("seqlens.memory: expected FW_SEQLENS_HOST on the CPU"));
+  EXPECT_THAT(message([](fw_desc& d) { d.seqlens.memory = 2; }),
+              HasSubstr("seqlens.memory: expected FW_SEQLENS_HOST or FW_SEQLENS_DEVICE"));
+  EXPECT_THAT(message([](fw_desc& d) { d.seqlens.max_seqlen = 301; }),
+              HasSubstr("max_seqlen: expected 0 to T = 300, got 301"));
+  EXPECT_THAT(message([](fw_desc& d) { d.segment = 64; }),
+              HasSubstr("segment: expected 0 or -1 with FW_SEQLENS_DEVICE"));
 }
 
 }  // namespace

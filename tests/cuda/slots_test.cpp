@@ -1,5 +1,5 @@
-// States at slots of a pool and states of bf16 in fw_forward on the device: the bits of states handed over one by one. By the token form, the chunk form of all
-// kinds of scans, and cut into segments.
+// States at slots of a pool and states of bf16 in fw_forward on the device: the bits of states handed over one by one.
+// By the token form, the chunk form of all kinds of scans, and cut into segments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,9 @@ TEST(Slots, ForwardFromAPoolGivesTheBitsOfStatesOneByOne) {
     ++seed;
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       ProblemOptions options;
-      options.sequences = form == FW_FORM_CHUNK ? SeqLayout({0, 65, 65, 130}) : seed % 2 == 0 ? SeqLayout::uniform(3, 1) : SeqLayout({0, 5, 5, 12});
+      options.sequences = form == FW_FORM_CHUNK ? SeqLayout({0, 65, 65, 130})
+                          : seed % 2 == 0       ? SeqLayout::uniform(3, 1)
+                                                : SeqLayout({0, 5, 5, 12});
       options.H = named.rule.general_erase() ? 2 : 1;
       options.HV = 2;
       options.K = seed % 3 == 0 ? 40 : 64;

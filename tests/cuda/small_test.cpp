@@ -1,5 +1,5 @@
-// Every kernel once or twice at shapes small enough for compute-sanitizer (tools/gpu_test.sh): tails, packed and empty sequences,
-// grouped heads, each decay kind, delta and additive, all key sizes, channel gates, the preconditioner.
+// Every kernel once or twice at shapes small enough for compute-sanitizer (tools/gpu_test.sh): tails, packed and empty
+// sequences, grouped heads, each decay kind, delta and additive, all key sizes, channel gates, the preconditioner.
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
@@ -17,10 +17,12 @@ TEST(Small, EveryKernel) {
     bool bf16;
   };
   int number = -1;
-  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2",
-                           "comba", "qdelta", "deltanet_neg", "kda_neg", "precond_deltanet"}) {
+  for (const char* name :
+       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet",
+        "precond_kda", "precond_mamba2", "comba", "qdelta", "deltanet_neg", "kda_neg", "precond_deltanet"}) {
     ++number;
-    for (const auto& [form, bf16] : {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
+    for (const auto& [form, bf16] :
+         {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
       ++seed;
       ProblemOptions options;
       options.sequences = SeqLayout({0, 70, 70, 75});
@@ -35,14 +37,16 @@ TEST(Small, EveryKernel) {
       if (whole && number % 4 == 1) run.segment = 64;
       run.bf16 = bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
       SCOPED_TRACE(describe(problem));
-      const double bound = run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : ChunkBounds{}.output;
+      const double bound =
+          run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : ChunkBounds{}.output;
       EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bound, kChunkFloor));
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }
 }
 
-// Gates as logits, one scalar per head and channels, in wide loads and single ones: values before kernels that may begin before these are made.
+// Gates as logits, one scalar per head and channels, in wide loads and single ones: values before kernels that may
+// begin before these are made.
 TEST(Small, GatesAsLogits) {
   uint64_t seed = 930;
   for (const char* name : {"gated_deltanet", "gated_deltanet2", "hgrn2", "precond_kda", "precond_gated_deltanet"}) {
@@ -67,7 +71,8 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
-// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (prepare/grouped.cu), most of a token or two.
+// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (prepare/grouped.cu), most of
+// a token or two.
 TEST(Small, HeadsThatShareKeys) {
   uint64_t seed = 935;
   for (const int64_t K : {64, 128}) {
@@ -82,7 +87,8 @@ TEST(Small, HeadsThatShareKeys) {
     options.seed = ++seed;
     const int64_t chunks = 3 + (static_cast<int64_t>(offsets.size()) - 4);  // one of each of the added
     ASSERT_GT(cuda::grouped_heads(8, 8, chunks, cuda::persistent_ctas()), 1) << "too few chunks for that kernel";
-    const Problem problem = of_bf16_numbers(random_problem(preset(K == 64 ? "deltanet" : "gated_deltanet").rule, options));
+    const Problem problem =
+        of_bf16_numbers(random_problem(preset(K == 64 ? "deltanet" : "gated_deltanet").rule, options));
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     SCOPED_TRACE(describe(problem));
@@ -121,7 +127,8 @@ TEST(Small, FormedGatesAndKeysInHalves) {
 // Two rows a token, in wide accesses and single ones, decays of channels and of a head.
 TEST(Small, DplrAsTwoTokens) {
   uint64_t seed = 950;
-  for (const char* text : {"decay=channel erase_key=own erase_state=previous erase_write=own", "decay=scalar erase_state=previous gain=gate"}) {
+  for (const char* text : {"decay=channel erase_key=own erase_state=previous erase_write=own",
+                           "decay=scalar erase_state=previous gain=gate"}) {
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const Rule rule = parse_rule(text);
       ProblemOptions options;
@@ -140,8 +147,8 @@ TEST(Small, DplrAsTwoTokens) {
   }
 }
 
-// States on the way, where segments begin and elsewhere, and float16 tensors in wide loads and single ones. What they are is looked at in checkpoints_test.cpp
-// and float16_test.cpp.
+// States on the way, where segments begin and elsewhere, and float16 tensors in wide loads and single ones. What they
+// are is looked at in checkpoints_test.cpp and float16_test.cpp.
 TEST(Small, CheckpointsAndFloat16) {
   uint64_t seed = 960;
   for (const char* name : {"gated_deltanet", "mamba2", "precond_gated_deltanet"}) {
@@ -171,7 +178,8 @@ TEST(Small, K256Keys) {
   uint64_t seed = 940;
   for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const bool bf16 : {true, false}) {
-      if (!bf16 && (name == std::string_view("kaczmarz") || name == std::string_view("gated_deltanet2"))) continue;  // no other kernels than those before
+      // no other kernels than those before
+      if (!bf16 && (name == std::string_view("kaczmarz") || name == std::string_view("gated_deltanet2"))) continue;
       ProblemOptions options;
       options.sequences = SeqLayout({0, 130, 130, 135});
       options.H = 1;
@@ -190,13 +198,15 @@ TEST(Small, K256Keys) {
   }
 }
 
-// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
+// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in
+// time.
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
   uint64_t seed = 950;
-  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel", "precond_gated_deltanet",
-                           "precond_kda", "gated_deltanet_neg", "gated_deltanet2_neg"}) {
+  for (const char* name :
+       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel",
+        "precond_gated_deltanet", "precond_kda", "gated_deltanet_neg", "gated_deltanet2_neg"}) {
     ProblemOptions options;
     options.sequences = SeqLayout(offsets);
     options.K = options.V = 16;
@@ -210,12 +220,12 @@ TEST(Small, ManyTurns) {
   }
 }
 
-// Sequences of several chunks and few heads: the gradients begin alongside the reverse scan, of whole sequences and of segments (plan.h:
-// overlap_grad_with_scan).
+// Sequences of several chunks and few heads: the gradients begin alongside the reverse scan, of whole sequences and of
+// segments (plan.h: overlap_grad_with_scan).
 TEST(Small, GradientsBesideTheScan) {
   uint64_t seed = 980;
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "precond_gated_deltanet", "precond_kda", "qdelta", "deltanet_neg", "gla", "gated_deltanet_neg"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "precond_gated_deltanet", "precond_kda",
+                           "qdelta", "deltanet_neg", "gla", "gated_deltanet_neg"}) {
     for (const bool bf16 : {true, false}) {
       ProblemOptions options;
       options.sequences = SeqLayout({0, 260, 260, 330});
@@ -235,8 +245,8 @@ TEST(Small, GradientsBesideTheScan) {
   }
 }
 
-// A packed sequence in segments that are longer than the scan has stages, the last of them with a short chunk: TMA overwrites a tile that threads
-// have filled.
+// A packed sequence in segments that are longer than the scan has stages, the last of them with a short chunk: TMA
+// overwrites a tile that threads have filled.
 TEST(Small, SegmentsWithAShortTail) {
   ProblemOptions options;
   options.sequences = SeqLayout({0, 65, 651});

@@ -1,4 +1,5 @@
-// Tokens that may be taken back (fw_desc.token_slots) on the device, by each of the token form's kernels: the bits of steps of one token.
+// Tokens that may be taken back (fw_desc.token_slots) on the device, by each of the token form's kernels: the bits of
+// steps of one token.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +19,8 @@ ProblemOptions options_of(uint64_t seed) {
   return options;
 }
 
-// Equal lengths: the first call has as many tokens of every sequence, those after it are packed, for the sequences have gone different ways.
+// Equal lengths: the first call has as many tokens of every sequence, those after it are packed, for the sequences have
+// gone different ways.
 TEST(Speculation, WhateverIsTakenBackTheTokensThatStayAreThoseOfSteps) {
   uint64_t seed = 500;
   for (const Rule& rule : all_rules()) {
@@ -35,7 +37,8 @@ TEST(Speculation, WhateverIsTakenBackTheTokensThatStayAreThoseOfSteps) {
     for (const int64_t drafted : {3, 6}) {
       run.device_seqlens = drafted == 6 && seed % 2 == 1;
       run.spare_tokens = run.device_seqlens ? 3 : 0;
-      EXPECT_TRUE(close(header_speculation(problem, run, drafted), steps, 0)) << describe(problem) << " drafted " << drafted;
+      EXPECT_TRUE(close(header_speculation(problem, run, drafted), steps, 0))
+          << describe(problem) << " drafted " << drafted;
     }
   }
 }

@@ -24,7 +24,8 @@ TEST(Step, InPlaceEqualsTheWholeSequence) {
     for (const fw_state_layout layout : {FW_STATE_K_FIRST, FW_STATE_V_FIRST}) {
       HeaderRun run = device_run(FW_FORM_TOKEN);
       run.state_layout = layout;
-      EXPECT_TRUE(close(header_steps(problem, run, seed % 2 == 0 ? 1 : 4), problem.forward(), kTokenBound, kTokenFloor)) << describe(problem);
+      EXPECT_TRUE(close(header_steps(problem, run, seed % 2 == 0 ? 1 : 4), problem.forward(), kTokenBound, kTokenFloor))
+          << describe(problem);
     }
   }
 }
@@ -65,14 +66,16 @@ TEST(Step, SlotsAndStatesOfBf16) {
     const std::vector<int32_t> slots = {4, -1, 1};
     for (size_t n = 0; n < 3; ++n) {
       if (slots[n] < 0) continue;
-      std::copy_n(p.in.initial_state.begin() + static_cast<std::ptrdiff_t>(n * state), state, pool.begin() + static_cast<std::ptrdiff_t>(slots[n] * state));
+      std::copy_n(p.in.initial_state.begin() + static_cast<std::ptrdiff_t>(n * state), state,
+                  pool.begin() + static_cast<std::ptrdiff_t>(slots[n] * state));
     }
     const DeviceMemory states = narrow ? on_device(bf16(pool)) : on_device(floats(pool));
-    const DeviceMemory q = on_device(bf16(p.in.q)), k = on_device(bf16(p.in.k)), v = on_device(bf16(p.in.v)), g = on_device(floats(p.in.g)),
-                       beta = on_device(floats(p.in.beta)), slot_memory = on_device(slots);
+    const DeviceMemory q = on_device(bf16(p.in.q)), k = on_device(bf16(p.in.k)), v = on_device(bf16(p.in.v)),
+                       g = on_device(floats(p.in.g)), beta = on_device(floats(p.in.beta)),
+                       slot_memory = on_device(slots);
     const DeviceMemory o = on_device(std::vector<float>(3 * 2 * 2 * 32, 7.0f));
     fw_desc desc;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     desc.rule = to_c(p.rule);
     desc.device = FW_DEVICE_CUDA;
     desc.io_dtype = FW_BF16;
@@ -81,12 +84,12 @@ TEST(Step, SlotsAndStatesOfBf16) {
     desc.H = desc.HV = 2;
     desc.K = 64;
     desc.V = 32;
-    desc.slots = static_cast<const int32_t*>(slot_memory.data());
-    desc.num_slots = 5;
+    desc.state_pool.slots = static_cast<const int32_t*>(slot_memory.data());
+    desc.state_pool.num_slots = 5;
     fw_inputs in;
     fw_outputs out;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     in.q = device_tensor(q, FW_BF16, {3, 2, 2, 64});
     in.k = device_tensor(k, FW_BF16, {3, 2, 2, 64});
     in.v = device_tensor(v, FW_BF16, {3, 2, 2, 32});
@@ -124,10 +127,12 @@ TEST(Step, SlotsAndStatesOfBf16) {
       for (size_t i = slot * state; i < (slot + 1) * state; ++i) ASSERT_EQ(after[i], 0.25) << "slot " << slot;
     }
     for (const size_t n : {0, 2}) {
-      const auto from = static_cast<std::ptrdiff_t>(static_cast<size_t>(slots[n]) * state), of = static_cast<std::ptrdiff_t>(n * state);
+      const auto from = static_cast<std::ptrdiff_t>(static_cast<size_t>(slots[n]) * state),
+                 of = static_cast<std::ptrdiff_t>(n * state);
       const auto length = static_cast<std::ptrdiff_t>(state);
-      EXPECT_LE(relative_error(std::vector<double>(after.begin() + from, after.begin() + from + length),
-                               std::vector<double>(expected.final_state.begin() + of, expected.final_state.begin() + of + length)),
+      EXPECT_LE(relative_error(
+                    std::vector<double>(after.begin() + from, after.begin() + from + length),
+                    std::vector<double>(expected.final_state.begin() + of, expected.final_state.begin() + of + length)),
                 narrow ? 4e-3 : kTokenBound);
     }
   }

@@ -1,4 +1,5 @@
-// Numbers for tests of kernels that stand alone: bf16 by rounding to nearest even, and a generator of the tests' own; and which cases a run takes.
+// Numbers for tests of kernels that stand alone: bf16 by rounding to nearest even, and a generator of the tests' own;
+// and which cases a run takes.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ struct Random {
   }
 };
 
-// Whether a run takes a list's case: all, or those of FW_TEST_SHARE ("0/3": every third from the first on). The emulation's other orders share a list's
-// cases (tests/cuda/emulated): each case is run in one of them.
+// Whether a run takes a list's case: all, or those of FW_TEST_SHARE ("0/3": every third from the first on). The
+// emulation's other orders share a list's cases (tests/cuda/emulated): each case is run in one of them.
 inline bool in_share(uint64_t index) {
   const char* const share = std::getenv("FW_TEST_SHARE");
   if (!share) return true;

@@ -1,5 +1,5 @@
-// The training loop on the device: steps that are not finite, checkpoints that go from one device to the other through files, and a run that is killed. In
-// the emulation and on a GPU.
+// The training loop on the device: steps that are not finite, checkpoints that go from one device to the other through
+// files, and a run that is killed. In the emulation and on a GPU.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -96,9 +96,11 @@ TEST(DeviceTrainer, ACheckpointOfEitherDeviceGoesOnOnTheOther) {
   }
 }
 
-// Stopped half way, read on the other device and written there again, and gone on with: the end of a run that was left alone, to the bit.
+// Stopped half way, read on the other device and written there again, and gone on with: the end of a run that was left
+// alone, to the bit.
 class DeviceMoments : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Formats, DeviceMoments, ::testing::Values("float32", "bf16"), [](const auto& one) { return one.param; });
+INSTANTIATE_TEST_SUITE_P(Formats, DeviceMoments, ::testing::Values("float32", "bf16"),
+                         [](const auto& one) { return one.param; });
 TEST_P(DeviceMoments, ThroughTheOtherDevicesFilesAndBackIsNoStep) {
   const TempFolder folder;
   const auto config = [&](const std::string& out, const std::string& moments) {
@@ -108,9 +110,11 @@ TEST_P(DeviceMoments, ThroughTheOtherDevicesFilesAndBackIsNoStep) {
   };
   const auto undisturbed = make_trainer(config(folder.path("whole"), GetParam()), folder.path("data"));
   ASSERT_TRUE(undisturbed->run(nullptr, nullptr));
-  const std::string out = folder.path("run"), checkpoints = out + "/checkpoints", path = checkpoint_path(checkpoints, 4);
+  const std::string out = folder.path("run"), checkpoints = out + "/checkpoints",
+                    path = checkpoint_path(checkpoints, 4);
   std::atomic<bool> stop{false};
-  EXPECT_FALSE(make_trainer(config(out, GetParam()), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
+  EXPECT_FALSE(make_trainer(config(out, GetParam()), folder.path("data"))
+                   ->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
   const MomentFormat format = moments_of_checkpoint(path);
   EXPECT_EQ(name_of(format), GetParam());
   {
@@ -145,11 +149,13 @@ TEST(DeviceTrainer, GradientsOfBatchesMadeApart) {
     EXPECT_TRUE(trainer.run([&](const LogRecord& r) { loss = r.loss; }, nullptr));
     return loss;
   };
-  const auto running = make_trainer(config("running", "running"), folder.path("data")), apart = make_trainer(config("apart", "apart"), folder.path("data"));
+  const auto running = make_trainer(config("running", "running"), folder.path("data")),
+             apart = make_trainer(config("apart", "apart"), folder.path("data"));
   const double want = last_loss(*running);
   EXPECT_NEAR(last_loss(*apart), want, 1e-3 * want);
   std::atomic<bool> stop{false};
-  EXPECT_FALSE(make_trainer(config("parted", "apart"), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
+  EXPECT_FALSE(make_trainer(config("parted", "apart"), folder.path("data"))
+                   ->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
   const auto resumed = make_trainer(config("parted", "apart"), folder.path("data"));
   ASSERT_TRUE(resumed->resume(nullptr));
   last_loss(*resumed);
@@ -169,8 +175,8 @@ TEST(DeviceTrainer, AProfileChangesNoBit) {
   EXPECT_EQ(values_of("profiled"), plain);
   std::map<std::string, OperationTime> rows;
   for (const OperationTime& row : profile.by_time()) rows[row.name] = row;
-  for (const char* name :
-       {"linear_forward", "linear_backward", "recurrence_forward", "recurrence_backward", "cross_entropy_backward", "adamw", "square_sum", "bf16_square_sum"}) {
+  for (const char* name : {"linear_forward", "linear_backward", "recurrence_forward", "recurrence_backward",
+                           "cross_entropy_backward", "adamw", "square_sum", "bf16_square_sum"}) {
     ASSERT_EQ(rows.count(name), 1U) << name;
     EXPECT_GT(rows[name].seconds, 0) << name;
     EXPECT_GT(rows[name].bytes, 0) << name;
@@ -179,7 +185,8 @@ TEST(DeviceTrainer, AProfileChangesNoBit) {
   EXPECT_GT(rows["linear_backward"].flops, rows["linear_forward"].flops);
 }
 
-// The host's update of a checkpoint that the device wrote is the device's, to the bit, but for what their gradients differ in: with none, nothing.
+// The host's update of a checkpoint that the device wrote is the device's, to the bit, but for what their gradients
+// differ in: with none, nothing.
 TEST_P(DeviceMoments, AnUpdateOfEitherDeviceIsTheSame) {
   const MomentFormat format = GetParam() == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
   const auto run = [&](Device& device) {
@@ -199,11 +206,13 @@ TEST_P(DeviceMoments, AnUpdateOfEitherDeviceIsTheSame) {
       const HostView<float> view = model.params().host_values(spec);
       all.insert(all.end(), view.span().begin(), view.span().end());
       if (format == MomentFormat::kFloat32) {
-        const HostView<float> m = optimizer.first().host(spec.offset, spec.size()), v = optimizer.second().host(spec.offset, spec.size());
+        const HostView<float> m = optimizer.first().host(spec.offset, spec.size()),
+                              v = optimizer.second().host(spec.offset, spec.size());
         all.insert(all.end(), m.span().begin(), m.span().end());
         all.insert(all.end(), v.span().begin(), v.span().end());
       } else {
-        const HostView<Bf16> m = optimizer.first_bf16().host(spec.offset, spec.size()), v = optimizer.second_bf16().host(spec.offset, spec.size());
+        const HostView<Bf16> m = optimizer.first_bf16().host(spec.offset, spec.size()),
+                             v = optimizer.second_bf16().host(spec.offset, spec.size());
         for (const Bf16 x : m.span()) all.push_back(static_cast<float>(x.bits));
         for (const Bf16 x : v.span()) all.push_back(static_cast<float>(x.bits));
       }

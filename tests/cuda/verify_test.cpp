@@ -1,4 +1,5 @@
-// What `verify --device cuda` runs: other programs' values on the device. In the emulation some of the models, on a GPU all.
+// What `verify --device cuda` runs: other programs' values on the device. In the emulation some of the models, on a GPU
+// all.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +23,9 @@ namespace fw::testing {
 namespace {
 
 void expect_passes(const std::vector<Comparison>& found) {
-  for (const Comparison& c : found) EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << "; " << c.where;
+  for (const Comparison& c : found)
+    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << "; "
+                            << c.where;
 }
 
 TEST(DeviceVectors, RecurrencesInBothForms) {
@@ -46,10 +49,12 @@ TEST(DeviceVectors, RecurrencesInBothForms) {
 TEST(DeviceVectors, Scans) {
   const std::string vectors = shared_path("vectors_more/ops_more.safetensors");
   if (vectors.empty()) GTEST_SKIP() << kNoShared;
-  const std::vector<Comparison> found = check_scans(vectors, VectorType::kF32, ops_bound(VectorType::kF32), cuda_device());
+  const std::vector<Comparison> found =
+      check_scans(vectors, VectorType::kF32, ops_bound(VectorType::kF32), cuda_device());
   EXPECT_EQ(found.size(), 4U);
   expect_passes(found);
-  EXPECT_NE(error_of([&] { check_scans(vectors, VectorType::kF64, 1, cuda_device()); }).find("expected float32"), std::string::npos);
+  EXPECT_NE(error_of([&] { check_scans(vectors, VectorType::kF64, 1, cuda_device()); }).find("expected float32"),
+            std::string::npos);
 }
 
 TEST(DeviceVectors, Models) {
@@ -64,11 +69,13 @@ TEST(DeviceVectors, Models) {
     SCOPED_TRACE(name);
     const std::vector<Comparison> found = check_model(entry.path().string(), options);
     ASSERT_EQ(found.size(), 4U);
-    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].what, (std::array{"logits", "loss", "gradients", "training, loss"})[i]);
+    for (size_t i = 0; i < found.size(); ++i)
+      EXPECT_EQ(found[i].what, (std::array{"logits", "loss", "gradients", "training, loss"})[i]);
     expect_passes(found);
     EXPECT_GT(found[0].error, 1e-4);  // bf16 it was
     for (const Comparison& c : found) {
-      const double own = c.what == "training, loss" ? device_model_bounds().trace_loss : device_model_bounds().gradients;
+      const double own =
+          c.what == "training, loss" ? device_model_bounds().trace_loss : device_model_bounds().gradients;
       EXPECT_EQ(c.widened, c.bound > own) << c.what;  // by what bf16 does on the CPU, which the table says
       EXPECT_EQ(c.widened, c.where.find("bf16 on the CPU") != std::string::npos) << c.where;
     }

@@ -1,6 +1,7 @@
-// Barriers in shared memory and asynchronous copies. At once, unless FW_EMULATION_LATE is set: then a cp.async happens when its thread
-// waits for it, a bulk load when no thread can go on without, and a bulk store reads and writes when its thread waits for that.
-// The word of a barrier in shared memory holds a mark and a number; its state is in Block::barriers().
+// Barriers in shared memory and asynchronous copies. Copies happen at once, unless FW_EMULATION_LATE is set. Then a
+// cp.async happens when its thread waits for it, and a bulk load when no thread can go on without. A bulk store reads
+// and writes when its thread waits for that. The word of a barrier in shared memory holds a mark and a number; its
+// state is in Block::barriers().
 #include <cstring>
 
 #include "emulation/block.h"
@@ -21,10 +22,13 @@ std::size_t barrier_index(Block& of, uint64_t word, const uint64_t* barrier, con
   block.shared(Block::kSharedBase + block.offset(barrier, what), 8, 8, what, me);
   const std::size_t index = word & 0xffff;
   if ((word & ~uint64_t{0xffff}) != kMark || index >= of.barriers().size())
-    block.fail(me, "%s: no barrier at offset %u of shared memory (not initialized, or overwritten)", what, block.offset(barrier, what));
+    block.fail(me, "%s: no barrier at offset %u of shared memory (not initialized, or overwritten)", what,
+               block.offset(barrier, what));
   return index;
 }
-std::size_t barrier_index(const uint64_t* barrier, const char* what) { return barrier_index(Block::current(), *barrier, barrier, what); }
+std::size_t barrier_index(const uint64_t* barrier, const char* what) {
+  return barrier_index(Block::current(), *barrier, barrier, what);
+}
 
 // After a change: the phase is over when nothing is missing.
 void check_phase(Block& block, std::size_t index) {
@@ -35,17 +39,21 @@ void check_phase(Block& block, std::size_t index) {
   barrier.pending = barrier.count;
   for (unsigned i = 0; i < position.threads; ++i) {
     const Thread& thread = block.thread(i);
-    if (thread.state == Thread::State::kWaiting && thread.barrier == static_cast<int>(index) && thread.parity >= 0 && thread.parity != barrier.phase)
+    if (thread.state == Thread::State::kWaiting && thread.barrier == static_cast<int>(index) && thread.parity >= 0 &&
+        thread.parity != barrier.phase)
       block.wake(i);
   }
 }
 
 void arrive(std::size_t index, int64_t bytes, unsigned thread) {
   SharedBarrier& barrier = Block::current().barriers()[index];
-  if (barrier.pending == 0) Block::current().fail(thread, "mbarrier at offset %u: more arrivals than its count %d", barrier.offset, barrier.count);
+  if (barrier.pending == 0)
+    Block::current().fail(thread, "mbarrier at offset %u: more arrivals than its count %d", barrier.offset,
+                          barrier.count);
   barrier.bytes += bytes;
   if (barrier.bytes > kMaxCount)
-    Block::current().fail(thread, "mbarrier at offset %u: expects %lld bytes", barrier.offset, static_cast<long long>(barrier.bytes));
+    Block::current().fail(thread, "mbarrier at offset %u: expects %lld bytes", barrier.offset,
+                          static_cast<long long>(barrier.bytes));
   --barrier.pending;
   check_phase(Block::current(), index);
 }
@@ -92,7 +100,8 @@ void check_bulk(const void* global, const void* shared, uint32_t bytes, const ch
   Block& block = Block::current();
   const unsigned me = position.thread;
   if (bytes == 0 || bytes % 16 != 0) block.fail(me, "%s of %u bytes: must be a multiple of 16", what, bytes);
-  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) block.fail(me, "%s: global address %p is not a multiple of 16", what, global);
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0)
+    block.fail(me, "%s: global address %p is not a multiple of 16", what, global);
   block.shared(Block::kSharedBase + block.offset(shared, what), bytes, 16, what, me);
 }
 
@@ -218,7 +227,8 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
   {
     const emulation::races::Quiet quiet;
     if (Block::current().lingers()) Block::current().linger("mbarrier_wait", static_cast<int>(index), parity);
-    while (Block::current().barriers()[index].phase == parity) Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
+    while (Block::current().barriers()[index].phase == parity)
+      Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
   }
   emulation::SharedBarrier& waited = Block::current().barriers()[index];
   if (waited.phases > 0) emulation::races::acquire(waited.ends.at(waited.phases - 1));
@@ -270,7 +280,9 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
   const uint32_t bytes = static_cast<uint32_t>(box.rows) * 128;
   emulation::check_bulk(box.data, shared_to, bytes, "tensor_load");
   const uint32_t offset = Block::current().offset(shared_to, "tensor_load");
-  if (offset % 1024 != 0) Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024", offset);
+  if (offset % 1024 != 0)
+    Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024",
+                          offset);
   const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
   // Pieces of 16 bytes are inside or outside as a whole.
   const auto piece_at = [=](int row, int piece) -> const char* {
@@ -308,12 +320,16 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
   else
     load();
 }
-void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes); }
+void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
+  emulation::store(global_to, shared_from, bytes);
+}
 void fence_async_shared() { emulation::races::fence(); }
 void wait_for_count(const uint32_t* counter, uint32_t least) {
   if (load_acquire(counter) < least) Block::current().wait_for_grid("wait_for_count");
   const uint32_t count = load_acquire(counter);
-  if (count < least) Block::current().fail(position.thread, "wait_for_count: %u of %u, and no kernel that could still add", count, least);
+  if (count < least)
+    Block::current().fail(position.thread, "wait_for_count: %u of %u, and no kernel that could still add", count,
+                          least);
 }
 
 void bulk_commit() {

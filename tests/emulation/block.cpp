@@ -30,7 +30,9 @@ std::string kernel_name(const void* kernel) {
   if (!dladdr(kernel, &info)) return "?";
   if (!info.dli_sname) {  // no symbol without -rdynamic: what addr2line wants
     char text[64];
-    std::snprintf(text, sizeof text, "at 0x%zx", static_cast<std::size_t>(static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase)));
+    std::snprintf(
+        text, sizeof text, "at 0x%zx",
+        static_cast<std::size_t>(static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase)));
     return std::string(text) + " of " + info.dli_fname;
   }
   int status = 0;
@@ -116,7 +118,8 @@ Block& Block::current() {
   return *current_block;
 }
 
-void Block::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early, Cluster& cluster) {
+void Block::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early,
+                Cluster& cluster) {
   position.block[0] = static_cast<unsigned>(index % shape.x);
   position.block[1] = static_cast<unsigned>(index / shape.x % shape.y);
   position.block[2] = static_cast<unsigned>(index / shape.x / shape.y);
@@ -128,10 +131,14 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
   current_block = this;
   position.threads = shape.threads;
   position.grid[0] = shape.x, position.grid[1] = shape.y, position.grid[2] = shape.z;
-  if (shape.threads == 0 || shape.threads > 1024 || shape.threads % 32 != 0) fail(0, "%u threads: must be a multiple of 32, at most 1024", shape.threads);
-  if (shape.shared_bytes > kSharedLimit) fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, kSharedLimit);
-  if (shape.cluster < 1 || shape.cluster > 8 || shape.x % shape.cluster != 0) fail(0, "%u blocks in clusters of %u", shape.x, shape.cluster);
-  if (shape.y > 65535 || shape.z > 65535 || shape.x > 0x7fffffffu) fail(0, "grid of %u x %u x %u", shape.x, shape.y, shape.z);
+  if (shape.threads == 0 || shape.threads > 1024 || shape.threads % 32 != 0)
+    fail(0, "%u threads: must be a multiple of 32, at most 1024", shape.threads);
+  if (shape.shared_bytes > kSharedLimit)
+    fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, kSharedLimit);
+  if (shape.cluster < 1 || shape.cluster > 8 || shape.x % shape.cluster != 0)
+    fail(0, "%u blocks in clusters of %u", shape.x, shape.cluster);
+  if (shape.y > 65535 || shape.z > 65535 || shape.x > 0x7fffffffu)
+    fail(0, "grid of %u x %u x %u", shape.x, shape.y, shape.z);
 
   // Its own memory each time and no larger than asked for, so that AddressSanitizer sees its ends.
   void* memory = nullptr;
@@ -151,11 +158,13 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
   lingers_ = order && std::strcmp(order, "late") == 0;
   shuffled_ = order && !reverse_ && !lingers_ && *order;
   if (shuffled_ || lingers_)
-    random_.seed(static_cast<unsigned>(std::strtoul(order, nullptr, 10)) * 7919 + position.block[0] * 31 + position.block[1] * 17 + position.block[2] + 1);
+    random_.seed(static_cast<unsigned>(std::strtoul(order, nullptr, 10)) * 7919 + position.block[0] * 31 +
+                 position.block[1] * 17 + position.block[2] + 1);
 
   warps_ = {};
   warpgroups_ = {};
-  for (NamedBarrier& barrier : barriers_) barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear(), barrier.rounds = 0, barrier.ends.renew();
+  for (NamedBarrier& barrier : barriers_)
+    barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear(), barrier.rounds = 0, barrier.ends.renew();
   for (races::Events& ends : warp_ends_) ends.renew();
   block_ends_.renew();
   shared_barriers_.clear();
@@ -192,7 +201,8 @@ void Block::go() {
   races::proxy = nullptr;
   current_block = nullptr;
   if (live_ > 0) return;  // they wait for the grid in front, or for other blocks
-  if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
+  if (!deferred_.empty())
+    fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
   // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
   if (races::kFound) shared_of_grid_.push_back(std::move(shared_));
   shared_.reset();
@@ -221,15 +231,17 @@ void Block::grid_wait() {
 void Block::grid_launch(bool first) {
   if (!shape_.overlapped || first || waited_) return;
   fail(position.thread,
-       "grid_dependency_launch before grid_dependency_wait: the next kernel could begin before what the one in front of this one writes is there "
+       "grid_dependency_launch before grid_dependency_wait: the next kernel could begin before what the one in front "
+       "of this one writes is there "
        "(launch.h: grid_dependency_launch_first)");
 }
 
-// For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten after it. That it does not show what was written is not
-// seen here.
+// For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten after it. That
+// it does not show what was written is not seen here.
 void Block::cluster_arrive() {
   Thread& me = thread();
-  if (me.at_cluster) fail(position.thread, "arrives at a barrier of the cluster again and has not waited for the one before");
+  if (me.at_cluster)
+    fail(position.thread, "arrives at a barrier of the cluster again and has not waited for the one before");
   races::release(cluster_->barrier(me.cluster_barriers));
   me.at_cluster = true;
   ++cluster_arrived_;
@@ -266,7 +278,8 @@ bool Block::advance() {
 }
 
 Block& Block::cluster_block(int rank, const char* what) {
-  if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size()) fail(position.thread, "%s of block %d of %u", what, rank, cluster_->size());
+  if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size())
+    fail(position.thread, "%s of block %d of %u", what, rank, cluster_->size());
   Block& other = cluster_->block(static_cast<unsigned>(rank));
   if (other.over()) fail(position.thread, "%s of block %d, which is over or has not begun", what, rank);
   return other;
@@ -346,7 +359,9 @@ void Block::leave() {
   const unsigned index = position.thread;
   for (auto& group : me.stores.groups) {
     for (Store& store : group) {
-      if (!store.read) fail(index, "leaves the kernel without bulk_wait_read() for its bulk stores: shared memory is given away under them");
+      if (!store.read)
+        fail(index,
+             "leaves the kernel without bulk_wait_read() for its bulk stores: shared memory is given away under them");
     }
   }
   finish_stores(me);
@@ -358,9 +373,11 @@ void Block::leave() {
     if (meeting->arrived == 0) continue;
     const Operation& operation = *meeting->operation;
     if (!operation.without_exited)
-      fail(index, "leaves the kernel while others of its %s wait at %s", operation.threads == 32 ? "warp" : "warpgroup", operation.name);
+      fail(index, "leaves the kernel while others of its %s wait at %s", operation.threads == 32 ? "warp" : "warpgroup",
+           operation.name);
     meeting->operands[index % operation.threads] = nullptr;
-    if (meeting->arrived + meeting->exited == operation.threads) finish(*meeting, index / operation.threads * operation.threads, index);
+    if (meeting->arrived + meeting->exited == operation.threads)
+      finish(*meeting, index / operation.threads * operation.threads, index);
   }
   if (barriers_[0].arrived > 0 && barriers_[0].arrived == live_) barrier_complete(barriers_[0]);
 }
@@ -371,8 +388,10 @@ void Block::meet(const Operation& operation, void* operand) {
   if (first + operation.threads > shape_.threads) fail(me, "%s needs %u threads", operation.name, operation.threads);
   Meeting& meeting = operation.threads == 32 ? warps_[me / 32] : warpgroups_[me / 128];
   if (meeting.arrived == 0) meeting.operation = &operation;
-  if (meeting.operation != &operation) fail(me, "is at %s while others of its warp or warpgroup wait at %s", operation.name, meeting.operation->name);
-  if (meeting.exited && !operation.without_exited) fail(me, "is at %s, but threads of its warp or warpgroup have left the kernel", operation.name);
+  if (meeting.operation != &operation)
+    fail(me, "is at %s while others of its warp or warpgroup wait at %s", operation.name, meeting.operation->name);
+  if (meeting.exited && !operation.without_exited)
+    fail(me, "is at %s, but threads of its warp or warpgroup have left the kernel", operation.name);
   meeting.operands[me - first] = operand;
   ++meeting.arrived;
   if (meeting.arrived + meeting.exited < operation.threads) return wait(operation.name);
@@ -389,7 +408,8 @@ void Block::finish(Meeting& meeting, unsigned first_thread, unsigned except) {
   meeting.arrived = 0;
   if (!meeting.operation->run(meeting.operands.data(), first_thread)) return;
   for (unsigned i = 0; i < meeting.operation->threads; ++i)
-    if (first_thread + i != except && threads_[first_thread + i]->state == Thread::State::kWaiting) wake(first_thread + i);
+    if (first_thread + i != except && threads_[first_thread + i]->state == Thread::State::kWaiting)
+      wake(first_thread + i);
 }
 
 bool Block::barrier_arrive(int id, unsigned needed, bool wait, unsigned first_thread) {
@@ -400,7 +420,8 @@ bool Block::barrier_arrive(int id, unsigned needed, bool wait, unsigned first_th
     fail(first_thread, "named barrier %d for %u threads; others wait at it for %u", id, needed, barrier.needed);
   barrier.needed = needed;
   barrier.arrived += threads;
-  if (barrier.arrived > needed) fail(first_thread, "named barrier %d: %u threads have come, %u are expected", id, barrier.arrived, needed);
+  if (barrier.arrived > needed)
+    fail(first_thread, "named barrier %d: %u threads have come, %u are expected", id, barrier.arrived, needed);
   for (unsigned i = first_thread; wait && i < first_thread + 32; ++i) {
     barrier.waiting.push_back(i);
     threads_[i]->waits_for = id == 0 ? "sync_threads" : "named barrier";
@@ -479,7 +500,9 @@ Fiber& Block::next_fiber() {
   const races::Quiet quiet;
   while (ready_.empty()) {
     if (live_ == 0) return home_;
-    if ((!grid_waiters_.empty() || !cluster_waiters_.empty() || cluster_->size() > 1) && deferred_.empty() && lingering_.empty()) return home_;
+    if ((!grid_waiters_.empty() || !cluster_waiters_.empty() || cluster_->size() > 1) && deferred_.empty() &&
+        lingering_.empty())
+      return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
@@ -491,23 +514,26 @@ Fiber& Block::next_fiber() {
 
 char* Block::shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread) {
   if (address % alignment != 0)
-    fail(thread, "%s: shared address %u (offset %d) is not a multiple of %zu", what, address, static_cast<int>(address - kSharedBase), alignment);
+    fail(thread, "%s: shared address %u (offset %d) is not a multiple of %zu", what, address,
+         static_cast<int>(address - kSharedBase), alignment);
   if (address < kSharedBase || address - kSharedBase + bytes > shape_.shared_bytes)
-    fail(thread, "%s: %zu bytes at offset %d of shared memory, which has %zu", what, bytes, static_cast<int>(address - kSharedBase), shape_.shared_bytes);
+    fail(thread, "%s: %zu bytes at offset %d of shared memory, which has %zu", what, bytes,
+         static_cast<int>(address - kSharedBase), shape_.shared_bytes);
   return position.shared + (address - kSharedBase);
 }
 
 uint32_t Block::offset(const void* pointer, const char* what) {
   const char* p = static_cast<const char*>(pointer);
-  if (p < position.shared || p > position.shared + shape_.shared_bytes) fail(position.thread, "%s: %p is not in shared memory", what, pointer);
+  if (p < position.shared || p > position.shared + shape_.shared_bytes)
+    fail(position.thread, "%s: %p is not in shared memory", what, pointer);
   return static_cast<uint32_t>(p - position.shared);
 }
 
 void Block::fail(unsigned thread, const char* format, ...) {
   static std::mutex one_at_a_time;
   one_at_a_time.lock();
-  std::fprintf(stderr, "emulation: kernel %s, block (%u, %u, %u), thread %u: ", kernel_name(shape_.kernel).c_str(), position.block[0], position.block[1],
-               position.block[2], thread);
+  std::fprintf(stderr, "emulation: kernel %s, block (%u, %u, %u), thread %u: ", kernel_name(shape_.kernel).c_str(),
+               position.block[0], position.block[1], position.block[2], thread);
   va_list arguments;
   va_start(arguments, format);
   std::vfprintf(stderr, format, arguments);
@@ -524,17 +550,22 @@ void Block::report_deadlock() {
     for (end = i + 1; end < shape_.threads; ++end) {
       const Thread& next = *threads_[end];
       if (next.state != first.state ||
-          (next.state != Thread::State::kDone && (next.waits_for != first.waits_for || next.barrier != first.barrier || next.parity != first.parity)))
+          (next.state != Thread::State::kDone &&
+           (next.waits_for != first.waits_for || next.barrier != first.barrier || next.parity != first.parity)))
         break;
     }
-    std::fprintf(stderr, "  threads %u to %u: %s", i, end - 1, first.state == Thread::State::kDone ? "have left the kernel" : first.waits_for);
+    std::fprintf(stderr, "  threads %u to %u: %s", i, end - 1,
+                 first.state == Thread::State::kDone ? "have left the kernel" : first.waits_for);
     if (first.state != Thread::State::kDone && first.parity >= 0) {
       const SharedBarrier& barrier = shared_barriers_[static_cast<std::size_t>(first.barrier)];
-      std::fprintf(stderr, " at offset %u for parity %d; it is in phase %d, %d of %d arrivals missing, %lld bytes missing", barrier.offset, first.parity,
-                   barrier.phase, barrier.pending, barrier.count, static_cast<long long>(barrier.bytes));
+      std::fprintf(stderr,
+                   " at offset %u for parity %d; it is in phase %d, %d of %d arrivals missing, %lld bytes missing",
+                   barrier.offset, first.parity, barrier.phase, barrier.pending, barrier.count,
+                   static_cast<long long>(barrier.bytes));
     } else if (first.state != Thread::State::kDone && first.barrier >= 0) {
       const NamedBarrier& barrier = barriers_[static_cast<std::size_t>(first.barrier)];
-      std::fprintf(stderr, " %d; %u of %u threads have come", first.barrier, barrier.arrived, first.barrier == 0 ? live_ : barrier.needed);
+      std::fprintf(stderr, " %d; %u of %u threads have come", first.barrier, barrier.arrived,
+                   first.barrier == 0 ? live_ : barrier.needed);
     }
     std::fputc('\n', stderr);
   }

@@ -1,5 +1,5 @@
-// One block of a grid: its threads as fibers, the order they run in, and the places where they meet; and a cluster of blocks, which run in turn, each
-// until its threads wait for a common barrier or for another block.
+// One block of a grid: its threads as fibers, the order they run in, and the places where they meet. And a cluster of
+// blocks, which run in turn, each until its threads wait for a common barrier or for another block.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@
 
 namespace fw::cuda::emulation {
 
-// Something that all threads of a warp (32) or of a warpgroup (128) do together. run() is called by the last to arrive with what each
-// loaded, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
+// Something that all threads of a warp (32) or of a warpgroup (128) do together. run() is called by the last to arrive
+// with what each loaded, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
 struct Operation {
   const char* name;
   unsigned threads;
@@ -93,8 +93,9 @@ class Block {
   static constexpr uint32_t kSharedBase = 1024;  // the shared address of shared_memory(), as on Hopper
   static Block& current();
 
-  // Block number `index` of the grid, of this cluster. early: its threads do not go beyond what waits for the grid in front, until resume(). They stop at a
-  // barrier of the cluster, until pass_cluster_barrier(); else they run to their end.
+  // Block number `index` of the grid, of this cluster. early: its threads do not go beyond what waits for the grid in
+  // front, until resume(). They stop at a barrier of the cluster, until pass_cluster_barrier(); else they run to their
+  // end.
   void run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early, Cluster& cluster);
   void resume();
   bool over() const { return live_ == 0; }

@@ -1,11 +1,17 @@
-// The functions of scan/cuda/machine/ptx.cuh on the CPU, and the words of CUDA that kernels use, so that a kernel's source compiles
-// as plain C++20: g++ -std=c++20 -DFW_CUDA_EMULATION -Wno-unknown-pragmas -x c++ kernel.cu, with emulation/*.cpp.
+// The functions of scan/cuda/machine/ptx.cuh on the CPU, and the words of CUDA that kernels use. So a kernel's source
+// compiles as plain C++20: g++ -std=c++20 -DFW_CUDA_EMULATION -Wno-unknown-pragmas -x c++ kernel.cu, with
+// emulation/*.cpp.
 //
-// Each thread of a block is a fiber (fiber.h) that runs until it has to wait; blocks run side by side with OpenMP (compile
-// emulation/*.cpp with it). What a warp or warpgroup does together happens when the last of its threads arrives. The dynamic shared
-// memory is filled with NaN before each block. What the emulator itself can see going wrong ends the program with a message:
-// a shared address outside of the block's memory or not aligned, threads of one warp at different instructions, barriers used in
-// ways that the hardware forbids, and threads that all wait. -fsanitize=address sees the ordinary accesses of a kernel as well.
+// Each thread of a block is a fiber (fiber.h) that runs until it has to wait; blocks run side by side with OpenMP
+// (compile emulation/*.cpp with it). What a warp or warpgroup does together happens when the last of its threads
+// arrives. The dynamic shared memory is filled with NaN before each block. What the emulator itself can see going wrong
+// ends the program with a message:
+// - a shared address outside of the block's memory or not aligned,
+// - threads of one warp at different instructions,
+// - barriers used in ways that the hardware forbids,
+// - threads that all wait.
+//
+// -fsanitize=address sees the ordinary accesses of a kernel as well.
 //
 //   FW_EMULATION_ORDER=reverse | <seed>   the order in which threads run: what depends on it without a barrier shows itself
 //   FW_EMULATION_ORDER=late               warps go on from an mbarrier as late as any (at random): who could miss one of its phases does
@@ -13,11 +19,11 @@
 //   FW_EMULATION_EARLY=1                  a kernel launched with launch_overlapped() begins, two of its blocks, before the one before it: what they read
 //                                         before grid_dependency_wait() is what that one has not written yet
 //
-// Built with ThreadSanitizer, accesses that no barrier orders are reported with both places, and so is shared memory that the asynchronous proxy touches
-// after a thread has written it without fence_async_shared() (races.h).
+// Built with ThreadSanitizer, accesses that no barrier orders are reported with both places, and so is shared memory
+// that the asynchronous proxy touches after a thread has written it without fence_async_shared() (races.h).
 //
-// Not seen: a missing wgmma_fence or mbarrier_init_fence, or fence_async_global, and blocks that wait for each other do not work but in a
-// cluster.
+// Not seen: a missing wgmma_fence or mbarrier_init_fence, or fence_async_global, and blocks that wait for each other do
+// not work but in a cluster.
 #pragma once
 
 #include <algorithm>
@@ -116,14 +122,18 @@ inline uint16_t bf16_bits(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 inline float bf16_value(uint16_t bits) { return bits_float(static_cast<uint32_t>(bits) << 16); }
-inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(bf16_bits(low)) | static_cast<uint32_t>(bf16_bits(high)) << 16; }
+inline uint32_t pack_bf16(float low, float high) {
+  return static_cast<uint32_t>(bf16_bits(low)) | static_cast<uint32_t>(bf16_bits(high)) << 16;
+}
 inline float bf16_low(uint32_t packed) { return bits_float(packed << 16); }
 inline float bf16_high(uint32_t packed) { return bits_float(packed & 0xffff0000u); }
 // Through float32: what lies exactly between two bf16 values only after that rounding may go the other way.
 inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return pack_bf16(std::fma(bf16_low(a), bf16_low(b), bf16_low(c)), std::fma(bf16_high(a), bf16_high(b), bf16_high(c)));
 }
-inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b)); }
+inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+}
 namespace emulation {
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 }  // namespace emulation
@@ -192,16 +202,21 @@ inline void grid_dependency_launch() { emulation::grid_launch(false); }
 inline void grid_dependency_launch_first() { emulation::grid_launch(true); }
 
 // ---- Global memory
-inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
-inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
+inline void release_add_one(uint32_t* counter) {
+  std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release);
+}
+inline uint32_t load_acquire(const uint32_t* counter) {
+  return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire);
+}
 inline float4 load_past_l1(const float4* from) { return *from; }
 inline void add_there(float4* to, const float4& x) { to->x += x.x, to->y += x.y, to->z += x.z, to->w += x.w; }
-void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends
+// a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends
+void wait_for_count(const uint32_t* counter, uint32_t least);
 
 // ---- Matrices of a warpgroup
 inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_offset, uint32_t stride_offset) {
-  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | static_cast<uint64_t>(leading_offset >> 4) << 16 | static_cast<uint64_t>(stride_offset >> 4) << 32 |
-         uint64_t{1} << 62;
+  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | static_cast<uint64_t>(leading_offset >> 4) << 16 |
+         static_cast<uint64_t>(stride_offset >> 4) << 32 | uint64_t{1} << 62;
 }
 inline void wgmma_fence() {}
 void wgmma_commit();

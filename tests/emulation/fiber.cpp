@@ -62,7 +62,8 @@ void Fiber::stands_here() { for_races_ = races::this_fiber(); }
 void Fiber::prepare(void (*entry)()) {
   entry_ = entry;
   if (!stack_) {
-    void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
       std::perror("emulation: stack of a fiber");
       std::abort();
@@ -72,7 +73,8 @@ void Fiber::prepare(void (*entry)()) {
     mprotect(stack_, kGuard, PROT_NONE);  // too deep a stack ends the program instead of writing into the next
     bottom_ = stack_ + kGuard;
     bytes_ = kStackBytes - kGuard;
-    // Stacks that all end at the same place of a page meet in the same few sets of the cache, as the threads of a block do at every barrier.
+    // Stacks that all end at the same place of a page meet in the same few sets of the cache, as the threads of a block
+    // do at every barrier.
     constexpr unsigned kLine = 64, kLines = 64;
     static std::atomic<unsigned> stacks = 0;
     color_ = kLine * (stacks++ % kLines);

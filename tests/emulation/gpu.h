@@ -1,4 +1,5 @@
-// What the library is told that it runs on, and how much it has run there. Apart from run.h, which every kernel includes.
+// What the library is told that it runs on, and how much it has run there. Apart from run.h, which every kernel
+// includes.
 #pragma once
 
 #include <cstdint>

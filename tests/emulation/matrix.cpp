@@ -22,7 +22,8 @@ bool run_matrix(void* const* operands, unsigned first_thread) {
     std::array<uint16_t*, 8> rows;
     for (unsigned r = 0; r < 8; ++r) {
       const auto* call = static_cast<const MatrixCall*>(operands[8 * i + r]);
-      rows[r] = reinterpret_cast<uint16_t*>(Block::current().shared(call->address, 16, 16, kStore ? "stmatrix" : "ldmatrix", first_thread + 8 * i + r));
+      rows[r] = reinterpret_cast<uint16_t*>(
+          Block::current().shared(call->address, 16, 16, kStore ? "stmatrix" : "ldmatrix", first_thread + 8 * i + r));
     }
     for (unsigned lane = 0; lane < 32; ++lane) {
       const auto* call = static_cast<const MatrixCall*>(operands[lane]);
@@ -121,12 +122,17 @@ class SharedMatrix {
         transposed_(transposed) {
     Block& block = Block::current();
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
-      block.fail(thread, "wgmma: descriptor %016llx is not of the 128-byte swizzle", static_cast<unsigned long long>(descriptor));
-    if (start_ & 0x380) block.fail(thread, "wgmma: offset %d is in the middle of the 8 rows of the swizzle", static_cast<int>(start_ - Block::kSharedBase));
+      block.fail(thread, "wgmma: descriptor %016llx is not of the 128-byte swizzle",
+                 static_cast<unsigned long long>(descriptor));
+    if (start_ & 0x380)
+      block.fail(thread, "wgmma: offset %d is in the middle of the 8 rows of the swizzle",
+                 static_cast<int>(start_ - Block::kSharedBase));
     const int in_row = transposed ? std::min(rows, 64) * 2 : 32;
     if (static_cast<int>(start_ & 0x7f) + in_row > 128)
-      block.fail(thread, "wgmma: offset %d: 128-byte rows end within the step", static_cast<int>(start_ - Block::kSharedBase));
-    if (transposed && rows > 64 && leading_ == 0) block.fail(thread, "wgmma: %d columns in panels of 64, but their distance (leading offset) is 0", rows);
+      block.fail(thread, "wgmma: offset %d: 128-byte rows end within the step",
+                 static_cast<int>(start_ - Block::kSharedBase));
+    if (transposed && rows > 64 && leading_ == 0)
+      block.fail(thread, "wgmma: %d columns in panels of 64, but their distance (leading offset) is 0", rows);
   }
   // The rows' 16-byte pieces, numbered.
   const char* piece(int number, int rows, unsigned thread) const {
@@ -140,7 +146,8 @@ class SharedMatrix {
       uint16_t bits[8];
       std::memcpy(bits, piece(number, rows, thread), sizeof bits);
       const Place first = place(number, rows);
-      for (int i = 0; i < 8; ++i) put(first.row + (transposed_ ? i : 0), first.k + (transposed_ ? 0 : i), bf16_value(bits[i]));
+      for (int i = 0; i < 8; ++i)
+        put(first.row + (transposed_ ? i : 0), first.k + (transposed_ ? 0 : i), bf16_value(bits[i]));
     }
   }
 
@@ -148,11 +155,14 @@ class SharedMatrix {
   struct Place {
     int row, k;
   };
-  Place place(int number, int rows) const { return transposed_ ? Place{number % (rows / 8) * 8, number / (rows / 8)} : Place{number / 2, number % 2 * 8}; }
+  Place place(int number, int rows) const {
+    return transposed_ ? Place{number % (rows / 8) * 8, number / (rows / 8)} : Place{number / 2, number % 2 * 8};
+  }
   uint32_t address(int row, int k) const {
     const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(k);
     uint32_t address = start_;
-    address += transposed_ ? r / 64 * leading_ + c / 8 * stride_ + c % 8 * 128 + r % 64 * 2 : r / 8 * stride_ + r % 8 * 128 + c * 2;
+    address += transposed_ ? r / 64 * leading_ + c / 8 * stride_ + c % 8 * 128 + r % 64 * 2
+                           : r / 8 * stride_ + r % 8 * 128 + c * 2;
     return address ^ (address >> 7 & 7) << 4;
   }
 
@@ -168,7 +178,8 @@ float* accumulator(Thread& thread, const Wgmma& product) {
     late.group = thread.product_group;
     return late.values.data();
   }
-  thread.products.push_back({product.d, thread.product_group, std::vector<float>(product.d, product.d + product.n / 2)});
+  thread.products.push_back(
+      {product.d, thread.product_group, std::vector<float>(product.d, product.d + product.n / 2)});
   std::fill_n(product.d, product.n / 2, std::numeric_limits<float>::quiet_NaN());
   return thread.products.back().values.data();
 }
@@ -189,8 +200,9 @@ bool run_wgmma(void* const* operands, unsigned first_thread) {
   for (int thread = 0; thread < 128; ++thread) {
     const auto& product = *static_cast<const Wgmma*>(operands[thread]);
     const unsigned index = first_thread + static_cast<unsigned>(thread);
-    if (product.n != common.n || product.b_descriptor != common.b_descriptor || product.a_descriptor != common.a_descriptor ||
-        product.accumulate != common.accumulate || product.transpose_a != common.transpose_a || product.transpose_b != common.transpose_b ||
+    if (product.n != common.n || product.b_descriptor != common.b_descriptor ||
+        product.a_descriptor != common.a_descriptor || product.accumulate != common.accumulate ||
+        product.transpose_a != common.transpose_a || product.transpose_b != common.transpose_b ||
         !product.a != !common.a)
       block.fail(index, "wgmma: not the same product in all threads of the warpgroup");
     const int row = 16 * (thread / 32) + thread % 32 / 4, column = 2 * (thread % 4);
@@ -199,7 +211,8 @@ bool run_wgmma(void* const* operands, unsigned first_thread) {
       a[row + 8 * (i & 1)][8 * (i >> 1) + column + 1] = bf16_high(product.a[i]);
     }
     float* from = registers[static_cast<std::size_t>(thread)] = accumulator(block.thread(index), product);
-    for (int i = 0; i < common.n / 2; ++i) d[row + 8 * (i >> 1 & 1)][8 * (i >> 2) + column + (i & 1)] = common.accumulate ? from[i] : 0;
+    for (int i = 0; i < common.n / 2; ++i)
+      d[row + 8 * (i >> 1 & 1)][8 * (i >> 2) + column + (i & 1)] = common.accumulate ? from[i] : 0;
   }
   for (int m = 0; m < 64; ++m) {
     for (int n = 0; n < common.n; n += 8) {
@@ -267,10 +280,16 @@ void wgmma_wait(int groups) {
 using emulation::Block;
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4, r, address, 32); }
-void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4Transpose, r, address, 32); }
-void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2Transpose, r, address, 16); }
+void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  emulation::load(emulation::kLoad4Transpose, r, address, 32);
+}
+void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) {
+  emulation::load(emulation::kLoad2Transpose, r, address, 16);
+}
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4, address, r); }
-void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4Transpose, address, r); }
+void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
+  emulation::store(emulation::kStore4Transpose, address, r);
+}
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulation::MmaCall call{d, a, {b0, b1}};
   Block::current().meet(emulation::kMmaBf16, &call);

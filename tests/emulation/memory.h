@@ -1,6 +1,7 @@
-// The emulated device's memory: pages that fault when they are touched, but while a kernel runs and in the copies of the device itself
-// (`Open`), as a GPU's memory does when the host follows a pointer to it. Every piece ends at the end of its last page and has a page in front
-// and after that is never there, so that kernels that leave a piece by much fault too.
+// The emulated device's memory: pages that fault when they are touched, as a GPU's memory does when the host follows a
+// pointer to it. They do not fault while a kernel runs and in the copies of the device itself (`Open`). Every piece
+// ends at the end of its last page and has a page in front and after that is never there, so that kernels that leave a
+// piece by much fault too.
 #pragma once
 
 #include <cstddef>

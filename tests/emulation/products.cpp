@@ -1,4 +1,5 @@
-// Products in the emulation: what ops/cuda/library/cublaslt.cpp has a library do, by the host's products on operands that are widened first.
+// Products in the emulation: what ops/cuda/library/cublaslt.cpp has a library do, by the host's products on operands
+// that are widened first.
 #include "ops/cuda/products.h"
 
 #include <vector>
@@ -35,8 +36,8 @@ void multiply(const Product& p, void* /*stream*/) {
   const std::vector<float> b = widened(p.b, p.operands, p.b_transposed ? p.n : p.k, b_cols, p.b_stride);
   std::vector<float> c(static_cast<size_t>(p.m * p.n));
   if (p.addend != nullptr) c = widened(p.addend, p.result, p.m, p.n, p.addend_stride);
-  gemm_parallel(p.a_transposed ? Trans::kYes : Trans::kNo, p.b_transposed ? Trans::kYes : Trans::kNo, p.m, p.n, p.k, 1.0F, a.data(), a_cols, b.data(), b_cols,
-                p.addend != nullptr ? 1.0F : 0.0F, c.data(), p.n);
+  gemm_parallel(p.a_transposed ? Trans::kYes : Trans::kNo, p.b_transposed ? Trans::kYes : Trans::kNo, p.m, p.n, p.k,
+                1.0F, a.data(), a_cols, b.data(), b_cols, p.addend != nullptr ? 1.0F : 0.0F, c.data(), p.n);
   for (int64_t r = 0; r < p.m; ++r) {
     const float* row = c.data() + r * p.n;
     if (p.result == FW_BF16) {

@@ -1,18 +1,19 @@
-// What ThreadSanitizer has to know of a block (builds with -fsanitize=thread): each thread is one of its fibers, and only barriers order
-// what two threads do. A kernel's own accesses are instrumented as any program's; the emulator is not, and says here what the operations
-// that it stands for read and write, and what waits for what:
+// What ThreadSanitizer has to know of a block (builds with -fsanitize=thread): each thread is one of its fibers, and
+// only barriers order what two threads do. A kernel's own accesses are instrumented as any program's; the emulator is
+// not, and says here what the operations that it stands for read and write, and what waits for what:
 //   sync_warp, sync_threads, named barriers   what came before in each thread that arrives, before what follows in each that waits
 //   mbarriers                                 the same for a phase: arrivals, and bulk loads whose bytes it expects
 //   ldmatrix, stmatrix                        a row is touched by the lane that loads its address
 //   wgmma                                     a part of the operands by each thread, when it is issued and again when it is waited for
 //   bulk stores                               shared memory is read when issued and again when waited for
-// Bulk copies and wgmma touch shared memory through another proxy, which sees what threads have written only if these, or a thread that has waited for them,
-// called fence_async_shared(). So a thread has a second clock, of what that proxy sees of it: a fiber of its own (Proxy), loaded up to the thread's by a
-// fence and handed on by barriers alongside the thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread that no
-// fence has loaded there is reported. (Reads by threads need none: they are over when the barrier says so.) What the loading thread itself has written
-// without a fence counts as fenced for those who wait for its loads.
-// Shuffles and products of a warp order nothing: on the device they promise nothing about memory. Blocks of a grid are not ordered either
-// (but for atomics), kernels one after the other are. Elsewhere all of this is nothing.
+// Bulk copies and wgmma touch shared memory through another proxy, which sees what threads have written only if these,
+// or a thread that has waited for them, called fence_async_shared(). So a thread has a second clock, of what that proxy
+// sees of it. It is a fiber of its own (Proxy), loaded up to the thread's by a fence and handed on by barriers
+// alongside the thread's. What such an operation reads and overwrites is looked at from there too: a write of a thread
+// that no fence has loaded there is reported. (Reads by threads need none: they are over when the barrier says so.)
+// What the loading thread itself has written without a fence counts as fenced for those who wait for its loads.
+// Shuffles and products of a warp order nothing: on the device they promise nothing about memory. Blocks of a grid are
+// not ordered either (but for atomics), kernels one after the other are. Elsewhere all of this is nothing.
 #pragma once
 
 #include <cstddef>
@@ -101,8 +102,8 @@ inline void touch(const void* from, std::size_t bytes) {
 }
 inline void read(const void* from, std::size_t bytes) { __tsan_read_range(const_cast<void*>(from), bytes); }
 inline void write(void* to, std::size_t bytes) { __tsan_write_range(to, bytes); }
-// Places of which only the addresses matter: one for each of the last 64 times that something happened. Memory of their own, since what
-// ThreadSanitizer knows of a place goes when its memory does.
+// Places of which only the addresses matter: one for each of the last 64 times that something happened. Memory of their
+// own, since what ThreadSanitizer knows of a place goes when its memory does.
 class Events {
  public:
   void* at(uint64_t number) { return &places_[number % kLastEvents]; }

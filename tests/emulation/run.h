@@ -1,4 +1,5 @@
-// What emulation.h needs of the emulator: where the running thread is, how a grid is run, and the operations after its templates.
+// What emulation.h needs of the emulator: where the running thread is, how a grid is run, and the operations after its
+// templates.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,8 @@ struct GridShape {
   bool overlapped;     // launch_overlapped(): it may begin before the grid before it is over
   unsigned cluster;    // blocks along x that run side by side
 };
-// Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish() (gpu.h), so that the next grid's blocks can
-// begin before.
+// Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish()
+// (gpu.h), so that the next grid's blocks can begin before.
 void run_grid(const GridShape& shape, std::function<void()> kernel);
 
 // By a thread of a grid that may have begun early: returns when the grid in front is over.
@@ -40,7 +41,8 @@ uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);
 void cp_async_wait(int groups);
 void bulk_wait(int groups, bool written);
 
-// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches, and the tokens of a SW128 tile.
+// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches, and the tokens of a
+// SW128 tile.
 struct TensorBox {
   const char* data;
   int64_t extent[4], stride[4];

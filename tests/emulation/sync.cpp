@@ -31,7 +31,8 @@ const Operation kNamedBarrier{"named barrier", 32, false, run_barrier};
 void named_barrier(int id, int threads, bool wait) {
   Block& block = Block::current();
   if (id < 1 || id > 15) block.fail(position.thread, "named barrier %d: must be 1 to 15", id);
-  if (threads <= 0 || threads % 32 != 0) block.fail(position.thread, "named barrier %d for %d threads: must be a multiple of 32", id, threads);
+  if (threads <= 0 || threads % 32 != 0)
+    block.fail(position.thread, "named barrier %d for %d threads: must be a multiple of 32", id, threads);
   BarrierCall call{id, static_cast<unsigned>(threads), wait};
   void* const round = block.barrier_round(id);
   races::release(round);
@@ -79,7 +80,8 @@ struct BallotCall {
 };
 bool run_ballot(void* const* operands, unsigned) {
   uint32_t result = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) result |= static_cast<uint32_t>(static_cast<const BallotCall*>(operands[lane])->predicate) << lane;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    result |= static_cast<uint32_t>(static_cast<const BallotCall*>(operands[lane])->predicate) << lane;
   for (unsigned lane = 0; lane < 32; ++lane) static_cast<BallotCall*>(operands[lane])->result = result;
   return true;
 }
@@ -97,7 +99,9 @@ uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width) {
 
 using emulation::Block;
 
-uint32_t shared_address(const void* pointer) { return Block::kSharedBase + Block::current().offset(pointer, "shared_address"); }
+uint32_t shared_address(const void* pointer) {
+  return Block::kSharedBase + Block::current().offset(pointer, "shared_address");
+}
 void sync_warp() {
   int nothing = 0;
   Block& block = Block::current();

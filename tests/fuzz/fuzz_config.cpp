@@ -1,5 +1,5 @@
-// Fuzzes the readers of model configurations (config.json, ours and a peer's): what they let through is valid, writes and reads
-// back the same.
+// Fuzzes the readers of model configurations (config.json, ours and a peer's): what they let through is valid, writes
+// and reads back the same.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -17,9 +17,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (peer) require(fw::config_to_peer(config) == json, "a peer's config is exported as it came");
     const double parameters = fw::parameter_count(config);
     require(std::isfinite(parameters) && parameters > 0, "a valid config has parameters");
-    require(config.v_heads() % config.num_heads == 0 && config.head_v_dim() > 0 && config.mlp_size() > 0, "a valid config has whole heads");
+    require(config.v_heads() % config.num_heads == 0 && config.head_v_dim() > 0 && config.mlp_size() > 0,
+            "a valid config has whole heads");
     const nlohmann::json written = fw::config_to_json(config);
-    require(fw::config_to_json(fw::config_from_json(written, "written")) == written, "a config reads back as it was written");
+    require(fw::config_to_json(fw::config_from_json(written, "written")) == written,
+            "a config reads back as it was written");
   });
   return 0;
 }

@@ -1,4 +1,5 @@
-// Fuzzes the reader of requests (docs/tasks.md): what it lets through writes and reads back the same, and keeps what scoring relies on.
+// Fuzzes the reader of requests (docs/tasks.md): what it lets through writes and reads back the same, and keeps what
+// scoring relies on.
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -13,11 +14,15 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(!request.task.empty(), "a request has a task");
     const bool chosen = request.kind == fw::RequestKind::kChoices || request.kind == fw::RequestKind::kContexts;
     const size_t choices = request.kind == fw::RequestKind::kChoices ? request.choices.size() : request.contexts.size();
-    require(!chosen || (request.gold >= 0 && static_cast<size_t>(request.gold) < choices), "the right choice is one of them");
-    require(request.kind != fw::RequestKind::kGenerate || (request.max_gen > 0 && !request.answers.empty()), "what is generated has an end and answers");
-    require(request.kind != fw::RequestKind::kRolling || (request.bytes > 0 && request.words > 0), "a text has bytes and words");
+    require(!chosen || (request.gold >= 0 && static_cast<size_t>(request.gold) < choices),
+            "the right choice is one of them");
+    require(request.kind != fw::RequestKind::kGenerate || (request.max_gen > 0 && !request.answers.empty()),
+            "what is generated has an end and answers");
+    require(request.kind != fw::RequestKind::kRolling || (request.bytes > 0 && request.words > 0),
+            "a text has bytes and words");
     const nlohmann::json written = fw::to_json(request);
-    require(fw::to_json(fw::request_from_json(written, "written")) == written, "a request reads back as it was written");
+    require(fw::to_json(fw::request_from_json(written, "written")) == written,
+            "a request reads back as it was written");
   });
   return 0;
 }

@@ -22,7 +22,8 @@ void read_all(std::span<const std::byte> content) {
   for (const auto& [name, tensor] : reader.tensors()) {
     require(reader.has(name), "a listed tensor is there");
     require(tensor.count() >= 0, "a tensor has a count");
-    require(tensor.bytes.data() >= content.data() && tensor.bytes.data() + tensor.bytes.size() <= content.data() + content.size(),
+    require(tensor.bytes.data() >= content.data() &&
+                tensor.bytes.data() + tensor.bytes.size() <= content.data() + content.size(),
             "a tensor lies inside the file");
     require(static_cast<size_t>(tensor.count()) <= tensor.bytes.size(), "an element takes at least a byte");
     total += tensor.bytes.size();

@@ -1,5 +1,5 @@
-// What the fuzz targets share. A reader may end with fw::Error and nothing else; anything else that is thrown, any fault
-// that a sanitizer sees and any promise that does not hold ends the process, which is how libFuzzer learns of it.
+// What the fuzz targets share. A reader may end with fw::Error and nothing else. Anything else that is thrown, any
+// fault that a sanitizer sees and any promise that does not hold ends the process, which is how libFuzzer learns of it.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,8 @@ void expect_error_or_nothing(Call&& call) {
   }
 }
 
-inline std::span<const std::byte> bytes_of(const uint8_t* data, size_t size) { return std::as_bytes(std::span(data, size)); }
+inline std::span<const std::byte> bytes_of(const uint8_t* data, size_t size) {
+  return std::as_bytes(std::span(data, size));
+}
 
 }  // namespace fw::fuzz

@@ -12,11 +12,13 @@ namespace {
 void read_all(std::span<const std::byte> content) {
   using fw::fuzz::require;
   const auto file = std::make_shared<const fw::TokenFile>(content, "input");
-  require(file->tokens() >= 1 && static_cast<size_t>(file->tokens()) <= content.size(), "a token takes at least a byte");
+  require(file->tokens() >= 1 && static_cast<size_t>(file->tokens()) <= content.size(),
+          "a token takes at least a byte");
   std::vector<int32_t> ids(static_cast<size_t>(file->tokens()));
   file->read(0, ids);
   for (const int32_t id : ids) require(id >= 0 && id < file->vocab_size(), "ids are in the vocabulary");
-  require(file->document_begin(0) == 0 && file->document_begin(file->documents()) == file->tokens(), "documents cover the tokens");
+  require(file->document_begin(0) == 0 && file->document_begin(file->documents()) == file->tokens(),
+          "documents cover the tokens");
   for (int64_t i = 0; i < file->documents(); ++i) {
     require(file->document_begin(i) < file->document_begin(i + 1), "no document is empty");
     require(file->document_of(file->document_begin(i)) == i, "a document's first token is its own");
@@ -24,7 +26,8 @@ void read_all(std::span<const std::byte> content) {
   fw::BatchSource source(file, 2, 1 + file->tokens() / 3, 1);
   for (int i = 0; i < 3; ++i) {
     const fw::Batch batch = source.next();
-    require(batch.ids.size() == batch.targets.size() && batch.layout.tokens() == static_cast<int64_t>(batch.ids.size()), "a batch is whole");
+    require(batch.ids.size() == batch.targets.size() && batch.layout.tokens() == static_cast<int64_t>(batch.ids.size()),
+            "a batch is whole");
   }
 }
 

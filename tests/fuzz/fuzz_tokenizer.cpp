@@ -1,4 +1,5 @@
-// Fuzzes the reader of Hugging Face's tokenizer.json, and what it makes of texts: ids are of the vocabulary, and any of them decode.
+// Fuzzes the reader of Hugging Face's tokenizer.json, and what it makes of texts: ids are of the vocabulary, and any of
+// them decode.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -13,7 +14,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const nlohmann::json json = fw::parse_json(text, "input");
     const auto tokenizer = fw::huggingface_tokenizer(text, json, "input");
     const int32_t vocab = tokenizer->vocab_size();
-    for (const char* sample : {"", "a", " ab  abc\n", "\xc3\xbc e\xcc\x81 123's", "\xff\xe2\x96", "<s>\xe2\x96\x81 a<s>"}) {
+    for (const char* sample :
+         {"", "a", " ab  abc\n", "\xc3\xbc e\xcc\x81 123's", "\xff\xe2\x96", "<s>\xe2\x96\x81 a<s>"}) {
       const std::vector<int32_t> ids = tokenizer->encode(sample);
       for (const int32_t id : ids) require(id >= 0 && id < vocab, "ids are of the vocabulary");
       for (const int32_t id : ids) tokenizer->piece(id);

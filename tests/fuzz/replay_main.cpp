@@ -1,5 +1,5 @@
-// Runs a fuzz target over the files of a folder, in builds without libFuzzer: the targets compile everywhere, and no input
-// that once failed comes back. Usage: TARGET FOLDER.
+// Runs a fuzz target over the files of a folder, in builds without libFuzzer: the targets compile everywhere, and no
+// input that once failed comes back. Usage: TARGET FOLDER.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

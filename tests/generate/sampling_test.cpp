@@ -25,7 +25,8 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
 }
 
 // Frequencies of 40,000 samples lie within five standard deviations of `expected`; what has no probability never comes.
-void expect_distribution(const Sampling& sampling, const std::vector<double>& expected, const std::vector<int32_t>& recent = {}) {
+void expect_distribution(const Sampling& sampling, const std::vector<double>& expected,
+                         const std::vector<int32_t>& recent = {}) {
   constexpr int kSamples = 40000;
   Random random(99);
   std::vector<int> counts(kLogits.size());
@@ -38,7 +39,8 @@ void expect_distribution(const Sampling& sampling, const std::vector<double>& ex
 
 TEST(Sampling, FollowsTheSoftmax) {
   const std::vector<size_t> all = {0, 1, 2, 3, 4, 5, 6};
-  for (const double temperature : {1.0, 0.5, 3.0}) expect_distribution({temperature, 0, 1.0}, softmax(kLogits, temperature, all));
+  for (const double temperature : {1.0, 0.5, 3.0})
+    expect_distribution({temperature, 0, 1.0}, softmax(kLogits, temperature, all));
 }
 
 TEST(Sampling, TopKKeepsTheLikeliestOnes) {
@@ -72,18 +74,21 @@ TEST(Sampling, MinPKeepsWhatIsNotFarBelowTheLikeliest) {
   expect_distribution({1.0, 0, 1.0, 0.4}, softmax(kLogits, 1.0, {2, 3}));
   expect_distribution({1.0, 0, 1.0, 1.0}, softmax(kLogits, 1.0, {2, 3}));
   expect_distribution({1.0, 0, 1.0, 0.001}, softmax(kLogits, 1.0, {0, 1, 2, 3, 4, 5, 6}));
-  // The temperature comes first, top_p before: at 2 the ratios are the square roots, and 0.8 of the probability is {2, 3, 6, 0}.
+  // The temperature comes first, top_p before: at 2 the ratios are the square roots, and 0.8 of the probability is {2,
+  // 3, 6, 0}.
   expect_distribution({2.0, 0, 1.0, 0.4}, softmax(kLogits, 2.0, {2, 3, 6, 0}));
   expect_distribution({1.0, 0, 0.8, 0.001}, softmax(kLogits, 1.0, {2, 3, 6}));
 }
 
-// Logits of recent ids: over the penalty where they are positive, times it where they are negative; once, however often they came.
+// Logits of recent ids: over the penalty where they are positive, times it where they are negative; once, however often
+// they came.
 TEST(Sampling, RepetitionPenaltyChangesRecentIdsOnly) {
   Sampling sampling;
   sampling.repetition_penalty = 2;
   sampling.repetition_window = 4;
   const std::vector<float> changed = {0.5f, -2.0f, 1.0f, 2.0f, 0.0f, -3.0f, 1.0f};
-  expect_distribution(sampling, softmax(changed, 1.0, {0, 1, 2, 3, 4, 5, 6}), {6, 5, 2, 1, 2, 1});  // 6 and 5 lie before the window
+  // 6 and 5 lie before the window
+  expect_distribution(sampling, softmax(changed, 1.0, {0, 1, 2, 3, 4, 5, 6}), {6, 5, 2, 1, 2, 1});
   expect_distribution(sampling, softmax(kLogits, 1.0, {0, 1, 2, 3, 4, 5, 6}), {});
   sampling.repetition_window = 0;
   expect_distribution(sampling, softmax(kLogits, 1.0, {0, 1, 2, 3, 4, 5, 6}), {1, 2});
@@ -96,7 +101,8 @@ TEST(Sampling, RepetitionPenaltyChangesRecentIdsOnly) {
 
 TEST(Sampling, LogProbabilitiesAreThoseOfTheModel) {
   const std::vector<double> p = softmax(kLogits, 1.0, {0, 1, 2, 3, 4, 5, 6});
-  for (size_t i = 0; i < kLogits.size(); ++i) EXPECT_NEAR(log_probability(kLogits, static_cast<int32_t>(i)), std::log(p[i]), 1e-14);
+  for (size_t i = 0; i < kLogits.size(); ++i)
+    EXPECT_NEAR(log_probability(kLogits, static_cast<int32_t>(i)), std::log(p[i]), 1e-14);
   EXPECT_NEAR(log_probability(std::vector<float>{3e38f, 3e38f}, 1), -std::log(2.0), 1e-15);
   EXPECT_EQ(log_probability(std::vector<float>{kNoChance, 3}, 0), -kInf);
 }
@@ -110,7 +116,8 @@ TEST(Sampling, GreedyTakesTheLikeliestAndNoRandomNumber) {
 }
 
 TEST(Sampling, EverythingElseTakesOneRandomNumber) {
-  for (const Sampling& sampling : {Sampling{1, 0, 1}, Sampling{1, 1, 1}, Sampling{0.5, 3, 0.1}, Sampling{2, 0, 0.9}, Sampling{1, 0, 1, 0.3, 1.2}}) {
+  for (const Sampling& sampling : {Sampling{1, 0, 1}, Sampling{1, 1, 1}, Sampling{0.5, 3, 0.1}, Sampling{2, 0, 0.9},
+                                   Sampling{1, 0, 1, 0.3, 1.2}}) {
     Random random(1), reference(1);
     sample(kLogits, {}, sampling, random);
     reference.uniform();
@@ -123,7 +130,8 @@ TEST(Sampling, ExtremesStayInRange) {
   // A temperature that overflows every difference is greedy; one that flattens all is uniform.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(sample(std::vector<float>{1, 3, 2}, {}, {1e-300, 0, 1.0}, random), 1);
   for (int i = 0; i < 50; ++i) EXPECT_LT(sample(std::vector<float>{-3e38f, 3e38f}, {}, {1e300, 0, 1.0}, random), 2);
-  for (int i = 0; i < 50; ++i) EXPECT_EQ(sample(std::vector<float>{kNoChance, 0, kNoChance}, {}, {5.0, 0, 1.0}, random), 1);
+  for (int i = 0; i < 50; ++i)
+    EXPECT_EQ(sample(std::vector<float>{kNoChance, 0, kNoChance}, {}, {5.0, 0, 1.0}, random), 1);
   EXPECT_EQ(sample(std::vector<float>{7}, {}, {1.0, 5, 0.5}, random), 0);
 }
 
@@ -131,7 +139,8 @@ TEST(Sampling, RefusesDamagedLogits) {
   Random random(3);
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (const double temperature : {0.0, 1.0}) {
-    for (const std::vector<float>& logits : {std::vector<float>{0, nan}, {nan, 0}, {0, inf}, {kNoChance, kNoChance}, {}}) {
+    for (const std::vector<float>& logits :
+         {std::vector<float>{0, nan}, {nan, 0}, {0, inf}, {kNoChance, kNoChance}, {}}) {
       try {
         sample(logits, {}, {temperature, 0, 1.0}, random);
         ADD_FAILURE() << "no error";
@@ -145,8 +154,9 @@ TEST(Sampling, RefusesDamagedLogits) {
 TEST(Sampling, RefusesSettingsThatCannotBe) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const Sampling& bad :
-       {Sampling{-0.1, 0, 1}, Sampling{nan, 0, 1}, Sampling{kInf, 0, 1}, Sampling{1, -1, 1}, Sampling{1, 0, 0}, Sampling{1, 0, 1.01}, Sampling{1, 0, -0.5},
-        Sampling{1, 0, nan}, Sampling{1, 0, 1, -0.1}, Sampling{1, 0, 1, 1.1}, Sampling{1, 0, 1, nan}, Sampling{1, 0, 1, 0, 0}, Sampling{1, 0, 1, 0, kInf},
+       {Sampling{-0.1, 0, 1}, Sampling{nan, 0, 1}, Sampling{kInf, 0, 1}, Sampling{1, -1, 1}, Sampling{1, 0, 0},
+        Sampling{1, 0, 1.01}, Sampling{1, 0, -0.5}, Sampling{1, 0, nan}, Sampling{1, 0, 1, -0.1},
+        Sampling{1, 0, 1, 1.1}, Sampling{1, 0, 1, nan}, Sampling{1, 0, 1, 0, 0}, Sampling{1, 0, 1, 0, kInf},
         Sampling{1, 0, 1, 0, nan}, Sampling{1, 0, 1, 0, 1, -1}, Sampling{1, 0, 1, 0, 1, kMostRecent + 1}}) {
     EXPECT_THROW(validate(bad), Error);
     Random random(1);

@@ -101,7 +101,8 @@ TEST_F(SessionTest, PrefillMayBeSplitInAnyWay) {
     return logits;
   };
   const std::vector<float> whole = logits_after([&](Session& s) { s.prefill(ids); });
-  const float scale = std::abs(*std::max_element(whole.begin(), whole.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+  const float scale = std::abs(
+      *std::max_element(whole.begin(), whole.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
   for (const int64_t chunk : {1, 2, 3, 63, 64, 65, 129}) {
     const std::vector<float> split = logits_after([&](Session& s) { s.prefill(ids, chunk); });
     for (size_t i = 0; i < 256; ++i) ASSERT_NEAR(split[i], whole[i], 1e-4 * scale) << "chunk " << chunk << " id " << i;
@@ -186,7 +187,9 @@ TEST_F(SessionTest, AFileThatDoesNotFitChangesNothing) {
   std::stringstream content;
   content << in.rdbuf();
   const std::string good = content.str();
-  const auto write = [&](const char* name, const std::string& bytes) { std::ofstream(path(name), std::ios::binary) << bytes; };
+  const auto write = [&](const char* name, const std::string& bytes) {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+  };
   write("empty", "");
   write("truncated", good.substr(0, good.size() - 5));
   std::string flipped = good;

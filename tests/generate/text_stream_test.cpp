@@ -27,7 +27,8 @@ class TextStream : public ::testing::Test {
     return c;
   }
   Session session() { return Session(model_, *tokenizer_, 3); }
-  Generated run(Session& s, const std::function<void(const std::string&)>& put = nullptr, const std::atomic<bool>* interrupt = nullptr) {
+  Generated run(Session& s, const std::function<void(const std::string&)>& put = nullptr,
+                const std::atomic<bool>* interrupt = nullptr) {
     return generate(s, *tokenizer_, options_, put, interrupt);
   }
 
@@ -69,7 +70,8 @@ TEST_F(TextStream, AnEndTokenHasNoText) {
   Session s = session();
   const Generated whole = run(s);
   options_.end_tokens = {whole.ids[20], 1000};
-  const size_t at = static_cast<size_t>(std::find(whole.ids.begin(), whole.ids.end(), whole.ids[20]) - whole.ids.begin());
+  const size_t at =
+      static_cast<size_t>(std::find(whole.ids.begin(), whole.ids.end(), whole.ids[20]) - whole.ids.begin());
   Session again = session();
   const Generated g = run(again);
   EXPECT_EQ(g.stopped_by, StopReason::kEndToken);

@@ -1,7 +1,7 @@
 // Ids of texts, and the texts that they become again, for tokenizers_check.py:
 //   tokenizer_blocks TOKENIZER TEXTS IDS BACK
-// Says the MB of text that a second of processor time encodes. TEXTS are divided by NUL, as BACK is. IDS: for each text the number of its tokens (int64) and
-// the ids (int32).
+// Says the MB of text that a second of processor time encodes. TEXTS are divided by NUL, as BACK is. IDS: for each text
+// the number of its tokens (int64) and the ids (int32).
 #include <algorithm>
 #include <cstdio>
 #include <ctime>

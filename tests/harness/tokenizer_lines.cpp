@@ -1,6 +1,9 @@
-// Tokenizers and texts from standard input, what becomes of them to standard output, an object of JSON a line, for tokenizers_fuzz.py:
-//   {"tokenizer": TEXT OF A tokenizer.json, "texts": [TEXT, ...]}  ->  {"refused": WORDS} or {"texts": [{"ids": [...], "back": HEX, "streamed": HEX} or
-//   {"error": WORDS}, ...]}
+// Tokenizers and texts from standard input, what becomes of them to standard output, for tokenizers_fuzz.py. An object
+// of JSON a line:
+//     {"tokenizer": TEXT OF A tokenizer.json, "texts": [TEXT, ...]}
+// and one of
+//     {"refused": WORDS}
+//     {"texts": [{"ids": [...], "back": HEX, "streamed": HEX} or {"error": WORDS}, ...]}
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -24,7 +27,8 @@ nlohmann::json of_text(const fw::Tokenizer& tokenizer, const std::string& text) 
   try {
     const std::vector<int32_t> ids = tokenizer.encode(text);
     std::string streamed;
-    for (size_t i = 0; i < ids.size(); ++i) streamed += i == 0 ? tokenizer.first_piece(ids[i]) : tokenizer.piece(ids[i]);
+    for (size_t i = 0; i < ids.size(); ++i)
+      streamed += i == 0 ? tokenizer.first_piece(ids[i]) : tokenizer.piece(ids[i]);
     return {{"ids", ids}, {"back", hex(tokenizer.decode(ids))}, {"streamed", hex(streamed)}};
   } catch (const fw::Error& error) {
     return {{"error", error.what()}};

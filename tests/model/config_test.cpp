@@ -58,7 +58,8 @@ TEST(ModelConfig, JsonGoesBothWays) {
   const Json json = config_to_json(config);
   EXPECT_EQ(config_to_json(config_from_json(Json::parse(json.dump()), "text")), json);
   EXPECT_EQ(json.at("model_type"), "fastweight");
-  EXPECT_EQ(config_to_json(config_from_json(Json::object(), "text")), config_to_json(ModelConfig{}));  // keys may be left out
+  // keys may be left out
+  EXPECT_EQ(config_to_json(config_from_json(Json::object(), "text")), config_to_json(ModelConfig{}));
 }
 
 TEST(ModelConfig, EveryPresetIsAConfiguration) {
@@ -104,27 +105,61 @@ TEST(ModelConfig, WhatCannotBeIsAnError) {
       {"intermediate_size", [](ModelConfig& c) { c.intermediate_size = -1; }, {"intermediate_size", "-1"}},
       {"hidden_ratio", [](ModelConfig& c) { c.hidden_ratio = 0; }, {"hidden_ratio", "0"}},
       {"norm_eps", [](ModelConfig& c) { c.norm_eps = -1e-5; }, {"norm_eps", "-1e-05"}},
-      {"output_gate", [](ModelConfig& c) { c.output_gate = "sigmoit"; }, {"output_gate", "silu, sigmoid or none", "sigmoit", "did you mean 'sigmoid'"}},
+      {"output_gate",
+       [](ModelConfig& c) { c.output_gate = "sigmoit"; },
+       {"output_gate", "silu, sigmoid or none", "sigmoit", "did you mean 'sigmoid'"}},
       {"init", [](ModelConfig& c) { c.init = "xavir"; }, {"init", "xavier", "xavir"}},
-      {"gate rank", [](ModelConfig& c) { c.output_gate = "none", c.output_gate_rank = 4; }, {"output_gate_rank", "none"}},
-      {"decay rank", [](ModelConfig& c) { c.rule = "gated_deltanet", c.decay_rank = 4; }, {"decay_rank", "gated_deltanet", "4"}},
-      {"decay heads", [](ModelConfig& c) { c.rule = "deltanet", c.decay_per_value_head = true; }, {"decay_per_value_head", "deltanet"}},
+      {"gate rank",
+       [](ModelConfig& c) { c.output_gate = "none", c.output_gate_rank = 4; },
+       {"output_gate_rank", "none"}},
+      {"decay rank",
+       [](ModelConfig& c) { c.rule = "gated_deltanet", c.decay_rank = 4; },
+       {"decay_rank", "gated_deltanet", "4"}},
+      {"decay heads",
+       [](ModelConfig& c) { c.rule = "deltanet", c.decay_per_value_head = true; },
+       {"decay_per_value_head", "deltanet"}},
       {"rule", [](ModelConfig& c) { c.rule = "gated_deltanet3"; }, {"gated_deltanet3", "did you mean 'gated_deltanet"}},
       {"axis", [](ModelConfig& c) { c.rule = "kda gain=ten"; }, {"gain", "ten"}},
-      {"nothing to double", [](ModelConfig& c) { c.rule = "gla", c.allow_neg_eigval = true; }, {"allow_neg_eigval", "gla"}},
-      {"unstable", [](ModelConfig& c) { c.rule = "precond_gated_deltanet", c.allow_neg_eigval = true; }, {"precond_x", "1.5", "2"}},
+      {"nothing to double",
+       [](ModelConfig& c) { c.rule = "gla", c.allow_neg_eigval = true; },
+       {"allow_neg_eigval", "gla"}},
+      {"unstable",
+       [](ModelConfig& c) { c.rule = "precond_gated_deltanet", c.allow_neg_eigval = true; },
+       {"precond_x", "1.5", "2"}},
       {"precond_x", [](ModelConfig& c) { c.rule = "precond_gated_deltanet", c.precond_x = 2.5; }, {"precond_x", "2.5"}},
-      {"gain_bound in between", [](ModelConfig& c) { c.rule = "kda gain_bound=1.5"; }, {"gain_bound", "allow_neg_eigval"}},
-      {"precond_x twice", [](ModelConfig& c) { c.rule = "precond_gated_deltanet precond_x=1.2"; }, {"precond_x", "1.2"}},
-      {"gain_source", [](ModelConfig& c) { c.rule = "kaczmarz", c.gain_source = "learnt"; }, {"gain_source", "did you mean 'learned'"}},
-      {"gain_source without gain", [](ModelConfig& c) { c.gain_source = "learned"; }, {"gain_source", "gated_deltanet2"}},
-      {"gain_factor", [](ModelConfig& c) { c.rule = "kaczmarz", c.gain_factor = "1/t^2"; }, {"gain_factor", "1/sqrt(t)"}},
-      {"gain_factor without gain", [](ModelConfig& c) { c.rule = "nlms", c.gain_factor = "1/t"; }, {"gain_factor", "nlms"}},
-      {"single gate of a channel decay", [](ModelConfig& c) { c.rule = "kda", c.single_gate = true; }, {"single_gate", "kda"}},
-      {"single gate above 1", [](ModelConfig& c) { c.rule = "gated_deltanet_neg", c.single_gate = true; }, {"single_gate", "up to 1"}},
-      {"tied gates of no preconditioner", [](ModelConfig& c) { c.rule = "kaczmarz", c.precond_gates = "tied"; }, {"precond_gates", "kaczmarz"}},
-      {"tied gates of a channel decay", [](ModelConfig& c) { c.rule = "precond_kda", c.precond_gates = "tied"; }, {"precond_gates", "precond_kda"}},
-      {"large tensor", [](ModelConfig& c) { c.hidden_size = 1 << 20, c.num_heads = 1 << 12, c.hidden_ratio = 0.01; }, {"2^31", "q_proj"}},
+      {"gain_bound in between",
+       [](ModelConfig& c) { c.rule = "kda gain_bound=1.5"; },
+       {"gain_bound", "allow_neg_eigval"}},
+      {"precond_x twice",
+       [](ModelConfig& c) { c.rule = "precond_gated_deltanet precond_x=1.2"; },
+       {"precond_x", "1.2"}},
+      {"gain_source",
+       [](ModelConfig& c) { c.rule = "kaczmarz", c.gain_source = "learnt"; },
+       {"gain_source", "did you mean 'learned'"}},
+      {"gain_source without gain",
+       [](ModelConfig& c) { c.gain_source = "learned"; },
+       {"gain_source", "gated_deltanet2"}},
+      {"gain_factor",
+       [](ModelConfig& c) { c.rule = "kaczmarz", c.gain_factor = "1/t^2"; },
+       {"gain_factor", "1/sqrt(t)"}},
+      {"gain_factor without gain",
+       [](ModelConfig& c) { c.rule = "nlms", c.gain_factor = "1/t"; },
+       {"gain_factor", "nlms"}},
+      {"single gate of a channel decay",
+       [](ModelConfig& c) { c.rule = "kda", c.single_gate = true; },
+       {"single_gate", "kda"}},
+      {"single gate above 1",
+       [](ModelConfig& c) { c.rule = "gated_deltanet_neg", c.single_gate = true; },
+       {"single_gate", "up to 1"}},
+      {"tied gates of no preconditioner",
+       [](ModelConfig& c) { c.rule = "kaczmarz", c.precond_gates = "tied"; },
+       {"precond_gates", "kaczmarz"}},
+      {"tied gates of a channel decay",
+       [](ModelConfig& c) { c.rule = "precond_kda", c.precond_gates = "tied"; },
+       {"precond_gates", "precond_kda"}},
+      {"large tensor",
+       [](ModelConfig& c) { c.hidden_size = 1 << 20, c.num_heads = 1 << 12, c.hidden_ratio = 0.01; },
+       {"2^31", "q_proj"}},
       {"large embedding", [](ModelConfig& c) { c.vocab_size = 1 << 30; }, {"vocab_size", "2^31"}},
       {"large model", [](ModelConfig& c) { c.hidden_size = 16384, c.num_hidden_layers = 1000; }, {"2^33"}},
   };
@@ -134,7 +169,8 @@ TEST(ModelConfig, WhatCannotBeIsAnError) {
     const std::string message = error_of([&] { validate(config); });
     EXPECT_NE(message, "") << bad.name;
     for (const std::string& word : bad.words)
-      EXPECT_NE(message.find(word), std::string::npos) << bad.name << ": '" << message << "' does not say '" << word << "'";
+      EXPECT_NE(message.find(word), std::string::npos)
+          << bad.name << ": '" << message << "' does not say '" << word << "'";
   }
 }
 
@@ -142,7 +178,8 @@ TEST(ModelConfig, JsonErrorsNameFileKeyAndValue) {
   const auto expect = [](const Json& json, std::vector<std::string> needed) {
     needed.emplace_back("run/config.json");
     const std::string message = json_error(json);
-    for (const std::string& word : needed) EXPECT_NE(message.find(word), std::string::npos) << "'" << message << "' does not say '" << word << "'";
+    for (const std::string& word : needed)
+      EXPECT_NE(message.find(word), std::string::npos) << "'" << message << "' does not say '" << word << "'";
   };
   expect(Json::array(), {"object"});
   expect({{"hiden_size", 5}}, {"hiden_size", "did you mean 'hidden_size'"});

@@ -38,7 +38,8 @@ TEST(Cost, IsWhatAModelTakes) {
     EXPECT_EQ(cost.state_bytes, static_cast<double>(state.bytes() - sizeof(int64_t)));
     Logits<float> logits(1, config.vocab_size);
     model.forward_last(random_ids(kCacheRows, config.vocab_size, 1), SeqLayout({0, kCacheRows}), state, logits.mat());
-    EXPECT_EQ(cost.state_bytes + cost.state_bytes_token * kCacheRows, static_cast<double>(state.bytes() - sizeof(int64_t)));
+    EXPECT_EQ(cost.state_bytes + cost.state_bytes_token * kCacheRows,
+              static_cast<double>(state.bytes() - sizeof(int64_t)));
   }
 }
 

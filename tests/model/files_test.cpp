@@ -66,7 +66,8 @@ void split(const std::string& folder) {
   write_parts(folder + "/" + names[1], std::span(parts).subspan(half));
   Json map;
   for (size_t i = 0; i < parts.size(); ++i) map[parts[i].name] = names[i < half ? 0 : 1];
-  write_file_atomic(folder + "/model.safetensors.index.json", Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}}.dump());
+  write_file_atomic(folder + "/model.safetensors.index.json",
+                    Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}}.dump());
   std::filesystem::remove(folder + "/model.safetensors");
 }
 
@@ -107,14 +108,19 @@ TEST(ModelFiles, AnIndexNamesFilesOfItsFolderAlone) {
     write_file_atomic(folder.path("model.safetensors.index.json"), index.dump());
     return error_of([&] { load_model<float>(folder.path()); });
   };
-  for (const Json& file : {Json(elsewhere.path("x.safetensors")), Json("../" + std::filesystem::path(elsewhere.path()).filename().string() + "/x.safetensors"),
-                           Json("config.json"), Json(""), Json(".safetensors"), Json(std::string("a\0.safetensors", 14)), Json(3)}) {
+  for (const Json& file :
+       {Json(elsewhere.path("x.safetensors")),
+        Json("../" + std::filesystem::path(elsewhere.path()).filename().string() + "/x.safetensors"),
+        Json("config.json"), Json(""), Json(".safetensors"), Json(std::string("a\0.safetensors", 14)), Json(3)}) {
     const std::string words = error(file);
-    EXPECT_NE(words.find("weight_map: lm_head.weight: expected the name of a"), std::string::npos) << file << ": " << words;
+    EXPECT_NE(words.find("weight_map: lm_head.weight: expected the name of a"), std::string::npos)
+        << file << ": " << words;
   }
-  EXPECT_NE(error("model-00002-of-00002.safetensors").find("lm_head.weight"), std::string::npos);  // it lies in the first
+  // it lies in the first
+  EXPECT_NE(error("model-00002-of-00002.safetensors").find("lm_head.weight"), std::string::npos);
   write_file_atomic(folder.path("model.safetensors.index.json"), "{}");
-  EXPECT_NE(error_of([&] { load_model<float>(folder.path()); }).find("weight_map: expected an object"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_model<float>(folder.path()); }).find("weight_map: expected an object"),
+            std::string::npos);
 }
 
 TEST(ModelFiles, OtherFormsOfWeightsAreNamedWithWhatToDo) {
@@ -152,7 +158,9 @@ TEST(ModelFiles, ATiedHeadThatIsStoredTooSaysNothingNew) {
     write_parts(folder + "/model.safetensors", parts);
     add(folder, head);
     const std::string words = error_of([&] { load_model<float>(folder); });
-    EXPECT_NE(words.find("lm_head.weight: expected the embedding's values, as tie_word_embeddings = true says"), std::string::npos) << words;
+    EXPECT_NE(words.find("lm_head.weight: expected the embedding's values, as tie_word_embeddings = true says"),
+              std::string::npos)
+        << words;
   }
 }
 
@@ -174,10 +182,14 @@ TEST(ModelFiles, RotaryTablesSayNothingNew) {
   const std::string name = "model.layers.1.attn.rotary.inv_freq";
   EXPECT_EQ(with({name, {8}, frequencies(500)}), "");
   EXPECT_EQ(with({"model.rotary_emb.inv_freq", {8}, frequencies(500)}), "");
-  EXPECT_NE(with({name, {8}, frequencies(10000)}).find("expected the rotary table of theta = 500 over 16 channels"), std::string::npos);
+  EXPECT_NE(with({name, {8}, frequencies(10000)}).find("expected the rotary table of theta = 500 over 16 channels"),
+            std::string::npos);
   EXPECT_NE(with({name, {4}, {1, 1, 1, 1}}).find("8 values, not 4"), std::string::npos);
-  EXPECT_NE(with({"model.layers.0.attn.rotary.inv_freq", {8}, frequencies(500)}).find("unexpected tensor"), std::string::npos);  // no attention there
-  EXPECT_NE(with({"model.layers.9.attn.rotary.inv_freq", {8}, frequencies(500)}).find("unexpected tensor"), std::string::npos);
+  // no attention there
+  EXPECT_NE(with({"model.layers.0.attn.rotary.inv_freq", {8}, frequencies(500)}).find("unexpected tensor"),
+            std::string::npos);
+  EXPECT_NE(with({"model.layers.9.attn.rotary.inv_freq", {8}, frequencies(500)}).find("unexpected tensor"),
+            std::string::npos);
   std::vector<float> cosines;
   for (int t = 0; t < 20; ++t) {
     for (int i = 0; i < 16; ++i) cosines.push_back(static_cast<float>(std::cos(t * std::pow(500.0, -(i % 8) / 8.0))));

@@ -44,10 +44,12 @@ class ModelFolder : public ::testing::Test {
   static void put(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
   // Writes the model's tensors again, changed.
-  void rewrite(const LanguageModel<float>& model, const std::function<void(const ParamSpec&, SafetensorsWriter&, std::span<const float>)>& add) const {
+  void rewrite(const LanguageModel<float>& model,
+               const std::function<void(const ParamSpec&, SafetensorsWriter&, std::span<const float>)>& add) const {
     SafetensorsWriter writer;
     for (const ParamSpec& spec : model.params().specs()) {
-      add(spec, writer, model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+      add(spec, writer,
+          model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
     }
     writer.write(folder_ + "/model.safetensors");
   }
@@ -65,7 +67,8 @@ TEST_F(ModelFolder, ComesBackBitForBit) {
   save_model(folder_, model);
   const LanguageModel<float> loaded = load_model<float>(folder_);
   EXPECT_EQ(config_to_json(loaded.config()), config_to_json(config));
-  EXPECT_TRUE(std::equal(model.params().values().begin(), model.params().values().end(), loaded.params().values().begin(), loaded.params().values().end()));
+  EXPECT_TRUE(std::equal(model.params().values().begin(), model.params().values().end(),
+                         loaded.params().values().begin(), loaded.params().values().end()));
   EXPECT_EQ(loaded.hash(), model.hash());
   EXPECT_EQ(load_model<double>(folder_).hash(), model.hash());
 }

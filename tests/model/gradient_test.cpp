@@ -54,7 +54,8 @@ void check_gradients(const Case& test) {
     }
     // Of the sampled values; a parameter whose gradient is far below the model's is held to the model's scale.
     const double share = std::sqrt(static_cast<double>(indices.size()) / static_cast<double>(grads.size()));
-    EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * total * share)) << spec.name << ": |difference| " << std::sqrt(norm);
+    EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * total * share))
+        << spec.name << ": |difference| " << std::sqrt(norm);
   }
 }
 
@@ -64,7 +65,8 @@ TEST_P(ModelGradient, EqualsCentralDifferences) { check_gradients(GetParam()); }
 
 std::vector<Case> preset_cases() {
   std::vector<Case> list;
-  for (const Preset& preset : presets()) list.push_back({std::string(preset.name), small_config(std::string(preset.name))});
+  for (const Preset& preset : presets())
+    list.push_back({std::string(preset.name), small_config(std::string(preset.name))});
   return list;
 }
 
@@ -100,7 +102,8 @@ std::vector<Case> option_cases() {
   add("negative_erase_gate", "gated_deltanet2", [](ModelConfig& c) { c.allow_neg_eigval = true; });
   add("no_output_gate", "mamba2", [](ModelConfig& c) { c.output_gate = "none"; });
   add("sigmoid_output_gate", "gla", [](ModelConfig& c) { c.output_gate = "sigmoid"; });
-  add("gain_beside_erase_gate", "kda erase=channel feedback=learned", [](ModelConfig& c) { c.allow_neg_eigval = true; });
+  add("gain_beside_erase_gate", "kda erase=channel feedback=learned",
+      [](ModelConfig& c) { c.allow_neg_eigval = true; });
   add("write_gate_beside_gain", "kaczmarz decay=channel write=channel feedback=learned", [](ModelConfig&) {});
   add("everything", "gated_deltanet2 gain=gate feedback=learned precond=diagonal", [](ModelConfig& c) {
     c.num_v_heads = 4;
@@ -109,7 +112,8 @@ std::vector<Case> option_cases() {
     c.output_gate_rank = 4;
     c.tie_word_embeddings = false;
   });
-  add("own_erase_key", "gated_deltanet erase_key=own read=corrected write=scalar", [](ModelConfig& c) { c.num_v_heads = 4; });
+  add("own_erase_key", "gated_deltanet erase_key=own read=corrected write=scalar",
+      [](ModelConfig& c) { c.num_v_heads = 4; });
   add("scalar_gates", "kda erase=scalar write=scalar", [](ModelConfig& c) { c.allow_neg_eigval = true; });
   add("learned_gain", "kaczmarz", [](ModelConfig& c) { c.gain_source = "learned"; });
   for (const char* factor : {"1/t", "1/sqrt(t)", "1/log(t+1)"}) {
@@ -131,7 +135,8 @@ std::vector<Case> option_cases() {
     c.single_gate = true;
   });
   add("comba_grouped", "comba", [](ModelConfig& c) { c.num_v_heads = 4; });
-  for (const Preset& ablation : ablations()) list.push_back({std::string(ablation.name), small_config(std::string(ablation.name)), {0, 5, 11}, 1});
+  for (const Preset& ablation : ablations())
+    list.push_back({std::string(ablation.name), small_config(std::string(ablation.name)), {0, 5, 11}, 1});
   add("log_sigmoid_decay", "gla", [](ModelConfig& c) { c.decay_gate = "logsigmoid"; });
   add("log_sigmoid_decay_of_low_rank", "gated_deltanet2", [](ModelConfig& c) {
     c.decay_gate = "logsigmoid";
@@ -154,7 +159,8 @@ std::vector<Case> option_cases() {
     c.rope_theta = 10000;
     c.num_v_heads = 4;
   });
-  add("raw_read_correction", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", [](ModelConfig& c) { c.raw_read_correction = true; });
+  add("raw_read_correction", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2",
+      [](ModelConfig& c) { c.raw_read_correction = true; });
   add("raw_read_correction_by_the_key", "gated_deltanet", [](ModelConfig& c) {
     c.raw_read_correction = true;
     c.conv_size = 0;
@@ -229,7 +235,8 @@ TEST(ModelGradient, CarriesStateForward) {
   double error = 0;
   const std::vector<size_t> indices = sample_indices(grads.size(), 60, 1);
   for (size_t at : indices) error += std::pow(grads[at] - difference(loss, model.params().values()[at]), 2);
-  EXPECT_LE(std::sqrt(error), 1e-6 * std::sqrt(norm * static_cast<double>(indices.size()) / static_cast<double>(grads.size())));
+  EXPECT_LE(std::sqrt(error),
+            1e-6 * std::sqrt(norm * static_cast<double>(indices.size()) / static_cast<double>(grads.size())));
 }
 
 }  // namespace

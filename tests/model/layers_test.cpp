@@ -1,5 +1,5 @@
-// Models whose layers are a list: attention, windows, gated convolutions and recurrences in turn. Gradients, decoding and packing, the
-// state that each kind declares (ring, cache), its file, its memory.
+// Models whose layers are a list: attention, windows, gated convolutions and recurrences in turn. Gradients, decoding
+// and packing, the state that each kind declares (ring, cache), its file, its memory.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -101,7 +101,8 @@ std::vector<Layers> models() {
     c.mesa.cg_steps = 20;
     c.mesa.cg_tolerance = 1e-14;
   });
-  // RWKV-7 as it is published, and its layer among others, behind their norms and before their MLP; the second such layer of the list is not the first.
+  // RWKV-7 as it is published, and its layer among others, behind their norms and before their MLP; the second such
+  // layer of the list is not the first.
   const auto as_published = [](ModelConfig& c) {
     c.norm = "layer";
     c.embedding_norm = true;
@@ -114,7 +115,8 @@ std::vector<Layers> models() {
     c.rwkv7.head_dim = 4;
     c.rwkv7.key_eps = 1e-3;
   });
-  // Mamba-3: SISO with shared groups, MIMO of either rotation, with all options, of one row; its turns over the cuts of a text.
+  // Mamba-3: SISO with shared groups, MIMO of either rotation, with all options, of one row; its turns over the cuts of
+  // a text.
   add("mamba3", {"mamba3", "mamba3"}, [](ModelConfig& c) {
     c.mlp = "none";
     c.mamba3.head_dim = 6;
@@ -183,9 +185,11 @@ TEST_P(ModelLayers, GradientsEqualCentralDifferences) {
       largest = std::max(largest, std::abs(grads[at]));
     }
     const double share = std::sqrt(square * static_cast<double>(places.size()) / static_cast<double>(grads.size()));
-    EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * share)) << spec.name << ": |difference| " << std::sqrt(norm);
+    EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * share))
+        << spec.name << ": |difference| " << std::sqrt(norm);
     // A window of one sees itself only: neither queries nor keys matter.
-    const bool no_influence = config.window.window == 1 && (spec.name.find("q_proj") != std::string::npos || spec.name.find("k_proj") != std::string::npos);
+    const bool no_influence = config.window.window == 1 && (spec.name.find("q_proj") != std::string::npos ||
+                                                            spec.name.find("k_proj") != std::string::npos);
     EXPECT_EQ(largest > 1e-12, !no_influence) << spec.name;
   }
 }
@@ -202,12 +206,14 @@ void expect_pieces_equal(const ModelConfig& config, double tolerance) {
   const std::vector<int64_t> cuts = {0, 1, 3, 4, 5, 68, 69, 132, 133, 134, 264, 520, 521, tokens};
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t n = cuts[i + 1] - cuts[i];
-    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}), state, last.mat());
+    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}),
+                       state, last.mat());
     EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), tolerance) << "after " << cuts[i + 1];
   }
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     for (const StateTensor& tensor : config.layer_state(i)) {
-      EXPECT_LE(distance(state.values(i, tensor.name), whole.values(i, tensor.name)), tolerance) << "layer " << i << " " << tensor.name;
+      EXPECT_LE(distance(state.values(i, tensor.name), whole.values(i, tensor.name)), tolerance)
+          << "layer " << i << " " << tensor.name;
     }
   }
 }
@@ -220,7 +226,8 @@ TEST_P(ModelLayers, PackedEqualsSeparate) {
   LanguageModel<double> model = noisy_model<double>(config);
   const SeqLayout layout({0, 0, 1, 64, 129, 129, 259, 322});  // 0, 1, 63, 65, 0, 130, 63 tokens
   const int64_t tokens = layout.tokens();
-  const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3), targets = random_ids(tokens, config.vocab_size, 4);
+  const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3),
+                             targets = random_ids(tokens, config.vocab_size, 4);
   Logits<double> packed(tokens, config.vocab_size);
   model.forward_all(ids, layout, nullptr, packed.mat());
   model.params().zero_grads();
@@ -232,13 +239,15 @@ TEST_P(ModelLayers, PackedEqualsSeparate) {
     const SeqLayout one({0, layout.length(n)});
     Logits<double> alone(layout.length(n), config.vocab_size);
     model.forward_all(std::span(ids).subspan(first, count), one, nullptr, alone.mat());
-    for (int64_t t = 0; t < layout.length(n); ++t) EXPECT_LE(distance(packed.row(layout.begin(n) + t), alone.row(t)), 1e-12) << n << ", " << t;
+    for (int64_t t = 0; t < layout.length(n); ++t)
+      EXPECT_LE(distance(packed.row(layout.begin(n) + t), alone.row(t)), 1e-12) << n << ", " << t;
     model.forward_backward(std::span(ids).subspan(first, count), std::span(targets).subspan(first, count), one, 1.0);
   }
   EXPECT_LE(distance(model.params().grads(), together), 1e-10);
 }
 
-// Training a text in pieces: what a piece reads of the pieces before it is held fixed, also while the ring is overwritten.
+// Training a text in pieces: what a piece reads of the pieces before it is held fixed, also while the ring is
+// overwritten.
 TEST_P(ModelLayers, CarriesStateForward) {
   const ModelConfig& config = GetParam().config;
   LanguageModel<double> model = noisy_model<double>(config);
@@ -260,7 +269,8 @@ TEST_P(ModelLayers, CarriesStateForward) {
   };
   const std::vector<size_t> places = sample_indices(grads.size(), 80, 1);
   for (const size_t at : places) error += std::pow(grads[at] - difference(loss, model.params().values()[at], 2e-5), 2);
-  EXPECT_LE(std::sqrt(error), 1e-6 * std::sqrt(norm * static_cast<double>(places.size()) / static_cast<double>(grads.size())));
+  EXPECT_LE(std::sqrt(error),
+            1e-6 * std::sqrt(norm * static_cast<double>(places.size()) / static_cast<double>(grads.size())));
 }
 
 TEST_P(ModelLayers, StateFilesAndForksGoOnBitForBit) {
@@ -288,7 +298,8 @@ TEST_P(ModelLayers, ConfigurationsComeBackFromJson) {
   EXPECT_EQ(static_cast<double>(LanguageModel<float>(config).params().size()), parameter_count(config));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()),
+                         [](const auto& one) { return one.param.name; });
 
 // A window over the whole text is attention to all of it.
 TEST(Layers, AWideWindowIsAttention) {
@@ -358,11 +369,19 @@ TEST(Layers, WhatIsWrongIsNamed) {
     change(c);
     return error_of([&] { validate(c); });
   };
-  EXPECT_NE(error([](ModelConfig& c) { c.layers = {"recurent", "window"}; }).find("layers: 'recurent'"), std::string::npos);
-  EXPECT_NE(error([](ModelConfig& c) { c.num_hidden_layers = 1; }).find("layers: expected at most num_hidden_layers = 1"), std::string::npos);
-  EXPECT_NE(error([](ModelConfig& c) { c.window.num_kv_heads = 3; }).find("mixer.window.num_kv_heads"), std::string::npos);
-  EXPECT_NE(error([](ModelConfig& c) { c.attention.num_heads = 5; }).find("mixer.attention.head_dim"), std::string::npos);
-  EXPECT_NE(error([](ModelConfig& c) { c.attention.rope_fraction = 0.1; }).find("mixer.attention.rope_fraction"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) {
+              c.layers = {"recurent", "window"};
+            }).find("layers: 'recurent'"),
+            std::string::npos);
+  EXPECT_NE(
+      error([](ModelConfig& c) { c.num_hidden_layers = 1; }).find("layers: expected at most num_hidden_layers = 1"),
+      std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.window.num_kv_heads = 3; }).find("mixer.window.num_kv_heads"),
+            std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.attention.num_heads = 5; }).find("mixer.attention.head_dim"),
+            std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.attention.rope_fraction = 0.1; }).find("mixer.attention.rope_fraction"),
+            std::string::npos);
   EXPECT_NE(error([](ModelConfig& c) { c.window.window = 0; }).find("mixer.window.window"), std::string::npos);
   EXPECT_NE(error([](ModelConfig& c) { c.conv.kernel = 0; }).find("mixer.conv.kernel"), std::string::npos);
   EXPECT_NE(error([](ModelConfig& c) { c.mlp = "gelu"; }).find("mlp"), std::string::npos);
@@ -378,15 +397,21 @@ TEST(Layers, WhatIsWrongIsNamed) {
     });
   };
   EXPECT_EQ(mamba3([](Mamba3Keys&) {}), "");
-  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.head_dim = 7; }).find("mixer.mamba3.head_dim: expected a number that divides"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.head_dim = 7; }).find("mixer.mamba3.head_dim: expected a number that divides"),
+            std::string::npos);
   EXPECT_NE(mamba3([](Mamba3Keys& k) { k.num_groups = 3; }).find("mixer.mamba3.num_groups"), std::string::npos);
-  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.rope_fraction = 0.01; }).find("mixer.mamba3.rope_fraction"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.rope_fraction = 0.01; }).find("mixer.mamba3.rope_fraction"),
+            std::string::npos);
   EXPECT_NE(mamba3([](Mamba3Keys& k) { k.rope_fraction = 1.5; }).find("0 < rope_fraction <= 1"), std::string::npos);
-  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.state_size = 7, k.mimo_rank = 2; }).find("mixer.mamba3.state_size: expected an even number"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) {
+              k.state_size = 7, k.mimo_rank = 2;
+            }).find("mixer.mamba3.state_size: expected an even number"),
+            std::string::npos);
   EXPECT_EQ(mamba3([](Mamba3Keys& k) { k.state_size = 7, k.mimo_rank = 2, k.rotation = "pairs"; }), "");
 }
 
-// A model that a CUDA device cannot run is refused where it is made, with no memory taken, whichever of its layers it is.
+// A model that a CUDA device cannot run is refused where it is made, with no memory taken, whichever of its layers it
+// is.
 TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   const auto error = [](const ModelConfig& config) {
     PlanDevice device(FW_DEVICE_CUDA);
@@ -395,28 +420,35 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
     return words;
   };
   EXPECT_EQ(error(config_of({"kda", "window"})), "");
-  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"})).find("expected the CPU, or k_norm=raw with erase_state=previous"),
+  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"}))
+                .find("expected the CPU, or k_norm=raw with erase_state=previous"),
             std::string::npos);
   ModelConfig grouped = small_config("dplr");
   EXPECT_EQ(error(grouped), "");
   grouped.num_v_heads = 2 * grouped.num_heads;
   EXPECT_NE(error(grouped).find("expected the CPU, or as many key heads as value heads"), std::string::npos);
-  ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"}), mamba3 = config_of({"window", "mamba3"});
+  ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"}),
+              mamba3 = config_of({"window", "mamba3"});
   layer_norm.norm = "layer";
   channel_mix.mlp = "channel_mix";
   rwkv7.rwkv7.head_dim = 4;
   mamba3.mamba3.head_dim = 4;
-  for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, mamba3, config_of({"mesa"})}) EXPECT_EQ(error(config), "");
+  for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, mamba3, config_of({"mesa"})})
+    EXPECT_EQ(error(config), "");
   ModelConfig many_rows = config_of({"mamba3"});
   many_rows.hidden_size = 226;
   many_rows.mamba3.head_dim = 452;
   many_rows.mamba3.mimo_rank = 64;
-  EXPECT_EQ(error(many_rows), "device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most 58112 on CUDA devices, got 58308");
+  EXPECT_EQ(error(many_rows),
+            "device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most 58112 on CUDA "
+            "devices, got 58308");
   ModelConfig wide = config_of({"window", "mesa"});
   wide.mesa.head_dim = 160;
   EXPECT_EQ(error(wide), "");
   wide.mesa.head_dim = 161;
-  EXPECT_NE(error(wide).find("expected the CPU, or Mesa layers with a head_dim of at most 160 on CUDA devices, got 161"), std::string::npos);
+  EXPECT_NE(
+      error(wide).find("expected the CPU, or Mesa layers with a head_dim of at most 160 on CUDA devices, got 161"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The configurations that flash-linear-attention 0.6.0 and transformers 5.24 write: every key of each model's class with its default, small sizes in place of
-// the published ones.
+// The configurations that flash-linear-attention 0.6.0 and transformers 5.24 write: every key of each model's class
+// with its default, small sizes in place of the published ones.
 #pragma once
 
 namespace fw::testing {

@@ -1,4 +1,5 @@
-// Every key of another program's configuration: it changes the model here, or it is known to change no number, or it is an error.
+// Every key of another program's configuration: it changes the model here, or it is known to change no number, or it is
+// an error.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -18,33 +19,41 @@ using Json = nlohmann::json;
 const std::set<std::string>& without_effect() {
   static const std::set<std::string> keys = {
       // kernels, caches, what a call returns, where the file is from
-      "attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_cache", "max_position_embeddings", "chunk_size",
-      "transformers_version", "architectures", "dtype", "use_mambapy", "use_associative_scan", "residual_in_fp32",
+      "attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_cache",
+      "max_position_embeddings", "chunk_size", "transformers_version", "architectures", "dtype", "use_mambapy",
+      "use_associative_scan", "residual_in_fp32",
       // ids of tokens
       "pad_token_id", "bos_token_id", "eos_token_id",
       // first values and the loss in training
-      "initializer_range", "use_l2warp", "rescale_prenorm_residual", "dt_min", "dt_max", "dt_init_floor", "dt_scale", "dt_init_scheme", "time_step_min",
-      "time_step_max", "time_step_floor", "time_step_scale", "time_step_init_scheme", "A_init_range", "conv_init", "log_atk_scale_init", "a_log_init_lower",
-      "correction_factor"};
+      "initializer_range", "use_l2warp", "rescale_prenorm_residual", "dt_min", "dt_max", "dt_init_floor", "dt_scale",
+      "dt_init_scheme", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale", "time_step_init_scheme",
+      "A_init_range", "conv_init", "log_atk_scale_init", "a_log_init_lower", "correction_factor"};
   return keys;
 }
 // Keys that say something only beside a value of another key that the configuration does not have.
 const std::set<std::pair<std::string, std::string>> kOfOthers = {{"gla", "conv_size"},
                                                                  {"retnet", "conv_size"},
-                                                                 {"hgrn2", "conv_size"},                     // of a convolution that is off
-                                                                 {"mamba3", "mimo_rank"},                    // of is_mimo
-                                                                 {"transformers mamba2", "time_step_rank"},  // Mamba-2 has a time step a head
+                                                                 // of a convolution that is off
+                                                                 {"hgrn2", "conv_size"},
+                                                                 // of is_mimo
+                                                                 {"mamba3", "mimo_rank"},
+                                                                 // Mamba-2 has a time step a head
+                                                                 {"transformers mamba2", "time_step_rank"},
                                                                  {"mesa_net", "max_cg_step_training"},
-                                                                 {"mesa_net", "max_cg_step_decoding"}};  // more steps than the default end at the exact solve
+                                                                 // more steps than the default end at the exact solve
+                                                                 {"mesa_net", "max_cg_step_decoding"}};
 
 std::vector<Json> others(const std::string& key, const Json& value) {
-  if (key == "hidden_ratio") return {value.get<int64_t>() * 4, "other"};  // the width that it makes is rounded up to a multiple of 256
+  // the width that it makes is rounded up to a multiple of 256
+  if (key == "hidden_ratio") return {value.get<int64_t>() * 4, "other"};
   if (value.is_boolean()) return {!value.get<bool>()};
   if (value.is_number_integer()) return {value.get<int64_t>() * 2 + (value == 0 ? 2 : 0), value.get<int64_t>() + 1};
   if (value.is_number()) return {value.get<double>() * 1.5 + 0.125};
   if (value.is_string()) return {"other", 3};
   if (value.is_array()) return {Json::array({7})};
-  if (value.is_object()) return {Json{{"layers", Json::array({0})}, {"num_heads", 2}}, Json{{"layers", Json::array({1})}, {"num_heads", 2}, {"softcap", 30.0}}};
+  if (value.is_object())
+    return {Json{{"layers", Json::array({0})}, {"num_heads", 2}},
+            Json{{"layers", Json::array({1})}, {"num_heads", 2}, {"softcap", 30.0}}};
   return {3, true, "other"};
 }
 
@@ -125,7 +134,8 @@ TEST(PeerKeys, TwoNamesOfOneKeyMustSayTheSame) {
   json["norm_eps"] = 0.05;
   EXPECT_EQ(config_from_peer(json, "c").norm_eps, 0.05);
   json["norm_eps"] = 0.01;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("layer_norm_epsilon: expected 0.01 as norm_eps says"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("layer_norm_epsilon: expected 0.01 as norm_eps says"),
+            std::string::npos);
 
   Json mamba = config_of("transformers mamba");
   mamba["time_step_rank"] = 3;
@@ -136,7 +146,10 @@ TEST(PeerKeys, TwoNamesOfOneKeyMustSayTheSame) {
   EXPECT_NE(error_of([&] { config_from_peer(mamba, "c"); }).find("time_step_rank: expected 5"), std::string::npos);
   mamba.erase("dt_rank");
   mamba["intermediate_size"] = 100;
-  EXPECT_NE(error_of([&] { config_from_peer(mamba, "c"); }).find("intermediate_size: expected expand * hidden_size = 128, got 100"), std::string::npos);
+  EXPECT_NE(error_of([&] {
+              config_from_peer(mamba, "c");
+            }).find("intermediate_size: expected expand * hidden_size = 128, got 100"),
+            std::string::npos);
 }
 
 // Both programs have a model_type mamba and mamba2; what they leave out has other defaults.
@@ -149,7 +162,8 @@ TEST(PeerKeys, DefaultsAreThoseOfTheProgramThatWroteIt) {
   EXPECT_FALSE(config_from_peer(fla, "c").tie_word_embeddings);
   Json both = theirs;
   both["norm_eps"] = both["layer_norm_epsilon"];
-  EXPECT_NE(error_of([&] { config_from_peer(both, "c"); }).find("tie_word_embeddings: expected a value"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(both, "c"); }).find("tie_word_embeddings: expected a value"),
+            std::string::npos);
 }
 
 // As published models have them: keys that converters left over.
@@ -196,10 +210,15 @@ TEST(PeerKeys, PublishedConfigurationsOfTransformers) {
   EXPECT_EQ(c.mamba.dt_rank, 4);
   Json wrong = mamba;
   wrong["n_layer"] = 3;
-  EXPECT_NE(error_of([&] { config_from_peer(wrong, "c"); }).find("n_layer: expected 2 as num_hidden_layers says"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(wrong, "c"); }).find("n_layer: expected 2 as num_hidden_layers says"),
+            std::string::npos);
 
   Json mamba2 = config_of("transformers mamba2");
-  mamba2.update({{"norm_before_gate", true}, {"rms_norm", true}, {"intermediate_size", 128}, {"time_step_scale", 1.0}, {"time_step_init_scheme", "random"}});
+  mamba2.update({{"norm_before_gate", true},
+                 {"rms_norm", true},
+                 {"intermediate_size", 128},
+                 {"time_step_scale", 1.0},
+                 {"time_step_init_scheme", "random"}});
   EXPECT_EQ(meaning(config_from_peer(mamba2, "c")), meaning(config_from_peer(config_of("transformers mamba2"), "c")));
   Json fla = config_of("mamba2");
   fla["norm_before_gate"] = true;
@@ -212,7 +231,9 @@ TEST(PeerKeys, TheLimitOfTimeSteps) {
     json[key] = Json::array({0.0, {{"__float__", "Infinity"}}});
     EXPECT_EQ(error_of([&] { config_from_peer(json, "c"); }), "") << key;
     json[key] = Json::array({0.0, 0.5});
-    EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find(std::string(key) + ": expected 0 to infinity"), std::string::npos) << key;
+    EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find(std::string(key) + ": expected 0 to infinity"),
+              std::string::npos)
+        << key;
   }
 }
 
@@ -222,7 +243,8 @@ TEST(PeerKeys, RotaryParameters) {
   json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500.0}};
   EXPECT_EQ(config_from_peer(json, "c").attention.rope_theta, 500);
   json["rope_theta"] = 1000.0;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: rope_theta: expected 1000"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: rope_theta: expected 1000"),
+            std::string::npos);
   json["rope_theta"] = 500.0;
   EXPECT_EQ(error_of([&] { config_from_peer(json, "c"); }), "");
   json["rope_parameters"]["partial_rotary_factor"] = 0.5;
@@ -230,13 +252,15 @@ TEST(PeerKeys, RotaryParameters) {
   json["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
   EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_type"), std::string::npos);
   json["rope_parameters"] = {{"factor", 4.0}};
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: factor: this key is not known"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: factor: this key is not known"),
+            std::string::npos);
 }
 
 TEST(PeerKeys, AttentionAsAList) {
   Json json = config_of("gated_deltanet");
   json["num_hidden_layers"] = 4;
-  json["attn"] = Json::array({{{"layers", {1}}, {"num_heads", 4}, {"window_size", 16}}, {{"layers", {3}}, {"num_heads", 2}}});
+  json["attn"] =
+      Json::array({{{"layers", {1}}, {"num_heads", 4}, {"window_size", 16}}, {{"layers", {3}}, {"num_heads", 2}}});
   const ModelConfig c = config_from_peer(json, "c");
   EXPECT_EQ(c.layers, (StringList{"recurrent", "window", "recurrent", "attention"}));
   EXPECT_EQ(c.window.num_heads, 4);
@@ -252,7 +276,8 @@ TEST(PeerKeys, AttentionAsAList) {
   json["attn"][1]["window_size"] = 32;
   EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn[1]: expected the same keys"), std::string::npos);
   json["attn"][1] = {{"layers", {1}}, {"num_heads", 4}};
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn[1]: layers: expected every number once, got 1"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn[1]: layers: expected every number once, got 1"),
+            std::string::npos);
   json["attn"] = Json::array({3});
   EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn: expected an object"), std::string::npos);
   json["attn"] = Json::array();

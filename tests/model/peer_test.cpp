@@ -42,7 +42,8 @@ std::vector<std::string> models() {
     const std::string folder = shared_path(name);
     if (folder.empty()) continue;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (unknown_peer_model(read_json(entry.path().string() + "/config.json")).empty()) folders.push_back(entry.path().string());
+      if (unknown_peer_model(read_json(entry.path().string() + "/config.json")).empty())
+        folders.push_back(entry.path().string());
     }
   }
   std::sort(folders.begin(), folders.end());
@@ -132,10 +133,13 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
     EXPECT_NE(words.find("'f/config.json': " + std::string(key)), std::string::npos) << key << ": " << words;
   }
   EXPECT_NE(error("attn", {{"layers", {1}}}).find("attn: num_heads"), std::string::npos);
-  EXPECT_NE(error("attn", {{"layers", {2}}, {"num_heads", 2}}).find("attn: layers: expected numbers from 0 to 1, got 2"), std::string::npos);
+  EXPECT_NE(
+      error("attn", {{"layers", {2}}, {"num_heads", 2}}).find("attn: layers: expected numbers from 0 to 1, got 2"),
+      std::string::npos);
   EXPECT_NE(error("attn", {{"num_heads", 2}}).find("attn: layers"), std::string::npos);
   EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 3}}).find("divides hidden_size = 32"), std::string::npos);
-  EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 2}, {"window_size", -4}}).find("mixer.window.window"), std::string::npos);
+  EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 2}, {"window_size", -4}}).find("mixer.window.window"),
+            std::string::npos);
   EXPECT_NE(error("attn", "all").find("attn: expected an object"), std::string::npos);
   EXPECT_NE(error("model_type", "rwkv6").find("rwkv6"), std::string::npos);
   EXPECT_NE(error("mixer_override", {{"type", "kda"}}).find("kda as mixer"), std::string::npos);
@@ -146,7 +150,8 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
 }
 
 Json rwkv7_config() {
-  return {{"model_type", "rwkv7"}, {"hidden_size", 48}, {"num_hidden_layers", 3}, {"head_dim", 16}, {"vocab_size", 50}, {"a_low_rank_dim", 4}};
+  return {{"model_type", "rwkv7"}, {"hidden_size", 48}, {"num_hidden_layers", 3},
+          {"head_dim", 16},        {"vocab_size", 50},  {"a_low_rank_dim", 4}};
 }
 
 TEST(Peer, Rwkv7InOurWords) {
@@ -171,17 +176,19 @@ TEST(Peer, Rwkv7InOurWords) {
   json.update({{"num_heads", 32}, {"hidden_size", 2048}, {"a_low_rank_dim", nullptr}, {"fuse_norm", false}});
   const Rwkv7Spec wide = config_from_peer(json, "here").rwkv7_spec(0);
   EXPECT_EQ(wide.dim, 64);
-  EXPECT_EQ(std::vector<int64_t>({wide.decay_rank, wide.rate_rank, wide.value_rank, wide.gate_rank}), (std::vector<int64_t>{128, 128, 64, 224}));
+  EXPECT_EQ(std::vector<int64_t>({wide.decay_rank, wide.rate_rank, wide.value_rank, wide.gate_rank}),
+            (std::vector<int64_t>{128, 128, 64, 224}));
   EXPECT_EQ(wide.key_eps, 0);
 
-  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"hidden_act", "relu"},
-                                                                            {"norm_bias", false},
-                                                                            {"head_dim", 7},
-                                                                            {"head_dim", 0},
-                                                                            {"value_dim", 24},
-                                                                            {"value_dim", {48, 48, 24}},
-                                                                            {"hidden_ratio", -1},
-                                                                            {"attn", {{"layers", {1}}, {"num_heads", 2}}}}) {
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, Json>>{{"hidden_act", "relu"},
+                                                 {"norm_bias", false},
+                                                 {"head_dim", 7},
+                                                 {"head_dim", 0},
+                                                 {"value_dim", 24},
+                                                 {"value_dim", {48, 48, 24}},
+                                                 {"hidden_ratio", -1},
+                                                 {"attn", {{"layers", {1}}, {"num_heads", 2}}}}) {
     Json wrong = rwkv7_config();
     wrong[key] = value;
     const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
@@ -191,7 +198,8 @@ TEST(Peer, Rwkv7InOurWords) {
 }
 
 Json mamba3_config() {
-  return {{"model_type", "mamba3"}, {"hidden_size", 48}, {"num_hidden_layers", 3}, {"head_dim", 16}, {"vocab_size", 50}, {"state_size", 12}};
+  return {{"model_type", "mamba3"}, {"hidden_size", 48}, {"num_hidden_layers", 3},
+          {"head_dim", 16},         {"vocab_size", 50},  {"state_size", 12}};
 }
 
 TEST(Peer, Mamba3InOurWords) {
@@ -209,7 +217,12 @@ TEST(Peer, Mamba3InOurWords) {
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
 
   Json json = mamba3_config();
-  json.update({{"is_mimo", true}, {"rope_fraction", 1.0}, {"n_groups", 3}, {"A_floor", 1e-3}, {"is_outproj_norm", true}, {"a_activation", "heavy_tail"}});
+  json.update({{"is_mimo", true},
+               {"rope_fraction", 1.0},
+               {"n_groups", 3},
+               {"A_floor", 1e-3},
+               {"is_outproj_norm", true},
+               {"a_activation", "heavy_tail"}});
   const Mamba3Spec mimo = config_from_peer(json, "here").mamba3_spec();
   EXPECT_EQ(mimo.mimo_rank, 4);  // unless it says otherwise
   EXPECT_EQ(mimo.angles, 6);
@@ -246,7 +259,13 @@ Json mamba_ssm_config() {
           {"vocab_size", 50},
           {"pad_vocab_size_multiple", 16},
           {"attn_layer_idx", Json::array()},
-          {"ssm_cfg", {{"layer", "Mamba3"}, {"headdim", 12}, {"d_state", 8}, {"is_mimo", true}, {"mimo_rank", 2}, {"chunk_size", 16}}}};
+          {"ssm_cfg",
+           {{"layer", "Mamba3"},
+            {"headdim", 12},
+            {"d_state", 8},
+            {"is_mimo", true},
+            {"mimo_rank", 2},
+            {"chunk_size", 16}}}};
 }
 
 TEST(Peer, ModelsOfStateSpacesMambaInOurWords) {
@@ -291,7 +310,8 @@ TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
   export_model(theirs.path(), model);
   EXPECT_EQ(read_json(theirs.path("config.json")).count("model_type"), 0U);
   const SafetensorsReader reader(theirs.path("model.safetensors"));
-  for (const char* name : {"backbone.embedding.weight", "backbone.layers.1.norm.weight", "backbone.layers.1.norm2.weight", "backbone.layers.1.mixer.mimo_x",
+  for (const char* name : {"backbone.embedding.weight", "backbone.layers.1.norm.weight",
+                           "backbone.layers.1.norm2.weight", "backbone.layers.1.mixer.mimo_x",
                            "backbone.layers.1.mlp.fc2.weight", "backbone.norm_f.weight", "lm_head.weight"}) {
     EXPECT_TRUE(reader.has(name)) << name;
   }
@@ -299,7 +319,8 @@ TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
   std::vector<float> both(size_t{256} * 24), head(size_t{64} * 24), embedding(head.size());
   reader.read<float>("backbone.layers.0.mlp.fc1.weight", std::vector<int64_t>{256, 24}, both);
   const auto values = [&](const char* name) {
-    const HostView<float> view = model.params().host_values(model.params().specs()[static_cast<size_t>(model.params().find(name))]);
+    const HostView<float> view =
+        model.params().host_values(model.params().specs()[static_cast<size_t>(model.params().find(name))]);
     return std::vector<float>(view.span().begin(), view.span().end());
   };
   const auto half = static_cast<std::ptrdiff_t>(both.size() / 2);
@@ -329,7 +350,8 @@ TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
     }
   }
   writer.write(again.path("model.safetensors"));
-  EXPECT_NE(error_of([&] { load_model<float>(again.path()); }).find("lm_head.weight: expected the embedding's values"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_model<float>(again.path()); }).find("lm_head.weight: expected the embedding's values"),
+            std::string::npos);
 }
 
 // The same model as flash-linear-attention has it and in the form of its authors' program.
@@ -341,7 +363,8 @@ TEST(Peer, BothProgramsFormsAreOneModel) {
   const SafetensorsReader reader(source + "/model.safetensors");
   SafetensorsWriter writer;
   for (const auto& [name, info] : reader.tensors()) {
-    writer.add(name == "backbone.embeddings.weight" ? "backbone.embedding.weight" : name, info.dtype, info.shape, info.bytes);
+    writer.add(name == "backbone.embeddings.weight" ? "backbone.embedding.weight" : name, info.dtype, info.shape,
+               info.bytes);
   }
   writer.write(theirs.path("model.safetensors"));
   const Json config = {{"d_model", 32},           {"n_layer", 2},
@@ -363,7 +386,8 @@ TEST(Peer, UnknownModelsAreNamed) {
 TEST(Peer, HybridsInOurWords) {
   Json json = gated_config();
   json["num_hidden_layers"] = 4;
-  json["attn"] = {{"layers", {1, 3}}, {"num_heads", 4}, {"num_kv_heads", 2}, {"qkv_bias", true}, {"window_size", 9}, {"rope_theta", 500}};
+  json["attn"] = {{"layers", {1, 3}}, {"num_heads", 4},   {"num_kv_heads", 2},
+                  {"qkv_bias", true}, {"window_size", 9}, {"rope_theta", 500}};
   const ModelConfig c = config_from_peer(json, "here");
   EXPECT_EQ(c.layers, (StringList{"recurrent", "window"}));
   EXPECT_EQ(c.window.window, 9);
@@ -376,7 +400,8 @@ TEST(Peer, HybridsInOurWords) {
   EXPECT_FALSE(spec.qk_norm);
   json["attn"]["layers"] = {0, 3};
   json["attn"].erase("window_size");
-  EXPECT_EQ(config_from_peer(json, "here").layers, (StringList{"attention", "recurrent", "recurrent"}));  // and attention again
+  // and attention again
+  EXPECT_EQ(config_from_peer(json, "here").layers, (StringList{"attention", "recurrent", "recurrent"}));
   json["attn"]["layers"] = Json::array();
   EXPECT_TRUE(config_from_peer(json, "here").layers.empty());
 }
@@ -470,10 +495,12 @@ TEST(Peer, ExportsModelsOfOurOwn) {
   const std::string words = error_of([] { config_to_peer(small_config("gated_deltanet2")); });
   EXPECT_NE(words.find("nearest is gdn2"), std::string::npos) << words;
   EXPECT_NE(words.find("decay_rank = 8 (here 0)"), std::string::npos) << words;
-  EXPECT_NE(error_of([] { config_to_peer(small_config("kaczmarz")); }).find("no model that computes this"), std::string::npos);
+  EXPECT_NE(error_of([] { config_to_peer(small_config("kaczmarz")); }).find("no model that computes this"),
+            std::string::npos);
 }
 
-// Every named rule: a model that is laid out for it goes out and comes back with the same logits, or the refusal names the nearest type.
+// Every named rule: a model that is laid out for it goes out and comes back with the same logits, or the refusal names
+// the nearest type.
 TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
   const std::map<std::string, std::string> exportable = {{"linear_attention", "linear_attn"},
                                                          {"retnet", "retnet"},
@@ -493,14 +520,17 @@ TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
     const std::string name(preset.name);
     SCOPED_TRACE(name);
     ModelConfig wanted = small_config(name);
-    if (name == "hgrn2") wanted.hidden_size = wanted.num_heads * wanted.head_dim;  // its lower bounds are as wide as the model
+    // its lower bounds are as wide as the model
+    if (name == "hgrn2") wanted.hidden_size = wanted.num_heads * wanted.head_dim;
     const auto type = exportable.find(name);
     if (type == exportable.end()) {
       const std::string words = error_of([&] { peer_layout(wanted, {}); });
-      EXPECT_NE(words.find("no layer that computes the rule '" + name + "'; its nearest is "), std::string::npos) << words;
+      EXPECT_NE(words.find("no layer that computes the rule '" + name + "'; its nearest is "), std::string::npos)
+          << words;
       continue;
     }
-    const PeerLayout layout = peer_layout(wanted, {"rule", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "vocab_size"});
+    const PeerLayout layout =
+        peer_layout(wanted, {"rule", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "vocab_size"});
     EXPECT_EQ(layout.type, type->second);
     EXPECT_EQ(layout.config.rule, name);
     EXPECT_EQ(peer_layout(layout.config, {}).config, layout.config);  // it is one already
@@ -521,7 +551,9 @@ TEST(Peer, LayoutSaysWhatItChangesAndDoesNotChangeWhatWasSaid) {
   const PeerLayout layout = peer_layout(small_config("gated_deltanet2"), {});
   EXPECT_NE(std::find(layout.changes.begin(), layout.changes.end(), "decay_rank = 8 (else 0)"), layout.changes.end());
   const std::string words = error_of([] { peer_layout(small_config("gated_deltanet2"), {"decay_rank"}); });
-  EXPECT_EQ(words, "layout fla: gdn2 wants decay_rank = 8, but 0 was given: leave decay_rank out, or train without the layout");
+  EXPECT_EQ(
+      words,
+      "layout fla: gdn2 wants decay_rank = 8, but 0 was given: leave decay_rank out, or train without the layout");
   const std::string comba = error_of([] { peer_layout(small_config("comba"), {}); });
   EXPECT_NE(comba.find("nearest is comba"), std::string::npos) << comba;
   const std::string exported = error_of([] { config_to_peer(small_config("comba")); });
@@ -553,14 +585,16 @@ TEST(Peer, OtherTypesAndShapesComeBack) {
   std::vector<std::vector<uint16_t>> halves;
   halves.reserve(model.params().specs().size());
   for (const ParamSpec& spec : model.params().specs()) {
-    const std::span<float> values = model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
+    const std::span<float> values =
+        model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
     if (spec.name.ends_with("A_log")) {
       writer.add<float>(spec.name, {1, 1, spec.size(), 1}, std::span<const float>(values));
       continue;
     }
     halves.emplace_back();
     const bool f16 = spec.name.ends_with("norm.weight");
-    const std::vector<uint16_t> some = {0x3c00, 0x0001, 0x8000, 0x03ff, 0x7bff, 0xb555, 0x0400};  // 1, smallest, -0, ...
+    // 1, smallest, -0, ...
+    const std::vector<uint16_t> some = {0x3c00, 0x0001, 0x8000, 0x03ff, 0x7bff, 0xb555, 0x0400};
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, &values[i], sizeof(bits));

@@ -1,4 +1,5 @@
-// What backward computes again instead of keeping it: the same loss and gradients to the bit at every level, in less memory.
+// What backward computes again instead of keeping it: the same loss and gradients to the bit at every level, in less
+// memory.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -9,7 +10,8 @@
 namespace fw::testing {
 namespace {
 
-constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kRecurrence, Recompute::kMlp, Recompute::kAll};
+constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kRecurrence, Recompute::kMlp,
+                                 Recompute::kAll};
 
 struct Named {
   std::string name;
@@ -18,12 +20,14 @@ struct Named {
 
 std::vector<Named> models() {
   std::vector<Named> list;
-  for (const char* rule : {"gated_deltanet2", "comba", "kaczmarz", "precond_gated_deltanet", "qdelta", "gla"}) list.push_back({rule, small_config(rule)});
+  for (const char* rule : {"gated_deltanet2", "comba", "kaczmarz", "precond_gated_deltanet", "qdelta", "gla"})
+    list.push_back({rule, small_config(rule)});
   const auto add = [&](const std::string& name, const std::string& rule, auto change) {
     list.push_back({name, small_config(rule)});
     change(list.back().config);
   };
-  // Nothing stands between the projections and the recurrence: what is turned and corrected there is turned and corrected in place.
+  // Nothing stands between the projections and the recurrence: what is turned and corrected there is turned and
+  // corrected in place.
   add("without_convolution", "comba read=plain", [](ModelConfig& c) {
     c.raw_read_correction = true;
     c.conv_size = 0;
@@ -103,8 +107,9 @@ TEST_P(RecomputeOf, GradientsHaveTheSameBits) {
       std::vector<RecomputeLayers> all;
       for (const Recompute level : kLevels) all.insert(all.end(), {{level}, {level, 1}});
       for (const RecomputeLayers& what : all) {
-        SCOPED_TRACE(::testing::Message() << recompute_names()[static_cast<size_t>(what.level)] << " of " << what.layers << " layers, " << layout.tokens()
-                                          << " tokens" << (with_state ? ", with a state" : ""));
+        SCOPED_TRACE(::testing::Message()
+                     << recompute_names()[static_cast<size_t>(what.level)] << " of " << what.layers << " layers, "
+                     << layout.tokens() << " tokens" << (with_state ? ", with a state" : ""));
         const Step step = step_of(GetParam().config, what, layout, with_state);
         EXPECT_EQ(step.nll, kept.nll);
         EXPECT_EQ(step.grads, kept.grads);
@@ -114,7 +119,8 @@ TEST_P(RecomputeOf, GradientsHaveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RecomputeOf, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, RecomputeOf, ::testing::ValuesIn(models()),
+                         [](const auto& one) { return one.param.name; });
 
 TEST(Recompute, EachLevelTakesLessMemory) {
   ModelConfig config = small_config("gated_deltanet2");
@@ -136,7 +142,8 @@ TEST(Recompute, EachLevelTakesLessMemory) {
     model.forward_backward(ids, ids, layout, 1.0);
     EXPECT_EQ(model.scratch_bytes(), first);
   }
-  for (size_t i = 1; i < bytes.size(); ++i) EXPECT_LT(bytes[i], 0.9 * bytes[i - 1]) << recompute_names()[static_cast<size_t>(levels[i])];
+  for (size_t i = 1; i < bytes.size(); ++i)
+    EXPECT_LT(bytes[i], 0.9 * bytes[i - 1]) << recompute_names()[static_cast<size_t>(levels[i])];
   // Of a layer two rows of the residual stream a token stay, beside what one layer needs at a time.
   EXPECT_LT(bytes[3] - bytes[0] / 6, 0.5 * bytes[0]);
   EXPECT_GT(bytes[3], 2 * 6 * residual);
@@ -160,7 +167,8 @@ TEST(Recompute, TheMlpsProductIsNotKept) {
 }
 
 TEST(Recompute, ItsNamesAreItsLevels) {
-  for (const Recompute level : kLevels) EXPECT_EQ(parse_recompute(recompute_names()[static_cast<size_t>(level)]), level);
+  for (const Recompute level : kLevels)
+    EXPECT_EQ(parse_recompute(recompute_names()[static_cast<size_t>(level)]), level);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The rows of a pass that are asked for: where few are, the head computes them alone. Losses and gradients are then what they are beside all others, and the
-// likeliest token of a row is that of its logits.
+// The rows of a pass that are asked for: where few are, the head computes them alone. Losses and gradients are then
+// what they are beside all others, and the likeliest token of a row is that of its logits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ Parts cut(const std::vector<int32_t>& targets, const std::vector<size_t>& few) {
   return parts;
 }
 
-std::vector<double> gradient(LanguageModel<double>& model, const std::vector<int32_t>& ids, const std::vector<int32_t>& targets, const SeqLayout& layout,
-                             LossSum* sum) {
+std::vector<double> gradient(LanguageModel<double>& model, const std::vector<int32_t>& ids,
+                             const std::vector<int32_t>& targets, const SeqLayout& layout, LossSum* sum) {
   model.params().zero_grads();
   *sum = model.forward_backward(ids, targets, layout, 0.37);
   return {model.params().grads().begin(), model.params().grads().end()};
@@ -130,7 +130,8 @@ TEST(LikeliestTokens, RefusesRowsThatAreNone) {
       model.likeliest(ids, rows, SeqLayout({0, 4}), nullptr, found);
     });
   };
-  EXPECT_THAT(asked({1, 1}, 2), HasSubstr("rows[1]: expected a position above 1 and below the layout's 4 tokens, got 1"));
+  EXPECT_THAT(asked({1, 1}, 2),
+              HasSubstr("rows[1]: expected a position above 1 and below the layout's 4 tokens, got 1"));
   EXPECT_THAT(asked({4}, 1), HasSubstr("rows[0]"));
   EXPECT_THAT(asked({-1}, 1), HasSubstr("rows[0]"));
   EXPECT_THAT(asked({1}, 2), HasSubstr("expected 1 as there are rows, got 2"));

@@ -65,7 +65,8 @@ TEST(Sizes, AnUnknownOneIsAnErrorWithTheNearest) {
     size_keys("1.3", "kda");
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '1.3'; did you mean '1.3b'?");
+    EXPECT_STREQ(error.what(),
+                 "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '1.3'; did you mean '1.3b'?");
   }
 }
 

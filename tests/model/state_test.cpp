@@ -1,4 +1,5 @@
-// The state as an object: prefilling in pieces, decoding, forking, saving and loading all say what one pass over the whole says.
+// The state as an object: prefilling in pieces, decoding, forking, saving and loading all say what one pass over the
+// whole says.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -37,11 +38,13 @@ TEST_P(ModelStateOf, PiecesEqualTheWhole) {
   model.forward_all(ids, SeqLayout({0, tokens}), &whole, all.mat());
 
   ModelState<double> state(config, 1);
-  const std::vector<int64_t> cuts = {0, 1, 3, 68, 69, 70, tokens};  // single tokens run as decode steps, long pieces as chunks
+  // single tokens run as decode steps, long pieces as chunks
+  const std::vector<int64_t> cuts = {0, 1, 3, 68, 69, 70, tokens};
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t n = cuts[i + 1] - cuts[i];
     Logits<double> last(1, config.vocab_size);
-    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}), state, last.mat());
+    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}),
+                       state, last.mat());
     EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), 1e-10) << "after " << cuts[i + 1];
   }
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -53,7 +56,8 @@ TEST_P(ModelStateOf, PiecesEqualTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Rules, ModelStateOf, ::testing::ValuesIn(rules()));
 
-// Models that look at the position of a token: it is that of the sequence, wherever the pieces are cut and whatever is packed.
+// Models that look at the position of a token: it is that of the sequence, wherever the pieces are cut and whatever is
+// packed.
 ModelConfig rotating_config() {
   ModelConfig config = small_config("retnet");
   config.rope_theta = 30;
@@ -98,10 +102,12 @@ TEST(ModelState, DecodesManySequencesAtOnce) {
   std::vector<ModelState<float>> alone(static_cast<size_t>(sequences), ModelState<float>(config, 1));
   Logits<float> rows(sequences, config.vocab_size), row(1, config.vocab_size);
   for (int64_t t = 0; t < steps; ++t) {
-    const std::span<const int32_t> now = std::span(ids).subspan(static_cast<size_t>(t * sequences), static_cast<size_t>(sequences));
+    const std::span<const int32_t> now =
+        std::span(ids).subspan(static_cast<size_t>(t * sequences), static_cast<size_t>(sequences));
     model.forward_last(now, SeqLayout::uniform(sequences, 1), together, rows.mat());
     for (int64_t n = 0; n < sequences; ++n) {
-      model.forward_last(now.subspan(static_cast<size_t>(n), 1), SeqLayout({0, 1}), alone[static_cast<size_t>(n)], row.mat());
+      model.forward_last(now.subspan(static_cast<size_t>(n), 1), SeqLayout({0, 1}), alone[static_cast<size_t>(n)],
+                         row.mat());
       ASSERT_LE(distance(rows.row(n), row.values), 1e-5) << "step " << t << " sequence " << n;
     }
   }
@@ -185,7 +191,8 @@ TEST_F(StateFile, KeepsPositions) {
   EXPECT_EQ(loaded.positions(), (std::vector<int64_t>{33, 7}));
   ModelState<float> fork = loaded;
   const std::vector<int32_t> next = {1, 2};
-  for (ModelState<float>* one : {&state, &fork}) model.forward_last(next, SeqLayout({0, 1, 2}), *one, (one == &state ? logits : resumed).mat());
+  for (ModelState<float>* one : {&state, &fork})
+    model.forward_last(next, SeqLayout({0, 1, 2}), *one, (one == &state ? logits : resumed).mat());
   EXPECT_EQ(logits.values, resumed.values);
   EXPECT_EQ(loaded.positions(), (std::vector<int64_t>{33, 7}));
 }

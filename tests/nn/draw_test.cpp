@@ -34,11 +34,16 @@ Drawn draw(const std::vector<ParamSpec>& specs, uint64_t seed, int log_piece) {
 
 // Of one number a value, of two, of none, and sizes that pieces cut anywhere: a normal value's two numbers too.
 std::vector<ParamSpec> mixed() {
-  return {
-      {"uniform", {3, 431}, uniform_init(0.5)}, {"constant", {700}, constant_init(3.0)},      {"normal", {1999}, normal_init(0.02)},
-      {"one", {1}, uniform_init(2.0)},          {"normal again", {50, 41}, normal_init(1.0)}, {"places", {5000}, place_init([](double i) { return i / 2; })},
-      {"a", {129}, decay_a_init(0.0)},          {"delta", {64}, decay_delta_init()},          {"empty", {0}, normal_init(1.0)},
-      {"last", {9}, constant_init(-1.0)}};
+  return {{"uniform", {3, 431}, uniform_init(0.5)},
+          {"constant", {700}, constant_init(3.0)},
+          {"normal", {1999}, normal_init(0.02)},
+          {"one", {1}, uniform_init(2.0)},
+          {"normal again", {50, 41}, normal_init(1.0)},
+          {"places", {5000}, place_init([](double i) { return i / 2; })},
+          {"a", {129}, decay_a_init(0.0)},
+          {"delta", {64}, decay_delta_init()},
+          {"empty", {0}, normal_init(1.0)},
+          {"last", {9}, constant_init(-1.0)}};
 }
 
 TEST(Draw, PiecesHaveTheNumbersOfTheWhole) {

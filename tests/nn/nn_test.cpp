@@ -18,7 +18,9 @@
 namespace fw::testing {
 namespace {
 
-ParamSpec spec_of(const std::string& name, std::vector<int64_t> shape) { return {name, std::move(shape), constant_init(2.0), true}; }
+ParamSpec spec_of(const std::string& name, std::vector<int64_t> shape) {
+  return {name, std::move(shape), constant_init(2.0), true};
+}
 
 TEST(Params, LieInOrderOfDeclaration) {
   Params<float> params;
@@ -38,7 +40,8 @@ TEST(Params, LieInOrderOfDeclaration) {
   EXPECT_TRUE(std::all_of(params.values().begin(), params.values().end(), [](float x) { return x == 0.0F; }));
   Random random(1);
   params.init(random);
-  for (size_t i = 0; i < params.values().size(); ++i) EXPECT_EQ(params.values()[i], i < 18 || i >= 32 ? 2.0F : 0.0F) << i;
+  for (size_t i = 0; i < params.values().size(); ++i)
+    EXPECT_EQ(params.values()[i], i < 18 || i >= 32 ? 2.0F : 0.0F) << i;
 }
 
 TEST(Params, GradientsComeWithTheFirstZeroing) {
@@ -84,7 +87,8 @@ TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
 TEST(Params, SplitValuesAreTheSameNumbers) {
   const auto make = [](Masters masters) {
     Params<float> params;
-    ParamSpec matrix = {"w", {3, 7}, normal_init(1.0), true}, more = {"x", {2, 7}, normal_init(1.0), true, true}, table = {"t", {4, 2}, normal_init(1.0), true};
+    ParamSpec matrix = {"w", {3, 7}, normal_init(1.0), true}, more = {"x", {2, 7}, normal_init(1.0), true, true},
+              table = {"t", {4, 2}, normal_init(1.0), true};
     table.numbers = true;
     params.declare(std::move(matrix));
     params.declare(std::move(more));
@@ -104,7 +108,8 @@ TEST(Params, SplitValuesAreTheSameNumbers) {
     }
     for (const char* name : {"bias", "t"}) {
       const int i = whole.find(name);
-      EXPECT_TRUE(std::equal(whole.value(i), whole.value(i) + 8, split.value(i))) << name;  // of bias into the one that continues it
+      // of bias into the one that continues it
+      EXPECT_TRUE(std::equal(whole.value(i), whole.value(i) + 8, split.value(i))) << name;
     }
   };
   expect_same();
@@ -141,7 +146,8 @@ Range range_of(const Initialiser& init) {
   init(values, random);
   double sum = 0;
   for (double x : values) sum += x;
-  return {*std::min_element(values.begin(), values.end()), *std::max_element(values.begin(), values.end()), sum / static_cast<double>(values.size())};
+  return {*std::min_element(values.begin(), values.end()), *std::max_element(values.begin(), values.end()),
+          sum / static_cast<double>(values.size())};
 }
 
 TEST(Init, FollowsTheTable) {
@@ -187,8 +193,9 @@ std::set<std::string> parameter_names(const RecurrentMixerSpec& spec) {
 }
 
 TEST(Mixer, ProjectionsFollowFromTheRule) {
-  const std::set<std::string> common = {"q_proj.weight",   "k_proj.weight",   "v_proj.weight",   "g_proj.weight", "o_proj.weight",
-                                        "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight", "o_norm.weight"};
+  const std::set<std::string> common = {"q_proj.weight",   "k_proj.weight",   "v_proj.weight",
+                                        "g_proj.weight",   "o_proj.weight",   "q_conv1d.weight",
+                                        "k_conv1d.weight", "v_conv1d.weight", "o_norm.weight"};
   const auto with = [&](std::set<std::string> more) {
     more.insert(common.begin(), common.end());
     return more;
@@ -199,11 +206,14 @@ TEST(Mixer, ProjectionsFollowFromTheRule) {
   EXPECT_EQ(parameter_names(mixer_spec("gla")), with({"f_proj.weight", "A_log", "dt_bias"}));
   EXPECT_EQ(parameter_names(mixer_spec("deltanet")), with({"b_proj.weight"}));
   EXPECT_EQ(parameter_names(mixer_spec("kaczmarz")), with({"b_proj.weight", "a_proj.weight", "A_log", "dt_bias"}));
-  EXPECT_EQ(parameter_names(mixer_spec("gated_deltanet2")), with({"b_proj.weight", "w_proj.weight", "f_proj.weight", "A_log", "dt_bias"}));
-  EXPECT_EQ(parameter_names(mixer_spec("qdelta")), with({"b_proj.weight", "a_proj.weight", "A_log", "dt_bias", "l_proj.weight", "l_bias"}));
+  EXPECT_EQ(parameter_names(mixer_spec("gated_deltanet2")),
+            with({"b_proj.weight", "w_proj.weight", "f_proj.weight", "A_log", "dt_bias"}));
+  EXPECT_EQ(parameter_names(mixer_spec("qdelta")),
+            with({"b_proj.weight", "a_proj.weight", "A_log", "dt_bias", "l_proj.weight", "l_bias"}));
   EXPECT_EQ(parameter_names(mixer_spec("deltanet erase=channel")), with({"b_proj.weight", "beta_proj.weight"}));
-  EXPECT_EQ(parameter_names(mixer_spec("deltanet precond=diagonal")),
-            with({"b_proj.weight", "a_atk_proj.weight", "b_atk_proj.weight", "A_log_atk", "dt_bias_atk", "log_atk_scale"}));
+  EXPECT_EQ(
+      parameter_names(mixer_spec("deltanet precond=diagonal")),
+      with({"b_proj.weight", "a_atk_proj.weight", "b_atk_proj.weight", "A_log_atk", "dt_bias_atk", "log_atk_scale"}));
 }
 
 TEST(Mixer, StackIsOneMatrix) {
@@ -238,18 +248,22 @@ template <class T>
 class Triple final : public Mixer<T> {
  public:
   MixerContext* forward(const Pass<T>&, Mat<const T> x, LayerState<T>, Mat<T> y) const override {
-    for (int64_t t = 0; t < x.rows; ++t) std::transform(x.row(t), x.row(t) + x.cols, y.row(t), [](T v) { return 3 * v; });
+    for (int64_t t = 0; t < x.rows; ++t)
+      std::transform(x.row(t), x.row(t) + x.cols, y.row(t), [](T v) { return 3 * v; });
     return nullptr;
   }
-  void backward(const Pass<T>& pass, MixerContext*, Mat<const T>, Mat<const T> dy, Mat<T> dx) const override { forward(pass, dy, {}, dx); }
+  void backward(const Pass<T>& pass, MixerContext*, Mat<const T>, Mat<const T> dy, Mat<T> dx) const override {
+    forward(pass, dy, {}, dx);
+  }
 };
 
 TEST(Block, TakesAnyMixer) {
   Params<double> params;
-  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, 0, params, [](const std::string& prefix) {
-    EXPECT_EQ(prefix, "b.attn.");
-    return std::make_unique<Triple<double>>();
-  });
+  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, 0, params,
+                            [](const std::string& prefix) {
+                              EXPECT_EQ(prefix, "b.attn.");
+                              return std::make_unique<Triple<double>>();
+                            });
   params.allocate();
   Random random(3);
   params.init(random);
@@ -269,7 +283,8 @@ TEST(Block, TakesAnyMixer) {
     block.forward(pass, r, {}, &context);
     double sum = 0;
     for (int64_t t = 0; t < 4; ++t) {
-      for (int64_t i = 0; i < 6; ++i) sum += weight[static_cast<size_t>(t * 6 + i)] * (r.x.row(t)[i] + r.delta.row(t)[i]);
+      for (int64_t i = 0; i < 6; ++i)
+        sum += weight[static_cast<size_t>(t * 6 + i)] * (r.x.row(t)[i] + r.delta.row(t)[i]);
     }
     return sum;
   };
@@ -301,7 +316,8 @@ TEST(Block, TakesAnyMixer) {
     return (above - below) / (2 * h);
   };
   for (size_t i = 0; i < input.size(); ++i) EXPECT_NEAR(dinput[i], slope(input[i]), 1e-7) << "input " << i;
-  for (size_t i = 0; i < params.values().size(); i += 7) EXPECT_NEAR(params.grads()[i], slope(params.values()[i]), 1e-7) << "parameter " << i;
+  for (size_t i = 0; i < params.values().size(); i += 7)
+    EXPECT_NEAR(params.grads()[i], slope(params.values()[i]), 1e-7) << "parameter " << i;
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ TEST(Recurrences, AnotherLayoutOrNumberOfThreadsHasPlansOfItsOwn) {
   recurrences.of(shape, layout).forward(in, {o.data(), 64, 32}, nullptr, nullptr, nullptr, arena);
   const std::vector<float> alone = o;
   set_num_threads(4);
-  recurrences.of(shape, layout).forward(in, {o.data(), 64, 32}, nullptr, nullptr, nullptr, arena);  // refused with the old plan
+  // refused with the old plan
+  recurrences.of(shape, layout).forward(in, {o.data(), 64, 32}, nullptr, nullptr, nullptr, arena);
   set_num_threads(before);
   EXPECT_EQ(o, alone);
 }

@@ -1,5 +1,5 @@
-// Attention against a loop over tokens in double: values and gradients, windows, grouped heads, packed sequences, tokens of earlier
-// passes in rings and caches; decoding, bits of threads and of packing.
+// Attention against a loop over tokens in double: values and gradients, windows, grouped heads, packed sequences,
+// tokens of earlier passes in rings and caches; decoding, bits of threads and of packing.
 #include <fmt/ranges.h>
 
 #include <numeric>
@@ -24,7 +24,8 @@ struct Problem {
   int64_t before(size_t n) const { return past.empty() ? 0 : past[n]; }
   AttentionShape shape() const { return {heads, kv_heads, dim, window, 1 / std::sqrt(static_cast<double>(dim))}; }
   std::string name() const {
-    return fmt::format("lengths {} past {} heads {}/{} dim {} window {}", fmt::join(lengths, ","), fmt::join(past, ","), heads, kv_heads, dim, window);
+    return fmt::format("lengths {} past {} heads {}/{} dim {} window {}", fmt::join(lengths, ","), fmt::join(past, ","),
+                       heads, kv_heads, dim, window);
   }
 };
 
@@ -38,8 +39,10 @@ std::vector<Tensors> tensors_of(const Problem& p, uint64_t seed = 3) {
   std::vector<Tensors> list;
   for (size_t n = 0; n < p.lengths.size(); ++n) {
     const int64_t tokens = p.before(n) + p.lengths[n];
-    list.push_back({random_values(random, tokens * p.heads * p.dim, p.deviation), random_values(random, tokens * p.kv_heads * p.dim, p.deviation),
-                    random_values(random, tokens * p.kv_heads * p.dim), random_values(random, tokens * p.heads * p.dim)});
+    list.push_back({random_values(random, tokens * p.heads * p.dim, p.deviation),
+                    random_values(random, tokens * p.kv_heads * p.dim, p.deviation),
+                    random_values(random, tokens * p.kv_heads * p.dim),
+                    random_values(random, tokens * p.heads * p.dim)});
   }
   return list;
 }
@@ -55,7 +58,8 @@ Attended expected(const Problem& p, const std::vector<Tensors>& all) {
   for (size_t n = 0; n < all.size(); ++n) {
     const Tensors& x = all[n];
     const int64_t past = p.before(n), end = past + p.lengths[n];
-    std::vector<double> o(static_cast<size_t>(end * p.heads * D)), lse(static_cast<size_t>(end * p.heads)), dq(o.size()), dk(x.k.size()), dv(x.v.size());
+    std::vector<double> o(static_cast<size_t>(end * p.heads * D)), lse(static_cast<size_t>(end * p.heads)),
+        dq(o.size()), dk(x.k.size()), dv(x.v.size());
     for (int64_t t = past; t < end; ++t) {
       for (int64_t h = 0; h < p.heads; ++h) {
         const int64_t g = h / group, first = p.window > 0 ? std::max<int64_t>(t - p.window + 1, 0) : 0;
@@ -117,7 +121,8 @@ struct Past {
     view = {p.window > 0 ? memory.data() : nullptr, p.window > 0 ? nullptr : table.data(), pages, rows, width};
     for (size_t n = 0; n < all.size(); ++n) {
       const auto& values = all[n].*which;
-      for (int64_t t = 0; t < p.before(n); ++t) std::copy_n(values.begin() + t * width, width, view.row(static_cast<int64_t>(n), t));
+      for (int64_t t = 0; t < p.before(n); ++t)
+        std::copy_n(values.begin() + t * width, width, view.row(static_cast<int64_t>(n), t));
     }
   }
   std::vector<int64_t> positions;
@@ -129,23 +134,25 @@ struct Past {
 template <class T>
 Strided<T> now(const Problem& p, const std::vector<Tensors>& all, std::vector<double> Tensors::*which, int64_t cols) {
   std::vector<T> values;
-  for (size_t n = 0; n < all.size(); ++n) values.insert(values.end(), (all[n].*which).begin() + p.before(n) * cols, (all[n].*which).end());
+  for (size_t n = 0; n < all.size(); ++n)
+    values.insert(values.end(), (all[n].*which).begin() + p.before(n) * cols, (all[n].*which).end());
   return Strided<T>(p.layout().tokens(), cols, values);
 }
 
 template <class T>
 Values<T> run(const Problem& p, const std::vector<Tensors>& all) {
   const int64_t tokens = p.layout().tokens(), wide = p.heads * p.dim, narrow = p.kv_heads * p.dim;
-  const Strided<T> q = now<T>(p, all, &Tensors::q, wide), k = now<T>(p, all, &Tensors::k, narrow), v = now<T>(p, all, &Tensors::v, narrow),
-                   d_o = now<T>(p, all, &Tensors::d_o, wide);
+  const Strided<T> q = now<T>(p, all, &Tensors::q, wide), k = now<T>(p, all, &Tensors::k, narrow),
+                   v = now<T>(p, all, &Tensors::v, narrow), d_o = now<T>(p, all, &Tensors::d_o, wide);
   Past<T> past_k(p, all, &Tensors::k), past_v(p, all, &Tensors::v);
   const SeqLayout layout = p.layout();
   const PassLayout pass(layout, p.past.empty() ? nullptr : past_k.positions.data());
   const Pages<T> none, seen_k = p.past.empty() ? none : past_k.view, seen_v = p.past.empty() ? none : past_v.view;
   Strided<T> o(tokens, wide), lse(tokens, p.heads), dq(tokens, wide), dk(tokens, narrow), dv(tokens, narrow);
-  host_ops<T>().attention_forward(host_exec<T>(), q.view(), k.view(), v.view(), p.shape(), pass, seen_k, seen_v, o.mat(), lse.mat());
-  host_ops<T>().attention_backward(host_exec<T>(), d_o.view(), q.view(), k.view(), v.view(), p.shape(), pass, seen_k, seen_v, o.view(), lse.view(), dq.mat(),
-                                   dk.mat(), dv.mat());
+  host_ops<T>().attention_forward(host_exec<T>(), q.view(), k.view(), v.view(), p.shape(), pass, seen_k, seen_v,
+                                  o.mat(), lse.mat());
+  host_ops<T>().attention_backward(host_exec<T>(), d_o.view(), q.view(), k.view(), v.view(), p.shape(), pass, seen_k,
+                                   seen_v, o.view(), lse.view(), dq.mat(), dk.mat(), dv.mat());
   return {o.values(), lse.values(), dq.values(), dk.values(), dv.values()};
 }
 
@@ -158,7 +165,8 @@ void check(const Problem& p) {
   const Values<double> wide = run<double>(p, all);
   const Values<float> narrow = run<float>(p, all);
   for (size_t i = 0; i < wants.size(); ++i) {
-    // Of a size of at least 1, which the terms have that cancel (with a window of 1 in every digit): inputs are N(0, 1).
+    // Of a size of at least 1, which the terms have that cancel (with a window of 1 in every digit): inputs are N(0,
+    // 1).
     expect_close(wide[i], *wants[i], 1e-10, std::string(names[i]) + " double", 1);
     expect_close(narrow[i], *wants[i], 2e-5, std::string(names[i]) + " float", 1);
   }
@@ -194,8 +202,8 @@ TEST(Attention, PartsOfALongSequence) {
   check({{2500}, {30}, 1, 1, 4, 1500});
 }
 
-// Token by token over a ring of the window's rows, which each step fills: what a pass over all tokens computes. The ring begins with NaN, which nobody may
-// read.
+// Token by token over a ring of the window's rows, which each step fills: what a pass over all tokens computes. The
+// ring begins with NaN, which nobody may read.
 template <class T>
 void check_steps(const Problem& p, double tolerance) {
   SCOPED_TRACE(p.name());
@@ -203,7 +211,8 @@ void check_steps(const Problem& p, double tolerance) {
   const std::vector<double> want = expected(p, all).o;
   const int64_t wide = p.heads * p.dim, narrow = p.kv_heads * p.dim;
   std::vector<T> ring_k(static_cast<size_t>(p.window * narrow), std::numeric_limits<T>::quiet_NaN()), ring_v = ring_k;
-  const Pages<T> past_k{ring_k.data(), nullptr, 1, p.window, narrow}, past_v{ring_v.data(), nullptr, 1, p.window, narrow};
+  const Pages<T> past_k{ring_k.data(), nullptr, 1, p.window, narrow},
+      past_v{ring_v.data(), nullptr, 1, p.window, narrow};
   const SeqLayout one = SeqLayout::uniform(1, 1);
   std::vector<T> got;
   for (int64_t t = 0; t < p.lengths[0]; ++t) {
@@ -211,7 +220,8 @@ void check_steps(const Problem& p, double tolerance) {
       return Strided<T>(1, cols, std::vector<T>(values.begin() + t * cols, values.begin() + (t + 1) * cols));
     };
     Strided<T> q = row(all[0].q, wide), k = row(all[0].k, narrow), v = row(all[0].v, narrow), o(1, wide);
-    host_ops<T>().attention_step(host_exec<T>(), q.mat(), k.mat(), v.view(), p.shape(), PassLayout(one, &t), past_k, past_v, o.mat());
+    host_ops<T>().attention_step(host_exec<T>(), q.mat(), k.mat(), v.view(), p.shape(), PassLayout(one, &t), past_k,
+                                 past_v, o.mat());
     const std::vector<T> values = o.values();
     got.insert(got.end(), values.begin(), values.end());
   }
@@ -225,25 +235,30 @@ TEST(Attention, StepsOfATokenEachAreThePassOverAll) {
   }
 }
 
-// Attention that turns its heads is rotary around attention, to the bit: of q and k on their own and side by side, of a part of the channels, behind tokens of
-// earlier passes.
+// Attention that turns its heads is rotary around attention, to the bit: of q and k on their own and side by side, of a
+// part of the channels, behind tokens of earlier passes.
 TEST(Attention, TurnsItsHeads) {
   const Problem p{{3, 0, 40}, {7, 0, 2}, 4, 2, 8, 9};
   const int64_t tokens = 43, wide = p.heads * p.dim, narrow = p.kv_heads * p.dim, columns = wide + 2 * narrow;
   Random random(4);
-  const std::vector<double> values = random_values(random, tokens * columns), d_values = random_values(random, tokens * wide);
+  const std::vector<double> values = random_values(random, tokens * columns),
+                            d_values = random_values(random, tokens * wide);
   const SeqLayout layout = p.layout();
   const PassLayout pass(layout, p.past.data());
-  const auto part = [&](std::vector<double>& x, int64_t at, int64_t cols) { return Mat<double>(x.data() + at, tokens, cols, columns); };
+  const auto part = [&](std::vector<double>& x, int64_t at, int64_t cols) {
+    return Mat<double>(x.data() + at, tokens, cols, columns);
+  };
   const auto& ops = host_ops<double>();
   for (const int64_t rotated : {8, 4}) {
     AttentionShape turned = p.shape();
     turned.theta = 100, turned.rotated = rotated;
-    const auto turn = [&](Mat<double> x, Turn way, const PassLayout& where) { ops.rotary(host_exec<double>(), x, p.dim, rotated, turned.theta, where, way); };
-    std::vector<double> x = values, d_o = d_values, o(tokens * wide), lse(tokens * p.heads), want(x.size()), side(x.size()), apart_q(tokens * wide),
-                        apart_k(tokens * narrow);
-    const Mat<double> q = part(x, 0, wide), k = part(x, wide, narrow), v = part(x, wide + narrow, narrow), out(o.data(), tokens, wide),
-                      sums(lse.data(), tokens, p.heads), slopes(d_o.data(), tokens, wide);
+    const auto turn = [&](Mat<double> x, Turn way, const PassLayout& where) {
+      ops.rotary(host_exec<double>(), x, p.dim, rotated, turned.theta, where, way);
+    };
+    std::vector<double> x = values, d_o = d_values, o(tokens * wide), lse(tokens * p.heads), want(x.size()),
+                        side(x.size()), apart_q(tokens * wide), apart_k(tokens * narrow);
+    const Mat<double> q = part(x, 0, wide), k = part(x, wide, narrow), v = part(x, wide + narrow, narrow),
+                      out(o.data(), tokens, wide), sums(lse.data(), tokens, p.heads), slopes(d_o.data(), tokens, wide);
     turn(part(x, 0, wide + narrow), Turn::kForth, pass);
     ops.attention_forward(host_exec<double>(), q, k, v, p.shape(), pass, {}, {}, out, sums);
     const auto backward = [&](const AttentionShape& shape, Mat<double> dq, Mat<double> dk, Mat<double> dv) {
@@ -255,7 +270,8 @@ TEST(Attention, TurnsItsHeads) {
     ASSERT_NE(want, unrotated);
     backward(turned, part(side, 0, wide), part(side, wide, narrow), part(side, wide + narrow, narrow));
     EXPECT_EQ(side, want);
-    backward(turned, {apart_q.data(), tokens, wide}, {apart_k.data(), tokens, narrow}, part(side, wide + narrow, narrow));
+    backward(turned, {apart_q.data(), tokens, wide}, {apart_k.data(), tokens, narrow},
+             part(side, wide + narrow, narrow));
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t c = 0; c < wide; ++c) EXPECT_EQ(apart_q[t * wide + c], want[t * columns + c]);
       for (int64_t c = 0; c < narrow; ++c) EXPECT_EQ(apart_k[t * narrow + c], want[t * columns + wide + c]);
@@ -271,8 +287,10 @@ TEST(Attention, TurnsItsHeads) {
       for (auto& ring : rings) ring = random_values(random = Random(6), tokens * p.window * narrow);
       std::vector<double> result(tokens * wide);
       if (!inside) turn(part(token, 0, wide + narrow), Turn::kForth, step);
-      ops.attention_step(host_exec<double>(), part(token, 0, wide), part(token, wide, narrow), part(token, wide + narrow, narrow), inside ? turned : p.shape(),
-                         step, {rings[0].data(), nullptr, 1, p.window, narrow}, {rings[1].data(), nullptr, 1, p.window, narrow}, {result.data(), tokens, wide});
+      ops.attention_step(host_exec<double>(), part(token, 0, wide), part(token, wide, narrow),
+                         part(token, wide + narrow, narrow), inside ? turned : p.shape(), step,
+                         {rings[0].data(), nullptr, 1, p.window, narrow},
+                         {rings[1].data(), nullptr, 1, p.window, narrow}, {result.data(), tokens, wide});
       for (const auto& ring : rings) result.insert(result.end(), ring.begin(), ring.end());
       return result;
     };
@@ -334,12 +352,15 @@ TEST(Attention, DecodeEqualsPrefill) {
     std::vector<double> got;
     int64_t position = 0;
     for (const int64_t n : {30, 1, 1, 5, 1, 1, 1, 20, 30}) {
-      const auto part = [&](const std::vector<double>& x, int64_t width) { return Mat<const double>(x.data() + position * width, n, width); };
+      const auto part = [&](const std::vector<double>& x, int64_t width) {
+        return Mat<const double>(x.data() + position * width, n, width);
+      };
       const SeqLayout layout({0, n});
       const PassLayout pass(layout, &position);
       std::vector<double> o(static_cast<size_t>(n * 32)), lse(static_cast<size_t>(n * 4));
-      host_ops<double>().attention_forward(host_exec<double>(), part(all[0].q, 32), part(all[0].k, 16), part(all[0].v, 16), whole.shape(), pass, keys.view,
-                                           values.view, {o.data(), n, 32}, {lse.data(), n, 4});
+      host_ops<double>().attention_forward(host_exec<double>(), part(all[0].q, 32), part(all[0].k, 16),
+                                           part(all[0].v, 16), whole.shape(), pass, keys.view, values.view,
+                                           {o.data(), n, 32}, {lse.data(), n, 4});
       host_ops<double>().store_rows(host_exec<double>(), part(all[0].k, 16), pass, keys.view);
       host_ops<double>().store_rows(host_exec<double>(), part(all[0].v, 16), pass, values.view);
       got.insert(got.end(), o.begin(), o.end());
@@ -356,14 +377,18 @@ TEST(Rotary, OfAPartOfTheChannels) {
   const SeqLayout layout({0, 4, 6});
   const std::vector<int64_t> before = {3, 0};
   std::vector<double> part = x, small;
-  host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()), Turn::kForth);
+  host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()),
+                            Turn::kForth);
   for (int64_t i = 0; i < 12; ++i) small.insert(small.end(), x.begin() + i * 8, x.begin() + i * 8 + 4);
-  host_ops<double>().rotary(host_exec<double>(), {small.data(), 6, 8}, 4, 4, 100.0, PassLayout(layout, before.data()), Turn::kForth);
+  host_ops<double>().rotary(host_exec<double>(), {small.data(), 6, 8}, 4, 4, 100.0, PassLayout(layout, before.data()),
+                            Turn::kForth);
   for (int64_t i = 0; i < 12; ++i) {
-    for (int64_t c = 0; c < 8; ++c) EXPECT_EQ(part[i * 8 + c], c < 4 ? small[i * 4 + c] : x[i * 8 + c]) << i << " " << c;
+    for (int64_t c = 0; c < 8; ++c)
+      EXPECT_EQ(part[i * 8 + c], c < 4 ? small[i * 4 + c] : x[i * 8 + c]) << i << " " << c;
   }
   EXPECT_NE(part, x);
-  host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()), Turn::kBack);
+  host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()),
+                            Turn::kBack);
   expect_close(part, x, 1e-14, "back");
 }
 

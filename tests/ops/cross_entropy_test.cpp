@@ -8,14 +8,15 @@ namespace {
 
 // The sum of one call; the operation adds to what there is.
 template <class T>
-LossSum loss_forward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T* nll, Precision precision = Precision::kNative) {
+LossSum loss_forward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T* nll,
+                     Precision precision = Precision::kNative) {
   LossSum sum;
   host_exec<T>(precision).cross_entropy_forward(h, weight, targets.data(), nll, &sum);
   return sum;
 }
 template <class T>
-LossSum loss_backward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T scale, Mat<T> dh, Mat<T> dweight,
-                      Precision precision = Precision::kNative) {
+LossSum loss_backward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T scale, Mat<T> dh,
+                      Mat<T> dweight, Precision precision = Precision::kNative) {
   LossSum sum;
   host_exec<T>(precision).cross_entropy_backward(h, weight, targets.data(), scale, dh, dweight, &sum);
   return sum;
@@ -28,7 +29,9 @@ struct CrossEntropyOp {
   double scale = 0.37;
   int64_t rows() const { return static_cast<int64_t>(targets.size()); }
 
-  Values<double> inputs(Random& random) const { return {random_values(random, rows() * dim), random_values(random, vocab * dim)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows() * dim), random_values(random, vocab * dim)};
+  }
   std::vector<bool> accumulates() const { return {false, true}; }
   std::vector<double> position_nll(const Values<double>& in) const {
     std::vector<double> nll(targets.size(), 0.0);
@@ -72,7 +75,8 @@ struct CrossEntropyOp {
     const Strided<T> weight(vocab, dim, in[1]);
     Strided<T> dh(rows(), dim);
     Strided<T> dweight(vocab, dim, before[1]);
-    const LossSum sum = loss_backward<T>(h.view(), weight.view(), targets, T(scale), dh.mat(), dweight.mat(), precision);
+    const LossSum sum =
+        loss_backward<T>(h.view(), weight.view(), targets, T(scale), dh.mat(), dweight.mat(), precision);
     EXPECT_EQ(sum.nll, loss_forward<T>(h.view(), weight.view(), targets, nullptr, precision).nll);
     EXPECT_EQ(sum.count, count());
     return {dh.values(), dweight.values()};
@@ -82,11 +86,13 @@ struct CrossEntropyOp {
 std::vector<int32_t> random_targets(int64_t rows, int64_t vocab, uint64_t seed) {
   Random random(seed);
   std::vector<int32_t> out(static_cast<size_t>(rows));
-  for (int32_t& t : out) t = random.below(4) == 0 ? -1 : static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab)));
+  for (int32_t& t : out)
+    t = random.below(4) == 0 ? -1 : static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab)));
   return out;
 }
 
-// The gradient that backward computes is scale times that of the sum; check_op's weights are random, so it is compared here.
+// The gradient that backward computes is scale times that of the sum; check_op's weights are random, so it is compared
+// here.
 void check_gradients(const CrossEntropyOp& op) {
   Random random(5);
   const Values<double> in = op.inputs(random);
@@ -141,8 +147,10 @@ TEST(CrossEntropy, SeveralSlices) {
   std::vector<double> dh;
   std::vector<double> dw(33 * 8, 0.0);
   for (int64_t begin = 0; begin < 2500; begin += 100) {
-    const CrossEntropyOp part{8, 33, std::vector<int32_t>(op.targets.begin() + begin, op.targets.begin() + begin + 100)};
-    const Values<double> some = part.backward<double>({std::vector<double>(in[0].begin() + begin * 8, in[0].begin() + (begin + 100) * 8), in[1]}, {}, zero);
+    const CrossEntropyOp part{8, 33,
+                              std::vector<int32_t>(op.targets.begin() + begin, op.targets.begin() + begin + 100)};
+    const Values<double> some = part.backward<double>(
+        {std::vector<double>(in[0].begin() + begin * 8, in[0].begin() + (begin + 100) * 8), in[1]}, {}, zero);
     dh.insert(dh.end(), some[0].begin(), some[0].end());
     for (size_t i = 0; i < dw.size(); ++i) dw[i] += some[1][i];
   }
@@ -175,7 +183,8 @@ TEST(CrossEntropy, LargeLogitsStayFinite) {
   loss_forward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, nll.data());
   EXPECT_EQ(nll[0], 0.0F);
   EXPECT_EQ(nll[1], 2000.0F);
-  loss_backward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, 1.0F, {dh.data(), 2, 1}, {dweight.data(), 3, 1});
+  loss_backward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, 1.0F, {dh.data(), 2, 1},
+                       {dweight.data(), 3, 1});
   EXPECT_EQ(dh[0], 0.0F);
   EXPECT_EQ(dh[1], -2.0F);
 }

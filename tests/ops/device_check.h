@@ -1,5 +1,5 @@
-// What tests of operations on every device share: which devices and types there are, matrices of a device with columns that must not be touched, and the
-// context that operations run in.
+// What tests of operations on every device share: which devices and types there are, matrices of a device with columns
+// that must not be touched, and the context that operations run in.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -65,7 +65,8 @@ inline constexpr double kTolerance = std::is_same_v<T, double>  ? 1e-12
                                      : std::is_same_v<T, float> ? 5e-6
                                                                 : 4e-3;
 
-inline void expect_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance, const std::string& what) {
+inline void expect_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance,
+                        const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   double largest = 1e-3;
   for (const double w : want) largest = std::max(largest, std::abs(w));
@@ -76,8 +77,14 @@ inline void expect_near(const std::vector<double>& got, const std::vector<double
 template <class T>
 class Matrix {
  public:
-  Matrix(Device& device, int64_t rows, int64_t cols, int64_t pad) : rows_(rows), cols_(cols), stride_(cols + pad), memory_(device, rows * stride_) { fill({}); }
-  Matrix(Device& device, int64_t rows, int64_t cols, int64_t pad, const std::vector<double>& values) : Matrix(device, rows, cols, pad) { fill(values); }
+  Matrix(Device& device, int64_t rows, int64_t cols, int64_t pad)
+      : rows_(rows), cols_(cols), stride_(cols + pad), memory_(device, rows * stride_) {
+    fill({});
+  }
+  Matrix(Device& device, int64_t rows, int64_t cols, int64_t pad, const std::vector<double>& values)
+      : Matrix(device, rows, cols, pad) {
+    fill(values);
+  }
 
   Mat<T> mat() { return {memory_.data(), rows_, cols_, stride_}; }
   std::vector<double> values() const {
@@ -100,7 +107,8 @@ class Matrix {
   void fill(const std::vector<double>& values) {
     std::vector<T> all(static_cast<size_t>(rows_ * stride_), stored<T>(std::numeric_limits<double>::quiet_NaN()));
     for (int64_t r = 0; r < rows_ && !values.empty(); ++r) {
-      for (int64_t c = 0; c < cols_; ++c) all[static_cast<size_t>(r * stride_ + c)] = stored<T>(values[static_cast<size_t>(r * cols_ + c)]);
+      for (int64_t c = 0; c < cols_; ++c)
+        all[static_cast<size_t>(r * stride_ + c)] = stored<T>(values[static_cast<size_t>(r * cols_ + c)]);
     }
     memory_.write(0, all);
   }

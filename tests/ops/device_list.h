@@ -1,5 +1,5 @@
-// What the tests of lists of operations share: an operation runs on the host in double and on a device in its type, with the same (rounded) random numbers, and
-// what it leaves is compared.
+// What the tests of lists of operations share: an operation runs on the host in double and on a device in its type,
+// with the same (rounded) random numbers, and what it leaves is compared.
 #pragma once
 
 #include <cmath>
@@ -40,7 +40,9 @@ struct Run {
     return x;
   }
   Matrix<W> wide_out(int64_t rows, int64_t cols, int64_t pad) { return Matrix<W>(on.device, rows, cols, pad); }
-  Buffer<W> parameters(int64_t n, double from = -1, double to = 1) { return on.template buffer<W>(as_floats(numbers(n, from, to))); }
+  Buffer<W> parameters(int64_t n, double from = -1, double to = 1) {
+    return on.template buffer<W>(as_floats(numbers(n, from, to)));
+  }
   void keep(const std::string& name, const Matrix<T>& x) { results.push_back({name, x.values(), false}); }
   void keep_wide(const std::string& name, const Matrix<W>& x) { results.push_back({name, x.values(), true}); }
   void keep_wide(const std::string& name, const Buffer<W>& x) { results.push_back({name, values_of(x), true}); }
@@ -63,7 +65,11 @@ void compare(const Case& one, const Body& body, double bf16 = kTolerance<Bf16>) 
     for (size_t i = 0; i < host.results.size(); ++i) {
       const Result& result = device.results[i];
       const bool rounded = std::is_same_v<T, Bf16> && !result.wide;
-      expect_near(result.values, host.results[i].values, rounded ? bf16 : std::is_same_v<T, double> ? 1e-12 : 1e-5, result.name);
+      expect_near(result.values, host.results[i].values,
+                  rounded                     ? bf16
+                  : std::is_same_v<T, double> ? 1e-12
+                                              : 1e-5,
+                  result.name);
     }
   };
   if (one.type == Type::kFloat) with.template operator()<float>();
@@ -73,7 +79,8 @@ void compare(const Case& one, const Body& body, double bf16 = kTolerance<Bf16>) 
 struct Shape {
   int64_t rows, cols, pad;
 };
-inline const Shape kShapes[] = {{0, 16, 0}, {1, 1, 0}, {1, 520, 8}, {63, 24, 8}, {64, 48, 3}, {65, 5, 2}, {130, 16, 0}, {300, 264, 8}, {40, 33, 0}};
+inline const Shape kShapes[] = {{0, 16, 0}, {1, 1, 0},    {1, 520, 8},   {63, 24, 8}, {64, 48, 3},
+                                {65, 5, 2}, {130, 16, 0}, {300, 264, 8}, {40, 33, 0}};
 
 template <class Body>
 void for_shapes(const Body& body) {
@@ -88,7 +95,9 @@ struct Pass {
   Buffer<int64_t> offsets, positions;
   PassLayout layout;
   Pass(Device& device, const SeqLayout& sequences, const std::vector<int64_t>& before)
-      : offsets(device, sequences.count() + 1), positions(device, static_cast<int64_t>(before.size())), layout(sequences, offsets.data(), positions.data()) {
+      : offsets(device, sequences.count() + 1),
+        positions(device, static_cast<int64_t>(before.size())),
+        layout(sequences, offsets.data(), positions.data()) {
     offsets.write(0, sequences.offsets());
     positions.write(0, before);
   }

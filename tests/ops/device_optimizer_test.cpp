@@ -9,7 +9,10 @@ namespace fw::testing {
 namespace {
 
 // Pieces that begin at odd places, of one value and of none, long ones; some decay, some have numbers beside them.
-std::vector<ParamPiece> pieces() { return {{0, 4096, 1}, {4096, 5, 0, 3}, {4101, 1, 1}, {4102, 0, 0}, {4103, 2000, 0, 16}, {6112, 16384, 1}, {22496, 7, 1}}; }
+std::vector<ParamPiece> pieces() {
+  return {{0, 4096, 1},        {4096, 5, 0, 3},  {4101, 1, 1}, {4102, 0, 0},
+          {4103, 2000, 0, 16}, {6112, 16384, 1}, {22496, 7, 1}};
+}
 constexpr int64_t kSize = 22503, kNumbers = 2016;
 
 struct State {
@@ -41,8 +44,10 @@ State run(Device& device, bool split, bool narrow, uint64_t first = 0) {
   const std::vector<ParamPiece> list = pieces();
   Buffer<ParamPiece> memory(device, static_cast<int64_t>(list.size()));
   memory.write(0, list);
-  Buffer<float> whole(device, split ? 0 : kSize), numbers(device, kNumbers), m(device, narrow ? 0 : kSize), v(device, narrow ? 0 : kSize), grads(device, kSize);
-  Buffer<Bf16> rounded(device, split ? kSize : 0), m_bf16(device, narrow ? kSize : 0), v_bf16(device, narrow ? kSize : 0);
+  Buffer<float> whole(device, split ? 0 : kSize), numbers(device, kNumbers), m(device, narrow ? 0 : kSize),
+      v(device, narrow ? 0 : kSize), grads(device, kSize);
+  Buffer<Bf16> rounded(device, split ? kSize : 0), m_bf16(device, narrow ? kSize : 0),
+      v_bf16(device, narrow ? kSize : 0);
   Buffer<uint16_t> rest(device, split ? kSize : 0);
   if (split) {
     std::vector<Bf16> upper;
@@ -63,14 +68,16 @@ State run(Device& device, bool split, bool narrow, uint64_t first = 0) {
     step.seed = 0x123456789abcdefull;
     step.update = t;
     step.first = first;
-    on.exec.adamw(step, ParamPieces{memory.data(), memory.size()}, grads.data(), ParamValues<float>{whole.data(), rounded.data(), rest.data(), numbers.data()},
+    on.exec.adamw(step, ParamPieces{memory.data(), memory.size()}, grads.data(),
+                  ParamValues<float>{whole.data(), rounded.data(), rest.data(), numbers.data()},
                   MomentValues<float>{m.data(), v.data(), m_bf16.data(), v_bf16.data()});
   }
   State state;
   if (split) {
     const std::vector<Bf16> upper = rounded.to_vector();
     const std::vector<uint16_t> lower = rest.to_vector();
-    for (size_t i = 0; i < upper.size(); ++i) state.values.push_back(std::bit_cast<float>(join_value({upper[i].bits, lower[i]})));
+    for (size_t i = 0; i < upper.size(); ++i)
+      state.values.push_back(std::bit_cast<float>(join_value({upper[i].bits, lower[i]})));
   } else {
     state.values = whole.to_vector();
   }
@@ -84,7 +91,8 @@ class DeviceOptimizer : public OnDevice {
  protected:
   State run_there(bool split, bool narrow, uint64_t first = 0) {
     Device& device = *GetParam().device;
-    return GetParam().type == Type::kBf16 ? run<Bf16>(device, split, narrow, first) : run<float>(device, split, narrow, first);
+    return GetParam().type == Type::kBf16 ? run<Bf16>(device, split, narrow, first)
+                                          : run<float>(device, split, narrow, first);
   }
   bool splits() const { return GetParam().device != &host_device(); }
 };
@@ -93,7 +101,8 @@ std::vector<Case> of_floats() {
   std::erase_if(list, [](const Case& one) { return one.type == Type::kDouble; });
   return list;
 }
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceOptimizer, ::testing::ValuesIn(of_floats()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceOptimizer, ::testing::ValuesIn(of_floats()),
+                         [](const auto& one) { return one.param.name; });
 
 TEST_P(DeviceOptimizer, HasTheHostsBitsSplitAndWholeWithMomentsOfEitherFormat) {
   for (const bool narrow : {false, true}) {
@@ -109,7 +118,9 @@ TEST_P(DeviceOptimizer, HasTheHostsBitsSplitAndWholeWithMomentsOfEitherFormat) {
       for (const ParamPiece& piece : pieces()) {
         if (piece.numbers < 0) continue;
         for (int64_t i = 0; i < piece.count; ++i)
-          ASSERT_EQ(got.numbers[static_cast<size_t>(piece.numbers + i)], got.values[static_cast<size_t>(piece.begin + i)]) << i;
+          ASSERT_EQ(got.numbers[static_cast<size_t>(piece.numbers + i)],
+                    got.values[static_cast<size_t>(piece.begin + i)])
+              << i;
       }
       EXPECT_EQ(got.numbers[0], 0) << "what no piece has";
     }
@@ -118,7 +129,8 @@ TEST_P(DeviceOptimizer, HasTheHostsBitsSplitAndWholeWithMomentsOfEitherFormat) {
 
 // Another range of the same parameters draws other numbers, and moments in bf16 stay near those in float.
 TEST_P(DeviceOptimizer, MomentsInBf16AreNearAndTheirRoundingIsOfThePlace) {
-  const State wide = run_there(splits(), false), narrow = run_there(splits(), true), elsewhere = run_there(splits(), true, 1 << 20);
+  const State wide = run_there(splits(), false), narrow = run_there(splits(), true),
+              elsewhere = run_there(splits(), true, 1 << 20);
   EXPECT_NE(narrow.m, elsewhere.m);
   double error = 0, size = 0;
   for (size_t i = 0; i < wide.m.size(); ++i) {

@@ -1,6 +1,6 @@
-// Operations on every device that this program has: the host alone in test_ops; the host and a GPU, or the host and the emulated device, in the
-// programs of tests/cuda. Results against loops in double on the same (rounded) numbers. The host's own operations are checked against finite
-// differences in the other files of this folder.
+// Operations on every device that this program has: the host alone in test_ops; the host and a GPU, or the host and the
+// emulated device, in the programs of tests/cuda. Results against loops in double on the same (rounded) numbers. The
+// host's own operations are checked against finite differences in the other files of this folder.
 #include <signal.h>
 
 #include "ops/device_check.h"
@@ -8,14 +8,15 @@
 namespace fw::testing {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Devices, OnDevice, ::testing::ValuesIn(cases()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Devices, OnDevice, ::testing::ValuesIn(cases()),
+                         [](const auto& one) { return one.param.name; });
 
 struct NormShape {
   int64_t rows, cols, pad;
 };
 
-// Forms of the device's kernels: rows of one lane's packets to rows of a block, not aligned ones, wider ones than are kept in registers, and more
-// rows than warps.
+// Forms of the device's kernels: rows of one lane's packets to rows of a block, not aligned ones, wider ones than are
+// kept in registers, and more rows than warps.
 const NormShape kNormShapes[] = {{1, 1, 0},    {5, 24, 3},   {70, 48, 16},  {3, 513, 3},    {3, 520, 8},  {3, 1024, 8},
                                  {3, 2048, 0}, {2, 8184, 8}, {2, 16384, 0}, {2, 16400, 16}, {2200, 16, 0}};
 
@@ -26,7 +27,8 @@ void check_norm(Context<T>& on, const NormShape& shape, bool add, Write write) {
                                     << (write == Write::kAccumulate ? " accumulate" : ""));
   const int64_t rows = shape.rows, cols = shape.cols, pad = shape.pad;
   constexpr double kEps = 1e-2;
-  const std::vector<double> x0 = on.random(rows * cols), delta = on.random(rows * cols), weight = on.random_wide(cols), dy = on.random(rows * cols);
+  const std::vector<double> x0 = on.random(rows * cols), delta = on.random(rows * cols), weight = on.random_wide(cols),
+                            dy = on.random(rows * cols);
   const std::vector<double> dx0 = on.random(rows * cols), dweight0 = on.random_wide(cols);
 
   Matrix<T> x(on.device, rows, cols, pad, x0), d(on.device, rows, cols, pad, delta), y(on.device, rows, cols, pad);
@@ -50,7 +52,8 @@ void check_norm(Context<T>& on, const NormShape& shape, bool add, Write write) {
       want_dweight[static_cast<size_t>(c)] += dy[at(c)] * sum[at(c)] * r;
     }
     for (int64_t c = 0; c < cols; ++c) {
-      want_dx[at(c)] = r * (dy[at(c)] * weight[static_cast<size_t>(c)] - sum[at(c)] * r * dot / static_cast<double>(cols));
+      want_dx[at(c)] =
+          r * (dy[at(c)] * weight[static_cast<size_t>(c)] - sum[at(c)] * r * dot / static_cast<double>(cols));
       if (write == Write::kAccumulate) want_dx[at(c)] += dx0[at(c)];
     }
   }
@@ -82,14 +85,17 @@ struct ConvShape {
 template <class T>
 void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout) {
   using W = Wide<T>;
-  SCOPED_TRACE(::testing::Message() << "width " << shape.width << ", " << layout.tokens() << " x " << shape.cols << " + " << shape.pad
-                                    << (shape.tails ? " tails" : "") << (shape.in_place ? " in place" : "") << (shape.bias ? " bias" : ""));
+  SCOPED_TRACE(::testing::Message() << "width " << shape.width << ", " << layout.tokens() << " x " << shape.cols
+                                    << " + " << shape.pad << (shape.tails ? " tails" : "")
+                                    << (shape.in_place ? " in place" : "") << (shape.bias ? " bias" : ""));
   const int64_t width = shape.width, cols = shape.cols, pad = shape.pad;
   const bool tails = shape.tails, in_place = shape.in_place;
   const int64_t tokens = layout.tokens(), kept = width - 1;
-  const std::vector<double> x = on.random(tokens * cols), dy = on.random(tokens * cols), weight = on.random_wide(cols * width);
+  const std::vector<double> x = on.random(tokens * cols), dy = on.random(tokens * cols),
+                            weight = on.random_wide(cols * width);
   const std::vector<double> tail = on.random(layout.count() * kept * cols), dweight0 = on.random_wide(cols * width);
-  const std::vector<double> bias = shape.bias ? on.random_wide(cols) : std::vector<double>(static_cast<size_t>(cols)), dbias0 = on.random_wide(cols);
+  const std::vector<double> bias = shape.bias ? on.random_wide(cols) : std::vector<double>(static_cast<size_t>(cols)),
+                            dbias0 = on.random_wide(cols);
 
   // The input of sequence n at a place of its own, which may lie before its first.
   const auto input = [&](int64_t n, int64_t place, int64_t c) {
@@ -102,13 +108,15 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
       for (int64_t c = 0; c < cols; ++c) {
         const size_t at = static_cast<size_t>((layout.begin(n) + place) * cols + c);
         double p = bias[static_cast<size_t>(c)];
-        for (int64_t j = 0; j < width; ++j) p += weight[static_cast<size_t>(c * width + width - 1 - j)] * input(n, place - j, c);
+        for (int64_t j = 0; j < width; ++j)
+          p += weight[static_cast<size_t>(c * width + width - 1 - j)] * input(n, place - j, c);
         const double s = 1 / (1 + std::exp(-p)), dp = dy[at] * s * (1 + p * (1 - s));
         want_y[at] = p * s;
         want_dbias[static_cast<size_t>(c)] += dp;
         for (int64_t j = 0; j < width; ++j) {
           want_dweight[static_cast<size_t>(c * width + width - 1 - j)] += dp * input(n, place - j, c);
-          if (place >= j) want_dx[at - static_cast<size_t>(j * cols)] += weight[static_cast<size_t>(c * width + width - 1 - j)] * dp;
+          if (place >= j)
+            want_dx[at - static_cast<size_t>(j * cols)] += weight[static_cast<size_t>(c * width + width - 1 - j)] * dp;
         }
       }
     }
@@ -117,11 +125,13 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
     }
   }
 
-  Matrix<T> xs(on.device, tokens, cols, pad, x), ys(on.device, tokens, cols, pad), dys(on.device, tokens, cols, pad, dy), dx(on.device, tokens, cols, pad);
-  Buffer<W> w = on.template buffer<W>(weight), dweight = on.template buffer<W>(dweight0), of_bias = on.template buffer<W>(bias),
-            dbias = on.template buffer<W>(dbias0);
+  Matrix<T> xs(on.device, tokens, cols, pad, x), ys(on.device, tokens, cols, pad),
+      dys(on.device, tokens, cols, pad, dy), dx(on.device, tokens, cols, pad);
+  Buffer<W> w = on.template buffer<W>(weight), dweight = on.template buffer<W>(dweight0),
+            of_bias = on.template buffer<W>(bias), dbias = on.template buffer<W>(dbias0);
   const W* b = shape.bias ? of_bias.data() : nullptr;
-  Buffer<T> tail_in = on.template buffer<T>(tail), tail_out(on.device, tail_in.size()), before = on.template buffer<T>(tail);
+  Buffer<T> tail_in = on.template buffer<T>(tail), tail_out(on.device, tail_in.size()),
+            before = on.template buffer<T>(tail);
   Buffer<int64_t> offsets(on.device, layout.count() + 1);
   offsets.write(0, layout.offsets());
   const PassLayout pass(layout, offsets.data(), nullptr);
@@ -130,8 +140,8 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
   on.exec.short_conv_forward(xs.mat(), w.data(), b, width, pass, in, out, ys.mat());
   expect_near(ys.values(), want_y, kTolerance<T>, "y");
   expect_near(values_of(in_place ? tail_in : tail_out), want_tail, 0, "tails");
-  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), b, width, pass, tails ? before.data() : nullptr, dx.mat(), dweight.data(),
-                              shape.bias ? dbias.data() : nullptr);
+  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), b, width, pass, tails ? before.data() : nullptr, dx.mat(),
+                              dweight.data(), shape.bias ? dbias.data() : nullptr);
   expect_near(dx.values(), want_dx, kTolerance<T>, "dx");
   if (shape.bias) expect_near(values_of(dbias), want_dbias, kTolerance<W>, "dbias");
   expect_near(values_of(dweight), want_dweight, kTolerance<W>, "dweight");
@@ -139,8 +149,10 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
 
 TEST_P(OnDevice, ShortConv) {
   with_type([](auto&& on) {
-    // One token, sequences that end inside and at the end of the kernels' runs of tokens, empty ones, shorter ones than the window.
-    const SeqLayout layouts[] = {SeqLayout({0, 1}), SeqLayout({0, 0, 1, 3, 3, 130, 192, 200, 201}), SeqLayout({0, 300})};
+    // One token, sequences that end inside and at the end of the kernels' runs of tokens, empty ones, shorter ones than
+    // the window.
+    const SeqLayout layouts[] = {SeqLayout({0, 1}), SeqLayout({0, 0, 1, 3, 3, 130, 192, 200, 201}),
+                                 SeqLayout({0, 300})};
     for (const SeqLayout& layout : layouts) {
       check_conv(on, {4, 24, 0, true, true}, layout);
       check_conv(on, {4, 16, 8, false, false}, layout);
@@ -180,7 +192,8 @@ TEST_P(OnDevice, MemoryOfADeviceFaultsInTheHost) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Buffer<int> memory(device, 4);
   EXPECT_EXIT(*const_cast<volatile int*>(memory.data()) = 1, ::testing::KilledBySignal(SIGSEGV), "");
-  EXPECT_EXIT(static_cast<void>(*const_cast<const volatile int*>(memory.data() + 3)), ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_EXIT(static_cast<void>(*const_cast<const volatile int*>(memory.data() + 3)),
+              ::testing::KilledBySignal(SIGSEGV), "");
   EXPECT_EQ(memory.to_vector(), std::vector<int>(4, 0));
 }
 

@@ -34,7 +34,8 @@ struct EmbeddingOp {
 };
 
 TEST(Embedding, ValuesAndGradients) {
-  for (int64_t cols : {1, 7, 24, 65}) check_op(EmbeddingOp{5, cols, {4, 0, 0, 3, 4, 0}}, "embedding " + std::to_string(cols));
+  for (int64_t cols : {1, 7, 24, 65})
+    check_op(EmbeddingOp{5, cols, {4, 0, 0, 3, 4, 0}}, "embedding " + std::to_string(cols));
   check_op(EmbeddingOp{5, 7, {}}, "embedding of nothing");
 }
 

@@ -55,7 +55,9 @@ struct FeatureMapOp {
 struct ProductOp {
   int64_t rows, cols;
 
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols), random_values(random, rows * cols)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols), random_values(random, rows * cols)};
+  }
   std::vector<bool> accumulates() const { return {false, false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y(in[0].size());
@@ -91,8 +93,11 @@ struct ProductOp {
 };
 
 TEST(FeatureMap, ValuesAndGradients) {
-  const std::pair<FeatureMap, const char*> maps[] = {
-      {FeatureMap::kElu, "elu"}, {FeatureMap::kRelu, "relu"}, {FeatureMap::kSilu, "silu"}, {FeatureMap::kTanh, "tanh"}, {FeatureMap::kSquaredRelu, "relu^2"}};
+  const std::pair<FeatureMap, const char*> maps[] = {{FeatureMap::kElu, "elu"},
+                                                     {FeatureMap::kRelu, "relu"},
+                                                     {FeatureMap::kSilu, "silu"},
+                                                     {FeatureMap::kTanh, "tanh"},
+                                                     {FeatureMap::kSquaredRelu, "relu^2"}};
   for (const auto& [map, name] : maps) {
     for (int64_t rows : {0, 1, 5}) {
       for (int64_t cols : {1, 7, 65}) check_op(FeatureMapOp{map, rows, cols}, name);
@@ -106,7 +111,8 @@ TEST(FeatureMap, BitsDoNotDependOnThreads) {
 }
 
 TEST(FeatureMap, ReluAtZeroGivesNoGradient) {
-  const Values<float> gradient = FeatureMapOp{FeatureMap::kRelu, 1, 3}.backward<float>({{0.0F, -0.0F, 1e-30F}}, {{5.0F, 5.0F, 5.0F}}, {});
+  const Values<float> gradient =
+      FeatureMapOp{FeatureMap::kRelu, 1, 3}.backward<float>({{0.0F, -0.0F, 1e-30F}}, {{5.0F, 5.0F, 5.0F}}, {});
   EXPECT_EQ(gradient[0], (std::vector<float>{0.0F, 0.0F, 5.0F}));
 }
 

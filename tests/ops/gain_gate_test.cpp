@@ -14,11 +14,14 @@ struct LogSigmoidDecayOp {
   int64_t rows, cols;
   double scale;
 
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols, 2.0), random_values(random, cols)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols, 2.0), random_values(random, cols)};
+  }
   std::vector<bool> accumulates() const { return {false, true}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> g(in[0].size());
-    for (size_t i = 0; i < g.size(); ++i) g[i] = scale * std::log(sigmoid(in[0][i] + in[1][i % static_cast<size_t>(cols)]));
+    for (size_t i = 0; i < g.size(); ++i)
+      g[i] = scale * std::log(sigmoid(in[0][i] + in[1][i % static_cast<size_t>(cols)]));
     return {g};
   }
   template <class T>
@@ -34,7 +37,8 @@ struct LogSigmoidDecayOp {
     const Strided<T> dg(rows, cols, douts[0]);
     Strided<T> dx(rows, cols);
     std::vector<T> dbias = before[1];
-    host_ops<T>().log_sigmoid_decay_backward(host_exec<T>(), dg.view(), x.view(), in[1].data(), static_cast<T>(scale), dx.mat(), dbias.data());
+    host_ops<T>().log_sigmoid_decay_backward(host_exec<T>(), dg.view(), x.view(), in[1].data(), static_cast<T>(scale),
+                                             dx.mat(), dbias.data());
     return {dx.values(), dbias};
   }
 };
@@ -42,12 +46,15 @@ struct LogSigmoidDecayOp {
 TEST(LogSigmoidDecay, ValuesAndGradients) {
   for (int64_t rows : {0, 1, 5}) {
     for (int64_t cols : {1, 7, 65}) {
-      for (double scale : {1.0, 0.0625}) check_op(LogSigmoidDecayOp{rows, cols, scale}, "log_sigmoid_decay " + shape(rows, cols));
+      for (double scale : {1.0, 0.0625})
+        check_op(LogSigmoidDecayOp{rows, cols, scale}, "log_sigmoid_decay " + shape(rows, cols));
     }
   }
 }
 
-TEST(LogSigmoidDecay, BitsDoNotDependOnThreads) { check_threads(LogSigmoidDecayOp{3001, 65, 0.0625}, "log_sigmoid_decay"); }
+TEST(LogSigmoidDecay, BitsDoNotDependOnThreads) {
+  check_threads(LogSigmoidDecayOp{3001, 65, 0.0625}, "log_sigmoid_decay");
+}
 
 // Far out log sigmoid is x on one side and -exp(-x) on the other, with all its digits.
 TEST(LogSigmoidDecay, Extremes) {
@@ -58,24 +65,30 @@ TEST(LogSigmoidDecay, Extremes) {
   std::vector<double> g(x.size());
   std::vector<double> dx(x.size());
   std::vector<double> dbias(x.size(), 0.0);
-  host_ops<double>().log_sigmoid_decay_forward(host_exec<double>(), {x.data(), 1, n}, zeros.data(), 1.0, {g.data(), 1, n});
-  host_ops<double>().log_sigmoid_decay_backward(host_exec<double>(), {ones.data(), 1, n}, {x.data(), 1, n}, zeros.data(), 1.0, {dx.data(), 1, n}, dbias.data());
+  host_ops<double>().log_sigmoid_decay_forward(host_exec<double>(), {x.data(), 1, n}, zeros.data(), 1.0,
+                                               {g.data(), 1, n});
+  host_ops<double>().log_sigmoid_decay_backward(host_exec<double>(), {ones.data(), 1, n}, {x.data(), 1, n},
+                                                zeros.data(), 1.0, {dx.data(), 1, n}, dbias.data());
   for (size_t i = 0; i + 1 < x.size(); ++i) {
     EXPECT_NEAR(g[i] / -softplus(-x[i]), 1.0, 1e-14) << "at " << x[i];
-    EXPECT_NEAR(dx[i] / (x[i] < 0 ? 1 / (1 + std::exp(x[i])) : std::exp(-x[i]) / (1 + std::exp(-x[i]))), 1.0, 1e-14) << "slope at " << x[i];
+    EXPECT_NEAR(dx[i] / (x[i] < 0 ? 1 / (1 + std::exp(x[i])) : std::exp(-x[i]) / (1 + std::exp(-x[i]))), 1.0, 1e-14)
+        << "slope at " << x[i];
   }
   EXPECT_TRUE(std::isnan(g.back()));
   EXPECT_TRUE(std::isnan(dx.back()));
 }
 
-// One learned number; its gradient is sigmoid_gate_backward's dbias at the values that forward made, as GainGate calls it.
+// One learned number; its gradient is sigmoid_gate_backward's dbias at the values that forward made, as GainGate calls
+// it.
 struct LearnedGateOp {
   int64_t rows, cols;
   double scale;
 
   Values<double> inputs(Random& random) const { return {random_values(random, 1, 2.0)}; }
   std::vector<bool> accumulates() const { return {true}; }
-  Values<double> formula(const Values<double>& in) const { return {std::vector<double>(static_cast<size_t>(rows * cols), scale * sigmoid(in[0][0]))}; }
+  Values<double> formula(const Values<double>& in) const {
+    return {std::vector<double>(static_cast<size_t>(rows * cols), scale * sigmoid(in[0][0]))};
+  }
   template <class T>
   Values<T> forward(const Values<T>& in) const {
     Strided<T> y(rows, cols);
@@ -88,17 +101,19 @@ struct LearnedGateOp {
     const Strided<T> dy(rows, cols, douts[0]);
     Strided<T> dx(rows, cols);
     std::vector<T> dparameter = before[0];
-    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), static_cast<T>(scale), dx.mat(), dparameter.data());
+    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), static_cast<T>(scale), dx.mat(),
+                                        dparameter.data());
     return {dparameter};
   }
 };
 
-// The one gradient is a sum over all tokens and columns of both signs: of 325 summands of the size 1 little may be left, and the error
-// in float is of the summands.
+// The one gradient is a sum over all tokens and columns of both signs: of 325 summands of the size 1 little may be
+// left, and the error in float is of the summands.
 TEST(LearnedGate, ValuesAndGradients) {
   for (int64_t rows : {0, 1, 5}) {
     for (int64_t cols : {1, 7, 65}) {
-      for (double scale : {1.0, 2.0}) check_op(LearnedGateOp{rows, cols, scale}, "learned_gate " + shape(rows, cols), {.float_gradient = 1e-4});
+      for (double scale : {1.0, 2.0})
+        check_op(LearnedGateOp{rows, cols, scale}, "learned_gate " + shape(rows, cols), {.float_gradient = 1e-4});
     }
   }
 }
@@ -150,7 +165,8 @@ struct PositionFactorOp {
 };
 
 TEST(PositionFactor, ValuesAndGradients) {
-  for (PositionFactor factor : {PositionFactor::kNone, PositionFactor::kInverse, PositionFactor::kInverseSqrt, PositionFactor::kInverseLog}) {
+  for (PositionFactor factor :
+       {PositionFactor::kNone, PositionFactor::kInverse, PositionFactor::kInverseSqrt, PositionFactor::kInverseLog}) {
     const std::string name = "place factor " + std::to_string(static_cast<int>(factor));
     for (int64_t cols : {1, 3}) {
       check_op(PositionFactorOp{{0, 0}, {}, cols, factor}, name + " of nothing");
@@ -161,7 +177,9 @@ TEST(PositionFactor, ValuesAndGradients) {
   }
 }
 
-TEST(PositionFactor, BitsDoNotDependOnThreads) { check_threads(PositionFactorOp{{0, 701, 9001}, {}, 3, PositionFactor::kInverseSqrt}, "place factor"); }
+TEST(PositionFactor, BitsDoNotDependOnThreads) {
+  check_threads(PositionFactorOp{{0, 701, 9001}, {}, 3, PositionFactor::kInverseSqrt}, "place factor");
+}
 
 // g = log(1 - sigmoid(x)); backward adds to the gradient of x, the logit.
 struct SingleGateDecayOp {
@@ -197,11 +215,13 @@ struct SingleGateDecayOp {
   }
 };
 
-// log(1 - s) from the rounded s loses the digits that 1 - s loses: 1 / (1 - s) of them, which at x = 7 is a thousand roundings.
+// log(1 - s) from the rounded s loses the digits that 1 - s loses: 1 / (1 - s) of them, which at x = 7 is a thousand
+// roundings.
 TEST(SingleGateDecay, ValuesAndGradients) {
   for (int64_t rows : {0, 1, 5}) {
     for (int64_t cols : {1, 7, 65})
-      check_op(SingleGateDecayOp{rows, cols}, "single_gate_decay " + shape(rows, cols), {.forward = 1e-12, .float_forward = 1e-4});
+      check_op(SingleGateDecayOp{rows, cols}, "single_gate_decay " + shape(rows, cols),
+               {.forward = 1e-12, .float_forward = 1e-4});
   }
 }
 

@@ -11,7 +11,9 @@ double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::
 struct SwigluOp {
   int64_t rows, cols;
 
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols, 2.0), random_values(random, rows * cols)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols, 2.0), random_values(random, rows * cols)};
+  }
   std::vector<bool> accumulates() const { return {false, false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y(in[0].size());
@@ -79,7 +81,8 @@ struct SigmoidOp {
     Strided<T> dx(rows, cols);
     std::vector<T> dbias = before[1];
     T other = 0;
-    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), T(scale), dx.mat(), bias ? dbias.data() : nullptr);
+    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), T(scale), dx.mat(),
+                                        bias ? dbias.data() : nullptr);
     host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), T(scale), dy.mat(), &other);
     EXPECT_TRUE(same_bits<T>({dx.values()}, {dy.values()})) << "in place differs";
     return {dx.values(), dbias};
@@ -117,7 +120,8 @@ TEST(SigmoidGate, AccurateOverTheWholeRange) {
 
 TEST(SigmoidGate, ExtremesAndNan) {
   const double inf = std::numeric_limits<double>::infinity();
-  const std::vector<float> x{-1e30F, static_cast<float>(-inf), 1e30F, static_cast<float>(inf), std::numeric_limits<float>::quiet_NaN()};
+  const std::vector<float> x{-1e30F, static_cast<float>(-inf), 1e30F, static_cast<float>(inf),
+                             std::numeric_limits<float>::quiet_NaN()};
   std::vector<float> y(x.size());
   host_ops<float>().sigmoid_gate_forward(host_exec<float>(), {x.data(), 1, 5}, nullptr, 1.0F, {y.data(), 1, 5});
   EXPECT_EQ(y[0], 0.0F);
@@ -156,13 +160,15 @@ struct DecayOp {
     Strided<T> dx(rows, cols);
     std::vector<T> da = before[1];
     std::vector<T> ddt = before[2];
-    host_ops<T>().decay_gate_backward(host_exec<T>(), dg.view(), x.view(), in[1].data(), in[2].data(), group, dx.mat(), da.data(), ddt.data());
+    host_ops<T>().decay_gate_backward(host_exec<T>(), dg.view(), x.view(), in[1].data(), in[2].data(), group, dx.mat(),
+                                      da.data(), ddt.data());
     return {dx.values(), da, ddt};
   }
 };
 
 TEST(DecayGate, ValuesAndGradients) {
-  for (const auto& [cols, group] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 1}, {14, 7}, {24, 8}, {65, 13}, {192, 64}}) {
+  for (const auto& [cols, group] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 1}, {14, 7}, {24, 8}, {65, 13}, {192, 64}}) {
     check_op(DecayOp{4, cols, group}, "decay gate " + std::to_string(cols) + " by " + std::to_string(group));
   }
 }
@@ -174,7 +180,8 @@ TEST(DecayGate, TinyRatesKeepTheirRelativeAccuracy) {
   const std::vector<double> zeros(x.size(), 0.0);
   std::vector<double> g(x.size());
   const int64_t n = static_cast<int64_t>(x.size());
-  host_ops<double>().decay_gate_forward(host_exec<double>(), {x.data(), 1, n}, zeros.data(), zeros.data(), 1, {g.data(), 1, n});
+  host_ops<double>().decay_gate_forward(host_exec<double>(), {x.data(), 1, n}, zeros.data(), zeros.data(), 1,
+                                        {g.data(), 1, n});
   for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(g[i] / -softplus(x[i]), 1.0, 1e-14) << "at " << x[i];
 }
 
@@ -186,9 +193,10 @@ TEST(DecayGate, ExtremesAndNan) {
   std::vector<float> dx(4);
   std::vector<float> da(4, 0.0F);
   std::vector<float> ddt(4, 0.0F);
-  host_ops<float>().decay_gate_forward(host_exec<float>(), {x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {g.data(), 1, 4});
-  host_ops<float>().decay_gate_backward(host_exec<float>(), {ones.data(), 1, 4}, {x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {dx.data(), 1, 4}, da.data(),
-                                        ddt.data());
+  host_ops<float>().decay_gate_forward(host_exec<float>(), {x.data(), 1, 4}, zeros.data(), zeros.data(), 1,
+                                       {g.data(), 1, 4});
+  host_ops<float>().decay_gate_backward(host_exec<float>(), {ones.data(), 1, 4}, {x.data(), 1, 4}, zeros.data(),
+                                        zeros.data(), 1, {dx.data(), 1, 4}, da.data(), ddt.data());
   EXPECT_EQ(g[0], 0.0F);
   EXPECT_EQ(g[1], 0.0F);
   EXPECT_EQ(g[2], -1e30F);

@@ -1,4 +1,5 @@
-// Parameters of a head as gates of every token: head_scale, head_constant, head_add, head_subtract; and the mean over a head's columns.
+// Parameters of a head as gates of every token: head_scale, head_constant, head_add, head_subtract; and the mean over a
+// head's columns.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -27,7 +28,9 @@ struct HeadGateOp {
 };
 
 struct HeadScaleOp : HeadGateOp {
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols()), random_values(random, heads, 2.0)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols()), random_values(random, heads, 2.0)};
+  }
   std::vector<bool> accumulates() const { return {true, true}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y(in[0].size());
@@ -107,7 +110,8 @@ struct HeadSumOp : HeadGateOp {
     if constexpr (kAdd) {
       host_ops<T>().head_add_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(), ds.data());
     } else {
-      host_ops<T>().head_subtract_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(), ds.data());
+      host_ops<T>().head_subtract_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(),
+                                           ds.data());
     }
     return {dx.values(), ds, {}};
   }
@@ -121,7 +125,8 @@ struct GroupMeanOp : HeadGateOp {
   std::vector<bool> accumulates() const { return {true}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y(static_cast<size_t>(rows * heads), 0.0);
-    for (size_t i = 0; i < in[0].size(); ++i) y[i / static_cast<size_t>(group)] += in[0][i] / static_cast<double>(group);
+    for (size_t i = 0; i < in[0].size(); ++i)
+      y[i / static_cast<size_t>(group)] += in[0][i] / static_cast<double>(group);
     return {y};
   }
   template <class T>
@@ -144,7 +149,8 @@ template <class Op>
 void check_all(const std::string& name) {
   for (int64_t rows : kRows) {
     for (const Heads& h : kHeads) {
-      check_op(Op{rows, h.heads, h.group}, name + " " + std::to_string(rows) + " x " + std::to_string(h.heads) + " x " + std::to_string(h.group));
+      check_op(Op{rows, h.heads, h.group},
+               name + " " + std::to_string(rows) + " x " + std::to_string(h.heads) + " x " + std::to_string(h.group));
     }
   }
 }

@@ -22,8 +22,8 @@ struct LinearOp {
 
   // x, W, bias, and what y holds before (kAccumulate)
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows * in_dim), random_values(random, out_dim * in_dim), random_values(random, out_dim),
-                      random_values(random, rows * out_dim)};
+    Values<double> in{random_values(random, rows * in_dim), random_values(random, out_dim * in_dim),
+                      random_values(random, out_dim), random_values(random, rows * out_dim)};
     if (!bias) in[2].clear();
     return in;
   }
@@ -44,7 +44,8 @@ struct LinearOp {
     const Strided<T> x(rows, in_dim, in[0]);
     const Strided<T> weight(out_dim, in_dim, in[1]);
     Strided<T> y = write == Write::kAccumulate ? Strided<T>(rows, out_dim, in[3]) : Strided<T>(rows, out_dim);
-    host_ops<T>().linear_forward(host_exec<T>(precision), x.view(), weight.view(), bias ? in[2].data() : nullptr, y.mat(), write);
+    host_ops<T>().linear_forward(host_exec<T>(precision), x.view(), weight.view(), bias ? in[2].data() : nullptr,
+                                 y.mat(), write);
     return {y.values()};
   }
   template <class T>
@@ -52,17 +53,23 @@ struct LinearOp {
     const Strided<T> x(rows, in_dim, in[0]);
     const Strided<T> weight(out_dim, in_dim, in[1]);
     const Strided<T> dy(rows, out_dim, douts[0]);
-    const auto fresh_dx = [&] { return write == Write::kAccumulate ? Strided<T>(rows, in_dim, before[0]) : Strided<T>(rows, in_dim); };
+    const auto fresh_dx = [&] {
+      return write == Write::kAccumulate ? Strided<T>(rows, in_dim, before[0]) : Strided<T>(rows, in_dim);
+    };
     Strided<T> dx = fresh_dx();
     Strided<T> dweight(out_dim, in_dim, before[1]);
     std::vector<T> dbias = before[2];
-    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), dx.mat(), dweight.mat(), bias ? dbias.data() : nullptr, write);
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), dx.mat(), dweight.mat(),
+                                  bias ? dbias.data() : nullptr, write);
     // One at a time gives the same bits.
     Strided<T> only_dx = fresh_dx();
     Strided<T> only_dweight(out_dim, in_dim, before[1]);
-    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), only_dx.mat(), {}, nullptr, write);
-    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), {}, only_dweight.mat(), nullptr, write);
-    EXPECT_TRUE(same_bits<T>({only_dx.values(), only_dweight.values()}, {dx.values(), dweight.values()})) << "gradients depend on each other";
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), only_dx.mat(), {},
+                                  nullptr, write);
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), {}, only_dweight.mat(),
+                                  nullptr, write);
+    EXPECT_TRUE(same_bits<T>({only_dx.values(), only_dweight.values()}, {dx.values(), dweight.values()}))
+        << "gradients depend on each other";
     return {dx.values(), dweight.values(), dbias, {}};
   }
 };
@@ -84,10 +91,12 @@ TEST(Linear, AddsAnAddend) {
   for (const int64_t rows : {0, 3, 17}) {
     Random random(29);
     constexpr int64_t kIn = 24, kOut = 7;
-    const Strided<double> x(rows, kIn, random_values(random, rows * kIn)), weight(kOut, kIn, random_values(random, kOut * kIn));
+    const Strided<double> x(rows, kIn, random_values(random, rows * kIn)),
+        weight(kOut, kIn, random_values(random, kOut * kIn));
     const Strided<double> addend(rows, kOut, random_values(random, rows * kOut));
     Strided<double> expected = addend, apart(rows, kOut);
-    host_ops<double>().linear_forward(host_exec<double>(), x.view(), weight.view(), nullptr, expected.mat(), Write::kAccumulate);
+    host_ops<double>().linear_forward(host_exec<double>(), x.view(), weight.view(), nullptr, expected.mat(),
+                                      Write::kAccumulate);
     host_ops<double>().linear_add_forward(host_exec<double>(), x.view(), weight.view(), addend.view(), apart.mat());
     EXPECT_EQ(apart.values(), expected.values()) << rows;
   }
@@ -111,7 +120,8 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
     for (int64_t rows = 1; rows < 4; ++rows) {
       const LinearOp some{rows, 100, 50, false, Write::kOverwrite, precision};
       const std::vector<float> x(in[0].end() - rows * 100, in[0].end());
-      EXPECT_EQ(some.forward<float>({x, in[1], {}, {}})[0], std::vector<float>(all.end() - rows * 50, all.end())) << rows << " rows";
+      EXPECT_EQ(some.forward<float>({x, in[1], {}, {}})[0], std::vector<float>(all.end() - rows * 50, all.end()))
+          << rows << " rows";
     }
   }
 }
@@ -190,8 +200,10 @@ TEST(Linear, Bf16HasTheSameBitsWithAKeptCopy) {
     round_to_bf16(static_cast<int64_t>(copy.size()), values[1].data(), copy.data());
     const auto run = [&](const Weight<float>& w) {
       Strided<float> y(rows, out), dx(rows, in), dweight(out, in, values[1]);
-      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), x.view(), w, nullptr, y.mat(), Write::kOverwrite);
-      host_ops<float>().linear_backward(host_exec<float>(Precision::kBf16), dy.view(), x.view(), w, dx.mat(), dweight.mat(), nullptr, Write::kOverwrite);
+      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), x.view(), w, nullptr, y.mat(),
+                                       Write::kOverwrite);
+      host_ops<float>().linear_backward(host_exec<float>(Precision::kBf16), dy.view(), x.view(), w, dx.mat(),
+                                        dweight.mat(), nullptr, Write::kOverwrite);
       return Values<float>{y.values(), dx.values(), dweight.values()};
     };
     EXPECT_TRUE(same_bits(run(weight), run({weight, {copy.data(), out, in}}))) << fmt_name(rows, in, out);
@@ -208,8 +220,9 @@ TEST(Linear, Bf16KeepsNanAndInfinity) {
       x[3] = special;
       const std::vector<float> weight(16, 1.0F);
       std::vector<float> y(static_cast<size_t>(rows));
-      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), {x.data(), rows, 16}, Mat<const float>{weight.data(), 1, 16}, nullptr,
-                                       {y.data(), rows, 1}, Write::kOverwrite);
+      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), {x.data(), rows, 16},
+                                       Mat<const float>{weight.data(), 1, 16}, nullptr, {y.data(), rows, 1},
+                                       Write::kOverwrite);
       if (std::isnan(special)) {
         EXPECT_TRUE(std::isnan(y[0])) << rows << " rows";
       } else {

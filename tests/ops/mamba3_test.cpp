@@ -37,7 +37,8 @@ struct TimeOp {
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> dt_in(rows, heads, in[0]), a_in(rows, heads, in[1]);
     Strided<T> dt(rows, heads), g(rows, heads);
-    host_ops<T>().mamba3_time_forward(host_exec<T>(), decay, dt_in.view(), a_in.view(), in[2].data(), dt.mat(), g.mat());
+    host_ops<T>().mamba3_time_forward(host_exec<T>(), decay, dt_in.view(), a_in.view(), in[2].data(), dt.mat(),
+                                      g.mat());
     return {dt.values(), g.values()};
   }
   template <class T>
@@ -46,8 +47,8 @@ struct TimeOp {
     Strided<T> d_dt(rows, heads, douts[0]), da_in(rows, heads);
     std::vector<T> dbias = before[2];
     // In place of the gradient of dt.
-    host_ops<T>().mamba3_time_backward(host_exec<T>(), decay, d_dt.view(), dg.view(), dt_in.view(), a_in.view(), in[2].data(), d_dt.mat(), da_in.mat(),
-                                       dbias.data());
+    host_ops<T>().mamba3_time_backward(host_exec<T>(), decay, d_dt.view(), dg.view(), dt_in.view(), a_in.view(),
+                                       in[2].data(), d_dt.mat(), da_in.mat(), dbias.data());
     return {d_dt.values(), da_in.values(), dbias};
   }
 };
@@ -55,7 +56,8 @@ struct TimeOp {
 TEST(Mamba3Time, ValuesAndGradients) {
   for (const bool heavy : {false, true}) {
     for (const double floor : {0.0, 1e-4, 0.7}) {  // the last lies above a part of the rates
-      for (const int64_t rows : {0, 1, 6}) check_op(TimeOp{rows, 3, {heavy, floor}}, fmt::format("{} rows, heavy tail {}, floor {}", rows, heavy, floor));
+      for (const int64_t rows : {0, 1, 6})
+        check_op(TimeOp{rows, 3, {heavy, floor}}, fmt::format("{} rows, heavy tail {}, floor {}", rows, heavy, floor));
     }
   }
 }
@@ -102,30 +104,34 @@ struct WeightsOp {
     const Strided<T> dt(rows(), H, in[0]), trap(rows(), H, in[1]), g(rows(), H, in[2]);
     Strided<T> now(rows(), H), ahead(rows(), H), gate(rows() * R, H), row_g(rows() * R, H), first(sequences(), H);
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_weights_forward(host_exec<T>(), shape, dt.view(), trap.view(), g.view(), layout, now.mat(), ahead.mat(), gate.mat(), row_g.mat(),
-                                         first.mat());
+    host_ops<T>().mamba3_weights_forward(host_exec<T>(), shape, dt.view(), trap.view(), g.view(), layout, now.mat(),
+                                         ahead.mat(), gate.mat(), row_g.mat(), first.mat());
     return {now.values(), ahead.values(), gate.values(), row_g.values(), first.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const int64_t H = shape.heads, R = shape.rank;
     const Strided<T> dt(rows(), H, in[0]), trap(rows(), H, in[1]);
-    const Strided<T> dnow(rows(), H, douts[0]), dahead(rows(), H, douts[1]), dgate(rows() * R, H, douts[2]), drow_g(rows() * R, H, douts[3]),
-        dfirst(sequences(), H, douts[4]);
+    const Strided<T> dnow(rows(), H, douts[0]), dahead(rows(), H, douts[1]), dgate(rows() * R, H, douts[2]),
+        drow_g(rows() * R, H, douts[3]), dfirst(sequences(), H, douts[4]);
     Strided<T> d_dt(rows(), H, before[0]), dtrap(rows(), H), dg(rows(), H);
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_weights_backward(host_exec<T>(), shape, dnow.view(), dahead.view(), dgate.view(), drow_g.view(), dfirst.view(), dt.view(), trap.view(),
-                                          layout, d_dt.mat(), dtrap.mat(), dg.mat());
+    host_ops<T>().mamba3_weights_backward(host_exec<T>(), shape, dnow.view(), dahead.view(), dgate.view(),
+                                          drow_g.view(), dfirst.view(), dt.view(), trap.view(), layout, d_dt.mat(),
+                                          dtrap.mat(), dg.mat());
     return {d_dt.values(), dtrap.values(), dg.values()};
   }
 };
 
 TEST(Mamba3Weights, ValuesAndGradients) {
   for (const auto& offsets : kLayouts) {
-    for (const int64_t rank : {1, 3}) check_op(WeightsOp{offsets, {2, 1, 4, 4, rank, 1}}, fmt::format("{} tokens, rank {}", offsets.back(), rank));
+    for (const int64_t rank : {1, 3})
+      check_op(WeightsOp{offsets, {2, 1, 4, 4, rank, 1}}, fmt::format("{} tokens, rank {}", offsets.back(), rank));
   }
 }
-TEST(Mamba3Weights, BitsDoNotDependOnThreads) { check_threads(WeightsOp{{0, 300, 300, 301, 500}, {4, 1, 4, 4, 2, 1}}, "weights"); }
+TEST(Mamba3Weights, BitsDoNotDependOnThreads) {
+  check_threads(WeightsOp{{0, 300, 300, 301, 500}, {4, 1, 4, 4, 2, 1}}, "weights");
+}
 
 struct RotaryOp {
   std::vector<int64_t> offsets;
@@ -158,12 +164,15 @@ struct RotaryOp {
       std::vector<double> theta(in[6].begin() + n * turned(), in[6].begin() + (n + 1) * turned());
       for (int64_t t = offsets[n]; t < offsets[n + 1]; ++t) {
         for (int64_t h = 0; h < H; ++h) {
-          for (int64_t a = 0; a < NA; ++a) theta[h * NA + a] += M_PI * std::tanh(in[4][t * angle_columns() + (shared ? a : h * NA + a)]) * in[5][t * H + h];
+          for (int64_t a = 0; a < NA; ++a)
+            theta[h * NA + a] +=
+                M_PI * std::tanh(in[4][t * angle_columns() + (shared ? a : h * NA + a)]) * in[5][t * H + h];
           for (int64_t r = 0; r < R; ++r) {
             for (int which = 0; which < 2; ++which) {
               std::vector<double> x(N);
               for (int64_t c = 0; c < N; ++c)
-                x[c] = in[which][t * width() + (r * shape.groups + h * shape.groups / H) * N + c] + in[2 + which][(h * R + r) * N + c];
+                x[c] = in[which][t * width() + (r * shape.groups + h * shape.groups / H) * N + c] +
+                       in[2 + which][(h * R + r) * N + c];
               for (int64_t a = 0; a < NA; ++a) {
                 double &first = x[shape.halves ? a : 2 * a], &second = x[shape.halves ? a + N / 2 : 2 * a + 1];
                 const double x0 = first, x1 = second, angle = theta[h * NA + a];
@@ -178,7 +187,8 @@ struct RotaryOp {
     }
     for (size_t x = 0; x < out[2].size(); ++x) {  // of the turned rows
       const int64_t i = static_cast<int64_t>(x), of_token = H * R * R, t = i / of_token, h = i % of_token / (R * R);
-      for (int64_t c = 0; c < N; ++c) out[2][x] += out[0][((t * R + i / R % R) * H + h) * N + c] * out[1][((t * R + i % R) * H + h) * N + c];
+      for (int64_t c = 0; c < N; ++c)
+        out[2][x] += out[0][((t * R + i / R % R) * H + h) * N + c] * out[1][((t * R + i % R) * H + h) * N + c];
     }
     return out;
   }
@@ -190,7 +200,8 @@ struct RotaryOp {
   template <class T>
   Turned<T> run(const Values<T>& in) const {
     const int64_t H = shape.heads, N = shape.state, R = shape.rank;
-    const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]), dt(rows(), H, in[5]);
+    const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]),
+        dt(rows(), H, in[5]);
     Turned<T> out{{rows() * R, H * N},
                   {rows() * R, H * N},
                   {rows(), H * R * R},
@@ -204,8 +215,9 @@ struct RotaryOp {
       }
     }
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_rotary_forward(host_exec<T>(), shape, q.view(), k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(), layout,
-                                        out.start.data(), out.marks.data(), out.q.mat(), out.k.mat(), out.met.mat());
+    host_ops<T>().mamba3_rotary_forward(host_exec<T>(), shape, q.view(), k.view(), in[2].data(), in[3].data(),
+                                        angle.view(), dt.view(), layout, out.start.data(), out.marks.data(),
+                                        out.q.mat(), out.k.mat(), out.met.mat());
     return out;
   }
   template <class T>
@@ -217,48 +229,59 @@ struct RotaryOp {
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const int64_t H = shape.heads, N = shape.state, R = shape.rank;
     const Turned<T> out = run(in);
-    const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]), dt(rows(), H, in[5]),
-        dq_rows(rows() * R, H * N, douts[0]), dk_rows(rows() * R, H * N, douts[1]), dmet(rows(), H * R * R, douts[2]);
+    const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]),
+        dt(rows(), H, in[5]), dq_rows(rows() * R, H * N, douts[0]), dk_rows(rows() * R, H * N, douts[1]),
+        dmet(rows(), H * R * R, douts[2]);
     Strided<T> dq(rows(), width()), dk(rows(), width()), dangle(rows(), angle_columns()), d_dt(rows(), H);
     std::vector<T> dq_bias = before[2], dk_bias = before[3], dstart(in[6].size());
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_rotary_backward(host_exec<T>(), shape, dq_rows.view(), dk_rows.view(), dmet.view(), q.view(), k.view(), in[2].data(), in[3].data(),
-                                         angle.view(), dt.view(), out.marks.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(),
-                                         dk_bias.data(), dstart.data());
+    host_ops<T>().mamba3_rotary_backward(host_exec<T>(), shape, dq_rows.view(), dk_rows.view(), dmet.view(), q.view(),
+                                         k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(),
+                                         out.marks.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(),
+                                         dq_bias.data(), dk_bias.data(), dstart.data());
     return {dq.values(), dk.values(), dq_bias, dk_bias, dangle.values(), d_dt.values(), dstart};
   }
 };
 
 TEST(Mamba3Rotary, ValuesAndGradients) {
-  const Mamba3Shape shapes[] = {{2, 1, 6, 4, 1, 2, false}, {4, 2, 7, 4, 3, 3, false}, {3, 3, 6, 4, 2, 3, true}, {2, 2, 8, 4, 1, 2, true}};
+  const Mamba3Shape shapes[] = {
+      {2, 1, 6, 4, 1, 2, false}, {4, 2, 7, 4, 3, 3, false}, {3, 3, 6, 4, 2, 3, true}, {2, 2, 8, 4, 1, 2, true}};
   for (const auto& offsets : kLayouts) {
     for (const Mamba3Shape& shape : shapes) {
       for (const bool shared : {false, true}) {
-        check_op(RotaryOp{offsets, shape, shared}, fmt::format("{} tokens, {} channels, shared {}", offsets.back(), shape.state, shared));
+        check_op(RotaryOp{offsets, shape, shared},
+                 fmt::format("{} tokens, {} channels, shared {}", offsets.back(), shape.state, shared));
       }
     }
   }
 }
-TEST(Mamba3Rotary, ValuesAndGradientsOfSeveralChunks) { check_op(RotaryOp{kChunks, {2, 1, 4, 4, 1, 2, false}, true}, "two chunks"); }
-TEST(Mamba3Rotary, BitsDoNotDependOnThreads) { check_threads(RotaryOp{{0, 300, 300, 301, 500}, {4, 2, 8, 4, 2, 4, true}, true}, "turn"); }
+TEST(Mamba3Rotary, ValuesAndGradientsOfSeveralChunks) {
+  check_op(RotaryOp{kChunks, {2, 1, 4, 4, 1, 2, false}, true}, "two chunks");
+}
+TEST(Mamba3Rotary, BitsDoNotDependOnThreads) {
+  check_threads(RotaryOp{{0, 300, 300, 301, 500}, {4, 2, 8, 4, 2, 4, true}, true}, "turn");
+}
 
-// A million tokens in float, all at once and in pieces that begin with what the state kept: a key (1, 0) is turned by the sum in long double to a few
-// roundings of a float's angle. Summed in float32 radians it would be off by far more than a whole pair of digits.
+// A million tokens in float, all at once and in pieces that begin with what the state kept. A key (1, 0) is turned by
+// the sum in long double to a few roundings of a float's angle. Summed in float32 radians it would be off by far more
+// than a whole pair of digits.
 TEST(Mamba3Rotary, AMillionTokensLoseNothing) {
   constexpr int64_t kTokens = 1'000'000, kPiece = 999;
   const Mamba3Shape shape{1, 1, 2, 1, 1, 1, false};
   Random random(5);
-  std::vector<float> q(2 * kTokens, 0.0f), unit{1, 0}, angle(kTokens), dt(kTokens), whole_keys(2 * kTokens), keys(2 * kTokens), out(2 * kTokens), met(kTokens);
+  std::vector<float> q(2 * kTokens, 0.0f), unit{1, 0}, angle(kTokens), dt(kTokens), whole_keys(2 * kTokens),
+      keys(2 * kTokens), out(2 * kTokens), met(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) {
     angle[t] = static_cast<float>(0.5 + random.normal());
     dt[t] = static_cast<float>(0.02 + 0.01 * std::abs(random.normal()));
   }
   const auto run = [&](int64_t first, int64_t count, float* state, std::vector<float>& to) {
     const SeqLayout layout({0, count});
-    host_ops<float>().mamba3_rotary_forward(host_exec<float>(), shape, Mat<const float>(q.data(), count, 2), Mat<const float>(q.data(), count, 2), unit.data(),
-                                            unit.data(), Mat<const float>(angle.data() + first, count, 1), Mat<const float>(dt.data() + first, count, 1),
-                                            layout, state, nullptr, Mat<float>(out.data(), count, 2), Mat<float>(to.data() + 2 * first, count, 2),
-                                            Mat<float>(met.data(), count, 1));
+    host_ops<float>().mamba3_rotary_forward(
+        host_exec<float>(), shape, Mat<const float>(q.data(), count, 2), Mat<const float>(q.data(), count, 2),
+        unit.data(), unit.data(), Mat<const float>(angle.data() + first, count, 1),
+        Mat<const float>(dt.data() + first, count, 1), layout, state, nullptr, Mat<float>(out.data(), count, 2),
+        Mat<float>(to.data() + 2 * first, count, 2), Mat<float>(met.data(), count, 1));
   };
   float whole[2] = {0, 0}, pieces[2] = {0, 0};
   run(0, kTokens, whole, whole_keys);
@@ -293,7 +316,8 @@ struct CarryOp {
   // first, k_last, v_last, s
   Values<double> inputs(Random& random) const {
     const int64_t n = sequences() * shape.heads;
-    return {random_values(random, n), random_values(random, n * shape.rank * shape.state), random_values(random, n * shape.rank * shape.head_dim),
+    return {random_values(random, n), random_values(random, n * shape.rank * shape.state),
+            random_values(random, n * shape.rank * shape.head_dim),
             random_values(random, n * shape.state * shape.head_dim)};
   }
   std::vector<bool> accumulates() const { return {false, false, false, false}; }
@@ -313,20 +337,24 @@ struct CarryOp {
     const int64_t H = shape.heads, N = shape.state, P = shape.head_dim, R = shape.rank, rows = offsets.back() * R;
     Random random(2);
     const std::vector<double> keys = random_values(random, rows * H * N), values = random_values(random, rows * H * P);
-    const Strided<T> first(sequences(), H, in[0]), k_rows(rows, H * N, {keys.begin(), keys.end()}), v_rows(rows, H * P, {values.begin(), values.end()});
+    const Strided<T> first(sequences(), H, in[0]), k_rows(rows, H * N, {keys.begin(), keys.end()}),
+        v_rows(rows, H * P, {values.begin(), values.end()});
     std::vector<T> k = in[1], v = in[2], s = in[3];
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_carry_forward(host_exec<T>(), shape, first.view(), k_rows.view(), v_rows.view(), layout, k.data(), v.data(), s.data());
+    host_ops<T>().mamba3_carry_forward(host_exec<T>(), shape, first.view(), k_rows.view(), v_rows.view(), layout,
+                                       k.data(), v.data(), s.data());
     for (int64_t n = 0; n < sequences(); ++n) {  // the last token's rows, or what was there
       for (int64_t i = 0; i < R * H * N; ++i) {
         const bool empty = layout.length(n) == 0;
-        EXPECT_EQ(k[n * R * H * N + i],
-                  empty ? in[1][n * R * H * N + i] : k_rows.view().row((offsets[n + 1] - 1) * R)[i / (H * N) * k_rows.view().stride + i % (H * N)]);
+        EXPECT_EQ(k[n * R * H * N + i], empty ? in[1][n * R * H * N + i]
+                                              : k_rows.view().row((offsets[n + 1] - 1) *
+                                                                  R)[i / (H * N) * k_rows.view().stride + i % (H * N)]);
       }
       for (int64_t i = 0; i < R * H * P; ++i) {
         const bool empty = layout.length(n) == 0;
-        EXPECT_EQ(v[n * R * H * P + i],
-                  empty ? in[2][n * R * H * P + i] : v_rows.view().row((offsets[n + 1] - 1) * R)[i / (H * P) * v_rows.view().stride + i % (H * P)]);
+        EXPECT_EQ(v[n * R * H * P + i], empty ? in[2][n * R * H * P + i]
+                                              : v_rows.view().row((offsets[n + 1] - 1) *
+                                                                  R)[i / (H * P) * v_rows.view().stride + i % (H * P)]);
       }
     }
     return {s};
@@ -337,16 +365,18 @@ struct CarryOp {
     Strided<T> dfirst(sequences(), shape.heads), again(sequences(), shape.heads);
     std::vector<T> dk(in[1].size()), dv(in[2].size());
     const Exec<T> exec = host_exec<T>();
-    exec.mamba3_carry_backward(shape, douts[0].data(), first.view(), in[1].data(), in[2].data(), dfirst.mat(), dk.data(), dv.data());
-    exec.mamba3_carry_backward(shape, douts[0].data(), first.view(), in[1].data(), in[2].data(), again.mat(), static_cast<T*>(nullptr),
-                               static_cast<T*>(nullptr));
+    exec.mamba3_carry_backward(shape, douts[0].data(), first.view(), in[1].data(), in[2].data(), dfirst.mat(),
+                               dk.data(), dv.data());
+    exec.mamba3_carry_backward(shape, douts[0].data(), first.view(), in[1].data(), in[2].data(), again.mat(),
+                               static_cast<T*>(nullptr), static_cast<T*>(nullptr));
     EXPECT_TRUE(same_bits<T>({dfirst.values()}, {again.values()})) << "without the state's gradients it differs";
     return {dfirst.values(), dk, dv, {}};
   }
 };
 
 TEST(Mamba3Carry, ValuesAndGradients) {
-  for (const int64_t rank : {1, 3}) check_op(CarryOp{{0, 2, 3, 7}, {2, 1, 3, 5, rank, 1}}, fmt::format("rank {}", rank));
+  for (const int64_t rank : {1, 3})
+    check_op(CarryOp{{0, 2, 3, 7}, {2, 1, 3, 5, rank, 1}}, fmt::format("rank {}", rank));
 }
 TEST(Mamba3Carry, BitsDoNotDependOnThreads) { check_threads(CarryOp{{0, 5, 6, 7, 9}, {8, 1, 16, 16, 2, 1}}, "carry"); }
 TEST(Mamba3Carry, AnEmptySequenceKeepsItsState) {
@@ -366,16 +396,19 @@ struct DiagOp {
   // met, v, now, ahead, skip, o
   Values<double> inputs(Random& random) const {
     const int64_t all = rows * shape.rank;
-    return {random_values(random, rows * products()),  random_values(random, all * values()),          random_values(random, rows * shape.heads),
-            random_values(random, rows * shape.heads), random_values(random, skips ? shape.heads : 0), random_values(random, all * values())};
+    return {random_values(random, rows * products()),       random_values(random, all * values()),
+            random_values(random, rows * shape.heads),      random_values(random, rows * shape.heads),
+            random_values(random, skips ? shape.heads : 0), random_values(random, all * values())};
   }
   std::vector<bool> accumulates() const { return {false, true, false, false, true, false}; }
   Values<double> formula(const Values<double>& in) const {
     const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
     std::vector<double> o = in[5];
     for (int64_t x = 0; x < rows * H * R * R; ++x) {
-      const int64_t t = x / (H * R * R), h = x / (R * R) % H, i = x / R % R, j = x % R, to = t * R + i, from = t * R + j;
-      const double weight = (j <= i ? -in[3][t * H + h] : in[2][t * H + h]) * in[0][x] + (i == j && skips ? in[4][h] : 0);
+      const int64_t t = x / (H * R * R), h = x / (R * R) % H, i = x / R % R, j = x % R, to = t * R + i,
+                    from = t * R + j;
+      const double weight =
+          (j <= i ? -in[3][t * H + h] : in[2][t * H + h]) * in[0][x] + (i == j && skips ? in[4][h] : 0);
       for (int64_t p = 0; p < P; ++p) o[(to * H + h) * P + p] += weight * in[1][(from * H + h) * P + p];
     }
     return {o};
@@ -383,20 +416,23 @@ struct DiagOp {
   template <class T>
   Values<T> forward(const Values<T>& in) const {
     const int64_t all = rows * shape.rank;
-    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]), ahead(rows, shape.heads, in[3]);
+    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
+        ahead(rows, shape.heads, in[3]);
     Strided<T> o(all, values(), in[5]);
-    host_ops<T>().mamba3_diag_forward(host_exec<T>(), shape, met.view(), v.view(), now.view(), ahead.view(), skips ? in[4].data() : nullptr, o.mat());
+    host_ops<T>().mamba3_diag_forward(host_exec<T>(), shape, met.view(), v.view(), now.view(), ahead.view(),
+                                      skips ? in[4].data() : nullptr, o.mat());
     return {o.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const int64_t all = rows * shape.rank;
-    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]), ahead(rows, shape.heads, in[3]),
-        d_o(all, values(), douts[0]);
+    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
+        ahead(rows, shape.heads, in[3]), d_o(all, values(), douts[0]);
     Strided<T> dv(all, values(), before[1]), dmet(rows, products()), dnow(rows, shape.heads), dahead(rows, shape.heads);
     std::vector<T> dskip = before[4];
-    host_ops<T>().mamba3_diag_backward(host_exec<T>(), shape, d_o.view(), met.view(), v.view(), now.view(), ahead.view(), skips ? in[4].data() : nullptr,
-                                       dv.mat(), dmet.mat(), dnow.mat(), dahead.mat(), skips ? dskip.data() : nullptr);
+    host_ops<T>().mamba3_diag_backward(host_exec<T>(), shape, d_o.view(), met.view(), v.view(), now.view(),
+                                       ahead.view(), skips ? in[4].data() : nullptr, dv.mat(), dmet.mat(), dnow.mat(),
+                                       dahead.mat(), skips ? dskip.data() : nullptr);
     return {dmet.values(), dv.values(), dnow.values(), dahead.values(), dskip, {}};
   }
 };
@@ -405,7 +441,8 @@ TEST(Mamba3Diag, ValuesAndGradients) {
   for (const int64_t rows : {0, 1, 3}) {
     for (const int64_t rank : {1, 2, 3}) {
       for (const bool skips : {false, true}) {
-        check_op(DiagOp{rows, {2, 1, 5, 3, rank, 1}, skips}, fmt::format("{} tokens, rank {}, skip {}", rows, rank, skips));
+        check_op(DiagOp{rows, {2, 1, 5, 3, rank, 1}, skips},
+                 fmt::format("{} tokens, rank {}, skip {}", rows, rank, skips));
       }
     }
   }
@@ -417,7 +454,9 @@ struct ExpandOp {
   Mamba3Shape shape;
 
   int64_t cols() const { return shape.heads * shape.head_dim; }
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols()), random_values(random, shape.rank * cols())}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols()), random_values(random, shape.rank * cols())};
+  }
   std::vector<bool> accumulates() const { return {false, true}; }
   Values<double> formula(const Values<double>& in) const {
     const int64_t P = shape.head_dim, R = shape.rank;
@@ -440,14 +479,16 @@ struct ExpandOp {
     const Strided<T> x(rows, cols(), in[0]), dy(rows * shape.rank, cols(), douts[0]);
     Strided<T> dx(rows, cols());
     std::vector<T> dup = before[1];
-    host_ops<T>().mamba3_expand_backward(host_exec<T>(), shape, dy.view(), x.view(), in[1].data(), dx.mat(), dup.data());
+    host_ops<T>().mamba3_expand_backward(host_exec<T>(), shape, dy.view(), x.view(), in[1].data(), dx.mat(),
+                                         dup.data());
     return {dx.values(), dup};
   }
 };
 
 TEST(Mamba3Expand, ValuesAndGradients) {
   for (const int64_t rows : {0, 1, 4}) {
-    for (const int64_t rank : {1, 3}) check_op(ExpandOp{rows, {2, 1, 1, 5, rank, 1}}, fmt::format("{} tokens, rank {}", rows, rank));
+    for (const int64_t rank : {1, 3})
+      check_op(ExpandOp{rows, {2, 1, 1, 5, rank, 1}}, fmt::format("{} tokens, rank {}", rows, rank));
   }
 }
 TEST(Mamba3Expand, BitsDoNotDependOnThreads) { check_threads(ExpandOp{700, {3, 1, 1, 16, 2, 1}}, "spread"); }
@@ -462,8 +503,8 @@ struct GateOp {
   // o, z, up, down, norm
   Values<double> inputs(Random& random) const {
     const int64_t weights = mimo ? shape.rank * cols() : 0;
-    return {random_values(random, rows * shape.rank * cols()), random_values(random, rows * cols()), random_values(random, weights),
-            random_values(random, weights), random_values(random, norm ? cols() : 0)};
+    return {random_values(random, rows * shape.rank * cols()), random_values(random, rows * cols()),
+            random_values(random, weights), random_values(random, weights), random_values(random, norm ? cols() : 0)};
   }
   std::vector<bool> accumulates() const { return {false, false, true, true, true}; }
   Values<double> formula(const Values<double>& in) const {
@@ -475,7 +516,8 @@ struct GateOp {
       for (int64_t p = 0; p < P; ++p) square += std::pow(in[0][x * P + p], 2) / static_cast<double>(P);
       for (int64_t p = 0; p < P; ++p) {
         const int64_t c = h * P + p, w = (h * R + r) * P + p;
-        const double a = in[1][t * cols() + c] * (mimo ? in[2][w] : 1), scale = norm ? in[4][c] / std::sqrt(square + kEps) : 1;
+        const double a = in[1][t * cols() + c] * (mimo ? in[2][w] : 1),
+                     scale = norm ? in[4][c] / std::sqrt(square + kEps) : 1;
         y[t * cols() + c] += (mimo ? in[3][w] : 1) * in[0][x * P + p] * scale * a * sigmoid(a);
       }
     }
@@ -489,8 +531,8 @@ struct GateOp {
   std::vector<T> run(const Values<T>& in, Mat<T> y) const {
     const Strided<T> o(rows * shape.rank, cols(), in[0]), z(rows, cols(), in[1]);
     std::vector<T> rstd(static_cast<size_t>(rows * shape.rank * shape.heads));
-    host_ops<T>().mamba3_gate_forward(host_exec<T>(), shape, o.view(), z.view(), optional(in[2]), optional(in[3]), optional(in[4]), T(kEps), y,
-                                      norm ? rstd.data() : nullptr);
+    host_ops<T>().mamba3_gate_forward(host_exec<T>(), shape, o.view(), z.view(), optional(in[2]), optional(in[3]),
+                                      optional(in[4]), T(kEps), y, norm ? rstd.data() : nullptr);
     return rstd;
   }
   template <class T>
@@ -505,8 +547,9 @@ struct GateOp {
     Strided<T> y(rows, cols()), d_o(rows * shape.rank, cols()), dz(rows, cols());
     const std::vector<T> rstd = run<T>(in, y.mat());
     std::vector<T> dup = before[2], ddown = before[3], dnorm = before[4];
-    host_ops<T>().mamba3_gate_backward(host_exec<T>(), shape, dy.view(), o.view(), z.view(), optional(in[2]), optional(in[3]), optional(in[4]),
-                                       norm ? rstd.data() : nullptr, d_o.mat(), dz.mat(), mimo ? dup.data() : nullptr, mimo ? ddown.data() : nullptr,
+    host_ops<T>().mamba3_gate_backward(host_exec<T>(), shape, dy.view(), o.view(), z.view(), optional(in[2]),
+                                       optional(in[3]), optional(in[4]), norm ? rstd.data() : nullptr, d_o.mat(),
+                                       dz.mat(), mimo ? dup.data() : nullptr, mimo ? ddown.data() : nullptr,
                                        norm ? dnorm.data() : nullptr);
     return {d_o.values(), dz.values(), dup, ddown, dnorm};
   }
@@ -516,7 +559,9 @@ TEST(Mamba3Gate, ValuesAndGradients) {
   for (const int64_t rows : {0, 1, 3}) {
     for (const bool norm : {false, true}) {
       check_op(GateOp{rows, {2, 1, 1, 5, 1, 1}, false, norm}, fmt::format("{} tokens, SISO, norm {}", rows, norm));
-      for (const int64_t rank : {1, 3}) check_op(GateOp{rows, {2, 1, 1, 5, rank, 1}, true, norm}, fmt::format("{} tokens, rank {}, norm {}", rows, rank, norm));
+      for (const int64_t rank : {1, 3})
+        check_op(GateOp{rows, {2, 1, 1, 5, rank, 1}, true, norm},
+                 fmt::format("{} tokens, rank {}, norm {}", rows, rank, norm));
     }
   }
 }

@@ -1,4 +1,5 @@
-// The solve of a Mesa layer, exact and by conjugate gradients, against the normal equations it stands for; unit vectors; sums of rows.
+// The solve of a Mesa layer, exact and by conjugate gradients, against the normal equations it stands for; unit
+// vectors; sums of rows.
 #include <cmath>
 
 #include "op_check.h"
@@ -52,8 +53,10 @@ class MesaSolve : public ::testing::TestWithParam<int64_t> {
   const SeqLayout layout_{{0, 9, 9, kTokens}};
   Random random_{4};
   std::vector<double> rhs_ = random_values(random_, kTokens*kHeads*kK), k_ = random_values(random_, kTokens*kHeads*kK),
-                      beta_ = random_values(random_, kTokens*kHeads), g_ = random_values(random_, kTokens*kHeads), lambda_ = random_values(random_, kHeads*kK),
-                      state_ = std::vector<double>(static_cast<size_t>(3 * kHeads * kK * (kV + kK)), 0.0), x_ = std::vector<double>(rhs_.size());
+                      beta_ = random_values(random_, kTokens*kHeads), g_ = random_values(random_, kTokens*kHeads),
+                      lambda_ = random_values(random_, kHeads*kK),
+                      state_ = std::vector<double>(static_cast<size_t>(3 * kHeads * kK * (kV + kK)), 0.0),
+                      x_ = std::vector<double>(rhs_.size());
 
   void SetUp() override {
     for (double& b : beta_) b = 1 / (1 + std::exp(-b));
@@ -63,12 +66,16 @@ class MesaSolve : public ::testing::TestWithParam<int64_t> {
       for (int64_t i = 0; i < kK; ++i) H0(h, i, i) = 0.5 + static_cast<double>(i);
     }
   }
-  double& H0(int64_t h, int64_t i, int64_t j) { return state_[static_cast<size_t>((((2 * kHeads + h) * kK + i) * (kV + kK)) + kV + j)]; }
+  double& H0(int64_t h, int64_t i, int64_t j) {
+    return state_[static_cast<size_t>((((2 * kHeads + h) * kK + i) * (kV + kK)) + kV + j)];
+  }
   void solve(int64_t cg_steps) {
     const MesaShape shape{kHeads, kK, kV, 0.25, cg_steps, 1e-13};
     const int64_t width = kHeads * kK;
-    host_ops<double>().mesa_solve(host_exec<double>(), shape, {rhs_.data(), kTokens, width}, {k_.data(), kTokens, width}, {beta_.data(), kTokens, kHeads},
-                                  {g_.data(), kTokens, kHeads}, lambda_.data(), layout_, state_.data(), {x_.data(), kTokens, width});
+    host_ops<double>().mesa_solve(host_exec<double>(), shape, {rhs_.data(), kTokens, width},
+                                  {k_.data(), kTokens, width}, {beta_.data(), kTokens, kHeads},
+                                  {g_.data(), kTokens, kHeads}, lambda_.data(), layout_, state_.data(),
+                                  {x_.data(), kTokens, width});
   }
 };
 
@@ -82,8 +89,11 @@ TEST_P(MesaSolve, SolvesTheNormalEquations) {
           double left = 0, decay = 1;
           for (int64_t s = t; s >= layout_.begin(n); --s) {
             double dot = 0;
-            for (int64_t j = 0; j < kK; ++j) dot += k_[static_cast<size_t>((s * kHeads + h) * kK + j)] * x_[static_cast<size_t>((t * kHeads + h) * kK + j)];
-            left += decay * beta_[static_cast<size_t>(s * kHeads + h)] * k_[static_cast<size_t>((s * kHeads + h) * kK + i)] * dot;
+            for (int64_t j = 0; j < kK; ++j)
+              dot += k_[static_cast<size_t>((s * kHeads + h) * kK + j)] *
+                     x_[static_cast<size_t>((t * kHeads + h) * kK + j)];
+            left += decay * beta_[static_cast<size_t>(s * kHeads + h)] *
+                    k_[static_cast<size_t>((s * kHeads + h) * kK + i)] * dot;
             decay *= std::exp(g_[static_cast<size_t>(s * kHeads + h)]);
           }
           const double x = x_[static_cast<size_t>((t * kHeads + h) * kK + i)];
@@ -123,7 +133,8 @@ TEST_F(MesaSolve, GradientOfLambda) {
   rhs_ = rhs;
   std::vector<double> dlambda(lambda_.size(), 0.5);
   const int64_t width = kHeads * kK;
-  host_ops<double>().mesa_lambda_backward(host_exec<double>(), {x.data(), kTokens, width}, {y.data(), kTokens, width}, lambda_.data(), dlambda.data());
+  host_ops<double>().mesa_lambda_backward(host_exec<double>(), {x.data(), kTokens, width}, {y.data(), kTokens, width},
+                                          lambda_.data(), dlambda.data());
   const auto value = [&] {
     solve(0);
     double sum = 0;

@@ -9,13 +9,15 @@ namespace {
 
 constexpr double kEps = 1e-2;  // large, so that a row of one value, whose gradient is all eps, is well conditioned
 
-std::vector<double> rmsnorm_formula(const std::vector<double>& x, const std::vector<double>& weight, int64_t rows, int64_t cols) {
+std::vector<double> rmsnorm_formula(const std::vector<double>& x, const std::vector<double>& weight, int64_t rows,
+                                    int64_t cols) {
   std::vector<double> y(x.size());
   for (int64_t t = 0; t < rows; ++t) {
     double squares = 0;
     for (int64_t c = 0; c < cols; ++c) squares += x[t * cols + c] * x[t * cols + c];
     const double rstd = 1 / std::sqrt(squares / static_cast<double>(cols) + kEps);
-    for (int64_t c = 0; c < cols; ++c) y[t * cols + c] = x[t * cols + c] * rstd * weight[c % static_cast<int64_t>(weight.size())];
+    for (int64_t c = 0; c < cols; ++c)
+      y[t * cols + c] = x[t * cols + c] * rstd * weight[c % static_cast<int64_t>(weight.size())];
   }
   return y;
 }
@@ -26,7 +28,8 @@ struct RmsnormOp {
   Write write = Write::kOverwrite;
 
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows * cols), random_values(random, rows * cols), random_values(random, cols)};
+    Values<double> in{random_values(random, rows * cols), random_values(random, rows * cols),
+                      random_values(random, cols)};
     if (!add) in[1].clear();
     return in;
   }
@@ -44,7 +47,8 @@ struct RmsnormOp {
     std::vector<T> rstd(static_cast<size_t>(rows));
     if (add) {
       const Strided<T> delta(rows, cols, in[1]);
-      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(),
+                                        rstd.data());
       const std::vector<T> sum = x.values();
       for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(sum[i], in[0][i] + in[1][i]);
     } else {
@@ -59,14 +63,16 @@ struct RmsnormOp {
     std::vector<T> rstd(static_cast<size_t>(rows));
     if (add) {
       const Strided<T> delta(rows, cols, in[1]);
-      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(),
+                                        rstd.data());
     } else {
       host_ops<T>().rmsnorm_forward(host_exec<T>(), x.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
     }
     const Strided<T> dy(rows, cols, douts[0]);
     Strided<T> dx = write == Write::kAccumulate ? Strided<T>(rows, cols, before[0]) : Strided<T>(rows, cols);
     std::vector<T> dweight = before[2];
-    host_ops<T>().rmsnorm_backward(host_exec<T>(), dy.view(), x.view(), in[2].data(), rstd.data(), dx.mat(), dweight.data(), write);
+    host_ops<T>().rmsnorm_backward(host_exec<T>(), dy.view(), x.view(), in[2].data(), rstd.data(), dx.mat(),
+                                   dweight.data(), write);
     return {dx.values(), {}, dweight};
   }
 };
@@ -91,7 +97,8 @@ TEST(Rmsnorm, NanReachesTheOutput) {
   const std::vector<float> weight(24, 1.0F);
   std::vector<float> y(24);
   float rstd = 0;
-  host_ops<float>().rmsnorm_forward(host_exec<float>(), {x.data(), 1, 24}, weight.data(), 1e-5F, {y.data(), 1, 24}, &rstd);
+  host_ops<float>().rmsnorm_forward(host_exec<float>(), {x.data(), 1, 24}, weight.data(), 1e-5F, {y.data(), 1, 24},
+                                    &rstd);
   for (float v : y) EXPECT_TRUE(std::isnan(v));
 }
 
@@ -107,15 +114,16 @@ struct GatedOp {
   int64_t cols() const { return heads * dim; }
 
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows * cols()), random_values(random, rows * cols(), 2.0), random_values(random, dim),
-                      random_values(random, biased ? cols() : 0)};
+    Values<double> in{random_values(random, rows * cols()), random_values(random, rows * cols(), 2.0),
+                      random_values(random, dim), random_values(random, biased ? cols() : 0)};
     if (kind == GateKind::kNone) in[1].clear();
     return in;
   }
   std::vector<bool> accumulates() const { return {false, false, true, false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y = rmsnorm_formula(in[0], in[2], rows * heads, dim);
-    for (size_t i = 0; i < in[1].size(); ++i) y[i] *= activation(kind, in[1][i] + (biased ? in[3][i % in[3].size()] : 0.0));
+    for (size_t i = 0; i < in[1].size(); ++i)
+      y[i] *= activation(kind, in[1][i] + (biased ? in[3][i % in[3].size()] : 0.0));
     return {y};
   }
   template <class T>
@@ -124,7 +132,8 @@ struct GatedOp {
     std::vector<T> rstd(static_cast<size_t>(rows * heads));
     if (kind == GateKind::kNone) {
       Strided<T> y(rows, cols());
-      host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), {}, nullptr, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+      host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), {}, nullptr, in[2].data(), T(kEps), dim, kind,
+                                          y.mat(), rstd.data());
       return {y.values()};
     }
     const Strided<T> gate(rows, cols(), in[1]);
@@ -132,9 +141,12 @@ struct GatedOp {
     Strided<T> y(rows, cols());
     Strided<T> over_o = o;
     Strided<T> over_gate = gate;
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate.view(), bias, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), over_o.view(), gate.view(), bias, in[2].data(), T(kEps), dim, kind, over_o.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), over_gate.view(), bias, in[2].data(), T(kEps), dim, kind, over_gate.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate.view(), bias, in[2].data(), T(kEps), dim, kind,
+                                        y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), over_o.view(), gate.view(), bias, in[2].data(), T(kEps), dim,
+                                        kind, over_o.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), over_gate.view(), bias, in[2].data(), T(kEps), dim,
+                                        kind, over_gate.mat(), rstd.data());
     EXPECT_TRUE(same_bits<T>({over_o.values(), over_gate.values()}, {y.values(), y.values()})) << "in place differs";
     return {y.values()};
   }
@@ -151,9 +163,11 @@ struct GatedOp {
     std::vector<T> dweight = before[2];
     const T* const bias = biased ? in[3].data() : nullptr;
     const Mat<const T> gate_view = gated ? gate.view() : Mat<const T>();
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate_view, bias, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_backward(host_exec<T>(), dy.view(), o.view(), gate_view, bias, in[2].data(), rstd.data(), dim, kind, d_o.mat(),
-                                         gated ? dgate.mat() : Mat<T>(), dweight.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate_view, bias, in[2].data(), T(kEps), dim, kind,
+                                        y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_backward(host_exec<T>(), dy.view(), o.view(), gate_view, bias, in[2].data(),
+                                         rstd.data(), dim, kind, d_o.mat(), gated ? dgate.mat() : Mat<T>(),
+                                         dweight.data());
     // The bias's gradient is for whoever made the gate to sum.
     std::vector<T> dbias(in[3].size());
     const std::vector<T> slopes = dgate.values();
@@ -167,7 +181,8 @@ TEST(GatedRmsnorm, ValuesAndGradients) {
     for (GateKind kind : {GateKind::kNone, GateKind::kSilu, GateKind::kSigmoid}) {
       for (const bool biased : {false, true}) {
         if (biased && kind == GateKind::kNone) continue;
-        check_op(GatedOp{3, 2, dim, kind, biased}, fmt::format("gated rmsnorm {} kind {}, bias {}", dim, static_cast<int>(kind), biased));
+        check_op(GatedOp{3, 2, dim, kind, biased},
+                 fmt::format("gated rmsnorm {} kind {}, bias {}", dim, static_cast<int>(kind), biased));
       }
     }
   }

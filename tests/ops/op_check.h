@@ -1,6 +1,10 @@
-// One harness for all operations: an operation under test says how to run forward and backward on flat arrays and gives
-// its formula in plain scalar double; check_op compares values, gradients (against finite differences of the formula),
-// float against double, accumulation, and bits over numbers of threads.
+// One harness for all operations. An operation under test says how to run forward and backward on flat arrays and gives
+// its formula in plain scalar double. check_op compares:
+// - values,
+// - gradients (against finite differences of the formula),
+// - float against double,
+// - accumulation,
+// - bits over numbers of threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,14 +32,17 @@ Exec<T> host_exec(Precision precision = Precision::kNative) {
 template <class T>
 using Values = std::vector<std::vector<T>>;
 
-// A matrix with unused columns behind each row. They hold NaN, so that reading them spoils a result; they must still hold
-// it when the values are taken out, so that writing them is seen.
+// A matrix with unused columns behind each row. They hold NaN, so that reading them spoils a result; they must still
+// hold it when the values are taken out, so that writing them is seen.
 template <class T>
 class Strided {
  public:
   static constexpr int64_t kPad = 3;
 
-  Strided(int64_t rows, int64_t cols) : rows_(rows), cols_(cols), data_(static_cast<size_t>(rows * (cols + kPad)), std::numeric_limits<T>::quiet_NaN()) {}
+  Strided(int64_t rows, int64_t cols)
+      : rows_(rows),
+        cols_(cols),
+        data_(static_cast<size_t>(rows * (cols + kPad)), std::numeric_limits<T>::quiet_NaN()) {}
   Strided(int64_t rows, int64_t cols, const std::vector<T>& values) : Strided(rows, cols) {
     EXPECT_EQ(values.size(), static_cast<size_t>(rows * cols));
     for (int64_t r = 0; r < rows; ++r) std::copy_n(values.data() + r * cols, cols, mat().row(r));
@@ -49,7 +56,8 @@ class Strided {
     for (int64_t r = 0; r < rows_; ++r) {
       const T* row = view().row(r);
       out.insert(out.end(), row, row + cols_);
-      for (int64_t c = cols_; c < cols_ + kPad; ++c) EXPECT_TRUE(std::isnan(row[c])) << "column " << c << " of row " << r << " was overwritten";
+      for (int64_t c = cols_; c < cols_ + kPad; ++c)
+        EXPECT_TRUE(std::isnan(row[c])) << "column " << c << " of row " << r << " was overwritten";
     }
     return out;
   }
@@ -76,12 +84,14 @@ Values<T> cast(const Values<double>& values) {
 
 // |got - want| <= tolerance times the largest |want| (or `floor`, if that is larger).
 template <class T>
-void expect_close(const std::vector<T>& got, const std::vector<double>& want, double tolerance, const std::string& what, double floor = 1e-3) {
+void expect_close(const std::vector<T>& got, const std::vector<double>& want, double tolerance, const std::string& what,
+                  double floor = 1e-3) {
   ASSERT_EQ(got.size(), want.size()) << what;
   double scale = floor;
   for (double w : want) scale = std::max(scale, std::abs(w));
   for (size_t i = 0; i < want.size(); ++i) {
-    ASSERT_LE(std::abs(static_cast<double>(got[i]) - want[i]), tolerance * scale) << what << " at " << i << ": got " << got[i] << ", expected " << want[i];
+    ASSERT_LE(std::abs(static_cast<double>(got[i]) - want[i]), tolerance * scale)
+        << what << " at " << i << ": got " << got[i] << ", expected " << want[i];
   }
 }
 
@@ -159,7 +169,8 @@ void check_op(const Op& op, const std::string& name, Tolerance tolerance = {}) {
   Values<double> before;
   for (const auto& v : inputs) before.push_back(random_values(random, static_cast<int64_t>(v.size())));
   const Values<double> gradients = op.template backward<double>(inputs, douts, before);
-  const Values<float> gradients_float = op.template backward<float>(cast<float>(inputs), cast<float>(douts), cast<float>(before));
+  const Values<float> gradients_float =
+      op.template backward<float>(cast<float>(inputs), cast<float>(douts), cast<float>(before));
   ASSERT_EQ(gradients.size(), inputs.size());
   const std::vector<bool> accumulates = op.accumulates();
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -169,7 +180,8 @@ void check_op(const Op& op, const std::string& name, Tolerance tolerance = {}) {
       for (size_t j = 0; j < expected.size(); ++j) expected[j] += before[i][j];
     }
     expect_close(gradients[i], expected, tolerance.gradient, name + " gradient of input " + std::to_string(i));
-    expect_close(gradients_float[i], gradients[i], tolerance.float_gradient, name + " float gradient of input " + std::to_string(i));
+    expect_close(gradients_float[i], gradients[i], tolerance.float_gradient,
+                 name + " float gradient of input " + std::to_string(i));
   }
 }
 

@@ -1,4 +1,5 @@
-// The optimiser's operations over pieces of flat buffers: the sum of squares and the AdamW update, against plain loops in double.
+// The optimiser's operations over pieces of flat buffers: the sum of squares and the AdamW update, against plain loops
+// in double.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -58,7 +59,8 @@ TEST(SquareSum, InDoubleWithAnyThreads) {
   check_square_sum<double>();
 }
 
-// Of bf16 numbers, which are widened exactly: the sum of the same numbers as floats, to the bit; what is not finite shows.
+// Of bf16 numbers, which are widened exactly: the sum of the same numbers as floats, to the bit; what is not finite
+// shows.
 TEST(SquareSum, OfBf16NumbersIsThatOfTheirFloats) {
   const Flat flat;
   std::vector<float> x = flat.values<float>(1, 3.0);
@@ -83,7 +85,8 @@ TEST(SquareSum, OfBf16NumbersIsThatOfTheirFloats) {
 
 TEST(SquareSum, OneValueThatIsNotFiniteShows) {
   const Flat flat;
-  for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                    std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> x = flat.values<float>(1, 3.0);
     x[static_cast<size_t>(flat.pieces[4].begin + 777)] = bad;
     double sum = 0;
@@ -116,14 +119,16 @@ void check_adamw(double tolerance) {
       step.step = static_cast<T>(lr / (1 - std::pow(beta1, t)));
       step.inv_sqrt_debias2 = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
       step.decay = static_cast<T>(lr * decay);
-      host_ops<T>().adamw(host_exec<T>(), step, flat.view(), g.data(), ParamValues<T>{p.data()}, MomentValues<T>{m.data(), v.data()});
+      host_ops<T>().adamw(host_exec<T>(), step, flat.view(), g.data(), ParamValues<T>{p.data()},
+                          MomentValues<T>{m.data(), v.data()});
       for (const ParamPiece& piece : flat.pieces) {
         for (size_t i = static_cast<size_t>(piece.begin); i < static_cast<size_t>(piece.begin + piece.count); ++i) {
           const double grad = grad_scale * static_cast<double>(g[i]);
           want_m[i] = beta1 * want_m[i] + (1 - beta1) * grad;
           want_v[i] = beta2 * want_v[i] + (1 - beta2) * grad * grad;
           const double root = std::sqrt(want_v[i] / (1 - std::pow(beta2, t))) + eps;
-          want_p[i] -= lr * (want_m[i] / (1 - std::pow(beta1, t)) / root + (piece.decay != 0 ? decay : 0.0) * want_p[i]);
+          want_p[i] -=
+              lr * (want_m[i] / (1 - std::pow(beta1, t)) / root + (piece.decay != 0 ? decay : 0.0) * want_p[i]);
         }
       }
     }

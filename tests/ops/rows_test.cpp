@@ -45,7 +45,8 @@ void check_last() {
         Strided<T> to(layout.count(), cols);
         host_ops<T>().last_rows(host_exec<T>(), from.view(), layout, to.mat());
         std::vector<T> want;
-        for (size_t n = 1; n < offsets.size(); ++n) want.insert(want.end(), values.begin() + (offsets[n] - 1) * cols, values.begin() + offsets[n] * cols);
+        for (size_t n = 1; n < offsets.size(); ++n)
+          want.insert(want.end(), values.begin() + (offsets[n] - 1) * cols, values.begin() + offsets[n] * cols);
         EXPECT_EQ(to.values(), want) << layout.count() << " sequences of " << cols << " columns";
       }
     }

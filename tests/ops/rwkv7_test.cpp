@@ -16,15 +16,19 @@ struct GroupNormOp {
 
   int64_t cols() const { return groups * dim; }
   // x, weight, bias
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols()), random_values(random, cols()), random_values(random, cols())}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols()), random_values(random, cols()), random_values(random, cols())};
+  }
   std::vector<bool> accumulates() const { return {write == Write::kAccumulate, true, true}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y(in[0].size());
     for (int64_t first = 0; first < rows * cols(); first += dim) {
       double mean = 0, variance = 0;
       for (int64_t i = first; i < first + dim; ++i) mean += in[0][i] / static_cast<double>(dim);
-      for (int64_t i = first; i < first + dim; ++i) variance += (in[0][i] - mean) * (in[0][i] - mean) / static_cast<double>(dim);
-      for (int64_t i = first; i < first + dim; ++i) y[i] = (in[0][i] - mean) / std::sqrt(variance + kEps) * in[1][i % cols()] + in[2][i % cols()];
+      for (int64_t i = first; i < first + dim; ++i)
+        variance += (in[0][i] - mean) * (in[0][i] - mean) / static_cast<double>(dim);
+      for (int64_t i = first; i < first + dim; ++i)
+        y[i] = (in[0][i] - mean) / std::sqrt(variance + kEps) * in[1][i % cols()] + in[2][i % cols()];
     }
     return {y};
   }
@@ -32,7 +36,8 @@ struct GroupNormOp {
   std::vector<T> run(const Values<T>& in, Mat<T> y) const {
     const Strided<T> x(rows, cols(), in[0]);
     std::vector<T> rstd(static_cast<size_t>(rows * groups));
-    host_ops<T>().group_norm_forward(host_exec<T>(), x.view(), dim, in[1].data(), in[2].data(), T(kEps), y, rstd.data());
+    host_ops<T>().group_norm_forward(host_exec<T>(), x.view(), dim, in[1].data(), in[2].data(), T(kEps), y,
+                                     rstd.data());
     return rstd;
   }
   template <class T>
@@ -47,7 +52,8 @@ struct GroupNormOp {
     Strided<T> y(rows, cols()), dx(rows, cols(), before[0]);
     const std::vector<T> rstd = run<T>(in, y.mat());
     std::vector<T> dweight = before[1], dbias = before[2];
-    host_ops<T>().group_norm_backward(host_exec<T>(), dy.view(), x.view(), dim, in[1].data(), rstd.data(), dx.mat(), dweight.data(), dbias.data(), write);
+    host_ops<T>().group_norm_backward(host_exec<T>(), dy.view(), x.view(), dim, in[1].data(), rstd.data(), dx.mat(),
+                                      dweight.data(), dbias.data(), write);
     return {dx.values(), dweight, dbias};
   }
 };
@@ -68,8 +74,8 @@ TEST(GroupNorm, KeepsItsDigitsBesideALargeMean) {
   const std::vector<float> weight(64, 1.0f), bias(64, 0.0f);
   std::vector<float> x(64), y(64), rstd(1);
   for (size_t i = 0; i < x.size(); ++i) x[i] = 4096.0f + (i % 2 == 0 ? 0.25f : -0.25f);
-  host_ops<float>().group_norm_forward(host_exec<float>(), Mat<const float>(x.data(), 1, 64), 64, weight.data(), bias.data(), 1e-5f,
-                                       Mat<float>(y.data(), 1, 64), rstd.data());
+  host_ops<float>().group_norm_forward(host_exec<float>(), Mat<const float>(x.data(), 1, 64), 64, weight.data(),
+                                       bias.data(), 1e-5f, Mat<float>(y.data(), 1, 64), rstd.data());
   for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], i % 2 == 0 ? 1.0 : -1.0, 1e-3) << i;
 }
 
@@ -83,7 +89,8 @@ struct TokenShiftOp {
 
   // x, mix, tail
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows() * channels), random_values(random, count * channels), random_values(random, layout().count() * channels)};
+    Values<double> in{random_values(random, rows() * channels), random_values(random, count * channels),
+                      random_values(random, layout().count() * channels)};
     if (!tail) in[2].clear();
     return in;
   }
@@ -112,13 +119,16 @@ struct TokenShiftOp {
     Strided<T> y(rows(), count * channels), again(rows(), count * channels);
     const SeqLayout packed = layout();
     std::vector<T> tail_out(static_cast<size_t>(packed.count() * channels), std::numeric_limits<T>::quiet_NaN());
-    host_ops<T>().token_shift_forward(host_exec<T>(), x.view(), in[1].data(), count, packed, tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
+    host_ops<T>().token_shift_forward(host_exec<T>(), x.view(), in[1].data(), count, packed,
+                                      tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
     for (int64_t s = 0; s < packed.count(); ++s) {
-      for (int64_t c = 0; c < channels; ++c) EXPECT_EQ(tail_out[s * channels + c], at(in, s, packed.length(s) - 1, c)) << s << ", " << c;
+      for (int64_t c = 0; c < channels; ++c)
+        EXPECT_EQ(tail_out[s * channels + c], at(in, s, packed.length(s) - 1, c)) << s << ", " << c;
     }
     if (tail) {
       std::vector<T> both = in[2];  // in place
-      host_ops<T>().token_shift_forward(host_exec<T>(), x.view(), in[1].data(), count, packed, both.data(), both.data(), again.mat());
+      host_ops<T>().token_shift_forward(host_exec<T>(), x.view(), in[1].data(), count, packed, both.data(), both.data(),
+                                        again.mat());
       EXPECT_TRUE(same_bits<T>({again.values(), both}, {y.values(), tail_out})) << "tail in place differs";
     }
     return {y.values()};
@@ -128,8 +138,8 @@ struct TokenShiftOp {
     const Strided<T> x(rows(), channels, in[0]), dy(rows(), count * channels, douts[0]);
     Strided<T> dx(rows(), channels);
     std::vector<T> dmix = before[1];
-    host_ops<T>().token_shift_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), count, layout(), tail ? in[2].data() : nullptr, dx.mat(),
-                                       dmix.data());
+    host_ops<T>().token_shift_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), count, layout(),
+                                       tail ? in[2].data() : nullptr, dx.mat(), dmix.data());
     return {dx.values(), dmix, {}};
   }
 };
@@ -138,11 +148,14 @@ TEST(TokenShift, ValuesAndGradients) {
   const std::vector<std::vector<int64_t>> layouts{{0, 6}, {0, 0, 5, 5, 6, 8, 8, 11, 11}, {0, 1}, {0, 0, 0}};
   for (const auto& offsets : layouts) {
     for (const int64_t count : {1, 6}) {
-      for (const bool tail : {false, true}) check_op(TokenShiftOp{offsets, 7, count, tail}, fmt::format("{} mixes, tail {}", count, tail));
+      for (const bool tail : {false, true})
+        check_op(TokenShiftOp{offsets, 7, count, tail}, fmt::format("{} mixes, tail {}", count, tail));
     }
   }
 }
-TEST(TokenShift, BitsDoNotDependOnThreads) { check_threads(TokenShiftOp{{0, 300, 300, 301, 500}, 200, 3, true}, "token shift"); }
+TEST(TokenShift, BitsDoNotDependOnThreads) {
+  check_threads(TokenShiftOp{{0, 300, 300, 301, 500}, 200, 3, true}, "token shift");
+}
 
 struct FrontOp {
   int64_t rows, heads, dim;
@@ -177,18 +190,20 @@ struct FrontOp {
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> decay(rows, cols(), in[0]), rate(rows, cols(), in[1]), k(rows, cols(), in[2]);
     Strided<T> g(rows, cols()), p(rows, cols()), f(rows, cols()), key(rows, cols());
-    host_ops<T>().rwkv7_front_forward(host_exec<T>(), {dim, eps}, decay.view(), rate.view(), k.view(), in[3].data(), in[4].data(), g.mat(), p.mat(), f.mat(),
-                                      key.mat());
+    host_ops<T>().rwkv7_front_forward(host_exec<T>(), {dim, eps}, decay.view(), rate.view(), k.view(), in[3].data(),
+                                      in[4].data(), g.mat(), p.mat(), f.mat(), key.mat());
     return {g.values(), p.values(), f.values(), key.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
-    const Strided<T> decay(rows, cols(), in[0]), rate(rows, cols(), in[1]), k(rows, cols(), in[2]), dg(rows, cols(), douts[0]), dp(rows, cols(), douts[1]),
-        df(rows, cols(), douts[2]), dkey(rows, cols(), douts[3]);
+    const Strided<T> decay(rows, cols(), in[0]), rate(rows, cols(), in[1]), k(rows, cols(), in[2]),
+        dg(rows, cols(), douts[0]), dp(rows, cols(), douts[1]), df(rows, cols(), douts[2]),
+        dkey(rows, cols(), douts[3]);
     Strided<T> ddecay(rows, cols()), drate(rows, cols()), dk(rows, cols());
     std::vector<T> dk_k = before[3], dk_a = before[4];
-    host_ops<T>().rwkv7_front_backward(host_exec<T>(), {dim, eps}, dg.view(), dp.view(), df.view(), dkey.view(), decay.view(), rate.view(), k.view(),
-                                       in[3].data(), in[4].data(), ddecay.mat(), drate.mat(), dk.mat(), dk_k.data(), dk_a.data());
+    host_ops<T>().rwkv7_front_backward(host_exec<T>(), {dim, eps}, dg.view(), dp.view(), df.view(), dkey.view(),
+                                       decay.view(), rate.view(), k.view(), in[3].data(), in[4].data(), ddecay.mat(),
+                                       drate.mat(), dk.mat(), dk_k.data(), dk_a.data());
     return {ddecay.values(), drate.values(), dk.values(), dk_k, dk_a};
   }
 };
@@ -196,7 +211,8 @@ struct FrontOp {
 TEST(Rwkv7Front, ValuesAndGradients) {
   for (const double eps : {0.0, 1e-2}) {
     for (const int64_t rows : {0, 1, 4}) {
-      for (const int64_t dim : {2, 7, 16}) check_op(FrontOp{rows, 3, dim, eps}, fmt::format("{} rows, heads of {}, epsilon {}", rows, dim, eps));
+      for (const int64_t dim : {2, 7, 16})
+        check_op(FrontOp{rows, 3, dim, eps}, fmt::format("{} rows, heads of {}, epsilon {}", rows, dim, eps));
     }
   }
 }
@@ -210,7 +226,8 @@ TEST(Rwkv7Front, KeysOfZeroAndBelowTheFloor) {
   for (size_t i = 0; i < 8; ++i) in[2][i] = i < 4 ? 0 : 1e-20 * in[2][i];
   const Values<double> out = op.forward<double>(in);
   Values<double> ones(4, std::vector<double>(8, 1.0));
-  const Values<double> grads = op.backward<double>(in, ones, {{}, {}, {}, std::vector<double>(4, 0.0), std::vector<double>(4, 0.0)});
+  const Values<double> grads =
+      op.backward<double>(in, ones, {{}, {}, {}, std::vector<double>(4, 0.0), std::vector<double>(4, 0.0)});
   for (size_t i = 0; i < 8; ++i) {
     EXPECT_NEAR(out[1][i], in[2][i] * in[3][i % 4] * 1e12, 1e-20) << i;
     const double a = sigmoid(in[1][i]);
@@ -240,7 +257,8 @@ struct MixedValueOp {
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const Strided<T> x(rows, cols, in[0]), to(rows, cols, in[1]), gate(rows, cols, in[2]);
-    Strided<T> dy(rows, cols, douts[0]), dx(rows, cols), dto(rows, cols, before[1]), again(rows, cols, before[1]), dgate(rows, cols);
+    Strided<T> dy(rows, cols, douts[0]), dx(rows, cols), dto(rows, cols, before[1]), again(rows, cols, before[1]),
+        dgate(rows, cols);
     const Exec<T> exec = host_exec<T>();
     exec.mixed_value_backward(dy.view(), x.view(), to.view(), gate.view(), dx.mat(), dto.mat(), dgate.mat());
     exec.mixed_value_backward(dy.view(), x.view(), to.view(), gate.view(), dy.mat(), again.mat(), dgate.mat());
@@ -277,26 +295,30 @@ struct BonusGateOp {
   }
   template <class T>
   Values<T> forward(const Values<T>& in) const {
-    const Strided<T> o(rows, cols(), in[0]), r(rows, cols(), in[1]), key(rows, cols(), in[2]), v(rows, cols(), in[3]), gate(rows, cols(), in[4]);
+    const Strided<T> o(rows, cols(), in[0]), r(rows, cols(), in[1]), key(rows, cols(), in[2]), v(rows, cols(), in[3]),
+        gate(rows, cols(), in[4]);
     Strided<T> y(rows, cols());
-    host_ops<T>().bonus_gate_forward(host_exec<T>(), o.view(), r.view(), key.view(), v.view(), gate.view(), in[5].data(), dim, y.mat());
+    host_ops<T>().bonus_gate_forward(host_exec<T>(), o.view(), r.view(), key.view(), v.view(), gate.view(),
+                                     in[5].data(), dim, y.mat());
     return {y.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
-    const Strided<T> o(rows, cols(), in[0]), r(rows, cols(), in[1]), key(rows, cols(), in[2]), v(rows, cols(), in[3]), gate(rows, cols(), in[4]),
-        dy(rows, cols(), douts[0]);
+    const Strided<T> o(rows, cols(), in[0]), r(rows, cols(), in[1]), key(rows, cols(), in[2]), v(rows, cols(), in[3]),
+        gate(rows, cols(), in[4]), dy(rows, cols(), douts[0]);
     Strided<T> d_o(rows, cols()), dr(rows, cols()), dkey(rows, cols()), dv(rows, cols()), dgate(rows, cols());
     std::vector<T> dr_k = before[5];
-    host_ops<T>().bonus_gate_backward(host_exec<T>(), dy.view(), o.view(), r.view(), key.view(), v.view(), gate.view(), in[5].data(), dim, d_o.mat(), dr.mat(),
-                                      dkey.mat(), dv.mat(), dgate.mat(), dr_k.data());
+    host_ops<T>().bonus_gate_backward(host_exec<T>(), dy.view(), o.view(), r.view(), key.view(), v.view(), gate.view(),
+                                      in[5].data(), dim, d_o.mat(), dr.mat(), dkey.mat(), dv.mat(), dgate.mat(),
+                                      dr_k.data());
     return {d_o.values(), dr.values(), dkey.values(), dv.values(), dgate.values(), dr_k};
   }
 };
 
 TEST(BonusGate, ValuesAndGradients) {
   for (const int64_t rows : {0, 1, 4}) {
-    for (const int64_t dim : {1, 7}) check_op(BonusGateOp{rows, 3, dim}, fmt::format("{} rows, heads of {}", rows, dim));
+    for (const int64_t dim : {1, 7})
+      check_op(BonusGateOp{rows, 3, dim}, fmt::format("{} rows, heads of {}", rows, dim));
   }
 }
 TEST(BonusGate, BitsDoNotDependOnThreads) { check_threads(BonusGateOp{700, 3, 16}, "bonus and gate"); }

@@ -1,5 +1,6 @@
-// Drawing a token: greedy and restricted choices, what a draw leaves in its streams, logits that nothing can be drawn from. The law itself (temperature, top-k,
-// top-p, min-p, penalties) is tested where it is defined, tests/generate; this is the operation over several sequences.
+// Drawing a token: greedy and restricted choices, what a draw leaves in its streams, logits that nothing can be drawn
+// from. The law itself (temperature, top-k, top-p, min-p, penalties) is tested where it is defined, tests/generate;
+// this is the operation over several sequences.
 #include "ops/cpu/sampling.h"
 
 #include "op_check.h"
@@ -23,9 +24,12 @@ struct Streams {
         positions(uniform.size(), 9),
         ids(uniform.size(), -7),
         drawn(uniform.size()) {
-    for (int64_t i = 0; i < n; ++i) recent[static_cast<size_t>(i * kMostRecent)] = 3, recent[static_cast<size_t>(i * kMostRecent + 1)] = 5;
+    for (int64_t i = 0; i < n; ++i)
+      recent[static_cast<size_t>(i * kMostRecent)] = 3, recent[static_cast<size_t>(i * kMostRecent + 1)] = 5;
   }
-  DrawStreams view(bool logprobs) { return {uniform.data(), recent.data(), seen.data(), positions.data(), ids.data(), drawn.data(), logprobs}; }
+  DrawStreams view(bool logprobs) {
+    return {uniform.data(), recent.data(), seen.data(), positions.data(), ids.data(), drawn.data(), logprobs};
+  }
 };
 
 template <class T>
@@ -34,7 +38,8 @@ void check_draws(const Sampling& sampling, double u) {
   Random random(4);
   Strided<T> logits(kSequences, kVocab);
   for (int64_t n = 0; n < kSequences; ++n) {
-    for (int64_t i = 0; i < kVocab; ++i) logits.mat().row(n)[i] = static_cast<T>(i < kIds ? 3 * random.normal() : 100.0);
+    for (int64_t i = 0; i < kVocab; ++i)
+      logits.mat().row(n)[i] = static_cast<T>(i < kIds ? 3 * random.normal() : 100.0);
   }
   logits.mat().row(4)[7] = std::numeric_limits<T>::quiet_NaN();
   Streams streams(kSequences, u);
@@ -52,7 +57,8 @@ void check_draws(const Sampling& sampling, double u) {
     EXPECT_EQ(streams.recent[n * kMostRecent + 2], streams.ids[n]);
     if (want < 0) continue;
     double sum = 0;  // over all logits: a probability is the model's, whose vocabulary may be padded
-    for (int64_t i = 0; i < kVocab; ++i) sum += std::exp(static_cast<double>(logits.view().row(static_cast<int64_t>(n))[i]));
+    for (int64_t i = 0; i < kVocab; ++i)
+      sum += std::exp(static_cast<double>(logits.view().row(static_cast<int64_t>(n))[i]));
     EXPECT_NEAR(streams.drawn[n].logprob, static_cast<double>(row[static_cast<size_t>(want)]) - std::log(sum), 1e-6);
   }
   logits.values();  // nothing was written beside the logits

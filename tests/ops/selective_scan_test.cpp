@@ -1,5 +1,6 @@
-// The selective scan of both laws against a loop over tokens, rows and channels in double and its finite differences: packed and empty sequences, chunks
-// that end early, numbers of channels and rows that fill no vector, initial and final states.
+// The selective scan of both laws against a loop over tokens, rows and channels in double and its finite differences.
+// The cases are packed and empty sequences, chunks that end early, numbers of channels and rows that fill no vector,
+// initial and final states.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -34,7 +35,9 @@ struct ScanOp {
   std::vector<bool> accumulates() const { return {false, false, false, false, true, false, true}; }
   // y and the final states.
   Values<double> formula(const Values<double>& in) const {
-    const auto at = [](int64_t row, int64_t column, int64_t columns) { return static_cast<size_t>(row * columns + column); };
+    const auto at = [](int64_t row, int64_t column, int64_t columns) {
+      return static_cast<size_t>(row * columns + column);
+    };
     std::vector<double> y(in[0].size()), final_states;
     for (int64_t n = 0; n < layout.count(); ++n) {
       const auto first = in[5].begin() + n * states * channels;
@@ -43,12 +46,14 @@ struct ScanOp {
         double square = 0;
         for (int64_t i = 0; i < states; ++i) square += in[3][at(t, i, states)] * in[3][at(t, i, states)];
         for (int64_t c = 0; c < channels; ++c) {
-          const double u = in[0][at(t, c, channels)], step = in[1][at(t, c, channels)], eps = step / (1 + step * square);
+          const double u = in[0][at(t, c, channels)], step = in[1][at(t, c, channels)],
+                       eps = step / (1 + step * square);
           double sum = in[4][static_cast<size_t>(c)] * u;
           for (int64_t i = 0; i < states; ++i) {
             const double k = in[3][at(t, i, states)];
             double& value = s[at(i, c, channels)];
-            value = mamba() ? std::exp(-step * std::exp(in[6][at(c, i, states)])) * value + k * step * u : (1 - eps * k * k) * value + k * eps * u;
+            value = mamba() ? std::exp(-step * std::exp(in[6][at(c, i, states)])) * value + k * step * u
+                            : (1 - eps * k * k) * value + k * eps * u;
             sum += in[2][at(t, i, states)] * value;
           }
           y[at(t, c, channels)] = sum;
@@ -73,8 +78,8 @@ struct ScanOp {
           s(in[5]),
           marks(static_cast<size_t>(chunk_checkpoints(op.tokens(), op.layout.count()) * op.states * op.channels)),
           a_log(op.mamba() ? in[6].data() : nullptr) {
-      host_ops<T>().selective_scan_forward(host_exec<T>(), op.law, u.view(), step.view(), q.view(), k.view(), a_log, in[4].data(), op.layout, s.data(),
-                                           s.data(), marks.data(), y.mat());
+      host_ops<T>().selective_scan_forward(host_exec<T>(), op.law, u.view(), step.view(), q.view(), k.view(), a_log,
+                                           in[4].data(), op.layout, s.data(), s.data(), marks.data(), y.mat());
     }
   };
   template <class T>
@@ -88,9 +93,10 @@ struct ScanOp {
     const Strided<T> dy(tokens(), channels, douts[0]);
     Strided<T> du(tokens(), channels), dstep(tokens(), channels), dq(tokens(), states), dk(tokens(), states);
     std::vector<T> dskip = before[4], ds(in[5].size()), da = mamba() ? before[6] : std::vector<T>();
-    host_ops<T>().selective_scan_backward(host_exec<T>(), law, dy.view(), run.u.view(), run.step.view(), run.q.view(), run.k.view(), run.a_log, in[4].data(),
-                                          layout, run.marks.data(), douts[1].data(), du.mat(), dstep.mat(), dq.mat(), dk.mat(), mamba() ? da.data() : nullptr,
-                                          dskip.data(), ds.data());
+    host_ops<T>().selective_scan_backward(host_exec<T>(), law, dy.view(), run.u.view(), run.step.view(), run.q.view(),
+                                          run.k.view(), run.a_log, in[4].data(), layout, run.marks.data(),
+                                          douts[1].data(), du.mat(), dstep.mat(), dq.mat(), dk.mat(),
+                                          mamba() ? da.data() : nullptr, dskip.data(), ds.data());
     Values<T> gradients = {du.values(), dstep.values(), dq.values(), dk.values(), dskip, ds};
     if (mamba()) gradients.push_back(da);
     return gradients;
@@ -101,8 +107,10 @@ struct ScanOp {
 constexpr Tolerance kSums{1e-12, 1e-7, 1e-5, 5e-5};
 
 void check_both(const SeqLayout& layout, int64_t channels, int64_t states) {
-  check_op(ScanOp{ScanLaw::kMamba, layout, channels, states}, fmt::format("mamba, {} tokens, {} x {}", layout.tokens(), states, channels), kSums);
-  check_op(ScanOp{ScanLaw::kLonghorn, layout, channels, states}, fmt::format("longhorn, {} tokens, {} x {}", layout.tokens(), states, channels), kSums);
+  check_op(ScanOp{ScanLaw::kMamba, layout, channels, states},
+           fmt::format("mamba, {} tokens, {} x {}", layout.tokens(), states, channels), kSums);
+  check_op(ScanOp{ScanLaw::kLonghorn, layout, channels, states},
+           fmt::format("longhorn, {} tokens, {} x {}", layout.tokens(), states, channels), kSums);
 }
 
 TEST(SelectiveScan, Lengths) {
@@ -132,12 +140,14 @@ TEST(SelectiveScan, AStepThatForgetsAll) {
   const Values<float> out = op.forward(in);
   EXPECT_EQ(out[0][1], 0.0F);
   EXPECT_EQ(out[1][0], 1.5F);
-  for (const std::vector<float>& gradient : op.backward<float>(in, {{1, 1, 1}, {1}}, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0}, {0}, {0}})) {
+  for (const std::vector<float>& gradient :
+       op.backward<float>(in, {{1, 1, 1}, {1}}, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0}, {0}, {0}})) {
     for (const float x : gradient) EXPECT_TRUE(std::isfinite(x));
   }
 }
 
-// Sequences one after another, and one in two parts whose second begins with the state of the first, have the bits of the whole.
+// Sequences one after another, and one in two parts whose second begins with the state of the first, have the bits of
+// the whole.
 TEST(SelectiveScan, PartsAreTheWhole) {
   for (const ScanLaw law : {ScanLaw::kMamba, ScanLaw::kLonghorn}) {
     const ScanOp whole{law, SeqLayout({0, 50}), 9, 16};

@@ -1,4 +1,5 @@
-// Short convolution: packed sequences, tails, empty and short sequences; splitting a sequence must not change its values.
+// Short convolution: packed sequences, tails, empty and short sequences; splitting a sequence must not change its
+// values.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -16,8 +17,8 @@ struct ConvOp {
   int64_t tail_size() const { return layout().count() * (width - 1) * channels; }
 
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows() * channels), random_values(random, channels * width), random_values(random, tail_size()),
-                      random_values(random, bias ? channels : 0)};
+    Values<double> in{random_values(random, rows() * channels), random_values(random, channels * width),
+                      random_values(random, tail_size()), random_values(random, bias ? channels : 0)};
     if (!tail) in[2].clear();
     return in;
   }
@@ -54,13 +55,14 @@ struct ConvOp {
     Strided<T> y(rows(), channels);
     const T nan = std::numeric_limits<T>::quiet_NaN();
     std::vector<T> tail_out(static_cast<size_t>(tail_size()), nan);
-    host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(), tail ? in[2].data() : nullptr, tail_out.data(),
-                                     y.mat());
+    host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(),
+                                     tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
     check_tail(in, tail_out);
     if (tail) {
       std::vector<T> both = in[2];  // in place
       Strided<T> again(rows(), channels);
-      host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(), both.data(), both.data(), again.mat());
+      host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(),
+                                       both.data(), both.data(), again.mat());
       EXPECT_TRUE(same_bits<T>({again.values(), both}, {y.values(), tail_out})) << "tail in place differs";
     }
     return {y.values()};
@@ -73,7 +75,8 @@ struct ConvOp {
         for (int64_t c = 0; c < channels; ++c) {
           const int64_t position = packed.length(s) - (width - 1) + i;
           // Further back than the old tail cannot happen: length >= 0.
-          ASSERT_EQ(got[(s * (width - 1) + i) * channels + c], at(in, s, position, c)) << "tail of sequence " << s << ", entry " << i << ", channel " << c;
+          ASSERT_EQ(got[(s * (width - 1) + i) * channels + c], at(in, s, position, c))
+              << "tail of sequence " << s << ", entry " << i << ", channel " << c;
         }
       }
     }
@@ -84,8 +87,9 @@ struct ConvOp {
     const Strided<T> dy(rows(), channels, douts[0]);
     Strided<T> dx(rows(), channels);
     std::vector<T> dweight = before[1], dbias = before[3];
-    host_ops<T>().short_conv_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), bias_of(in), width, layout(), tail ? in[2].data() : nullptr, dx.mat(),
-                                      dweight.data(), bias ? dbias.data() : nullptr);
+    host_ops<T>().short_conv_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), bias_of(in), width, layout(),
+                                      tail ? in[2].data() : nullptr, dx.mat(), dweight.data(),
+                                      bias ? dbias.data() : nullptr);
     return {dx.values(), dweight, {}, dbias};
   }
 };
@@ -94,11 +98,14 @@ TEST(ShortConv, ValuesAndGradients) {
   const std::vector<std::vector<int64_t>> layouts{{0, 6}, {0, 0, 5, 5, 6, 8, 8, 11, 11}, {0, 1}};
   for (const auto& offsets : layouts) {
     for (int64_t channels : {1, 7, 24, 65}) {
-      for (bool tail : {false, true}) check_op(ConvOp{offsets, channels, 4, tail}, "conv of " + std::to_string(channels) + (tail ? " with tail" : ""));
+      for (bool tail : {false, true})
+        check_op(ConvOp{offsets, channels, 4, tail},
+                 "conv of " + std::to_string(channels) + (tail ? " with tail" : ""));
     }
   }
   for (int64_t width : {1, 2, 3, 5}) {
-    for (bool tail : {false, true}) check_op(ConvOp{{0, 2, 2, 9}, 7, width, tail}, "conv of width " + std::to_string(width));
+    for (bool tail : {false, true})
+      check_op(ConvOp{{0, 2, 2, 9}, 7, width, tail}, "conv of width " + std::to_string(width));
   }
   for (const auto& offsets : layouts) {
     for (int64_t width : {1, 4, 5}) check_op(ConvOp{offsets, 24, width, true, true}, "conv with bias");
@@ -125,10 +132,13 @@ TEST(ShortConv, BlocksDoNotShow) {
       return std::vector<double>(v.begin() + begin * unit, v.begin() + end * unit);
     };
     const int64_t unit = op.channels;
-    // Pieces of 16 tokens through the formula's own definition would repeat it; a run per sequence in one block is enough.
+    // Pieces of 16 tokens through the formula's own definition would repeat it; a run per sequence in one block is
+    // enough.
     const ConvOp one{{0, layout.length(s)}, unit, 4, true};
-    const Values<double> alone_in{part(in[0], layout.begin(s), layout.end(s), unit), in[1], part(in[2], 3 * s, 3 * s + 3, unit), {}};
-    const Values<double> alone = one.backward<double>(alone_in, {part(douts[0], layout.begin(s), layout.end(s), unit)}, before);
+    const Values<double> alone_in{
+        part(in[0], layout.begin(s), layout.end(s), unit), in[1], part(in[2], 3 * s, 3 * s + 3, unit), {}};
+    const Values<double> alone =
+        one.backward<double>(alone_in, {part(douts[0], layout.begin(s), layout.end(s), unit)}, before);
     dx.insert(dx.end(), alone[0].begin(), alone[0].end());
     for (size_t i = 0; i < dweight.size(); ++i) dweight[i] += alone[1][i];
   }
@@ -146,10 +156,11 @@ TEST(ShortConv, SplittingASequenceKeepsItsBits) {
   for (int64_t cut = 0; cut <= 11; ++cut) {
     std::vector<float> tail(3 * 24, 0.0F);
     std::vector<float> pieces(11 * 24);
-    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data(), cut, 24}, in[1].data(), nullptr, 4, SeqLayout({0, cut}), nullptr, tail.data(),
-                                         {pieces.data(), cut, 24});
-    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(), nullptr, 4, SeqLayout({0, 11 - cut}),
-                                         tail.data(), tail.data(), {pieces.data() + cut * 24, 11 - cut, 24});
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data(), cut, 24}, in[1].data(), nullptr, 4,
+                                         SeqLayout({0, cut}), nullptr, tail.data(), {pieces.data(), cut, 24});
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(),
+                                         nullptr, 4, SeqLayout({0, 11 - cut}), tail.data(), tail.data(),
+                                         {pieces.data() + cut * 24, 11 - cut, 24});
     EXPECT_EQ(pieces, y) << "cut after " << cut;
   }
 }

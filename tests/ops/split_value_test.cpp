@@ -16,10 +16,12 @@ namespace {
 float value(uint32_t bits) { return std::bit_cast<float>(bits); }
 float upper(uint16_t bits) { return value(static_cast<uint32_t>(bits) << 16); }
 
-// Bits that meet every case of carry and sign: all lower halves under some upper ones, all upper ones over some lower halves.
+// Bits that meet every case of carry and sign: all lower halves under some upper ones, all upper ones over some lower
+// halves.
 std::vector<uint32_t> patterns() {
   std::vector<uint32_t> list;
-  for (const uint32_t high : {0x0000u, 0x8000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3f81u, 0xbf80u, 0xbf81u, 0x7f7fu, 0xff7fu}) {
+  for (const uint32_t high :
+       {0x0000u, 0x8000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3f81u, 0xbf80u, 0xbf81u, 0x7f7fu, 0xff7fu}) {
     for (uint32_t low = 0; low < 0x10000u; ++low) list.push_back(high << 16 | low);
   }
   for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
@@ -75,7 +77,8 @@ TEST(StochasticRounding, TakesNeighboursSuchThatTheMeanIsExact) {
     constexpr int kTimes = 20000;
     int ups = 0;
     for (int t = 0; t < kTimes; ++t) {
-      const uint16_t got = round_stochastically(bits, random_words(7, static_cast<uint64_t>(t), 3).x[i % 4] >> (i % 2 * 16));
+      const uint16_t got =
+          round_stochastically(bits, random_words(7, static_cast<uint64_t>(t), 3).x[i % 4] >> (i % 2 * 16));
       ASSERT_TRUE(got == below || got == above);
       ups += got == above ? 1 : 0;
     }
@@ -94,7 +97,8 @@ TEST(StochasticRounding, LeavesWhatIsABf16AndWhatIsNotFinite) {
         ASSERT_EQ(got, high);
       }
     }
-    for (const uint32_t nan : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0xff80ffffu}) EXPECT_TRUE(std::isnan(upper(round_stochastically(nan, random))));
+    for (const uint32_t nan : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0xff80ffffu})
+      EXPECT_TRUE(std::isnan(upper(round_stochastically(nan, random))));
   }
 }
 
@@ -103,7 +107,8 @@ TEST(StochasticRounding, SmallChangesAddUp) {
   uint32_t bits = std::bit_cast<uint32_t>(1.0F);
   for (uint64_t step = 0; step < 4096; ++step) {
     const float next = value(bits) + 0.0625F / 128.0F;  // a sixteenth of a unit
-    bits = static_cast<uint32_t>(round_stochastically(std::bit_cast<uint32_t>(next), random_words(0, step, 1).x[0])) << 16;
+    bits = static_cast<uint32_t>(round_stochastically(std::bit_cast<uint32_t>(next), random_words(0, step, 1).x[0]))
+           << 16;
   }
   EXPECT_NEAR(value(bits), 3.0F, 0.5F);
 }

@@ -56,7 +56,10 @@ TEST(Table, LayersThatADeviceLacksAreRefusedThere) {
       ADD_FAILURE() << "a device without l2_norm_forward runs layers that call it";
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(e.what()).find("layers called mesa do not run on CUDA devices (no operation l2_norm_forward)"), std::string::npos) << e.what();
+      EXPECT_NE(
+          std::string(e.what()).find("layers called mesa do not run on CUDA devices (no operation l2_norm_forward)"),
+          std::string::npos)
+          << e.what();
     }
   }
 }
@@ -70,14 +73,17 @@ std::set<std::string> called_by_the_tests() {
     std::stringstream text;
     text << std::ifstream(entry.path()).rdbuf();
     const std::string source = text.str();
-    for (auto match = std::sregex_iterator(source.begin(), source.end(), call); match != std::sregex_iterator(); ++match) names.insert((*match)[1]);
+    for (auto match = std::sregex_iterator(source.begin(), source.end(), call); match != std::sregex_iterator();
+         ++match)
+      names.insert((*match)[1]);
   }
   return names;
 }
 
 TEST(Table, EveryOperationHasATest) {
   const std::set<std::string> called = called_by_the_tests();
-#define FW_OP(name, args) EXPECT_EQ(called.count(#name), 1U) << "no test of tests/ops calls " #name ": add one (op_check.h has the harness)";
+#define FW_OP(name, args) \
+  EXPECT_EQ(called.count(#name), 1U) << "no test of tests/ops calls " #name ": add one (op_check.h has the harness)";
 #include "ops/ops.def"
 #undef FW_OP
 }

@@ -10,7 +10,9 @@ namespace {
 struct TimeStepOp {
   int64_t rows, cols;
 
-  Values<double> inputs(Random& random) const { return {random_values(random, rows * cols, 3.0), random_values(random, cols), random_values(random, cols)}; }
+  Values<double> inputs(Random& random) const {
+    return {random_values(random, rows * cols, 3.0), random_values(random, cols), random_values(random, cols)};
+  }
   std::vector<bool> accumulates() const { return {false, true, true}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> dt(in[0].size()), g(in[0].size());
@@ -33,7 +35,8 @@ struct TimeStepOp {
     const Strided<T> x(rows, cols, in[0]), d_dt(rows, cols, douts[0]), dg(rows, cols, douts[1]);
     Strided<T> dx(rows, cols);
     std::vector<T> da_log = before[1], dbias = before[2];
-    host_ops<T>().time_step_backward(host_exec<T>(), d_dt.view(), dg.view(), x.view(), in[1].data(), in[2].data(), dx.mat(), da_log.data(), dbias.data());
+    host_ops<T>().time_step_backward(host_exec<T>(), d_dt.view(), dg.view(), x.view(), in[1].data(), in[2].data(),
+                                     dx.mat(), da_log.data(), dbias.data());
     return {dx.values(), da_log, dbias};
   }
 };

@@ -15,7 +15,7 @@ def axes(rule):
     struct = _library.rule_struct(rule)
     out = {}
     for name, _ in struct._fields_:
-        if name == "size":
+        if name in ("size", "reserved"):
             continue
         enum = _AXES.get(("fw_rule", name))
         value = getattr(struct, name)

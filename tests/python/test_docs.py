@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
@@ -19,6 +20,7 @@ import reference
 from fastweight import _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEADER = ROOT / "include/fastweight/fastweight.h"
 MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.ops",
            "fastweight.torch.pools", "fastweight.fla", "fastweight.hf", "fastweight.vllm", "fastweight.sglang")
 NEEDS = {"fastweight.fla": "fla", "fastweight.hf": "transformers"}
@@ -27,6 +29,9 @@ found = doctest.testmod(importlib.import_module(sys.argv[1]), optionflags=doctes
 sys.exit(found.failed or not found.attempted)"""
 RULES = fastweight.rules.names() + ["gated_deltanet2_b_only", "precond_norm_gated", "precond_exact",
                                     "decay=channel gain=longhorn feedback=learned read=corrected write=channel"]
+
+OTHER_RULES = ["gated_deltanet erase=scalar", "kda write=scalar", "gated_deltanet erase=channel", "kda key_source=decay", "deltanet erase_key=own",
+               "dplr erase_write=own", "deltanet read=corrected"]
 
 
 def public(module):
@@ -106,6 +111,56 @@ class Rules(unittest.TestCase):
                 self.assertEqual(set(required), set(entry["inputs"]))
                 if "shapes" in entry:
                     self.assertEqual(required, entry["shapes"])
+
+
+def table_of(header, call):
+    """The rows of a call's table in the C header: {tensor: {column: cell}}."""
+    comment = header[: header.index(f"FW_API fw_status {call}(")].rpartition("/*")[2]
+    rows = [[cell.strip() for cell in line.strip(" *|").split(" | ")] for line in comment.splitlines() if line.startswith(" * | ")]
+    return {row[0]: dict(zip(rows[0], row)) for row in rows[1:]}
+
+
+@unittest.skipUnless(HEADER.exists(), "the C header is not beside these tests")
+class CHeader(unittest.TestCase):
+    """The tables of the C header beside what the library asks for."""
+
+    def setUp(self):
+        self.header = HEADER.read_text(encoding="utf-8")
+
+    def test_the_table_of_forward_lists_the_structs(self):
+        listed = [name for name in table_of(self.header, "fw_forward") if "." in name]
+        structs = (("in", "fw_inputs"), ("out", "fw_outputs"))
+        fields = [f"{short}.{name}" for short, struct in structs for name, _ in _library.header().structs[struct]._fields_ if name != "size"]
+        self.assertEqual(listed, fields)
+
+    def test_shapes_dtypes_and_needs_are_the_librarys(self):
+        table = table_of(self.header, "fw_forward")
+        required, absent = set(), set()
+        for rule in RULES + OTHER_RULES:
+            info = fastweight.rules.describe(rule)
+            found = {t.name.rstrip("_"): t for t in info.inputs}
+            for name, tensor in found.items():
+                row = table[f"in.{name}"]
+                with self.subTest(rule=rule, tensor=name):
+                    self.assertIn(f"[{', '.join(tensor.shape)}]", row["shape"])
+                    if row["dtype"] == "token" or tensor.dtype == "token":
+                        self.assertEqual(row["dtype"], tensor.dtype)
+            required |= {name for name, tensor in found.items() if tensor.required}
+            absent |= {name.partition(".")[2] for name in table if name.startswith("in.")} - {name for name, tensor in found.items() if tensor.required}
+        for name, row in table.items():
+            if name.startswith("in."):
+                with self.subTest(tensor=name):
+                    self.assertEqual((name[3:] in required, name[3:] in absent),
+                                     (True, False) if row["required when"] == "always" else (not row["required when"].startswith("optional"), True))
+
+    def test_the_version_is_one(self):
+        numbers = [re.search(rf"#define FW_VERSION_{part} (\d+)", self.header)[1] for part in ("MAJOR", "MINOR", "PATCH")]
+        self.assertEqual(fastweight.version(), ".".join(numbers))
+        project = (ROOT / "python/pyproject.toml").read_text(encoding="utf-8")
+        pattern = re.search(r"^regex = '''(.*)'''$", project, re.M)[1]
+        self.assertEqual(list(re.search(pattern, self.header).groups()), numbers)
+        release = re.search(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+        self.assertEqual(release[1], fastweight.version())
 
 
 class Examples(unittest.TestCase):

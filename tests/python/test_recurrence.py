@@ -111,13 +111,13 @@ class Recurrence(unittest.TestCase):
         shapes = _plans.Shapes(1, 1000, 2, 2, 64, 64)
         plans = [_plans.descriptor(config, shapes, torch.bfloat16, torch.bfloat16, torch.device("cuda:0"), _plans.DeviceOffsets(t, 30)) for t in (offsets, offsets.long())]
         for desc, width in zip(plans, (32, 64)):
-            self.assertEqual((desc.seqlens_dtype, desc.num_sequences, desc.max_seqlen, desc.seqlens_memory), (width, 2, 30, 1))
+            self.assertEqual((desc.seqlens.bits, desc.seqlens.num_sequences, desc.seqlens.max_seqlen, desc.seqlens.memory), (width, 2, 30, 1))
             try:
                 self.assertGreater(_plans.sizes_of(desc).saved, 0)
             except fwt.DeviceError as error:  # a library with kernels asks the device that the plan is for
                 self.assertFalse(torch.cuda.is_available(), error)
                 self.assertRegex(str(error), "device_number: expected -1 or the number of an NVIDIA GPU")
-        self.assertEqual(plans[0].cu_seqlens, offsets.data_ptr())
+        self.assertEqual(plans[0].seqlens.cu_seqlens, offsets.data_ptr())
 
     def test_pools_are_read_and_written_at_slots(self):
         for rule in ("kda", "precond_gated_deltanet"):

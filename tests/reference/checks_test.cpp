@@ -1,4 +1,5 @@
-// The tools that other tests trust: error measures, differences, random problems, and the reference's own argument checks.
+// The tools that other tests trust: error measures, differences, random problems, and the reference's own argument
+// checks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -135,7 +136,8 @@ TEST(Reference, NoTokensKeepTheState) {
 
 // Zero keys and queries: no division by zero, nothing written.
 TEST(Reference, ZeroVectorsAreFinite) {
-  for (const char* text : {"gated_deltanet", "gated_deltanet norm_eps=0", "kaczmarz", "kaczmarz gain_eps=0 norm_eps=0", "qdelta norm_eps=0"}) {
+  for (const char* text : {"gated_deltanet", "gated_deltanet norm_eps=0", "kaczmarz", "kaczmarz gain_eps=0 norm_eps=0",
+                           "qdelta norm_eps=0"}) {
     ReferenceProblem p = random_problem(parse_rule(text), {});
     std::fill(p.in.q.begin(), p.in.q.end(), 0.0);
     std::fill(p.in.k.begin(), p.in.k.end(), 0.0);

@@ -1,4 +1,5 @@
-// The reference of the selective scans: its gradients against finite differences, and Mamba's law against linear attention with a head for every channel.
+// The reference of the selective scans: its gradients against finite differences, and Mamba's law against linear
+// attention with a head for every channel.
 #include "reference/element_scan.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +27,9 @@ TEST(ElementScan, GradientsAreFiniteDifferences) {
     const ElementScan::Outputs d = scan.random_cotangents(2);
     ElementScan::Inputs in = scan.random(1);
     const ElementScan::Inputs gradients = scan.backward(in, d);
-    for (const Field field : {&ElementScan::Inputs::u, &ElementScan::Inputs::step, &ElementScan::Inputs::q, &ElementScan::Inputs::k, &ElementScan::Inputs::a,
-                              &ElementScan::Inputs::skip, &ElementScan::Inputs::s0}) {
+    for (const Field field :
+         {&ElementScan::Inputs::u, &ElementScan::Inputs::step, &ElementScan::Inputs::q, &ElementScan::Inputs::k,
+          &ElementScan::Inputs::a, &ElementScan::Inputs::skip, &ElementScan::Inputs::s0}) {
       ASSERT_EQ((gradients.*field).size(), (in.*field).size());
       for (size_t i = 0; i < (in.*field).size(); ++i) {
         const double x = (in.*field)[i];
@@ -37,13 +39,15 @@ TEST(ElementScan, GradientsAreFiniteDifferences) {
         };
         const double expected = (8 * (at(kStep) - at(-kStep)) - (at(2 * kStep) - at(-2 * kStep))) / (12 * kStep);
         (in.*field)[i] = x;
-        EXPECT_NEAR((gradients.*field)[i], expected, 1e-8 * std::max(1.0, std::abs(expected))) << (longhorn ? "longhorn, " : "mamba, ") << i;
+        EXPECT_NEAR((gradients.*field)[i], expected, 1e-8 * std::max(1.0, std::abs(expected)))
+            << (longhorn ? "longhorn, " : "mamba, ") << i;
       }
     }
   }
 }
 
-// H = HV = D heads, K = N, V = 1, g = step a, z = step u: what the rule with a channel decay computes (its scale is N^-1/2).
+// H = HV = D heads, K = N, V = 1, g = step a, z = step u: what the rule with a channel decay computes (its scale is
+// N^-1/2).
 TEST(ElementScan, MambaIsLinearAttentionWithAHeadForEveryChannel) {
   const ElementScan scan{false, SeqLayout({0, 7, 12}), 3, 4};
   const ElementScan::Inputs in = scan.random(3);
@@ -68,12 +72,14 @@ TEST(ElementScan, MambaIsLinearAttentionWithAHeadForEveryChannel) {
   }
   for (int64_t i = 0; i < 2; ++i) {
     for (int64_t c = 0; c < scan.channels; ++c) {
-      for (int64_t n = 0; n < scan.states; ++n) p.in.initial_state.push_back(in.s0[static_cast<size_t>((i * scan.states + n) * scan.channels + c)]);
+      for (int64_t n = 0; n < scan.states; ++n)
+        p.in.initial_state.push_back(in.s0[static_cast<size_t>((i * scan.states + n) * scan.channels + c)]);
     }
   }
   const ReferenceOutputs got = p.forward();
   ASSERT_EQ(got.o.size(), want.y.size());
-  for (size_t i = 0; i < want.y.size(); ++i) EXPECT_NEAR(got.o[i] + in.skip[i % static_cast<size_t>(scan.channels)] * in.u[i], want.y[i], 1e-12) << i;
+  for (size_t i = 0; i < want.y.size(); ++i)
+    EXPECT_NEAR(got.o[i] + in.skip[i % static_cast<size_t>(scan.channels)] * in.u[i], want.y[i], 1e-12) << i;
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ void expect_gradients(const ReferenceProblem& problem, std::initializer_list<dou
   for (const double h : steps) {
     ReferenceInputs numeric;
     for (const auto& field : reference_input_fields()) {
-      if (wanted(field.name)) numeric.*field.values = testing::differences([&] { return loss(p); }, p.in.*field.values, h);
+      if (wanted(field.name))
+        numeric.*field.values = testing::differences([&] { return loss(p); }, p.in.*field.values, h);
     }
     result = close(gradients, numeric, 1e-8);
     if (result) break;
@@ -84,9 +85,12 @@ TEST(ReferenceGradient, GatesAsLogits) {
       ProblemOptions o = options(seed);
       o.gates = testing::logits_of(rule, decay);
       o.rate_per_channel = seed % 3 == 0;
-      const auto of_a_gate = [](std::string_view name) { return is_parameter(name) ? name != "precond_center" : is_gate(name); };
-      // A value changes by less than its logit, and differences by steps of 1e-4 begin to be those of rounding errors, which fall as 1 / h. Larger
-      // steps can cross the kink |y| of M, which smaller ones do not reach: a gradient has to agree at one size.
+      const auto of_a_gate = [](std::string_view name) {
+        return is_parameter(name) ? name != "precond_center" : is_gate(name);
+      };
+      // A value changes by less than its logit, and differences by steps of 1e-4 begin to be those of rounding errors,
+      // which fall as 1 / h. Larger steps can cross the kink |y| of M, which smaller ones do not reach: a gradient has
+      // to agree at one size.
       if (any_logits(o.gates)) expect_gradients(random_problem(rule, o), {1e-3, 2e-4}, of_a_gate);
     }
   }
@@ -126,11 +130,12 @@ TEST(ReferenceGradient, WithoutInitialStateAndWithOwnScale) {
   for (const Preset& named : presets()) expect_gradients(random_problem(named.rule, o));
 }
 
-// Decay 0, -1e4 and -inf. Where exp(g) is 0 nothing of the past arrives: the gradient of g is 0 there, and replacing -inf by
-// -1e4 changes nothing. The gradients of all other inputs are checked against differences as usual.
+// Decay 0, -1e4 and -inf. Where exp(g) is 0 nothing of the past arrives: the gradient of g is 0 there, and replacing
+// -inf by -1e4 changes nothing. The gradients of all other inputs are checked against differences as usual.
 TEST(ReferenceGradient, EdgeDecays) {
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const char* text : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "precond_gated_deltanet", "decay=channel gain=gate precond=diagonal"}) {
+  for (const char* text : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "precond_gated_deltanet",
+                           "decay=channel gain=gate precond=diagonal"}) {
     ProblemOptions o = options(6);
     o.edge_decays = true;
     ReferenceProblem p = random_problem(parse_rule(text), o);

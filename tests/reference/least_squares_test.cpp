@@ -1,5 +1,5 @@
-// Least squares with the exact inverse Gram matrix: the online and the offline solve are one (Theorem 3.1 of the
-// preconditioned paper), both equal a direct solve, and a diagonal approximation of the Gram matrix parts them.
+// Least squares with the exact inverse Gram matrix. The online and the offline solve are one (Theorem 3.1 of the
+// preconditioned paper), and both equal a direct solve. A diagonal approximation of the Gram matrix parts them.
 #include "reference/least_squares.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ namespace {
 
 using Vec = std::vector<double>;
 
-// An inverse Gram matrix loses digits with the condition number of the Gram matrix, here below 1e5: 1e5 * 2^-53 * sqrt(T) is
-// a hundred times less than this.
+// An inverse Gram matrix loses digits with the condition number of the Gram matrix, here below 1e5: 1e5 * 2^-53 *
+// sqrt(T) is a hundred times less than this.
 constexpr double kSolveBound = 1e-10;
 
 struct Options {
@@ -72,7 +72,8 @@ void for_each_problem(Body&& body) {
           o.initial_state = o.seed % 2 == 0;
           o.common = o.seed % 3 == 0 ? 0.8 : 0;
           ++o.seed;
-          SCOPED_TRACE(::testing::Message() << "K=" << K << " V=" << V << " ridge=" << ridge << " decays=" << decays << " seed=" << o.seed);
+          SCOPED_TRACE(::testing::Message()
+                       << "K=" << K << " V=" << V << " ridge=" << ridge << " decays=" << decays << " seed=" << o.seed);
           body(random_least_squares(o));
         }
       }
@@ -106,17 +107,20 @@ double product(const Vec& x, int64_t begin, int64_t end) {
   return x.empty() ? 1 : std::accumulate(x.begin() + begin, x.begin() + end, 1.0, std::multiplies<>());
 }
 
-// The minimiser after `t` tokens of the sum that least_squares.h gives, from its normal equations, with nothing recurrent.
+// The minimiser after `t` tokens of the sum that least_squares.h gives, from its normal equations, with nothing
+// recurrent.
 Vec direct_state(const LeastSquaresProblem& p, int64_t t) {
   const int64_t K = p.K, V = p.V;
   Vec A(static_cast<size_t>(K * K), 0.0), B(static_cast<size_t>(K * V), 0.0);
   const double ridge = p.ridge * product(p.gram_decay, 0, t), shrink = product(p.state_decay, 0, t);
   for (int64_t i = 0; i < K; ++i) {
     A[i * K + i] = ridge;
-    for (int64_t j = 0; j < V && !p.initial_state.empty(); ++j) B[i * V + j] = ridge * shrink * p.initial_state[i * V + j];
+    for (int64_t j = 0; j < V && !p.initial_state.empty(); ++j)
+      B[i * V + j] = ridge * shrink * p.initial_state[i * V + j];
   }
   for (int64_t s = 0; s < t; ++s) {
-    const double weight = p.beta[s] * product(p.gram_decay, s + 1, t), value = weight * product(p.state_decay, s + 1, t);
+    const double weight = p.beta[s] * product(p.gram_decay, s + 1, t),
+                 value = weight * product(p.state_decay, s + 1, t);
     for (int64_t i = 0; i < K; ++i) {
       for (int64_t j = 0; j < K; ++j) A[i * K + j] += weight * p.k[s * K + i] * p.k[s * K + j];
       for (int64_t j = 0; j < V; ++j) B[i * V + j] += value * p.k[s * K + i] * p.v[s * V + j];
@@ -150,8 +154,8 @@ TEST(LeastSquares, EveryTokenEqualsADirectSolve) {
   });
 }
 
-// The placement of the decays is part of the theorem: when the accumulation decays like the online state although the Gram
-// matrix decays too, the outputs differ.
+// The placement of the decays is part of the theorem: when the accumulation decays like the online state although the
+// Gram matrix decays too, the outputs differ.
 TEST(LeastSquares, AnotherPlacementOfTheDecaysIsAnotherRule) {
   Options o;
   o.state_decay = o.gram_decay = true;
@@ -170,7 +174,8 @@ TEST(LeastSquares, ADiagonalGramMatrixBreaksTheEquality) {
     o.gram_decay = seed % 3 == 0;
     o.seed = seed;
     const LeastSquaresProblem p = random_least_squares(o);
-    const LeastSquaresOutputs is_delta = least_squares_online(p, Gram::kDiagonal), additive = least_squares_offline(p, Gram::kDiagonal);
+    const LeastSquaresOutputs is_delta = least_squares_online(p, Gram::kDiagonal),
+                              additive = least_squares_offline(p, Gram::kDiagonal);
     EXPECT_GT(relative_error(is_delta.o, additive.o), 0.1) << "seed " << seed;
     const LeastSquaresOutputs exact = least_squares_online(p);
     EXPECT_GT(relative_error(is_delta.o, exact.o), 0.1) << "seed " << seed;
@@ -178,8 +183,8 @@ TEST(LeastSquares, ADiagonalGramMatrixBreaksTheEquality) {
   }
 }
 
-// By how much: for a key k that comes again and again all solves converge to v but the diagonal offline one, which counts it
-// once a channel. T tokens: ridge + T k_i^2 a channel against ridge + T |k|^2.
+// By how much: for a key k that comes again and again all solves converge to v but the diagonal offline one, which
+// counts it once a channel. T tokens: ridge + T k_i^2 a channel against ridge + T |k|^2.
 TEST(LeastSquares, ADiagonalGramMatrixReadsARepeatedKeyOnceAChannel) {
   Options o;
   o.K = 6;
@@ -220,8 +225,8 @@ ReferenceOutputs run_rule(const std::string& rule, const LeastSquaresProblem& p,
   return reference_forward(parse_rule(rule), shape, in);
 }
 
-// The product's rules with the exact diagonal, online (it writes M k) and offline (it reads M q): the solve itself for keys
-// along the axes, and two rules for keys that are correlated.
+// The product's rules with the exact diagonal, online (it writes M k) and offline (it reads M q): the solve itself for
+// keys along the axes, and two rules for keys that are correlated.
 TEST(LeastSquares, TheRulesWithADiagonalMeetItForKeysAlongTheAxesOnly) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     for (const bool along_axes : {true, false}) {
@@ -244,8 +249,10 @@ TEST(LeastSquares, TheRulesWithADiagonalMeetItForKeysAlongTheAxesOnly) {
       online_gates.precond_beta = p.beta;
       offline_gates = online_gates;
       offline_gates.beta = p.beta;
-      const ReferenceOutputs is_delta = run_rule("precond=diagonal precond_form=inverse_previous normaliser=gated precond_ridge=0.5" + decay, p, online_gates);
-      const ReferenceOutputs additive = run_rule("update=additive gain=gate precond=read precond_form=inverse precond_ridge=0.5" + decay, p, offline_gates);
+      const ReferenceOutputs is_delta = run_rule(
+          "precond=diagonal precond_form=inverse_previous normaliser=gated precond_ridge=0.5" + decay, p, online_gates);
+      const ReferenceOutputs additive = run_rule(
+          "update=additive gain=gate precond=read precond_form=inverse precond_ridge=0.5" + decay, p, offline_gates);
       const LeastSquaresOutputs exact = least_squares_online(p);
       if (along_axes) {
         EXPECT_LE(relative_error(is_delta.o, exact.o), kSolveBound) << "seed " << seed;
@@ -257,8 +264,8 @@ TEST(LeastSquares, TheRulesWithADiagonalMeetItForKeysAlongTheAxesOnly) {
   }
 }
 
-// With weight beta and ridge 1 the first step from a state is the implicit one, the product's Longhorn rule; and keys that
-// are orthogonal to each other do not see each other.
+// With weight beta and ridge 1 the first step from a state is the implicit one, the product's Longhorn rule; and keys
+// that are orthogonal to each other do not see each other.
 TEST(LeastSquares, WithOrthogonalKeysIsLonghorn) {
   Options o;
   o.T = o.K = 5;

@@ -20,8 +20,8 @@ double sum_of(const Mamba3Problem& problem, const Mamba3Problem::Inputs& in, con
 }
 
 TEST(Mamba3Reference, GradientsEqualCentralDifferences) {
-  for (const Mamba3Problem& problem :
-       {Mamba3Problem{2, 1, 5, 3, 1, 2, false, SeqLayout({0, 4, 4, 5})}, Mamba3Problem{4, 2, 4, 3, 2, 2, true, SeqLayout({0, 3})}}) {
+  for (const Mamba3Problem& problem : {Mamba3Problem{2, 1, 5, 3, 1, 2, false, SeqLayout({0, 4, 4, 5})},
+                                       Mamba3Problem{4, 2, 4, 3, 2, 2, true, SeqLayout({0, 3})}}) {
     Mamba3Problem::Inputs in = problem.random(1);
     const Mamba3Problem::Outputs d = problem.random_cotangents(2);
     const Mamba3Problem::Inputs got = problem.backward(in, d);
@@ -65,7 +65,8 @@ TEST(Mamba3Reference, ReducesToMamba2) {
   std::vector<double> s = in.s, y;
   for (size_t t = 0; t < 6; ++t) {
     for (size_t c = 0; c < 3; ++c) {
-      for (size_t p = 0; p < 2; ++p) s[c * 2 + p] = std::exp(in.g[t]) * s[c * 2 + p] + in.dt[t] * (in.k[t * 3 + c] + in.k_bias[c]) * in.v[t * 2 + p];
+      for (size_t p = 0; p < 2; ++p)
+        s[c * 2 + p] = std::exp(in.g[t]) * s[c * 2 + p] + in.dt[t] * (in.k[t * 3 + c] + in.k_bias[c]) * in.v[t * 2 + p];
     }
     for (size_t p = 0; p < 2; ++p) {
       double sum = 0;

@@ -1,5 +1,6 @@
-// The recurrence through the C header, in both forms, double, float and bf16 inputs, and the reference itself against values that
-// other people's code computed (shared/vectors/ops.safetensors); and what is said of files that are not of that form.
+// The recurrence through the C header, in both forms, double, float and bf16 inputs, and the reference itself against
+// values that other people's code computed (shared/vectors/ops.safetensors). And what is said of files that are not of
+// that form.
 #include "reference/ops_vectors.h"
 
 #include <gtest/gtest.h>
@@ -29,14 +30,15 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
       continue;
     }
     compared.insert(c.subject);
-    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
+    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound
+                            << " expected; " << c.where;
     if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
   EXPECT_EQ(unknown, std::set<std::string>{});
-  EXPECT_EQ(compared, (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba",
-                                             "qdelta", "mesa", "dplr"}));
+  EXPECT_EQ(compared, (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2",
+                                             "gdn2_neg", "pgdn", "pkda", "comba", "qdelta", "mesa", "dplr"}));
 }
 
 // Further systems (shared/vectors_more).
@@ -47,7 +49,8 @@ TEST_P(OpsVectors, FurtherRulesInBothForms) {
   for (const Comparison& c : check_ops(path, {GetParam(), {FW_FORM_CHUNK, FW_FORM_TOKEN}})) {
     if (!c.unknown.empty()) continue;
     compared.insert(c.subject);
-    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
+    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound
+                            << " expected; " << c.where;
     if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }

@@ -15,10 +15,12 @@ class PaperFormula : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PaperFormula, EqualsTheGeneralReference) {
   const PaperRule* paper = find_paper_rule(GetParam());
-  ASSERT_NE(paper, nullptr) << "presets.def lists " << GetParam() << ", but src/reference/paper.cpp has no formula for it";
+  ASSERT_NE(paper, nullptr) << "presets.def lists " << GetParam()
+                            << ", but src/reference/paper.cpp has no formula for it";
   const Rule& rule = preset(GetParam()).rule;
   uint64_t seed = 10;
-  for (const SeqLayout& sequences : {SeqLayout::uniform(1, 1), SeqLayout::uniform(2, 33), SeqLayout({0, 7, 7, 8, 30})}) {
+  for (const SeqLayout& sequences :
+       {SeqLayout::uniform(1, 1), SeqLayout::uniform(2, 33), SeqLayout({0, 7, 7, 8, 30})}) {
     for (const bool initial_state : {false, true}) {
       for (const int64_t group : {1, 2}) {
         ProblemOptions o;
@@ -47,7 +49,8 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(Presets, PaperFormula, ::testing::ValuesIn(preset_names()), [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(Presets, PaperFormula, ::testing::ValuesIn(preset_names()),
+                         [](const auto& param) { return param.param; });
 
 TEST(PaperFormula, NoneIsLeftWithoutPreset) {
   for (const PaperRule& paper : paper_rules()) EXPECT_NO_THROW(preset(paper.name)) << paper.name;

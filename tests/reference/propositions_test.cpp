@@ -1,5 +1,5 @@
-// What the papers prove about their steps, on the product's rules: Kaczmarz (projection, line search, contraction, proximal
-// form), NLMS, Longhorn, EFLA, and the stability of the preconditioned step. Q-Delta has tracking_test.cpp.
+// What the papers prove about their steps, on the product's rules: Kaczmarz (projection, line search, contraction,
+// proximal form), NLMS, Longhorn, EFLA, and the stability of the preconditioned step. Q-Delta has tracking_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,8 @@ Vec gradient(const Step& x, const Vec& S) { return outer(x.k, residual(x, S)); }
 // |S - S0|^2 + c |S^T k - v|^2
 double proximal(const Step& x, double c, const Vec& S) { return square(S - x.S0) + c * square(residual(x, S)); }
 
-// The unique minimiser of the proximal objective: its gradient is zero and every other point lies higher, by |D|^2 + c |D^T k|^2.
+// The unique minimiser of the proximal objective: its gradient is zero and every other point lies higher, by |D|^2 + c
+// |D^T k|^2.
 void expect_minimises_proximal(const Step& x, double c, const Vec& S) {
   const Vec slope = S - x.S0 + c * gradient(x, S);
   EXPECT_LE(std::sqrt(square(slope)), kRounding * (1 + c * square(x.k)) * (norm(S) + norm(x.S0) + norm(x.v)));
@@ -45,7 +46,8 @@ TEST(Kaczmarz, TheFullStepIsTheOrthogonalProjectionOntoTheSolutionsOfOneEquation
     x.in.beta = {1};
     const Vec S = state_after(kKaczmarz, x);
     EXPECT_LE(norm(residual(x, S)), kRounding * norm(residual(x, x.S0)) + kRounding * norm(x.v));
-    // The change is orthogonal to every direction D that keeps S^T k = v, that is D^T k = 0: no other solution is nearer.
+    // The change is orthogonal to every direction D that keeps S^T k = v, that is D^T k = 0: no other solution is
+    // nearer.
     Random random(x.seed);
     for (int i = 0; i < 5; ++i) {
       const Vec any = normals(random, S.size());
@@ -60,8 +62,9 @@ TEST(Kaczmarz, TheFullStepIsTheOrthogonalProjectionOntoTheSolutionsOfOneEquation
   });
 }
 
-// Along -grad f the loss is a parabola in the step; the Kaczmarz step with eta = 1 is where its slope is zero, and the relaxed
-// step is the part eta of the way there. The steps of a given length are those of the rule whose gain is the gate itself.
+// Along -grad f the loss is a parabola in the step; the Kaczmarz step with eta = 1 is where its slope is zero, and the
+// relaxed step is the part eta of the way there. The steps of a given length are those of the rule whose gain is the
+// gate itself.
 TEST(Kaczmarz, TheStepIsTheExactLineSearch) {
   for_each_step([](Step x) {
     const double best = 1 / square(x.k);
@@ -74,8 +77,10 @@ TEST(Kaczmarz, TheStepIsTheExactLineSearch) {
     full.in.beta = {1};
     const Vec S = state_after(kKaczmarz, full);
     EXPECT_LE(relative_error(S, gate_step(best)), kRounding);
-    EXPECT_LE(std::abs(dot(gradient(x, S), gradient(x, x.S0))), kRounding * square(gradient(x, x.S0)));  // the slope along the line
-    for (const double factor : {-1.0, 0.0, 0.5, 0.9, 1.1, 2.0, 3.0}) EXPECT_LT(loss(x, S), loss(x, gate_step(factor * best))) << factor;
+    // the slope along the line
+    EXPECT_LE(std::abs(dot(gradient(x, S), gradient(x, x.S0))), kRounding * square(gradient(x, x.S0)));
+    for (const double factor : {-1.0, 0.0, 0.5, 0.9, 1.1, 2.0, 3.0})
+      EXPECT_LT(loss(x, S), loss(x, gate_step(factor * best))) << factor;
     EXPECT_LE(relative_error(state_after(kKaczmarz, x), gate_step(x.in.beta[0] * best)), kRounding);
   });
 }
@@ -84,7 +89,8 @@ TEST(Kaczmarz, TheStepIsTheExactLineSearch) {
 TEST(Kaczmarz, TheResidualContractsByOneMinusEta) {
   for_each_step([](const Step& x) {
     const Vec before = residual(x, x.S0);
-    EXPECT_LE(relative_error(residual(x, state_after(kKaczmarz, x)), (1 - x.in.beta[0]) * before, norm(x.v)), kRounding);
+    EXPECT_LE(relative_error(residual(x, state_after(kKaczmarz, x)), (1 - x.in.beta[0]) * before, norm(x.v)),
+              kRounding);
     for (const double eps : {1e-6, 0.1, 1.0}) {
       const std::string rule = "kaczmarz gain_eps=" + std::to_string(eps);
       Step decayed = x;
@@ -96,8 +102,8 @@ TEST(Kaczmarz, TheResidualContractsByOneMinusEta) {
   });
 }
 
-// Sum over steps: for data that one S* explains, |S_t - S*|^2 falls at every token, by eta (2 - eta) |residual|^2 / |k|^2 and
-// no less, for every eta up to 2.
+// Sum over steps: for data that one S* explains, |S_t - S*|^2 falls at every token, by eta (2 - eta) |residual|^2 /
+// |k|^2 and no less, for every eta up to 2.
 TEST(Kaczmarz, EveryStepComesNearerToAnySolution) {
   for_each_step([](const Step& x) {
     Random random(x.seed);
@@ -151,7 +157,8 @@ TEST(Nlms, LeavesNoResidualButForEps) {
 }
 
 // dS/dtau = k (v - S^T k)^T for the time beta, by the classical method of Runge and Kutta in n steps. Along k this is
-// y' = -|k|^2 y, for which a step of h = x / n, x = beta |k|^2, errs by h^5 / 120 at most: n of them by x (x / n)^4 / 120.
+// y' = -|k|^2 y, for which a step of h = x / n, x = beta |k|^2, errs by h^5 / 120 at most: n of them by x (x / n)^4 /
+// 120.
 TEST(Efla, IsTheExactSolutionOfTheGradientFlow) {
   constexpr int kSteps = 1000;
   for_each_step([](Step x) {
@@ -179,9 +186,9 @@ Vec split_steps(const std::string& rule, const Step& x, int n) {
   return y.S0;
 }
 
-// What is left of the residual: of it explicit steps leave (1 - x/n)^n, the flow exp(-x), implicit ones (1 + x/n)^-n, in this
-// order, x = beta |k|^2. Both meet the flow: exp(-x) (1 - x^2 / n) <= (1 - x/n)^n for x <= n, since
-// exp(x) (1 - x/n)^n >= (1 - x^2/n^2)^n >= 1 - x^2/n; and (1 + x/n)^-n <= exp(-x) / (1 - x^2 / n) in the same way.
+// What is left of the residual: of it explicit steps leave (1 - x/n)^n, the flow exp(-x), implicit ones (1 + x/n)^-n,
+// in this order, x = beta |k|^2. Both meet the flow: exp(-x) (1 - x^2 / n) <= (1 - x/n)^n for x <= n, since
+// exp(x) (1 - x/n)^n >= (1 - x^2/n^2)^n >= 1 - x^2/n. And (1 + x/n)^-n <= exp(-x) / (1 - x^2 / n) in the same way.
 TEST(Efla, LiesBetweenManyDeltaStepsAndManyLonghornSteps) {
   for_each_step([](Step x) {
     x.in.beta = {2 / square(x.k)};
@@ -194,12 +201,14 @@ TEST(Efla, LiesBetweenManyDeltaStepsAndManyLonghornSteps) {
       EXPECT_LT(flow, implicit_left);
       EXPECT_GE(explicit_left, flow * (1 - z * z / n));
       EXPECT_LE(implicit_left, flow / (1 - z * z / n));
-      EXPECT_LE(relative_error(split_steps("efla", x, n), state_after("efla", x)), 1e-12);  // the flow of one time after another
+      // the flow of one time after another
+      EXPECT_LE(relative_error(split_steps("efla", x, n), state_after("efla", x)), 1e-12);
     }
   });
 }
 
-// The transition of the preconditioned step is I - s (M k) k^T. On M k it is the number 1 - s k.(M k), elsewhere the identity.
+// The transition of the preconditioned step is I - s (M k) k^T. On M k it is the number 1 - s k.(M k), elsewhere the
+// identity.
 struct Preconditioned {
   Vec key;            // M k
   double eigenvalue;  // as measured: what the step makes of the state (M k) y^T when there is nothing to write
@@ -227,7 +236,8 @@ Preconditioned measure(const std::string& rule, const Step& x) {
 TEST(PreconditionedStep, EigenvaluesStayInTheUnitDisk) {
   for (const auto& limits : {std::pair{1.0, 1.5}, {1.0, 2.0}, {1.25, 1.6}, {2.0, 1.0}}) {
     const double bound = limits.first, reach = limits.second;
-    const std::string rule = "precond_deltanet norm_eps=0 gain_bound=" + std::to_string(bound) + " precond_x=" + std::to_string(reach);
+    const std::string rule =
+        "precond_deltanet norm_eps=0 gain_bound=" + std::to_string(bound) + " precond_x=" + std::to_string(reach);
     for_each_step([&](Step x) {
       Random random(x.seed);
       x.in.precond_g = {-0.1};
@@ -257,8 +267,9 @@ TEST(PreconditionedStep, EigenvaluesStayInTheUnitDisk) {
   }
 }
 
-// With the gain at its bound, a key along one axis and a preconditioner at the end of its range the eigenvalue is -1 but for
-// the 1 / |log A - center| that the range is never reached by: the condition gain x <= 2 cannot be weaker.
+// The gain is at its bound, a key lies along one axis and a preconditioner is at the end of its range. The eigenvalue
+// is then -1 but for the 1 / |log A - center| that the range is never reached by. So the condition gain x <= 2 cannot
+// be weaker.
 TEST(PreconditionedStep, TheConditionIsSharp) {
   const double far = 1e7;
   for (const auto& [bound, reach] : {std::pair{1.0, 2.0}, {1.25, 1.6}, {2.0, 1.0}}) {
@@ -268,7 +279,8 @@ TEST(PreconditionedStep, TheConditionIsSharp) {
     x.in.precond_g = {0};
     x.in.precond_beta = {1};
     x.in.precond_center = {far};
-    const std::string rule = "precond_deltanet norm_eps=0 gain_bound=" + std::to_string(bound) + " precond_x=" + std::to_string(reach);
+    const std::string rule =
+        "precond_deltanet norm_eps=0 gain_bound=" + std::to_string(bound) + " precond_x=" + std::to_string(reach);
     const double eigenvalue = measure(rule, x).eigenvalue;
     EXPECT_GE(eigenvalue, -1 - kRounding);
     EXPECT_LE(eigenvalue, -1 + 2 * std::log(reach) / far + kRounding);

@@ -58,7 +58,8 @@ void expect_same(const ReferenceProblem& p, const ReferenceProblem& expected, co
   EXPECT_TRUE(close(gradients, expected.backward(), kRounding));
 }
 
-// DPLR as two tokens of a rule that erases after its decay: the first decays and erases with p / exp(g) along f, the second writes.
+// DPLR as two tokens of a rule that erases after its decay: the first decays and erases with p / exp(g) along f, the
+// second writes.
 TEST(Reduction, DplrIsTwoTokensOfARuleThatErasesAfterItsDecay) {
   ProblemOptions o = options(47);
   o.sequences = SeqLayout({0, 9, 9, 23});
@@ -132,9 +133,11 @@ TEST(Reduction, AKeyOfTheDecayIsThatKeyGiven) {
 TEST(Reduction, ThePreconditionedImplicitStepWithoutMIsLonghorn) {
   const ReferenceProblem p = random_problem(parse_rule("precond_longhorn precond_x=1"), options(32));
   const ReferenceProblem longhorn = with_rule(p, preset("longhorn").rule);
-  EXPECT_TRUE(close(with_rule(p, parse_rule("precond_longhorn precond=none")).forward(), longhorn.forward(), kRounding));
+  EXPECT_TRUE(
+      close(with_rule(p, parse_rule("precond_longhorn precond=none")).forward(), longhorn.forward(), kRounding));
   EXPECT_LE(relative_error(p.forward().o, longhorn.forward().o), kRounding);
-  EXPECT_TRUE(close(with_rule(p, parse_rule("precond_longhorn precond=none")).backward(), longhorn.backward(), kRounding));
+  EXPECT_TRUE(
+      close(with_rule(p, parse_rule("precond_longhorn precond=none")).backward(), longhorn.backward(), kRounding));
 }
 
 TEST(Reduction, GatedDeltanet2WithEqualGatesIsKda) {
@@ -166,7 +169,10 @@ TEST(Reduction, GatedDeltanet2WithEqualGatesAndScalarDecayIsGatedDeltanet) {
 // A rule with channel decay whose channels are equal is the rule with scalar decay.
 TEST(Reduction, EqualChannelsAreAScalarDecay) {
   const std::pair<const char*, const char*> pairs[] = {
-      {"kda", "gated_deltanet"}, {"gla", "mamba2"}, {"precond_gated_deltanet decay=channel", "precond_gated_deltanet"}, {"kaczmarz decay=channel", "kaczmarz"}};
+      {"kda", "gated_deltanet"},
+      {"gla", "mamba2"},
+      {"precond_gated_deltanet decay=channel", "precond_gated_deltanet"},
+      {"kaczmarz decay=channel", "kaczmarz"}};
   for (const auto& [channel, scalar] : pairs) {
     const ReferenceProblem expected = random_problem(parse_rule(scalar), options(3));
     ReferenceProblem p = with_rule(expected, parse_rule(channel));
@@ -191,7 +197,8 @@ TEST(Reduction, RetnetIsMamba2WithItsConstantDecay) {
   const ReferenceProblem retnet = random_problem(preset("retnet").rule, options(5));
   ReferenceProblem p = with_rule(retnet, preset("mamba2").rule);
   for (int64_t t = 0; t < p.shape.sequences.tokens(); ++t) {
-    for (int64_t h = 0; h < p.shape.HV; ++h) p.in.g.push_back(std::log1p(-std::pow(2.0, -5.0 - static_cast<double>(h))));
+    for (int64_t h = 0; h < p.shape.HV; ++h)
+      p.in.g.push_back(std::log1p(-std::pow(2.0, -5.0 - static_cast<double>(h))));
   }
   expect_same(p, retnet, p.backward());
 }
@@ -242,12 +249,14 @@ TEST(Reduction, KaczmarzOnUnitKeysIsGatedDeltanet) {
   EXPECT_TRUE(close(gradients, expected_gradients, kRounding));
 }
 
-// khat = k / |k|, value v / |k|, gain eta |k|^2 / (|k|^2 + eps) give the state of the Kaczmarz step, however small |k| is.
+// khat = k / |k|, value v / |k|, gain eta |k|^2 / (|k|^2 + eps) give the state of the Kaczmarz step, however small |k|
+// is.
 TEST(Reduction, KaczmarzIdentity) {
   ReferenceProblem p = random_problem(preset("kaczmarz").rule, options(10));
   for (int64_t t = 0; t < p.shape.sequences.tokens(); ++t) {  // lengths from 1e-5 to 3
     const double factor = std::pow(10.0, -static_cast<double>(t % 5));
-    for (int64_t i = 0; i < p.shape.H * p.shape.K; ++i) p.in.k[static_cast<size_t>(t * p.shape.H * p.shape.K + i)] *= factor;
+    for (int64_t i = 0; i < p.shape.H * p.shape.K; ++i)
+      p.in.k[static_cast<size_t>(t * p.shape.H * p.shape.K + i)] *= factor;
   }
   ReferenceProblem unit = with_rule(p, parse_rule("gated_deltanet k_norm=raw"));
   const int64_t group = p.shape.HV / p.shape.H;
@@ -260,7 +269,8 @@ TEST(Reduction, KaczmarzIdentity) {
       for (int64_t hv = h * group; hv < (h + 1) * group; ++hv) {
         const size_t at = static_cast<size_t>(t * p.shape.HV + hv);
         unit.in.beta[at] *= square / (square + p.rule.gain_eps);
-        for (int64_t j = 0; j < p.shape.V; ++j) unit.in.v[at * static_cast<size_t>(p.shape.V) + static_cast<size_t>(j)] /= std::sqrt(square);
+        for (int64_t j = 0; j < p.shape.V; ++j)
+          unit.in.v[at * static_cast<size_t>(p.shape.V) + static_cast<size_t>(j)] /= std::sqrt(square);
       }
     }
   }

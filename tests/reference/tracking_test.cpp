@@ -1,26 +1,28 @@
-// Q-Delta: how its step contracts, and how its state follows a target that moves. What is proved here, from the recurrence
-// alone, for unit keys and queries (q_norm = k_norm = l2), c = q.k, the erase direction f = k + lambda q, the decay a:
+// Q-Delta: how its step contracts, and how its state follows a target that moves. What is proved here, from the
+// recurrence alone, for unit keys and queries (q_norm = k_norm = l2), c = q.k, the erase direction f = k + lambda q,
+// the decay a:
 //     S_t = a S_{t-1} - beta k (a f^T S_{t-1} - v^T) = M a S_{t-1} + beta k v^T,   M = I - beta k f^T.
 //
-// 1. Residual and eigenvalues. f^T M = (1 - beta k.f) f^T, so that the residual of what is retrieved with f is multiplied by
-//        mu = 1 - beta (1 + lambda c)
-//    exactly. M has the eigenvector k with mu, and is the identity on all that is orthogonal to f. |mu| <= 1 if and only if
-//    0 <= beta (1 + lambda c) <= 2; for beta, lambda in [0, 1] always, since |c| <= 1, with mu = -1 for beta = lambda = c = 1.
-//    With lambda = 0 this is the delta rule's beta <= 2; beta = 2 meets it only where lambda c <= 0.
+// 1. Residual and eigenvalues. f^T M = (1 - beta k.f) f^T, so that the residual of what is retrieved with f is
+//    multiplied by mu = 1 - beta (1 + lambda c)
+//    exactly. M has the eigenvector k with mu, and is the identity on all that is orthogonal to f. |mu| <= 1 if and
+//    only if 0 <= beta (1 + lambda c) <= 2; for beta, lambda in [0, 1] always, since |c| <= 1, with mu = -1 for beta =
+//    lambda = c = 1. With lambda = 0 this is the delta rule's beta <= 2; beta = 2 meets it only where lambda c <= 0.
 // 2. Norm. Write q = c k + s p with a unit p orthogonal to k, s^2 = 1 - c^2, and d = beta lambda s. On span(k, p) M is
 //    [[mu, -d], [0, 1]], elsewhere 1. So |M|_2 = nu, the larger root of
 //        x^4 - (1 + mu^2 + d^2) x^2 + mu^2 = 0.
-//    At x = 1 the left side is -d^2: nu >= 1, and nu = 1 only if d = 0 (for |mu| <= 1). What the step retrieves contracts (1.),
-//    but the state may grow, which it cannot with the delta rule. By how much, for beta, lambda in [0, 1]: M is affine in beta
-//    and in lambda, so its norm is convex in each; it is 1 for beta lambda = 0 and sqrt(1 + s) for beta = lambda = 1. Hence
-//        1 <= nu <= 1 + beta lambda (sqrt(1 + s) - 1) <= sqrt(2).
-// 3. Tracking. Let v_t = X_t^T f_t + n_t for targets X_t with noise n_t; let D_t = S_t - X_t and m_t = X_t - a_t X_{t-1}, what
-//    the target moves beyond the decay. Subtract X_t = M X_t + beta k f^T X_t from the recurrence:
+//    At x = 1 the left side is -d^2: nu >= 1, and nu = 1 only if d = 0 (for |mu| <= 1). What the step retrieves
+//    contracts (1.), but the state may grow, which it cannot with the delta rule. By how much, for beta, lambda in [0,
+//    1]: M is affine in beta and in lambda, so its norm is convex in each; it is 1 for beta lambda = 0 and sqrt(1 + s)
+//    for beta = lambda = 1. Hence 1 <= nu <= 1 + beta lambda (sqrt(1 + s) - 1) <= sqrt(2).
+// 3. Tracking. Let v_t = X_t^T f_t + n_t for targets X_t with noise n_t; let D_t = S_t - X_t and m_t = X_t - a_t
+//    X_{t-1}, what the target moves beyond the decay. Subtract X_t = M X_t + beta k f^T X_t from the recurrence:
 //        D_t = M_t (a_t D_{t-1} - m_t) + beta_t k_t n_t^T,
-//    hence |D_t|_F <= nu_t (a_t |D_{t-1}|_F + |m_t|_F) + beta_t |n_t|, and if a_t nu_t <= rho < 1, nu_t |m_t| + beta_t |n_t| <= b:
+//    Hence |D_t|_F <= nu_t (a_t |D_{t-1}|_F + |m_t|_F) + beta_t |n_t|.
+//    If a_t nu_t <= rho < 1 and nu_t |m_t| + beta_t |n_t| <= b:
 //        |D_t|_F <= rho^t |D_0|_F + b (1 - rho^t) / (1 - rho).
-//    By 2. that holds for every a_t <= rho / sqrt(2), whatever queries, keys and gates are; without a decay no such bound can
-//    hold, even for the delta rule, because M is the identity on what is orthogonal to f.
+//    By 2. that holds for every a_t <= rho / sqrt(2), whatever queries, keys and gates are. Without a decay no such
+//    bound can hold, even for the delta rule, because M is the identity on what is orthogonal to f.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +58,8 @@ Numbers numbers(const Step& x) {
   n.d = n.beta * n.lambda * n.s;
   const double trace = 1 + n.mu * n.mu + n.d * n.d;
   // (trace - 2 |mu|) (trace + 2 |mu|) as sums of squares: nothing cancels where mu is near 1.
-  const double low = (1 - std::abs(n.mu)) * (1 - std::abs(n.mu)) + n.d * n.d, high = (1 + std::abs(n.mu)) * (1 + std::abs(n.mu)) + n.d * n.d;
+  const double low = (1 - std::abs(n.mu)) * (1 - std::abs(n.mu)) + n.d * n.d,
+               high = (1 + std::abs(n.mu)) * (1 + std::abs(n.mu)) + n.d * n.d;
   n.nu = std::sqrt((trace + std::sqrt(low * high)) / 2);
   return n;
 }
@@ -117,7 +120,8 @@ TEST(Qdelta, TheResidualGrowsBeyondTheCondition) {
     const auto growth = [&](double beta) {
       x.in.beta = {beta};
       const Numbers n = numbers(x);
-      return norm(retrieval_residual(x, n.f, state_after("qdelta decay=none norm_eps=0 gain_bound=2", x))) / norm(retrieval_residual(x, n.f, x.S0));
+      return norm(retrieval_residual(x, n.f, state_after("qdelta decay=none norm_eps=0 gain_bound=2", x))) /
+             norm(retrieval_residual(x, n.f, x.S0));
     };
     EXPECT_NEAR(growth(0.5), 0, 1e-12);
     EXPECT_NEAR(growth(1), 1, 1e-12);
@@ -191,8 +195,8 @@ TEST(Qdelta, TheStateFollowsItsTarget) {
   }
 }
 
-// The boundary of the tracking bound, where every inequality of its proof is an equality: the decayed error and the movement
-// of the target point along the direction that the step grows most.
+// The boundary of the tracking bound, where every inequality of its proof is an equality: the decayed error and the
+// movement of the target point along the direction that the step grows most.
 TEST(Qdelta, TheTrackingBoundIsAttained) {
   for_each_qdelta_step([](Step x) {
     const Numbers n = numbers(x);
@@ -205,7 +209,8 @@ TEST(Qdelta, TheTrackingBoundIsAttained) {
     const Vec before = x.S0, target = a * before - 0.5 * D;
     x.S0 = before + D;
     x.v = transposed_times(target, n.f, x.V);
-    EXPECT_NEAR(norm(state_after(kDecayedQdelta, x) - target), n.nu * (a * norm(D) + 0.5 * norm(D)), 1e-12 * (norm(D) + norm(target)));
+    EXPECT_NEAR(norm(state_after(kDecayedQdelta, x) - target), n.nu * (a * norm(D) + 0.5 * norm(D)),
+                1e-12 * (norm(D) + norm(target)));
   });
 }
 

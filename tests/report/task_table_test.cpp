@@ -25,7 +25,8 @@ TaskResult result(const std::string& rule, uint64_t seed, double at256, double a
 }
 
 TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
-  const std::vector<TaskResult> results{result("kaczmarz", 1, 0.98, 0.7), result("kaczmarz", 2, 0.99, 0.8), result("kda", 1, 0.97, 0.6)};
+  const std::vector<TaskResult> results{result("kaczmarz", 1, 0.98, 0.7), result("kaczmarz", 2, 0.99, 0.8),
+                                        result("kda", 1, 0.97, 0.6)};
   const std::string table = task_table(results).markdown();
   EXPECT_THAT(table, HasSubstr("| kaczmarz | 0.001 | 2 | 4.46M | 98.50 ± 0.71 (98.35\\*) | 75.00 ± 7.07 (73.84) |"));
   EXPECT_THAT(table, HasSubstr("| kda | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));

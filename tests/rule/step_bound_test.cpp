@@ -1,5 +1,5 @@
-// What step_bound promises of a rule, against the steps that the rule's own coefficients (front.h) make of sampled keys, gates and preconditioners. A value
-// that is added to an axis is sampled by itself.
+// What step_bound promises of a rule, against the steps that the rule's own coefficients (front.h) make of sampled
+// keys, gates and preconditioners. A value that is added to an axis is sampled by itself.
 #include "rule/step_bound.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,9 @@ using Vector = std::array<double, 2>;
 double dot(const Vector& a, const Vector& b) { return a[0] * b[0] + a[1] * b[1]; }
 
 // The largest singular value of the matrix of rows (a, b) and (c, d).
-double norm_of(double a, double b, double c, double d) { return (std::hypot(a + d, b - c) + std::hypot(a - d, b + c)) / 2; }
+double norm_of(double a, double b, double c, double d) {
+  return (std::hypot(a + d, b - c) + std::hypot(a - d, b + c)) / 2;
+}
 
 struct Step {
   double low, high;  // the eigenvalues of the step that are not those of the decay, as far as step_bound speaks of them
@@ -37,7 +39,8 @@ class Sampler {
   explicit Sampler(uint64_t seed) : random_(seed) {}
 
   Step step(const Rule& rule) {
-    const Vector q = vector(rule.feedback), k = vector(rule.feedback), p = vector(rule.feedback), m = preconditioner(rule);
+    const Vector q = vector(rule.feedback), k = vector(rule.feedback), p = vector(rule.feedback),
+                 m = preconditioner(rule);
     FrontScalars<double> x;
     x.q2 = dot(q, q), x.k2 = dot(k, k), x.p2 = dot(p, p);
     x.kmk = k[0] * k[0] * m[0] + k[1] * k[1] * m[1];
@@ -66,7 +69,10 @@ class Sampler {
       const double middle = (a + g) / 2, root = std::sqrt(std::max(0.0, (a - g) * (a - g) / 4 + b * d));
       return {middle - root, middle + root, norm_of(a, b, d, g), most};
     }
-    return {1 - along, 1 - along, norm_of((1 - w[0] * e[0]) * decay[0], -w[0] * e[1] * decay[1], -w[1] * e[0] * decay[0], (1 - w[1] * e[1]) * decay[1]), most};
+    return {1 - along, 1 - along,
+            norm_of((1 - w[0] * e[0]) * decay[0], -w[0] * e[1] * decay[1], -w[1] * e[0] * decay[0],
+                    (1 - w[1] * e[1]) * decay[1]),
+            most};
   }
 
  private:
@@ -75,9 +81,11 @@ class Sampler {
     const uint64_t kind = random_.below(3);
     return kind == 0 ? 0 : kind == 1 ? top : top * uniform();
   }
-  // Raw vectors of all lengths. With feedback: only those that norm_eps does not shorten, which the promise of such a rule names.
+  // Raw vectors of all lengths. With feedback: only those that norm_eps does not shorten, which the promise of such a
+  // rule names.
   Vector vector(Feedback feedback) {
-    const double low = feedback == Feedback::kNone ? -5 : -1.5, size = std::pow(10, low + (3 - low) * uniform()), angle = 6.2831853071795865 * uniform();
+    const double low = feedback == Feedback::kNone ? -5 : -1.5, size = std::pow(10, low + (3 - low) * uniform()),
+                 angle = 6.2831853071795865 * uniform();
     return {size * std::cos(angle), size * std::sin(angle)};
   }
   // Of gram numbers A from 0 to 10^8 and centers on both sides.
@@ -85,7 +93,9 @@ class Sampler {
     Vector m{1, 1};
     if (!rule.uses_precond()) return m;
     const PrecondMap<double> map = precond_map<double>(rule, std::log(rule.precond_x), 10 * (2 * uniform() - 1));
-    for (double& value : m) value = PrecondElements<PlainMath<double>>::value(map, random_.below(4) == 0 ? 0 : std::pow(10, 16 * uniform() - 8));
+    for (double& value : m)
+      value =
+          PrecondElements<PlainMath<double>>::value(map, random_.below(4) == 0 ? 0 : std::pow(10, 16 * uniform() - 8));
     return m;
   }
 
@@ -102,7 +112,8 @@ std::vector<Rule> compositions() {
       for (size_t value = 0; value < axis.values.size(); ++value) {
         Rule next = rule;
         axis.set(next, static_cast<int>(value));
-        // Nothing depends on the form without a preconditioner, and erase vectors of their own are promised nothing whatever else there is.
+        // Nothing depends on the form without a preconditioner, and erase vectors of their own are promised nothing
+        // whatever else there is.
         if (next.precond == Precond::kNone && next.precond_form != PrecondForm::kSquash) continue;
         if (next.erase_write == EraseWrite::kOwn && next.precond != Precond::kNone) continue;
         wider.push_back(next);
@@ -113,7 +124,8 @@ std::vector<Rule> compositions() {
   return rules;
 }
 
-// Compositions of all axes, for gates up to 1 and up to 2: no step leaves the range that is promised, and where none is promised some step leaves [-1, 1].
+// Compositions of all axes, for gates up to 1 and up to 2: no step leaves the range that is promised, and where none is
+// promised some step leaves [-1, 1].
 TEST(StepBound, HoldsForEveryCompositionAndOthersLeaveIt) {
   int64_t bounded = 0, unbounded = 0, shrinking = 0, steps = 0;
   for (const Rule& composition : compositions()) {
@@ -139,7 +151,8 @@ TEST(StepBound, HoldsForEveryCompositionAndOthersLeaveIt) {
       }
       if (bound.bounded) {
         ++bounded;
-        const double slack = rule.feedback == Feedback::kNone ? 1e-9 : 2e-2;  // feedback: for keys much longer than norm_eps's root
+        // feedback: for keys much longer than norm_eps's root
+        const double slack = rule.feedback == Feedback::kNone ? 1e-9 : 2e-2;
         EXPECT_GE(least, bound.low - slack) << to_string(rule) << ": " << describe(bound);
         EXPECT_LE(top, bound.high + slack) << to_string(rule) << ": " << describe(bound);
         EXPECT_GE(bound.low, -1) << to_string(rule);
@@ -158,8 +171,9 @@ TEST(StepBound, HoldsForEveryCompositionAndOthersLeaveIt) {
   }
   RecordProperty("bounded", std::to_string(bounded));
   RecordProperty("unbounded", std::to_string(unbounded));
-  std::printf("%lld rules promise a bound (%lld of them to shrink by the decay), %lld do not; %lld steps\n", static_cast<long long>(bounded),
-              static_cast<long long>(shrinking), static_cast<long long>(unbounded), static_cast<long long>(steps));
+  std::printf("%lld rules promise a bound (%lld of them to shrink by the decay), %lld do not; %lld steps\n",
+              static_cast<long long>(bounded), static_cast<long long>(shrinking), static_cast<long long>(unbounded),
+              static_cast<long long>(steps));
   EXPECT_GT(bounded, 1000);
   EXPECT_GT(shrinking, 100);
   EXPECT_GT(unbounded, 1000);
@@ -178,7 +192,8 @@ TEST(StepBound, UnknownValuesArePromisedNothing) {
   EXPECT_FALSE(of([](Rule& r) { r.erase_write = static_cast<EraseWrite>(99); }).bounded);
   EXPECT_FALSE(of([](Rule& r) { r.feedback = static_cast<Feedback>(99); }).bounded);
   EXPECT_FALSE(of([](Rule& r) { r.precond = static_cast<Precond>(99); }).bounded);
-  EXPECT_FALSE(of([](Rule& r) { r.precond = Precond::kDiagonal, r.precond_form = static_cast<PrecondForm>(99); }).bounded);
+  EXPECT_FALSE(
+      of([](Rule& r) { r.precond = Precond::kDiagonal, r.precond_form = static_cast<PrecondForm>(99); }).bounded);
   EXPECT_FALSE(of([](Rule& r) { r.normaliser = static_cast<Normaliser>(99); }).bounded);
   EXPECT_FALSE(of([](Rule& r) { r.decay = static_cast<Decay>(99); }).bounded);
   EXPECT_FALSE(of([](Rule& r) { r.erase = static_cast<Gate>(99); }).shrinks_by_decay);

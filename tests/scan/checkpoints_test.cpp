@@ -67,47 +67,51 @@ TEST(Checkpoints, WhatTheyCannotBeIsRefused) {
   static const int32_t slots[2] = {0, 2};
   const auto message = [](auto&& change) {
     fw_desc desc;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
     desc.B = desc.H = desc.HV = desc.K = desc.V = 1;
     desc.T = 128;
-    desc.checkpoint_interval = 64;
+    desc.checkpoints.interval = 64;
     float numbers[128] = {}, states[3] = {};
     const int64_t rows[4] = {1, 128, 1, 1}, pool[4] = {2, 1, 1, 1};
     fw_inputs in;
     fw_outputs out;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     in.q = in.k = in.v = out.o = fw_tensor_of(numbers, FW_F32, 4, rows);
     out.checkpoints = fw_tensor_of(states, FW_F32, 4, pool);
     change(desc, out);
     alignas(64) static char space[1 << 20];
-    return fw_forward(&desc, &in, &out, nullptr, 0, space, sizeof(space)) == FW_OK ? std::string() : std::string(fw_last_error());
+    return fw_forward(&desc, &in, &out, nullptr, 0, space, sizeof(space)) == FW_OK ? std::string()
+                                                                                   : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&, fw_outputs&) {}), "");
-  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 96; }),
-              HasSubstr("checkpoint_interval: expected 0 or a multiple of 64 tokens, got 96"));
+  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoints.interval = 96; }),
+              HasSubstr("checkpoints.interval: expected 0 or a multiple of 64 tokens, got 96"));
   EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.chunk = 48; }),
-              HasSubstr("checkpoint_interval: expected 0 or a multiple of 64 tokens and of the chunk 48"));
-  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 0; }), HasSubstr("checkpoints: expected none without checkpoint_interval"));
-  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoint_interval = 128; }), HasSubstr("checkpoints: shape: expected [1, 1, 1, 1]"));
+              HasSubstr("checkpoints.interval: expected 0 or a multiple of 64 tokens and of the chunk 48"));
+  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoints.interval = 0; }),
+              HasSubstr("checkpoints: expected none without checkpoints.interval"));
+  EXPECT_THAT(message([](fw_desc& d, fw_outputs&) { d.checkpoints.interval = 128; }),
+              HasSubstr("checkpoints: shape: expected [1, 1, 1, 1]"));
   const auto with_slots = [](int64_t columns, int64_t count) {
     return [=](fw_desc& d, fw_outputs& out) {
-      d.checkpoint_slots = slots, d.checkpoint_columns = columns, d.num_checkpoints = count;
+      d.checkpoints.slots = slots, d.checkpoints.columns = columns, d.checkpoints.num_slots = count;
       out.checkpoints.shape[0] = count;
     };
   };
   EXPECT_EQ(message(with_slots(2, 3)), "");
-  EXPECT_THAT(message(with_slots(1, 3)), HasSubstr("checkpoint_columns: expected at least 2, the checkpoints of the longest sequence, got 1"));
-  EXPECT_THAT(message(with_slots(2, 2)), HasSubstr("checkpoint_slots of sequence 0: expected a slot below 2, got 2"));
+  EXPECT_THAT(message(with_slots(1, 3)),
+              HasSubstr("checkpoints.columns: expected at least 2, the checkpoints of the longest sequence, got 1"));
+  EXPECT_THAT(message(with_slots(2, 2)), HasSubstr("checkpoints.slots of sequence 0: expected a slot below 2, got 2"));
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
   desc.B = desc.T = desc.H = desc.HV = desc.K = desc.V = 1;
-  desc.checkpoint_interval = 64;
+  desc.checkpoints.interval = 64;
   fw_plan* plan = nullptr;
   EXPECT_EQ(fw_plan_create(&desc, 1, &plan), FW_ERROR_ARGUMENT);
-  EXPECT_THAT(fw_last_error(), HasSubstr("checkpoint_interval: expected 0 in fw_step"));
+  EXPECT_THAT(fw_last_error(), HasSubstr("checkpoints.interval: expected 0 in fw_step"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Tokens that nothing scores: what an output no longer reaches has a gradient of exactly 0, also that of a decay, whose chunk form sums over the tokens
-// (recurrence.md section 5). AdamW divides a gradient by its size, so that what rounding leaves there would move weights by a whole step.
+// Tokens that nothing scores: what an output no longer reaches has a gradient of exactly 0, also that of a decay, whose
+// chunk form sums over the tokens (recurrence.md section 5). AdamW divides a gradient by its size, so that what
+// rounding leaves there would move weights by a whole step.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,9 @@ TEST_P(DecayGradient, IsExactlyZeroBehindTheLastScoredToken) {
     Problem problem = random_problem(parse_rule(rule), options);
     problem.d.final_state.clear();
     const auto row = static_cast<size_t>(problem.shape.HV * problem.shape.V);
-    const auto unscored = [&](size_t token) { return static_cast<int64_t>(token) % GetParam().tokens >= GetParam().scored; };
+    const auto unscored = [&](size_t token) {
+      return static_cast<int64_t>(token) % GetParam().tokens >= GetParam().scored;
+    };
     for (size_t i = 0; i < problem.d.o.size(); ++i) {
       if (unscored(i / row)) problem.d.o[i] = 0;
     }
@@ -48,10 +51,11 @@ TEST_P(DecayGradient, IsExactlyZeroBehindTheLastScoredToken) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Lengths, DecayGradient,
-                         ::testing::Values(Unscored{60, 59, false}, Unscored{60, 53, true}, Unscored{65, 64, false}, Unscored{130, 129, true},
-                                           Unscored{130, 50, false}, Unscored{200, 63, true}),
+                         ::testing::Values(Unscored{60, 59, false}, Unscored{60, 53, true}, Unscored{65, 64, false},
+                                           Unscored{130, 129, true}, Unscored{130, 50, false}, Unscored{200, 63, true}),
                          [](const auto& one) {
-                           return fmt::format("{}Of{}{}", one.param.scored, one.param.tokens, one.param.initial_state ? "AfterAState" : "");
+                           return fmt::format("{}Of{}{}", one.param.scored, one.param.tokens,
+                                              one.param.initial_state ? "AfterAState" : "");
                          });
 
 }  // namespace

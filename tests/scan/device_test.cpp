@@ -1,5 +1,5 @@
-// Calls for a CUDA device where there is none, or no CUDA in the build: an error that says so, nothing else. Where there is one, these
-// tests have nothing to show (tests/cuda has).
+// Calls for a CUDA device where there is none, or no CUDA in the build: an error that says so, nothing else. Where
+// there is one, these tests have nothing to show (tests/cuda has).
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,9 +23,9 @@ TEST(Device, ACallWithoutOneSaysWhatIsMissing) {
   fw_desc desc;
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&desc);
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_desc_init(&desc);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   desc.device = FW_DEVICE_CUDA;
   desc.B = desc.T = desc.H = desc.HV = 1;
   desc.K = desc.V = 2;

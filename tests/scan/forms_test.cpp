@@ -1,6 +1,6 @@
-// Chunk form and token form against the reference, forward and every gradient, double and float: all presets, all lengths
-// around the chunk and sub-chunk edges, all head dims; grouped heads, initial states, packing and layouts rotate through
-// the combinations so that every one of them meets every length and every dim.
+// Chunk form and token form against the reference, forward and every gradient, double and float: all presets, all
+// lengths around the chunk and sub-chunk edges, all head dims. Grouped heads, initial states, packing and layouts
+// rotate through the combinations so that every one of them meets every length and every dim.
 #include <array>
 #include <cctype>
 
@@ -12,15 +12,16 @@ namespace {
 
 constexpr double kDoubleBound = 1e-10;
 constexpr double kFloatBound = 2e-5;
-// A gradient that is a vanishing part of the whole (the preconditioner's gates) is compared with this share of the norm of
-// all gradients: float arithmetic on values that cancel cannot give it more digits.
+// A gradient that is a vanishing part of the whole (the preconditioner's gates) is compared with this share of the norm
+// of all gradients: float arithmetic on values that cancel cannot give it more digits.
 constexpr double kFloatFloor = 1e-3;
 
 constexpr std::array<int64_t, 10> kLengths = {0, 1, 2, 15, 16, 17, 63, 64, 65, 130};
 constexpr std::array<int64_t, 6> kDims = {8, 16, 24, 60, 64, 128};
 
-// With a sanitizer every rule still meets the code of every case, but not each with each: one case in `share` of those counted by turn. shares have no factor
-// in common with the number of a rule's cases, so that from rule to rule it is another one.
+// With a sanitizer every rule still meets the code of every case, but not each with each: one case in `share` of those
+// counted by turn. shares have no factor in common with the number of a rule's cases, so that from rule to rule it is
+// another one.
 bool left_out([[maybe_unused]] int64_t turn, [[maybe_unused]] int64_t share) {
 #if defined(FW_SMALL_TESTS)
   return turn % share != 0;
@@ -46,7 +47,8 @@ void expect_forms(const Problem& problem, const HeaderRun& base) {
   const ReferenceInputs grads = problem.backward();
   for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
     for (const fw_dtype dtype : {FW_F64, FW_F32}) {
-      SCOPED_TRACE(::testing::Message() << (form == FW_FORM_CHUNK ? "chunk " : "token ") << base.chunk << (dtype == FW_F64 ? ", double" : ", float"));
+      SCOPED_TRACE(::testing::Message() << (form == FW_FORM_CHUNK ? "chunk " : "token ") << base.chunk
+                                        << (dtype == FW_F64 ? ", double" : ", float"));
       HeaderRun run = base;
       run.form = form;
       run.dtype = dtype;
@@ -68,7 +70,8 @@ TEST_P(Presets, FormsMatchTheReferenceForAllLengthsAndDims) {
     for (const int64_t K : kDims) {
       ++row;
       for (const int64_t V : kDims) {
-        // Two values of V for each length and K, other ones for the next K and for a preset with another seed: together they meet every pair.
+        // Two values of V for each length and K, other ones for the next K and for a preset with another seed: together
+        // they meet every pair.
         if ((++turn + row) % 3 != 0) continue;
         ProblemOptions options;
         options.sequences = layout_of(length, turn);
@@ -91,7 +94,9 @@ TEST_P(Presets, FormsMatchTheReferenceForAllLengthsAndDims) {
   }
 }
 
-std::string preset_name(const ::testing::TestParamInfo<int>& info) { return std::string(presets()[static_cast<size_t>(info.param)].name); }
+std::string preset_name(const ::testing::TestParamInfo<int>& info) {
+  return std::string(presets()[static_cast<size_t>(info.param)].name);
+}
 
 INSTANTIATE_TEST_SUITE_P(Scan, Presets, ::testing::Range(0, static_cast<int>(presets().size())), preset_name);
 
@@ -170,13 +175,15 @@ TEST(Scan, BitsDoNotDependOnPackingThreadsOrStrides) {
         const Problem alone = slice_sequence(problem, n);
         const ReferenceOutputs out = header_forward(alone, run);
         const auto row = static_cast<std::ptrdiff_t>(problem.shape.HV * problem.shape.V);
-        const std::vector<double> part(all.o.begin() + problem.shape.sequences.begin(n) * row, all.o.begin() + problem.shape.sequences.end(n) * row);
+        const std::vector<double> part(all.o.begin() + problem.shape.sequences.begin(n) * row,
+                                       all.o.begin() + problem.shape.sequences.end(n) * row);
         EXPECT_EQ(relative_error(out.o, part), 0) << to_string(rule) << " sequence " << n;
         const ReferenceInputs alone_grads = header_backward(alone, run);
         const auto k_row = static_cast<std::ptrdiff_t>(problem.shape.H * problem.shape.K);
         const auto key = rule.uses_k() ? &ReferenceInputs::k : &ReferenceInputs::g;
         const std::vector<double>& all_keys = grads.*key;
-        const std::vector<double> dk(all_keys.begin() + problem.shape.sequences.begin(n) * k_row, all_keys.begin() + problem.shape.sequences.end(n) * k_row);
+        const std::vector<double> dk(all_keys.begin() + problem.shape.sequences.begin(n) * k_row,
+                                     all_keys.begin() + problem.shape.sequences.end(n) * k_row);
         EXPECT_EQ(relative_error(alone_grads.*key, dk), 0) << to_string(rule) << " sequence " << n;
       }
     }
@@ -201,7 +208,8 @@ TEST(Scan, SplittingWithTheStateHandedOn) {
         tail.in.initial_state = first.final_state;
         tail.in.initial_precond = first.final_precond;
         const ReferenceOutputs second = header_forward(tail, run);
-        EXPECT_LE(relative_error(second.final_state, whole.final_state), kDoubleBound) << to_string(rule) << " cut " << cut;
+        EXPECT_LE(relative_error(second.final_state, whole.final_state), kDoubleBound)
+            << to_string(rule) << " cut " << cut;
         if (form == FW_FORM_TOKEN) {
           EXPECT_EQ(relative_error(second.final_state, uncut.final_state), 0) << to_string(rule) << " cut " << cut;
         }

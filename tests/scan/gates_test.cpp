@@ -1,5 +1,5 @@
-// Gates given as logits (recurrence.md 2.1) through the C header: every rule, form and type against the reference, the numbers of values given as they
-// are, and what is refused.
+// Gates given as logits (recurrence.md 2.1) through the C header: every rule, form and type against the reference, the
+// numbers of values given as they are, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -72,7 +72,8 @@ TEST(Gates, StepsOfLogitsEqualTheWholeSequence) {
     ProblemOptions options = with_logits(named.rule, rule_seed(named.rule, 300));
     options.sequences = SeqLayout::uniform(3, 9);
     const Problem problem = random_problem(named.rule, options);
-    for (const int64_t tokens : {1, 4}) EXPECT_TRUE(close(header_steps(problem, {}, tokens), problem.forward(), 1e-10)) << named.name;
+    for (const int64_t tokens : {1, 4})
+      EXPECT_TRUE(close(header_steps(problem, {}, tokens), problem.forward(), 1e-10)) << named.name;
   }
 }
 
@@ -91,7 +92,8 @@ TEST(Gates, AbsentParametersAreZero) {
   }
 }
 
-// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers, gradients rounded once.
+// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers,
+// gradients rounded once.
 TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
   const auto rounded = [](double x) {
     const float wide = static_cast<float>(x);
@@ -120,7 +122,8 @@ TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
     for (const auto& field : reference_input_fields()) {
       const std::vector<double>&got = narrow_grads.*field.values, &wide = grads.*field.values;
       ASSERT_EQ(got.size(), wide.size());
-      for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], of_tokens(field.name) ? rounded(wide[i]) : wide[i]) << name << " " << field.name;
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_EQ(got[i], of_tokens(field.name) ? rounded(wide[i]) : wide[i]) << name << " " << field.name;
     }
   }
 }
@@ -145,12 +148,12 @@ TEST(Gates, BitsDoNotDependOnTheNumberOfThreads) {
 
 struct SmallCall {
   explicit SmallCall(const char* rule) {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
     desc.B = desc.T = desc.H = desc.HV = 1;
     desc.K = desc.V = 2;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     const int64_t four[4] = {1, 1, 1, 2}, three[3] = {1, 1, 1};
     in.q = in.k = in.v = fw_tensor_of(numbers, FW_F32, 4, four);
     in.g = in.beta = fw_tensor_of(numbers, FW_F32, 3, three);
@@ -158,7 +161,7 @@ struct SmallCall {
   }
   std::string forward() {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     if (fw_workspace_query(&desc, &sizes) != FW_OK) return fw_last_error();
     std::vector<float> memory(sizes.forward / sizeof(float) + 32);
     void* space = memory.data();
@@ -180,13 +183,19 @@ TEST(Gates, WhatTheyCannotBeIsRefused) {
     return call.forward();
   };
   EXPECT_EQ(message([](SmallCall&) {}), "");
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_SIGMOID; }), HasSubstr("gates: g: expected FW_GIVEN_VALUE, FW_GIVEN_SOFTPLUS"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = FW_GIVEN_SOFTPLUS; }), HasSubstr("gates: beta: expected FW_GIVEN_VALUE or FW_GIVEN_SIGMOID"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_SIGMOID; }),
+              HasSubstr("gates: g: expected FW_GIVEN_VALUE, FW_GIVEN_SOFTPLUS"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = FW_GIVEN_SOFTPLUS; }),
+              HasSubstr("gates: beta: expected FW_GIVEN_VALUE or FW_GIVEN_SIGMOID"));
   EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.beta = 17; }), HasSubstr("got 17"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.lambda = FW_GIVEN_SIGMOID; }), HasSubstr("gates: lambda: expected FW_GIVEN_VALUE, since the rule"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOWER_BOUND, c.desc.gates.lower_bound = 1; }), HasSubstr("gates: lower_bound"));
-  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOGSIGMOID, c.desc.gates.divisor = 0; }), HasSubstr("gates: divisor"));
-  EXPECT_THAT(message([&](SmallCall& c) { c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one); }), HasSubstr("a_log: expected none"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.lambda = FW_GIVEN_SIGMOID; }),
+              HasSubstr("gates: lambda: expected FW_GIVEN_VALUE, since the rule"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOWER_BOUND, c.desc.gates.lower_bound = 1; }),
+              HasSubstr("gates: lower_bound"));
+  EXPECT_THAT(message([](SmallCall& c) { c.desc.gates.g = FW_GIVEN_LOGSIGMOID, c.desc.gates.divisor = 0; }),
+              HasSubstr("gates: divisor"));
+  EXPECT_THAT(message([&](SmallCall& c) { c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one); }),
+              HasSubstr("a_log: expected none"));
   EXPECT_THAT(message([&](SmallCall& c) {
                 c.desc.gates.g = FW_GIVEN_LOGSIGMOID;
                 c.in.a_log = fw_tensor_of(c.numbers, FW_F32, 1, one);
@@ -205,8 +214,8 @@ TEST(Gates, AreInThePlanOfCuda) {
   call.desc.device = FW_DEVICE_CUDA;
   call.desc.T = 100;
   fw_sizes values, logits;
-  FW_INIT(&values);
-  FW_INIT(&logits);
+  fw_sizes_init(&values);
+  fw_sizes_init(&logits);
   ASSERT_EQ(fw_workspace_query(&call.desc, &values), FW_OK) << fw_last_error();
   call.desc.gates.beta = FW_GIVEN_SIGMOID;
   ASSERT_EQ(fw_workspace_query(&call.desc, &logits), FW_OK) << fw_last_error();
@@ -218,12 +227,14 @@ TEST(Gates, AreInThePlanOfCuda) {
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
-// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its decay.
+// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
+// decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
   SmallCall call("gated_deltanet");
   call.desc.device = FW_DEVICE_CUDA;
   call.desc.rule.erase_state = FW_ERASE_STATE_PREVIOUS;
-  EXPECT_THAT(call.forward(), HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous or erase_write=own"));
+  EXPECT_THAT(call.forward(),
+              HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous or erase_write=own"));
   call.desc.rule.erase_state = FW_ERASE_STATE_DECAYED;
   call.desc.rule.erase_write = FW_ERASE_WRITE_OWN;
   EXPECT_THAT(call.forward(), HasSubstr("run it on the CPU"));
@@ -236,66 +247,14 @@ TEST(GeneralErase, OfMoreTokensThanHalfTheRowsIsRefusedOnCuda) {
     call.desc.device = FW_DEVICE_CUDA;
     call.desc.T = tokens;
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     return std::string(fw_workspace_query(&call.desc, &sizes) == FW_OK ? "" : fw_last_error());
   };
   constexpr int64_t kMost = (int64_t{1} << 30) - 32;
   EXPECT_EQ(refusal(kMost), "");
-  EXPECT_THAT(refusal(kMost + 1), HasSubstr("descriptor: T: expected at most 1073741792 tokens in all on CUDA with erase_state=previous or erase_write=own, "
+  EXPECT_THAT(refusal(kMost + 1), HasSubstr("descriptor: T: expected at most 1073741792 tokens in all on CUDA with "
+                                            "erase_state=previous or erase_write=own, "
                                             "got 1073741793"));
-}
-
-// A program that was compiled with version 0.1 of the header knows shorter structs; what lies behind them is not read.
-TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
-  SmallCall call("gated_deltanet");
-  ASSERT_EQ(call.forward(), "");
-  const float o[2] = {call.result[0], call.result[1]};
-  constexpr size_t kDesc = offsetof(fw_desc, gates), kInputs = offsetof(fw_inputs, a_log);
-  std::vector<unsigned char> desc(sizeof(fw_desc), 0xff), in(sizeof(fw_inputs), 0xff);
-  fw_init_struct(desc.data(), kDesc);
-  fw_desc started;
-  std::memcpy(&started, desc.data(), kDesc);
-  EXPECT_EQ(started.dtype, FW_F32);
-  EXPECT_EQ(started.rule.precond_x, call.desc.rule.precond_x);
-  EXPECT_EQ(desc[kDesc], 0xff);
-  call.desc.size = kDesc;
-  call.in.size = kInputs;
-  std::memset(&call.desc.gates, 0xff, sizeof(call.desc.gates));
-  std::memset(&call.in.a_log, 0xff, sizeof(fw_inputs) - kInputs);
-  call.out.size = offsetof(fw_outputs, checkpoints);
-  std::memset(&call.out.checkpoints, 0xff, sizeof(fw_outputs) - call.out.size);
-  ASSERT_EQ(call.forward(), "");
-  EXPECT_EQ(call.result[0], o[0]);
-  EXPECT_EQ(call.result[1], o[1]);
-  // Descriptors of the headers since.
-  for (const size_t size :
-       {offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval)}) {
-    fw_desc later = call.desc;
-    fw_init_struct(&later, size);
-    EXPECT_EQ(later.device_number, -1) << size;
-    EXPECT_EQ(later.seqlens_dtype, 64) << size;
-  }
-  constexpr size_t kSecond = offsetof(fw_desc, max_seqlen);
-  fw_init_struct(desc.data(), kSecond);
-  std::memcpy(&started, desc.data(), kSecond);
-  EXPECT_EQ(started.device_number, -1);
-  EXPECT_EQ(started.gates.divisor, 16);
-  EXPECT_EQ(desc[kSecond], 0xff);
-  // Sizes of the headers before forward_saving.
-  fw_sizes sizes, first;
-  FW_INIT(&sizes);
-  std::memset(&first, 0xff, sizeof first);
-  first.size = offsetof(fw_sizes, forward_saving);
-  ASSERT_EQ(fw_workspace_query(&call.desc, &sizes), FW_OK) << fw_last_error();
-  ASSERT_EQ(fw_workspace_query(&call.desc, &first), FW_OK) << fw_last_error();
-  EXPECT_EQ(first.forward, sizes.forward);
-  EXPECT_EQ(first.backward_alone, sizes.backward_alone);
-  EXPECT_EQ(first.forward_saving, SIZE_MAX);
-  EXPECT_LE(sizes.forward_saving, sizes.forward);
-  call.desc.size = kDesc - 8;
-  EXPECT_THAT(call.forward(), HasSubstr("descriptor: size: expected"));
-  call.desc.size = sizeof(fw_desc) + 8;
-  EXPECT_THAT(call.forward(), HasSubstr("descriptor: size: expected"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// docs/internals/gpu_kernels.md has what call/plan.cpp and call/select.h choose for every named rule: key dimensions, kernels and layouts.
-// With FW_WRITE_PAGES set the page is written instead.
+// docs/internals/gpu_kernels.md has what call/plan.cpp and call/select.h choose for every named rule: key dimensions,
+// kernels and layouts. With FW_WRITE_PAGES set the page is written instead.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,9 @@ namespace {
 constexpr const char* kPage = FW_SOURCE_DIR "/docs/internals/gpu_kernels.md";
 
 // Between which marks a table stands.
-std::string begin_of(const std::string& name) { return "<!-- " + name + ": begin (tests/scan/kernel_page_test.cpp) -->\n"; }
+std::string begin_of(const std::string& name) {
+  return "<!-- " + name + ": begin (tests/scan/kernel_page_test.cpp) -->\n";
+}
 std::string end_of(const std::string& name) { return "<!-- " + name + ": end -->\n"; }
 
 // What the plan says behind "name: ".
@@ -32,7 +34,7 @@ std::string line_of(const std::string& plan, const std::string& name) {
 // 4 sequences of 4096 tokens, not cut, 16 heads of 128, bf16.
 fw_desc desc_of(const char* rule) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.io_dtype = desc.operands = FW_BF16;
@@ -75,7 +77,8 @@ std::string table() {
   Rows rows;
   for (int i = 0; fw_rule_name(i) != nullptr; ++i) {
     const std::string plan = plan_of(desc_of(fw_rule_name(i)));
-    rows.add(fmt::format("`{}`", fw_rule_name(i)), line_of(plan, "kernels forward") + " | " + line_of(plan, "kernels backward"));
+    rows.add(fmt::format("`{}`", fw_rule_name(i)),
+             line_of(plan, "kernels forward") + " | " + line_of(plan, "kernels backward"));
   }
   return rows.text("| rule | forward | backward |\n|---|---|---|\n");
 }
@@ -134,7 +137,8 @@ std::string key_table() {
     desc.rule.*part.field = part.value;
     add(fmt::format("`{} {}`", part.rule, part.text), desc);
   }
-  return rows.text("| rule | K 1 to 128 | K 129 to 256 | step bound above 1: K 1 to 128 | K 129 to 256 |\n|---|---|---|---|---|\n");
+  return rows.text(
+      "| rule | K 1 to 128 | K 129 to 256 | step bound above 1: K 1 to 128 | K 129 to 256 |\n|---|---|---|---|---|\n");
 }
 
 std::string layout_table() {
@@ -153,15 +157,18 @@ std::string layout_table() {
     }
     rows.add(fmt::format("`{}`", fw_rule_name(i)), cells);
   }
-  return rows.text("| rule | K = 100 | float32 tensors | 4 key heads, 16 value heads | K = 256 |\n|---|---|---|---|---|\n");
+  return rows.text(
+      "| rule | K = 100 | float32 tensors | 4 key heads, 16 value heads | K = 256 |\n|---|---|---|---|---|\n");
 }
 
 TEST(KernelPage, IsWhatTheSelectionSays) {
-  const std::pair<const char*, std::string> tables[] = {{"keys", key_table()}, {"kernels", table()}, {"layouts", layout_table()}};
+  const std::pair<const char*, std::string> tables[] = {
+      {"keys", key_table()}, {"kernels", table()}, {"layouts", layout_table()}};
   for (const auto& [name, text] : tables) {
     const std::string page = fw::read_file(kPage);
     const size_t begin = page.find(begin_of(name)), end = page.find(end_of(name));
-    ASSERT_TRUE(begin != std::string::npos && end != std::string::npos && begin < end) << kPage << ": expected the two marks of " << name;
+    ASSERT_TRUE(begin != std::string::npos && end != std::string::npos && begin < end)
+        << kPage << ": expected the two marks of " << name;
     const size_t from = begin + begin_of(name).size();
     if (std::getenv("FW_WRITE_PAGES") != nullptr) {
       fw::write_file_atomic(kPage, page.substr(0, from) + text + page.substr(end));
@@ -171,7 +178,8 @@ TEST(KernelPage, IsWhatTheSelectionSays) {
   }
 }
 
-// Every name of the table is a file of kernels, and every file of kernels that a rule can choose has a name on the page.
+// Every name of the table is a file of kernels, and every file of kernels that a rule can choose has a name on the
+// page.
 TEST(KernelPage, NamesFilesThatExist) {
   const std::string text = table();
   for (size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at + 1)) {

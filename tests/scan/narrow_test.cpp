@@ -1,5 +1,5 @@
-// Tensors of bf16 or float16 numbers (io_dtype): the arithmetic is float32 on the widened numbers, and what comes out is rounded once,
-// so such a call gives the bits of a float32 call on the same numbers, rounded.
+// Tensors of bf16 or float16 numbers (io_dtype). The arithmetic is float32 on the widened numbers, and what comes out
+// is rounded once. So such a call gives the bits of a float32 call on the same numbers, rounded.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -52,13 +52,15 @@ ReferenceProblem problem_of(Type type, const Rule& rule, uint64_t seed, int64_t 
   return p;
 }
 
-bool is_stream(const std::string& name) { return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o"; }
+bool is_stream(const std::string& name) {
+  return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
+}
 
-// What a float32 call gives, rounded where the call's tensor is narrow. The preconditioner adds to the gradient of k after
-// the heads have written theirs: there the sum is of a rounded number, one more rounding (2^-8 of the parts).
+// What a float32 call gives, rounded where the call's tensor is narrow. The preconditioner adds to the gradient of k
+// after the heads have written theirs: there the sum is of a rounded number, one more rounding (2^-8 of the parts).
 template <class Struct>
-void expect_rounded(Type type, std::span<const ReferenceField<Struct>> fields, const Struct& halves, const Struct& f32, Bf16Tensors kind, bool precond,
-                    const std::string& what) {
+void expect_rounded(Type type, std::span<const ReferenceField<Struct>> fields, const Struct& halves, const Struct& f32,
+                    Bf16Tensors kind, bool precond, const std::string& what) {
   for (const auto& field : fields) {
     const std::string name = field.name;
     const std::vector<double>&got = halves.*field.values, &wide = f32.*field.values;
@@ -93,8 +95,10 @@ TEST_P(Narrow, IsTheFloatCallRounded) {
     for (const Bf16Tensors kind : {Bf16Tensors::kStreams, Bf16Tensors::kAll}) {
       run.bf16 = kind;
       const std::string what = testing::describe(p);
-      expect_rounded(GetParam(), reference_output_fields(), header_forward(p, run), forward, kind, rule.uses_precond(), what);
-      expect_rounded(GetParam(), reference_input_fields(), header_backward(p, run), backward, kind, rule.uses_precond(), what);
+      expect_rounded(GetParam(), reference_output_fields(), header_forward(p, run), forward, kind, rule.uses_precond(),
+                     what);
+      expect_rounded(GetParam(), reference_input_fields(), header_backward(p, run), backward, kind, rule.uses_precond(),
+                     what);
       run.saved = !run.saved;
     }
   }
@@ -129,7 +133,9 @@ TEST(Float16, GatesAsLogits) {
     run.bf16 = Bf16Tensors::kAll;
     run.float16 = true;
     EXPECT_TRUE(testing::close(header_forward(p, run), p.forward(), 2e-3)) << name;
-    EXPECT_TRUE(testing::close(without_parameters(header_backward(p, run)), without_parameters(p.backward()), 3e-3, 1e-2)) << name;
+    EXPECT_TRUE(
+        testing::close(without_parameters(header_backward(p, run)), without_parameters(p.backward()), 3e-3, 1e-2))
+        << name;
   }
 }
 
@@ -175,11 +181,11 @@ TEST(Bf16, ProductsOfRoundedOperandsAreNearTheReference) {
 
 TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   desc.B = desc.T = desc.H = desc.HV = 1;
   desc.K = desc.V = 2;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   desc.dtype = FW_F64;
   desc.io_dtype = FW_BF16;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
@@ -201,8 +207,8 @@ TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   const int64_t shape[4] = {1, 1, 1, 2};
   fw_inputs in;
   fw_outputs out;
-  FW_INIT(&in);
-  FW_INIT(&out);
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
   in.q = fw_tensor_of(q, FW_BF16, 4, shape);
   in.k = in.v = fw_tensor_of(rest, FW_F32, 4, shape);
   out.o = fw_tensor_of(rest + 2, FW_F32, 4, shape);

@@ -1,7 +1,7 @@
 // How a rule is added (docs/internals/add-rule.md), shown with the relaxed Kaczmarz step without decay:
 // S += k (v - S^T k)^T eta / (|k|^2 + eps).
-// It is a new point of axes that exist, so kernels, gradients, decode, header and program have it as soon as its axes are
-// written down; what is left to do is to say the published formula once, on its own, and to compare.
+// It is a new point of axes that exist, so kernels, gradients, decode, header and program have it as soon as its axes
+// are written down. What is left to do is to say the published formula once, on its own, and to compare.
 #include "reference/paper.h"
 #include "support/recurrence.h"
 

@@ -21,13 +21,13 @@ using ::testing::HasSubstr;
 struct Call {
   static constexpr int64_t kTokens = 40, kDim = 16;
   Call() {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
     desc.B = 2, desc.T = kTokens, desc.H = desc.HV = 2, desc.K = desc.V = kDim;
-    FW_INIT(&in);
-    FW_INIT(&out);
-    FW_INIT(&d);
-    FW_INIT(&grads);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
+    fw_outputs_init(&d);
+    fw_inputs_init(&grads);
     const int64_t rows[4] = {2, kTokens, 2, kDim}, gates[3] = {2, kTokens, 2};
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = -0.01f * static_cast<float>(i % 37);
     in.q = in.k = in.v = d.o = fw_tensor_of(numbers.data(), FW_F32, 4, rows);
@@ -36,7 +36,8 @@ struct Call {
     grads.q = fw_tensor_of(dq.data(), FW_F32, 4, rows);
     grads.g = fw_tensor_of(dg.data(), FW_F32, 3, gates);
   }
-  std::vector<float> numbers = std::vector<float>(2 * kTokens * 2 * kDim), o = numbers, dq = numbers, dg = std::vector<float>(2 * kTokens * 2);
+  std::vector<float> numbers = std::vector<float>(2 * kTokens * 2 * kDim), o = numbers, dq = numbers,
+                     dg = std::vector<float>(2 * kTokens * 2);
   fw_desc desc;
   fw_inputs in, grads;
   fw_outputs out, d;
@@ -67,7 +68,7 @@ Plan plan_of(const fw_desc& desc, bool step) {
 }
 fw_sizes sizes_of(const Plan& plan) {
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   EXPECT_EQ(fw_plan_sizes(plan.get(), &sizes), FW_OK);
   return sizes;
 }
@@ -75,18 +76,25 @@ fw_sizes sizes_of(const Plan& plan) {
 void run(const Plan& plan, Call& call) {
   const fw_sizes sizes = sizes_of(plan);
   const Space space(std::max(sizes.forward, sizes.backward)), saved(sizes.saved);
-  ASSERT_EQ(fw_plan_forward(plan.get(), &call.in, &call.out, saved.data, saved.size(), space.data, space.size()), FW_OK) << fw_last_error();
-  ASSERT_EQ(fw_plan_backward(plan.get(), &call.in, &call.d, &call.grads, saved.data, saved.size(), space.data, space.size()), FW_OK) << fw_last_error();
+  ASSERT_EQ(fw_plan_forward(plan.get(), &call.in, &call.out, saved.data, saved.size(), space.data, space.size()), FW_OK)
+      << fw_last_error();
+  ASSERT_EQ(
+      fw_plan_backward(plan.get(), &call.in, &call.d, &call.grads, saved.data, saved.size(), space.data, space.size()),
+      FW_OK)
+      << fw_last_error();
 }
 
 TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
   Call direct;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&direct.desc, &sizes), FW_OK);
   const Space space(std::max(sizes.forward, sizes.backward)), saved(sizes.saved);
-  ASSERT_EQ(fw_forward(&direct.desc, &direct.in, &direct.out, saved.data, saved.size(), space.data, space.size()), FW_OK);
-  ASSERT_EQ(fw_backward(&direct.desc, &direct.in, &direct.d, &direct.grads, saved.data, saved.size(), space.data, space.size()), FW_OK);
+  ASSERT_EQ(fw_forward(&direct.desc, &direct.in, &direct.out, saved.data, saved.size(), space.data, space.size()),
+            FW_OK);
+  ASSERT_EQ(fw_backward(&direct.desc, &direct.in, &direct.d, &direct.grads, saved.data, saved.size(), space.data,
+                        space.size()),
+            FW_OK);
 
   std::vector<Call> calls(4);
   const Plan plan = plan_of(calls[0].desc, false);
@@ -106,14 +114,15 @@ TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
 TEST(PlanHandle, StepsWithPlansMadeForThem) {
   Call direct, planned;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   ASSERT_EQ(fw_workspace_query(&direct.desc, &sizes), FW_OK);
   const Plan plan = plan_of(planned.desc, true);
   const Space space(std::max(sizes.forward, sizes_of(plan).forward));
   ASSERT_EQ(fw_step(&direct.desc, &direct.in, &direct.out, space.data, space.size()), FW_OK);
   ASSERT_EQ(fw_plan_step(plan.get(), &planned.in, &planned.out, space.data, space.size()), FW_OK) << fw_last_error();
   EXPECT_EQ(planned.o, direct.o);
-  EXPECT_EQ(fw_plan_forward(plan.get(), &planned.in, &planned.out, nullptr, 0, space.data, space.size()), FW_ERROR_ARGUMENT);
+  EXPECT_EQ(fw_plan_forward(plan.get(), &planned.in, &planned.out, nullptr, 0, space.data, space.size()),
+            FW_ERROR_ARGUMENT);
   EXPECT_THAT(fw_last_error(), HasSubstr("plan: expected one that was created without `step`"));
 }
 
@@ -146,8 +155,8 @@ TEST(PlanHandle, KeepsTheThreadsThatItWasMadeWith) {
   set_num_threads(0);
 }
 
-// One thread calls with what the query asked for, another changes the number of threads all the while: a call runs with what it was planned for or refuses the
-// workspace, and never writes behind it.
+// One thread calls with what the query asked for, another changes the number of threads all the while. A call runs with
+// what it was planned for or refuses the workspace, and never writes behind it.
 TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   Call call;
   std::atomic<bool> stop = false;
@@ -163,7 +172,7 @@ TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   int refused = 0;
   for (int i = 0; i < 2000; ++i) {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     ASSERT_EQ(fw_workspace_query(&call.desc, &sizes), FW_OK);
     const Space space(sizes.forward + kBehind);
     const fw_status status = fw_forward(&call.desc, &call.in, &call.out, nullptr, 0, space.data, sizes.forward);
@@ -172,7 +181,8 @@ TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
       ASSERT_EQ(status, FW_ERROR_WORKSPACE) << fw_last_error();
     }
     const auto* bytes = static_cast<const unsigned char*>(space.data) + sizes.forward;
-    ASSERT_TRUE(std::all_of(bytes, bytes + kBehind, [](unsigned char c) { return c == 0; })) << "call " << i << " wrote behind its workspace";
+    ASSERT_TRUE(std::all_of(bytes, bytes + kBehind, [](unsigned char c) { return c == 0; }))
+        << "call " << i << " wrote behind its workspace";
   }
   stop = true;
   flips.join();

@@ -1,9 +1,10 @@
-// Properties of the recurrence for random rules (any combination of axes) and random shapes, through the C header: what the
-// result does not depend on, and that backward is the adjoint of forward. Where the order of sums is the same the bits are
-// compared, else the bounds are those of forms_test.cpp.
+// Properties of the recurrence for random rules (any combination of axes) and random shapes, through the C header: what
+// the result does not depend on, and that backward is the adjoint of forward. Where the order of sums is the same the
+// bits are compared, else the bounds are those of forms_test.cpp.
 //
-// The seed is fixed and printed; RC_PARAMS="seed=7 max_success=1000" test_scan --gtest_filter='Property.*' looks elsewhere, and a
-// failure prints the RC_PARAMS that reproduces it, after it has looked for the smallest case that fails.
+// The seed is fixed and printed; RC_PARAMS="seed=7 max_success=1000" test_scan --gtest_filter='Property.*' looks
+// elsewhere, and a failure prints the RC_PARAMS that reproduces it, after it has looked for the smallest case that
+// fails.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -36,7 +37,8 @@ const int kParamsAreSet = setenv("RC_PARAMS", kParams, 0);
 // RC_GTEST_PROP, but that every property has a seed of its own and with it other cases than its neighbours.
 void check_property(void (*property)()) {
   rc::detail::TestMetadata metadata;
-  metadata.id = metadata.description = std::string("Property/") + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  metadata.id = metadata.description =
+      std::string("Property/") + ::testing::UnitTest::GetInstance()->current_test_info()->name();
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   for (const char c : metadata.id) params.seed = params.seed * 31 + static_cast<unsigned char>(c);
   const rc::detail::TestResult result = rc::detail::checkTestable(property, metadata, params);
@@ -52,16 +54,16 @@ void check_property(void (*property)()) {
 
 constexpr double kDoubleBound = 1e-10;
 constexpr double kFloatBound = 2e-5;
-// Denominators are at least this share of the norm of all fields together, because a gradient that is zero but for rounding
-// has no digits of its own: that of a key with one channel, of which the norm takes away all but 1e-6. In float the bound times
-// the share is three units of rounding of the whole.
+// Denominators are at least this share of the norm of all fields together. A gradient that is zero but for rounding has
+// no digits of its own. An example is that of a key with one channel, of which the norm takes away all but 1e-6. In
+// float the bound times the share is three units of rounding of the whole.
 constexpr double kDoubleFloor = 1e-3;
 constexpr double kFloatFloor = 1e-2;
 
 // --- running and comparing ---
 
-// Forward and backward of a problem; the gradients in `in` and the outputs in `d` of a problem, so that slices of problems are
-// slices of results too.
+// Forward and backward of a problem; the gradients in `in` and the outputs in `d` of a problem, so that slices of
+// problems are slices of results too.
 Problem results(const Problem& problem, const HeaderRun& run) {
   Problem r = problem;
   r.in = header_backward(problem, run);
@@ -71,9 +73,11 @@ Problem results(const Problem& problem, const HeaderRun& run) {
 
 std::string context(const Problem& problem, const HeaderRun& run) {
   std::string lengths;
-  for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) lengths += fmt::format(" {}", problem.shape.sequences.length(n));
-  return fmt::format("\n{}; lengths{}; {} form {} chunk {} layout {} padding {}", describe(problem), lengths, run.dtype == FW_F32 ? "float" : "double",
-                     static_cast<int>(run.form), run.chunk, static_cast<int>(run.state_layout), run.row_padding);
+  for (int64_t n = 0; n < problem.shape.sequences.count(); ++n)
+    lengths += fmt::format(" {}", problem.shape.sequences.length(n));
+  return fmt::format("\n{}; lengths{}; {} form {} chunk {} layout {} padding {}", describe(problem), lengths,
+                     run.dtype == FW_F32 ? "float" : "double", static_cast<int>(run.form), run.chunk,
+                     static_cast<int>(run.state_layout), run.row_padding);
 }
 
 void require(const ::testing::AssertionResult& result, const Problem& problem, const HeaderRun& run) {
@@ -81,15 +85,19 @@ void require(const ::testing::AssertionResult& result, const Problem& problem, c
 }
 
 void require_close(const Problem& got, const Problem& expected, const Problem& problem, const HeaderRun& run) {
-  const double bound = run.dtype == FW_F32 ? kFloatBound : kDoubleBound, floor = run.dtype == FW_F32 ? kFloatFloor : kDoubleFloor;
+  const double bound = run.dtype == FW_F32 ? kFloatBound : kDoubleBound,
+               floor = run.dtype == FW_F32 ? kFloatFloor : kDoubleFloor;
   require(close(got.d, expected.d, bound, floor), problem, run);
   require(close(got.in, expected.in, bound, floor), problem, run);
 }
 
 // Equal bits in every field but those named: a sum over sequences may take them in another order.
-void require_same_bits(const Problem& got, const Problem& expected, const Problem& problem, const HeaderRun& run, const std::string& but = "") {
+void require_same_bits(const Problem& got, const Problem& expected, const Problem& problem, const HeaderRun& run,
+                       const std::string& but = "") {
   const auto check = [&](const char* name, const std::vector<double>& x, const std::vector<double>& y) {
-    if (name == but || (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0))) return;
+    if (name == but ||
+        (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0)))
+      return;
     RC_FAIL(fmt::format("{}: the bits differ, by {:.3g}{}", name, relative_error(x, y), context(problem, run)));
   };
   for (const auto& field : reference_output_fields()) check(field.name, got.d.*field.values, expected.d.*field.values);
@@ -101,15 +109,18 @@ Problem joined(const std::vector<Problem>& parts) {
   Problem all = parts.front();
   std::vector<int64_t> offsets = {0};
   for (const Problem& part : parts) {
-    for (int64_t n = 0; n < part.shape.sequences.count(); ++n) offsets.push_back(offsets.back() + part.shape.sequences.length(n));
+    for (int64_t n = 0; n < part.shape.sequences.count(); ++n)
+      offsets.push_back(offsets.back() + part.shape.sequences.length(n));
   }
   all.shape.sequences = SeqLayout(offsets);
   const auto append = [](const char* name, std::vector<double>& to, const std::vector<double>& from) {
     if (!is_parameter(name)) to.insert(to.end(), from.begin(), from.end());
   };
   for (size_t i = 1; i < parts.size(); ++i) {
-    for (const auto& field : reference_output_fields()) append(field.name, all.d.*field.values, parts[i].d.*field.values);
-    for (const auto& field : reference_input_fields()) append(field.name, all.in.*field.values, parts[i].in.*field.values);
+    for (const auto& field : reference_output_fields())
+      append(field.name, all.d.*field.values, parts[i].d.*field.values);
+    for (const auto& field : reference_input_fields())
+      append(field.name, all.in.*field.values, parts[i].in.*field.values);
   }
   return all;
 }
@@ -136,16 +147,22 @@ Problem rejoined(const Problem& first, const Problem& second) {
     whole.push_back(std::move(head));
   }
   Problem all = joined(whole);
-  for (size_t i = 0; i < all.in.precond_center.size(); ++i) all.in.precond_center[i] = first.in.precond_center[i] + second.in.precond_center[i];
+  for (size_t i = 0; i < all.in.precond_center.size(); ++i)
+    all.in.precond_center[i] = first.in.precond_center[i] + second.in.precond_center[i];
   return all;
 }
 
 // --- random problems ---
 
 // low to high. RapidCheck would begin with small ranges; here every case may have any value.
-int64_t draw(const char* name, int64_t low, int64_t high) { return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(low, high + 1)).as(name); }
+int64_t draw(const char* name, int64_t low, int64_t high) {
+  return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(low, high + 1)).as(name);
+}
 bool draw_bool(const char* name) { return draw(name, 0, 1) == 1; }
-uint64_t draw_seed() { return static_cast<uint64_t>(*rc::gen::noShrink(rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(0, 1 << 30))).as("seed")); }
+uint64_t draw_seed() {
+  return static_cast<uint64_t>(
+      *rc::gen::noShrink(rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(0, 1 << 30))).as("seed"));
+}
 
 // Any combination of the axes that validate() accepts.
 Rule draw_rule() {
@@ -154,7 +171,8 @@ Rule draw_rule() {
     const int64_t value = draw(std::string(axis.name).c_str(), 0, static_cast<int64_t>(axis.values.size()) - 1);
     text += fmt::format("{}={} ", axis.name, axis.values[static_cast<size_t>(value)]);
   }
-  for (const char* number : {"gain_bound=2", "precond_x=1", "precond_x=2", "norm_eps=0.01", "gain_eps=0.1", "lambda=1", "precond_ridge=0.1"}) {
+  for (const char* number : {"gain_bound=2", "precond_x=1", "precond_x=2", "norm_eps=0.01", "gain_eps=0.1", "lambda=1",
+                             "precond_ridge=0.1"}) {
     if (draw(number, 0, 3) == 3) text += fmt::format("{} ", number);
   }
   try {
@@ -174,8 +192,8 @@ void jitter(std::vector<double>& x, double by, Random& random) {
   for (double& y : x) y *= 1 + by * random.normal();
 }
 
-// By how much more than its inputs a problem's results move, forward and backward: with condition c no arithmetic of n bits can
-// give more digits than c 2^-n leaves. Infinite where a state grows out of what float can hold.
+// By how much more than its inputs a problem's results move, forward and backward: with condition c no arithmetic of n
+// bits can give more digits than c 2^-n leaves. Infinite where a state grows out of what float can hold.
 double condition(const Problem& problem) {
   constexpr double kBy = 1e-8, kLarge = 1e12;
   Random random(1);
@@ -189,11 +207,14 @@ double condition(const Problem& problem) {
   for (const auto& field : reference_input_fields()) look_at(before.in.*field.values);
   for (const auto& field : reference_output_fields()) look_at(before.d.*field.values);
   if (largest > kLarge) return std::numeric_limits<double>::infinity();
-  return std::max(worst(compare(after.d, before.d, kDoubleFloor)).error, worst(compare(after.in, before.in, kDoubleFloor)).error) / kBy;
+  return std::max(worst(compare(after.d, before.d, kDoubleFloor)).error,
+                  worst(compare(after.in, before.in, kDoubleFloor)).error) /
+         kBy;
 }
 
-// How much larger a state gets on its way when nothing is written, as the reads see it: against reads of a state that stays as
-// it was. A chunk adds up all that was written and erased in it, so that what grows and is erased again costs digits too.
+// How much larger a state gets on its way when nothing is written, as the reads see it: against reads of a state that
+// stays as it was. A chunk adds up all that was written and erased in it, so that what grows and is erased again costs
+// digits too.
 double growth(Problem problem) {
   Random random(2);
   std::fill(problem.in.v.begin(), problem.in.v.end(), 0.0);
@@ -202,7 +223,8 @@ double growth(Problem problem) {
   const auto longest_row = [&] {
     const std::vector<double> o = header_forward(problem, {}).o;
     double longest = 0;
-    for (auto row = o.begin(); row != o.end(); row += problem.shape.V) longest = std::max(longest, std::inner_product(row, row + problem.shape.V, row, 0.0));
+    for (auto row = o.begin(); row != o.end(); row += problem.shape.V)
+      longest = std::max(longest, std::inner_product(row, row + problem.shape.V, row, 0.0));
     return std::sqrt(longest);
   };
   const double moving = longest_row();
@@ -219,9 +241,9 @@ constexpr double kStable = 30;
 
 bool unstable(const Problem& problem) { return growth(problem) > kStable || condition(problem) > kStable; }
 
-// Some combinations of axes are no stable rule for some inputs: a gain up to 2 with query feedback, an erase gate on long raw
-// keys. Their states grow from token to token, and rounding with them. Such a problem gets smaller gates, then fewer tokens,
-// until it is as well conditioned as a stable rule.
+// Some combinations of axes are no stable rule for some inputs: a gain up to 2 with query feedback, an erase gate on
+// long raw keys. Their states grow from token to token, and rounding with them. Such a problem gets smaller gates, then
+// fewer tokens, until it is as well conditioned as a stable rule.
 Problem tamed(Problem problem) {
   for (int i = 0; i < 6 && unstable(problem); ++i) {
     for (std::vector<double>* gate : {&problem.in.beta, &problem.in.lambda, &problem.in.erase_gate}) {
@@ -241,7 +263,8 @@ Problem draw_problem() {
   options.H = draw("H", 1, 2);
   options.HV = options.H * draw("HV / H", 1, 2);
   options.K = draw("K", 1, 40);
-  options.V = draw("kind of V", 0, 9) == 9 ? draw("V", 125, 140) : draw("V", 1, 40);  // more than one block of value columns
+  // more than one block of value columns
+  options.V = draw("kind of V", 0, 9) == 9 ? draw("V", 125, 140) : draw("V", 1, 40);
   options.gates_per_value_head = draw_bool("gates per value head");
   options.initial_state = draw_bool("initial state");
   options.edge_decays = draw_bool("edge decays");
@@ -318,14 +341,15 @@ FW_PROPERTY(TheNumberOfThreadsChangesNoBit) {
   require_same_bits(with(2), with(1), problem, run);
 }
 
-// S and A handed on, and their gradients handed back. Token by token the sums have the same order, and so have those of chunks
-// when the cut lies between two of them.
+// S and A handed on, and their gradients handed back. Token by token the sums have the same order, and so have those of
+// chunks when the cut lies between two of them.
 FW_PROPERTY(ASequenceCutInTwoIsTheWhole) {
   const Problem problem = tamed(draw_problem());
   const HeaderRun run = draw_run();
   const Problem whole = results(problem, run);
   int64_t longest = 0;
-  for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) longest = std::max(longest, problem.shape.sequences.length(n));
+  for (int64_t n = 0; n < problem.shape.sequences.count(); ++n)
+    longest = std::max(longest, problem.shape.sequences.length(n));
   const int64_t cut = draw("cut", 0, longest);
   Problem first = slice_tokens(problem, 0, cut), second = slice_tokens(problem, cut, longest);
   const ReferenceOutputs before = header_forward(first, run);
@@ -336,7 +360,8 @@ FW_PROPERTY(ASequenceCutInTwoIsTheWhole) {
   first.d.final_precond = after.in.initial_precond;
   const Problem parts = rejoined(results(first, run), after);
   require_close(parts, whole, problem, run);
-  const bool same_order = run.form == FW_FORM_TOKEN || (run.form == FW_FORM_CHUNK && run.chunk > 0 && cut % run.chunk == 0);
+  const bool same_order =
+      run.form == FW_FORM_TOKEN || (run.form == FW_FORM_CHUNK && run.chunk > 0 && cut % run.chunk == 0);
   if (!same_order) return;
   Problem forward = whole, forward_parts = parts;
   forward.in = forward_parts.in = {};
@@ -378,8 +403,8 @@ Product product(std::span<const ReferenceField<Struct>> fields, const Struct& x,
   return sum;
 }
 
-// Outputs are linear in the values and the initial state together, with all else fixed: <dO, J x> needs no difference there, and
-// holds up to the rounding of two scalar products.
+// Outputs are linear in the values and the initial state together, with all else fixed: <dO, J x> needs no difference
+// there, and holds up to the rounding of two scalar products.
 FW_PROPERTY(BackwardIsTheAdjointInValuesAndStateExactly) {
   Problem problem = tamed(draw_problem());
   const HeaderRun run = draw_run();
@@ -391,13 +416,14 @@ FW_PROPERTY(BackwardIsTheAdjointInValuesAndStateExactly) {
   const Product right = product(reference_input_fields(), header_backward(problem, run), x);
   const double bound = (run.dtype == FW_F32 ? kFloatBound : 1e-13) * std::max(left.scale, right.scale);
   if (!(std::abs(left.value - right.value) <= bound)) {
-    RC_FAIL(fmt::format("<dO, J x> = {:.17g}, <J^T dO, x> = {:.17g}, bound {:.3g}{}", left.value, right.value, bound, context(problem, run)));
+    RC_FAIL(fmt::format("<dO, J x> = {:.17g}, <J^T dO, x> = {:.17g}, bound {:.3g}{}", left.value, right.value, bound,
+                        context(problem, run)));
   }
 }
 
-// The derivative along a random direction x in all inputs at once, each moved in proportion to its size (so that the logarithm
-// of a tiny A is as smooth as all else). Decays of 0, -1e4 and -inf stay where they are: the first has no neighbour on one
-// side, the others no influence.
+// The derivative along a random direction x in all inputs at once, each moved in proportion to its size (so that the
+// logarithm of a tiny A is as smooth as all else). Decays of 0, -1e4 and -inf stay where they are: the first has no
+// neighbour on one side, the others no influence.
 FW_PROPERTY(BackwardIsTheAdjointOfForward) {
   const Problem problem = tamed(draw_problem());
   HeaderRun run = draw_run();
@@ -409,7 +435,8 @@ FW_PROPERTY(BackwardIsTheAdjointOfForward) {
     for (double& y : x.*field.values) y = decay && (y == 0 || y <= -1e4) ? 0.0 : y * random.normal();
   }
   const Product right = product(reference_input_fields(), header_backward(problem, run), x);
-  // <dO, forward(in + h x)> - <dO, forward(in - h x)>, and from two of these the derivative by central differences of fourth order.
+  // <dO, forward(in + h x)> - <dO, forward(in - h x)>, and from two of these the derivative by central differences of
+  // fourth order.
   double size = 0;
   const auto value = [&](double h) {
     Problem moved = problem;
@@ -427,14 +454,15 @@ FW_PROPERTY(BackwardIsTheAdjointOfForward) {
   double odd[4], left[3];
   for (int i = 0; i < 4; ++i) odd[i] = value(std::ldexp(kStep, i)) - value(-std::ldexp(kStep, i));
   for (int i = 0; i < 3; ++i) left[i] = (8 * odd[i] - odd[i + 1]) / (12 * std::ldexp(kStep, i));
-  // The bound. Truncation falls by 16 when the step is halved, and by 2 or more where a second derivative jumps between the
-  // points (the preconditioner's squash at 0): it is less than what the two longer steps differ by from the shortest. Rounding:
-  // that of the sums, 1e-15 of their size a unit of condition, over the step.
-  const double bound = std::max(std::abs(left[0] - left[1]), std::abs(left[0] - left[2])) + kStable * 1e-15 * size / kStep;
+  // The bound. Truncation falls by 16 when the step is halved. It falls by 2 or more where a second derivative jumps
+  // between the points (the preconditioner's squash at 0). It is less than what the two longer steps differ by from the
+  // shortest. Rounding: that of the sums, 1e-15 of their size a unit of condition, over the step.
+  const double bound =
+      std::max(std::abs(left[0] - left[1]), std::abs(left[0] - left[2])) + kStable * 1e-15 * size / kStep;
   RC_ASSERT(bound <= 1e-6 * (right.scale + size));  // else this says nothing
   if (!(std::abs(left[0] - right.value) <= bound)) {
-    RC_FAIL(fmt::format("<dO, J x> = {:.17g}, <J^T dO, x> = {:.17g}, bound {:.3g}, scale {:.3g}{}", left[0], right.value, bound, right.scale,
-                        context(problem, run)));
+    RC_FAIL(fmt::format("<dO, J x> = {:.17g}, <J^T dO, x> = {:.17g}, bound {:.3g}, scale {:.3g}{}", left[0],
+                        right.value, bound, right.scale, context(problem, run)));
   }
 }
 

@@ -75,36 +75,44 @@ TEST(Slots, WhatTheyCannotBeIsRefused) {
   static const int32_t slots[2] = {0, 1}, far[2] = {0, 3};
   const auto message = [](auto&& change) {
     fw_desc desc;
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
     desc.B = 2, desc.T = 1, desc.H = desc.HV = desc.K = desc.V = 1;
-    desc.slots = slots;
-    desc.num_slots = 3;
+    desc.state_pool.slots = slots;
+    desc.state_pool.num_slots = 3;
     float numbers[3] = {1, 1, 1}, states[3] = {};
     const int64_t rows[4] = {2, 1, 1, 1}, pool[4] = {3, 1, 1, 1};
     fw_inputs in;
     fw_outputs out;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     in.q = in.k = in.v = out.o = fw_tensor_of(numbers, FW_F32, 4, rows);
     in.initial_state = out.final_state = fw_tensor_of(states, FW_F32, 4, pool);
     void* saved = nullptr;
     change(desc, in, saved);
     alignas(64) static char space[1 << 16];
-    return fw_forward(&desc, &in, &out, saved, sizeof(space), space, sizeof(space)) == FW_OK ? std::string() : std::string(fw_last_error());
+    return fw_forward(&desc, &in, &out, saved, sizeof(space), space, sizeof(space)) == FW_OK
+               ? std::string()
+               : std::string(fw_last_error());
   };
   EXPECT_EQ(message([](fw_desc&, fw_inputs&, void*&) {}), "");
-  EXPECT_THAT(message([](fw_desc&, fw_inputs&, void*& saved) { saved = &saved; }), HasSubstr("saved: expected NULL with slots"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = far; }), HasSubstr("slots of sequence 1: expected a slot below 3, got 3"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.final_slots = far; }), HasSubstr("final_slots of sequence 1: expected a slot below 3, got 3"));
-  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.slots = nullptr, d.final_slots = far; }), HasSubstr("final_slots: expected NULL without slots"));
-  EXPECT_THAT(message([](fw_desc&, fw_inputs& in, void*&) { in.initial_state.dtype = FW_F64; }), HasSubstr("initial_state: dtype: expected 1 or FW_BF16"));
+  EXPECT_THAT(message([](fw_desc&, fw_inputs&, void*& saved) { saved = &saved; }),
+              HasSubstr("saved: expected NULL with slots"));
+  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.state_pool.slots = far; }),
+              HasSubstr("slots of sequence 1: expected a slot below 3, got 3"));
+  EXPECT_THAT(message([](fw_desc& d, fw_inputs&, void*&) { d.state_pool.final_slots = far; }),
+              HasSubstr("final_slots of sequence 1: expected a slot below 3, got 3"));
+  EXPECT_THAT(
+      message([](fw_desc& d, fw_inputs&, void*&) { d.state_pool.slots = nullptr, d.state_pool.final_slots = far; }),
+      HasSubstr("final_slots: expected NULL without slots"));
+  EXPECT_THAT(message([](fw_desc&, fw_inputs& in, void*&) { in.initial_state.dtype = FW_F64; }),
+              HasSubstr("initial_state: dtype: expected FW_F32 or FW_BF16 as the descriptor says, got FW_F64"));
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
   desc.B = desc.T = desc.H = desc.HV = desc.K = desc.V = 1;
-  desc.slots = desc.final_slots = slots;
-  desc.num_slots = 1;
+  desc.state_pool.slots = desc.state_pool.final_slots = slots;
+  desc.state_pool.num_slots = 1;
   fw_plan* plan = nullptr;
   EXPECT_EQ(fw_plan_create(&desc, 1, &plan), FW_ERROR_ARGUMENT);
   EXPECT_THAT(fw_last_error(), HasSubstr("final_slots: expected NULL in fw_step"));

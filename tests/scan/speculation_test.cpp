@@ -1,5 +1,5 @@
-// Tokens that may be taken back (fw_desc.token_slots) on the CPU: whatever was drafted and how much of it was accepted, the bits of steps of one token; slots,
-// and what is refused.
+// Tokens that may be taken back (fw_desc.token_slots) on the CPU: whatever was drafted and how much of it was accepted,
+// the bits of steps of one token; slots, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,8 @@ TEST(Speculation, WhateverIsTakenBackTheTokensThatStayAreThoseOfSteps) {
       run.dtype = drafted == 5 ? FW_F32 : FW_F64;
       const ReferenceOutputs got = header_speculation(problem, run, drafted);
       EXPECT_TRUE(close(got, header_steps(problem, run), 0)) << describe(problem) << " drafted " << drafted;
-      EXPECT_TRUE(close(got, problem.forward(), run.dtype == FW_F64 ? 1e-10 : 1e-4, 1e-3)) << describe(problem) << " drafted " << drafted;
+      EXPECT_TRUE(close(got, problem.forward(), run.dtype == FW_F64 ? 1e-10 : 1e-4, 1e-3))
+          << describe(problem) << " drafted " << drafted;
     }
   }
 }
@@ -54,12 +55,12 @@ TEST(Speculation, TensorsOfBf16) {
 // linear_attention of one head of one channel and one value: S += k v.
 struct Pool {
   Pool() {
-    FW_INIT(&desc);
+    fw_desc_init(&desc);
     EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
     desc.B = 3, desc.T = 2, desc.H = desc.HV = desc.K = desc.V = 1;
     desc.scale = 1;
-    FW_INIT(&in);
-    FW_INIT(&out);
+    fw_inputs_init(&in);
+    fw_outputs_init(&out);
     const int64_t rows[4] = {3, 2, 1, 1};
     in.q = fw_tensor_of(ones.data(), FW_F32, 4, rows);
     in.k = fw_tensor_of(ones.data(), FW_F32, 4, rows);
@@ -74,13 +75,14 @@ struct Pool {
   }
   std::string step() {
     fw_sizes sizes;
-    FW_INIT(&sizes);
+    fw_sizes_init(&sizes);
     if (fw_workspace_query(&desc, &sizes) != FW_OK) return fw_last_error();
     std::vector<char> space(sizes.forward + 64);
     void* const aligned = space.data() + (64 - reinterpret_cast<uintptr_t>(space.data()) % 64) % 64;
     return fw_step(&desc, &in, &out, aligned, sizes.forward) == FW_OK ? std::string() : std::string(fw_last_error());
   }
-  std::vector<float> ones = std::vector<float>(6, 1), v = {1, 2, 3, 4, 5, 6}, o = std::vector<float>(6, 9), states = {100, 200, 300, 400, 500};
+  std::vector<float> ones = std::vector<float>(6, 1), v = {1, 2, 3, 4, 5, 6}, o = std::vector<float>(6, 9),
+                     states = {100, 200, 300, 400, 500};
   fw_desc desc;
   fw_inputs in;
   fw_outputs out;
@@ -90,10 +92,10 @@ TEST(Speculation, SlotsOfTheCpuAreThoseOfAPool) {
   for (const bool clears : {false, true}) {
     Pool p;
     const int32_t slots[3] = {4, 0, 1};
-    p.desc.slots = slots;
-    p.desc.num_slots = 5;
-    p.desc.first_slot = 1;
-    p.desc.skipped = clears ? FW_SKIPPED_ZERO : FW_SKIPPED_KEPT;
+    p.desc.state_pool.slots = slots;
+    p.desc.state_pool.num_slots = 5;
+    p.desc.state_pool.first_slot = 1;
+    p.desc.state_pool.skipped = clears ? FW_SKIPPED_ZERO : FW_SKIPPED_KEPT;
     ASSERT_EQ(p.step(), "");
     const float kept = clears ? 0 : 9;
     EXPECT_EQ(p.o, (std::vector<float>{501, 503, kept, kept, 205, 211}));
@@ -106,11 +108,11 @@ TEST(Speculation, StatesOfTokensMayLieInAnotherPool) {
   Pool p;
   std::vector<float> drafts(7, -1);
   const int32_t slots[3] = {2, -1, 0}, token_slots[6] = {6, 5, 4, 3, -1, 1};
-  p.desc.slots = slots;
-  p.desc.num_slots = 5;
-  p.desc.token_slots = token_slots;
-  p.desc.token_columns = 2;
-  p.desc.num_token_slots = 7;
+  p.desc.state_pool.slots = slots;
+  p.desc.state_pool.num_slots = 5;
+  p.desc.speculation.token_slots = token_slots;
+  p.desc.speculation.columns = 2;
+  p.desc.speculation.num_slots = 7;
   Pool::place(drafts, p.out.final_state);
   ASSERT_EQ(p.step(), "");
   EXPECT_EQ(p.o, (std::vector<float>{301, 303, 9, 9, 105, 111}));
@@ -124,27 +126,35 @@ TEST(Speculation, WhatItCannotBeIsRefused) {
   static const int32_t slots[6] = {0, 0, 1, 1, 2, 2}, accepted[3] = {1, 1, 1};
   const auto message = [](auto&& change) {
     Pool p;
-    p.desc.token_slots = slots;
-    p.desc.token_columns = 2;
-    p.desc.num_token_slots = 5;
-    p.desc.accepted = accepted;
+    p.desc.speculation.token_slots = slots;
+    p.desc.speculation.columns = 2;
+    p.desc.speculation.num_slots = 5;
+    p.desc.speculation.accepted = accepted;
     change(p);
     return p.step();
   };
   EXPECT_EQ(message([](Pool&) {}), "");
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_columns = 1; }), HasSubstr("token_columns: expected at least 2, the tokens of the longest sequence, got 1"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.num_token_slots = 0; }), HasSubstr("num_token_slots: expected 1 to"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.slots = slots, p.desc.num_slots = 5; }), HasSubstr("slots: expected NULL with accepted"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = nullptr; }), HasSubstr("accepted: expected NULL without token_slots"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.first_slot = -1; }), HasSubstr("first_slot: expected 0 or more, got -1"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.skipped = 2; }), HasSubstr("skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got 2"));
-  EXPECT_THAT(message([](Pool& p) { p.desc.num_token_slots = 4; }), HasSubstr("initial_state: shape: expected [4, 1, 1, 1], got [5, 1, 1, 1]"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.speculation.columns = 1; }),
+              HasSubstr("speculation.columns: expected at least 2, the tokens of the longest sequence, got 1"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.speculation.num_slots = 0; }),
+              HasSubstr("speculation.num_slots: expected 1 to"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.state_pool.slots = slots, p.desc.state_pool.num_slots = 5; }),
+              HasSubstr("slots: expected NULL with accepted"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.speculation.token_slots = nullptr; }),
+              HasSubstr("accepted: expected NULL without token_slots"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.state_pool.first_slot = -1; }),
+              HasSubstr("first_slot: expected 0 or more, got -1"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.state_pool.skipped = 2; }),
+              HasSubstr("skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got 2"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.speculation.num_slots = 4; }),
+              HasSubstr("initial_state: shape: expected [4, 1, 1, 1], got [5, 1, 1, 1]"));
   static const int32_t far[6] = {0, 0, 1, 5, 2, 2};
-  EXPECT_THAT(message([](Pool& p) { p.desc.token_slots = far; }), HasSubstr("token_slots of sequence 1: expected a slot below 5, got 5"));
+  EXPECT_THAT(message([](Pool& p) { p.desc.speculation.token_slots = far; }),
+              HasSubstr("token_slots of sequence 1: expected a slot below 5, got 5"));
   Pool p;
-  p.desc.token_slots = slots;
-  p.desc.token_columns = 2;
-  p.desc.num_token_slots = 5;
+  p.desc.speculation.token_slots = slots;
+  p.desc.speculation.columns = 2;
+  p.desc.speculation.num_slots = 5;
   EXPECT_EQ(fw_forward(&p.desc, &p.in, &p.out, nullptr, 0, nullptr, 0), FW_ERROR_ARGUMENT);
   EXPECT_THAT(fw_last_error(), HasSubstr("token_slots: expected NULL in a call other than fw_step"));
 }

@@ -1,5 +1,6 @@
-// Checkpoints of fw_forward (fw_desc.checkpoint_interval), on any device: the outputs do not know that they are made, each is the final state of the tokens in
-// front of it, and a call that starts from one gives what the undisturbed one gave, all to the bit.
+// Checkpoints of fw_forward (fw_desc.checkpoint_interval), on any device. The outputs do not know that they are made.
+// Each is the final state of the tokens in front of it. A call that starts from one gives what the undisturbed one
+// gave. All of this holds to the bit.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,11 +12,14 @@
 namespace fw::testing {
 
 // Of sequence n alone, from token `begin` to token `end`.
-inline Problem tokens_of(const Problem& problem, int64_t n, int64_t begin, int64_t end) { return slice_tokens(slice_sequence(problem, n), begin, end); }
+inline Problem tokens_of(const Problem& problem, int64_t n, int64_t begin, int64_t end) {
+  return slice_tokens(slice_sequence(problem, n), begin, end);
+}
 
-// heads: also that each is the final state of the tokens in front of it. every: those after other numbers of tokens are not looked at (of sequences that are
-// cut).
-inline void expect_checkpoints(const Problem& p, const HeaderRun& run, int64_t interval, int64_t every = 1, bool heads = true) {
+// heads: also that each is the final state of the tokens in front of it. every: those after other numbers of tokens are
+// not looked at (of sequences that are cut).
+inline void expect_checkpoints(const Problem& p, const HeaderRun& run, int64_t interval, int64_t every = 1,
+                               bool heads = true) {
   SCOPED_TRACE(describe(p));
   HeaderRun alone = run;
   alone.pool = alone.device_seqlens = alone.forward_saves = false;

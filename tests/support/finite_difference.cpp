@@ -25,7 +25,8 @@ std::vector<double> differences(const std::function<double()>& f, std::vector<do
   return differences(f, x, all, h);
 }
 
-std::vector<double> differences(const std::function<double()>& f, std::vector<double>& x, const std::vector<size_t>& indices, double h) {
+std::vector<double> differences(const std::function<double()>& f, std::vector<double>& x,
+                                const std::vector<size_t>& indices, double h) {
   std::vector<double> d;
   d.reserve(indices.size());
   for (size_t i : indices) d.push_back(difference(f, x.at(i), h));

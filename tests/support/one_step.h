@@ -1,5 +1,5 @@
-// One token of one head of a rule, from a given state, with the little linear algebra that statements about it need. States
-// are [K, V], row-major; a Vec is a vector or a state.
+// One token of one head of a rule, from a given state, with the little linear algebra that statements about it need.
+// States are [K, V], row-major; a Vec is a vector or a state.
 #pragma once
 
 #include <cmath>

@@ -36,19 +36,25 @@ Problem with_states_of_some(Problem problem);
 void round_values(std::vector<double>& values);
 void round_states(Problem& problem);
 
-// EXPECT_TRUE(close(got, expected, 1e-10)): each field's relative L2 error within the bound; the message names all that are not.
-::testing::AssertionResult close(const ReferenceOutputs& got, const ReferenceOutputs& expected, double bound, double floor_share = 0);
-::testing::AssertionResult close(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share = 0);
+// EXPECT_TRUE(close(got, expected, 1e-10)): each field's relative L2 error within the bound; the message names all that
+// are not.
+::testing::AssertionResult close(const ReferenceOutputs& got, const ReferenceOutputs& expected, double bound,
+                                 double floor_share = 0);
+::testing::AssertionResult close(const ReferenceInputs& got, const ReferenceInputs& expected, double bound,
+                                 double floor_share = 0);
 
-// Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
+// Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once,
+// ...).
 std::vector<Rule> composed_rules();
 inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
 // The same of compare_parameters().
-::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share = 0);
+::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound,
+                                            double floor_share = 0);
 // Those and every preset.
 std::vector<Rule> all_rules();
-// What a test over such a list seeds its random numbers with: from the rule's text (FNV-1a) and `turn`, which tells apart tests and the problems of one, so
-// that a rule's problem is the same whichever rules stand before it. Every residue of a small number is about as likely.
+// What a test over such a list seeds its random numbers with: the rule's text (FNV-1a) and `turn`, which tells apart
+// tests and the problems of one. So a rule's problem is the same whichever rules stand before it. Every residue of a
+// small number is about as likely.
 uint64_t rule_seed(const Rule& rule, uint64_t turn);
 
 }  // namespace fw::testing

@@ -1,5 +1,5 @@
-// Ranks that are threads of one process: each gets a Communicator that copies out of the memory of the others. Those of one device take turns: one computes
-// until it waits for the others.
+// Ranks that are threads of one process: each gets a Communicator that copies out of the memory of the others. Those of
+// one device take turns: one computes until it waits for the others.
 #pragma once
 
 #include <barrier>
@@ -17,8 +17,8 @@ namespace fw::testing {
 
 class ThreadRanks {
  public:
-  // Calls body(its communicator) on `size` threads and waits for them; throws what the lowest rank threw. A rank that ends by itself leaves the others waiting
-  // for it, so body throws on all ranks or on none.
+  // Calls body(its communicator) on `size` threads and waits for them; throws what the lowest rank threw. A rank that
+  // ends by itself leaves the others waiting for it, so body throws on all ranks or on none.
   static void run(int size, const std::function<void(Communicator&)>& body, bool in_turns = false) {
     ThreadRanks ranks(size, in_turns);
     std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
@@ -26,7 +26,8 @@ class ThreadRanks {
     threads.reserve(failures.size());
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
-        const std::unique_lock<std::mutex> turn = in_turns ? std::unique_lock<std::mutex>(ranks.turn_) : std::unique_lock<std::mutex>();
+        const std::unique_lock<std::mutex> turn =
+            in_turns ? std::unique_lock<std::mutex>(ranks.turn_) : std::unique_lock<std::mutex>();
         try {
           Rank mine(ranks, rank);
           body(mine);
@@ -78,7 +79,8 @@ class ThreadRanks {
    private:
     size_t me() const { return static_cast<size_t>(rank_); }
     static void take(const ConstPart& from, const Part& to) {
-      if (from.bytes != to.bytes) fail_internal("ranks: one sends {} bytes, the other expects {}", from.bytes, to.bytes);
+      if (from.bytes != to.bytes)
+        fail_internal("ranks: one sends {} bytes, the other expects {}", from.bytes, to.bytes);
       if (to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
     }
 

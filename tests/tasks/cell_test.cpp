@@ -1,4 +1,5 @@
-// Cells of a task: they learn, go on where they were stopped with the same bits, are not done twice, and refuse other settings.
+// Cells of a task: they learn, go on where they were stopped with the same bits, are not done twice, and refuse other
+// settings.
 #include "tasks/cell.h"
 
 #include <gmock/gmock.h>
@@ -215,7 +216,8 @@ TEST(TaskRecipe, ZoologysMixture) {
   recipe.batch = 256;
   recipe.schedule = "cosine";
   complete(recipe, "mqar_zoology");
-  EXPECT_EQ(recipe.segments, (StringList{"64x4x100000", "128x8x20000", "256x16x20000", "256x32x20000", "256x64x20000"}));
+  EXPECT_EQ(recipe.segments,
+            (StringList{"64x4x100000", "128x8x20000", "256x16x20000", "256x32x20000", "256x64x20000"}));
   EXPECT_EQ(recipe.tests.back(), "1024x256");
   EXPECT_EQ(steps_per_round(recipe), 707);  // as Zoology's program has them
   EXPECT_EQ(recipe.steps, 32 * 707);
@@ -224,12 +226,16 @@ TEST(TaskRecipe, ZoologysMixture) {
   EXPECT_EQ(task_learning_rate(recipe, 0.01, 0), 0.01);
   EXPECT_EQ(task_learning_rate(recipe, 0.01, 706), 0.01);
   EXPECT_NEAR(task_learning_rate(recipe, 0.01, 16 * 707), 0.005, 1e-12);
-  EXPECT_NEAR(task_learning_rate(recipe, 0.01, recipe.steps - 1), 0.01 * (1 + std::cos(3.14159265358979 * 31 / 32)) / 2, 1e-9);
+  EXPECT_NEAR(task_learning_rate(recipe, 0.01, recipe.steps - 1), 0.01 * (1 + std::cos(3.14159265358979 * 31 / 32)) / 2,
+              1e-9);
 }
 
 TEST(TaskRecipe, MixturesThatCannotBe) {
-  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return error_of([&] { complete(recipe, task); }); };
-  EXPECT_THAT(refused({.segments = {"64x4"}}), HasSubstr("segments: expected LENGTHxPAIRSxCOUNT or zoology, with commas between them, got '64x4'"));
+  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") {
+    return error_of([&] { complete(recipe, task); });
+  };
+  EXPECT_THAT(refused({.segments = {"64x4"}}),
+              HasSubstr("segments: expected LENGTHxPAIRSxCOUNT or zoology, with commas between them, got '64x4'"));
   for (const char* bad : {"64x4x0", "64x4x", "axbxc", "64x4x5x6", "64x-4x5", ""})
     EXPECT_THAT(refused({.segments = {bad}}), HasSubstr("segments: expected")) << bad;
   EXPECT_THAT(refused({.segments = {"64x4x10"}, .tests = {"64"}}), HasSubstr("tests: expected LENGTHxPAIRS"));
@@ -271,14 +277,16 @@ TEST(TaskCell, EveryParameterDecays) {
   LanguageModel<float> model(small_cell("").model);
   const auto exempt = [&] {
     const ParamPieces pieces = model.params().pieces();
-    return std::count_if(pieces.data, pieces.data + pieces.count, [](const ParamPiece& piece) { return piece.decay == 0; });
+    return std::count_if(pieces.data, pieces.data + pieces.count,
+                         [](const ParamPiece& piece) { return piece.decay == 0; });
   };
   EXPECT_GT(exempt(), 0);
   model.params().decay_all();
   EXPECT_EQ(exempt(), 0);
 }
 
-// Valid JSON of another kind, files that are cut, models that are damaged: the error names the folder and what to do, and nothing crashes.
+// Valid JSON of another kind, files that are cut, models that are damaged: the error names the folder and what to do,
+// and nothing crashes.
 TEST(TaskCell, DamagedFilesAreNamed) {
   const testing::TempFolder folder;
   const TaskCell whole = small_cell(folder.path("whole"));
@@ -286,14 +294,17 @@ TEST(TaskCell, DamagedFilesAreNamed) {
   const auto result = nlohmann::json::parse(read_file(whole.folder + "/result.json"));
   const auto curve = nlohmann::json::parse(read_file(whole.folder + "/curve.json"));
   int tries = 0;
-  // A file of the cell as `text`: with its curve a result is made again, to the same numbers; without it, and of a curve, the folder is named.
+  // A file of the cell as `text`: with its curve a result is made again, to the same numbers; without it, and of a
+  // curve, the folder is named.
   const auto damaged = [&](const char* name, const std::string& text, bool with_curve) {
     const TaskCell cell = small_cell(folder.path("cell-" + std::to_string(++tries)));
     std::filesystem::copy(whole.folder, cell.folder, std::filesystem::copy_options::recursive);
-    if (std::string(name) == "curve.json" || !with_curve) std::filesystem::remove(cell.folder + (with_curve ? "/result.json" : "/curve.json"));
+    if (std::string(name) == "curve.json" || !with_curve)
+      std::filesystem::remove(cell.folder + (with_curve ? "/result.json" : "/curve.json"));
     write_file_atomic(cell.folder + "/" + name, text);
     std::vector<std::string> notes;
-    const std::string error = error_of([&] { run_cell(cell, {}, nullptr, [&](const std::string& note) { notes.push_back(note); }); });
+    const std::string error =
+        error_of([&] { run_cell(cell, {}, nullptr, [&](const std::string& note) { notes.push_back(note); }); });
     if (std::string(name) == "result.json" && with_curve) {
       EXPECT_EQ(error, "") << text;
       ASSERT_EQ(notes.size(), 1u) << text;
@@ -313,21 +324,23 @@ TEST(TaskCell, DamagedFilesAreNamed) {
     damaged("result.json", text, false);
     damaged("curve.json", text, true);
   }
-  for (const auto& [key, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"scores", nlohmann::json::array()},
-                                                                                      {"scores", {{{"length", nullptr}}}},
-                                                                                      {"curve", 5},
-                                                                                      {"seconds", "x"},
-                                                                                      {"recipe", nlohmann::json::array()},
-                                                                                      {"model", nullptr},
-                                                                                      {"lr", "1"}}) {
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, nlohmann::json>>{{"scores", nlohmann::json::array()},
+                                                           {"scores", {{{"length", nullptr}}}},
+                                                           {"curve", 5},
+                                                           {"seconds", "x"},
+                                                           {"recipe", nlohmann::json::array()},
+                                                           {"model", nullptr},
+                                                           {"lr", "1"}}) {
     damaged("result.json", with(result, key, value), true);
   }
-  for (const auto& [key, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"settings", nlohmann::json::array()},
-                                                                                      {"settings", {{"recipe", 5}}},
-                                                                                      {"seconds", "x"},
-                                                                                      {"curve", 5},
-                                                                                      {"curve", {{{"step", "x"}}}},
-                                                                                      {"curve", nullptr}}) {
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, nlohmann::json>>{{"settings", nlohmann::json::array()},
+                                                           {"settings", {{"recipe", 5}}},
+                                                           {"seconds", "x"},
+                                                           {"curve", 5},
+                                                           {"curve", {{{"step", "x"}}}},
+                                                           {"curve", nullptr}}) {
     damaged("curve.json", with(curve, key, value), true);
   }
   // Points of a curve without an accuracy.
@@ -346,15 +359,19 @@ TEST(TaskCell, WhatAKilledProcessLeftAsideGoes) {
   const testing::TempFolder folder;
   const TaskCell cell = small_cell(folder.path("cell"));
   make_folders(cell.folder + "/best");
-  for (const char* name : {"/best/model.safetensors.tmp-0123456789ab", "/result.json.tmp-ba9876543210"}) std::ofstream(cell.folder + name) << "half";
+  for (const char* name : {"/best/model.safetensors.tmp-0123456789ab", "/result.json.tmp-ba9876543210"})
+    std::ofstream(cell.folder + name) << "half";
   ASSERT_TRUE(run_cell(cell, {}, nullptr));
   EXPECT_FALSE(file_exists(cell.folder + "/best/model.safetensors.tmp-0123456789ab"));
   EXPECT_FALSE(file_exists(cell.folder + "/result.json.tmp-ba9876543210"));
 }
 
 TEST(TaskRecipe, NumbersThatNoProductHolds) {
-  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return error_of([&] { complete(recipe, task); }); };
-  EXPECT_THAT(refused({.segments = {"64x4x9223372036854775807"}, .tests = {"64x4"}}), HasSubstr("segments: expected numbers of at most 1099511627776"));
+  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") {
+    return error_of([&] { complete(recipe, task); });
+  };
+  EXPECT_THAT(refused({.segments = {"64x4x9223372036854775807"}, .tests = {"64x4"}}),
+              HasSubstr("segments: expected numbers of at most 1099511627776"));
   EXPECT_THAT(refused({.lengths = {int64_t{1} << 62}}, "mqar"), HasSubstr("lengths: expected at most"));
   EXPECT_THAT(refused({.steps = int64_t{1} << 62}, "mqar"), HasSubstr("steps: expected at most"));
   EXPECT_THAT(refused({.batch = int64_t{1} << 62}, "mqar"), HasSubstr("batch: expected at most"));
@@ -376,7 +393,10 @@ TEST(TaskCell, AResultComesBackFromItsFile) {
   result.scores = {{256, 0, {100, 50, 0.5, 0.51}, 0.9}, {512, 64, {100, 25, 0.25, 0.26}, -1}};
   const nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
   EXPECT_EQ(to_json(task_result_from_json(json, "x")).dump(), json.dump());  // NaN is null in a file
-  EXPECT_THAT(error_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));
+  EXPECT_THAT(error_of([] {
+                task_result_from_json({{"task", 3}}, "'f'");
+              }),
+              HasSubstr("'f': not the result of a task"));
 }
 
 TEST(TaskModel, NamesOfTablesSayRuleAndLayers) {

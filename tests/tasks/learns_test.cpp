@@ -1,6 +1,6 @@
-// Every synthetic task is learnt on a small setting, in seconds. Settings, chance and what was reached stand in docs/results/measurements.md. The bounds lie
-// below what was reached because instruction sets round differently (tried with DNNL_MAX_CPU_ISA from SSE41 up), and far above chance and what a model reaches
-// that has not found the rule.
+// Every synthetic task is learnt on a small setting, in seconds. Settings, chance and what was reached stand in
+// docs/results/measurements.md. The bounds lie below what was reached because instruction sets round differently (tried
+// with DNNL_MAX_CPU_ISA from SSE41 up). They lie far above chance and what a model reaches that has not found the rule.
 #include <gtest/gtest.h>
 
 #include "base/temp_folder.h"
@@ -38,14 +38,18 @@ TEST(Learns, Needle) { EXPECT_GT(reached("niah_single_1"), 0.4); }      // chanc
 
 TEST(Small, EveryTaskHasSettings) {
   const std::string essay = FW_SOURCE_DIR "/tests/tasks/essay.txt";
-  for (const std::string& task : synthetic_tasks()) EXPECT_GT(small_task(task, hides_in_text(task) ? essay : "").recipe.steps, 0) << task;
+  for (const std::string& task : synthetic_tasks())
+    EXPECT_GT(small_task(task, hides_in_text(task) ? essay : "").recipe.steps, 0) << task;
 }
 
 // Needles in 40 words of an essay; label long (tests/CMakeLists.txt).
-double reached_in_essay(const std::string& task) { return reached(task, "gated_deltanet", FW_SOURCE_DIR "/tests/tasks/essay.txt"); }
-TEST(LearnsLong, NeedleInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_2"), 0.4); }              // chance 10%
-TEST(LearnsLong, UuidInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_3"), 0.4); }                // chance 10%
-TEST(LearnsLong, OneOfFourNeedlesInAnEssay) { EXPECT_GT(reached_in_essay("niah_multikey_1"), 0.4); }  // chance 10%, any of the four 33%
+double reached_in_essay(const std::string& task) {
+  return reached(task, "gated_deltanet", FW_SOURCE_DIR "/tests/tasks/essay.txt");
+}
+TEST(LearnsLong, NeedleInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_2"), 0.4); }  // chance 10%
+TEST(LearnsLong, UuidInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_3"), 0.4); }    // chance 10%
+// chance 10%, any of the four 33%
+TEST(LearnsLong, OneOfFourNeedlesInAnEssay) { EXPECT_GT(reached_in_essay("niah_multikey_1"), 0.4); }
 
 }  // namespace
 }  // namespace fw

@@ -1,4 +1,5 @@
-// Needle tasks: what a prompt says, where the needles stand, values, sizes by tokenizer, and that an example is of its seed and index alone.
+// Needle tasks: what a prompt says, where the needles stand, values, sizes by tokenizer, and that an example is of its
+// seed and index alone.
 #include "tasks/needle.h"
 
 #include <gmock/gmock.h>
@@ -40,13 +41,15 @@ TEST(Needle, ThePromptOfAnExampleInFull) {
     const Request r = task_of("niah_single_1", 128 + 700, *bytes).example(7, i);
     const std::string prompt = r.contexts.front();
     const std::regex shape(
-        "A special magic number is hidden within the following text\\. Make sure to memorize it\\. I will quiz you about the number afterwards\\.\n"
+        "A special magic number is hidden within the following text\\. Make sure to memorize it\\. I will quiz you "
+        "about the number afterwards\\.\n"
         "([^]*)\nWhat is the special magic number for ([a-z]+-[a-z]+) mentioned in the provided text\\? "
         "The special magic number for ([a-z]+-[a-z]+) mentioned in the provided text is");
     std::smatch found;
     ASSERT_TRUE(std::regex_match(prompt, found, shape)) << prompt;
     EXPECT_EQ(found[2], found[3]);
-    const std::string needle = fmt::format("One of the special magic numbers for {} is: {}.", found[2].str(), r.answers.front());
+    const std::string needle =
+        fmt::format("One of the special magic numbers for {} is: {}.", found[2].str(), r.answers.front());
     EXPECT_THAT(r.answers.front(), ::testing::MatchesRegex("[1-9][0-9][0-9][0-9][0-9][0-9][0-9]"));
     std::string context = found[1];
     const size_t at = context.find(needle);
@@ -75,14 +78,18 @@ TEST(Needle, AnEssaysNeedleStandsAtItsDepth) {
     const size_t begin = prompt.find('\n') + 1, end = prompt.rfind('\n');
     const std::string context = prompt.substr(begin, end - begin);
     std::smatch needle;
-    ASSERT_TRUE(std::regex_search(context, needle, std::regex("One of the special magic numbers for [a-z]+-[a-z]+ is: [0-9]{7}\\. ?"))) << prompt;
-    const std::vector<std::string> before = sentences_of(needle.prefix().str()), after = sentences_of(needle.suffix().str());
+    ASSERT_TRUE(std::regex_search(context, needle,
+                                  std::regex("One of the special magic numbers for [a-z]+-[a-z]+ is: [0-9]{7}\\. ?")))
+        << prompt;
+    const std::vector<std::string> before = sentences_of(needle.prefix().str()),
+                                   after = sentences_of(needle.suffix().str());
     ++seen[static_cast<int64_t>(before.size())];
     std::vector<std::string> all = before;
     all.insert(all.end(), after.begin(), after.end());
     for (size_t k = 0; k + 1 < all.size(); ++k) EXPECT_EQ(all[k], fmt::format("Word{} really ends.", k % 40));
   }
-  // The number of sentences is the same for all but a few examples (keys differ in length), and so are the places that depths lead to.
+  // The number of sentences is the same for all but a few examples (keys differ in length), and so are the places that
+  // depths lead to.
   std::set<int64_t> places;
   for (const int64_t depth : depths) {
     for (const int64_t count : {36, 37, 38, 39, 40, 41}) places.insert(count * depth / 100);
@@ -101,7 +108,8 @@ TEST(Needle, FourKeysOneOfWhichIsAskedFor) {
     const Request r = task.example(1, i);
     const std::string& prompt = r.contexts.front();
     std::vector<std::pair<std::string, std::string>> pairs;
-    for (std::sregex_iterator at(prompt.begin(), prompt.end(), needle), end; at != end; ++at) pairs.emplace_back((*at)[1], (*at)[2]);
+    for (std::sregex_iterator at(prompt.begin(), prompt.end(), needle), end; at != end; ++at)
+      pairs.emplace_back((*at)[1], (*at)[2]);
     ASSERT_EQ(pairs.size(), 4u);
     EXPECT_EQ((std::set<std::pair<std::string, std::string>>(pairs.begin(), pairs.end()).size()), 4u);
     for (size_t k = 0; k < 4; ++k) {
@@ -120,7 +128,9 @@ TEST(Needle, UuidsAreOfVersionFour) {
   std::set<std::string> values;
   for (uint64_t i = 0; i < 50; ++i) {
     const Request r = task.example(1, i);
-    EXPECT_TRUE(std::regex_match(r.answers.front(), std::regex("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"))) << r.answers.front();
+    EXPECT_TRUE(std::regex_match(r.answers.front(),
+                                 std::regex("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")))
+        << r.answers.front();
     EXPECT_THAT(r.contexts.front(), HasSubstr("One of the special magic uuids for"));
     EXPECT_TRUE(r.contexts.front().starts_with("A special magic uuid is hidden"));
     values.insert(r.answers.front());
@@ -145,12 +155,15 @@ TEST(Needle, SizedByItsTokenizerAndTheSameEveryTime) {
   }
 }
 
-// The tasks of words are the prompt, piece by piece, and the answer but for its last digit; what they ask for is the answer.
+// The tasks of words are the prompt, piece by piece, and the answer but for its last digit; what they ask for is the
+// answer.
 TEST(NeedleWords, AreThePromptAndAskForTheAnswer) {
   const auto bytes = byte_tokenizer();
-  EXPECT_EQ(needle_pieces("One, for ab-cd is: 90.\n"), (std::vector<std::string_view>{"One", ",", "for", "ab", "-", "cd", "is", ":", "9", "0", "."}));
+  EXPECT_EQ(needle_pieces("One, for ab-cd is: 90.\n"),
+            (std::vector<std::string_view>{"One", ",", "for", "ab", "-", "cd", "is", ":", "9", "0", "."}));
   EXPECT_EQ(needle_pieces("is 0123abcd-89ab-4def-8123-456789abcdef.").size(), 1 + 36 + 1u);
-  EXPECT_EQ(needle_pieces("is 0123abcd-89ab-4def-8123-456789abcde.").size(), 27u) << "a digit too few: words and digits";
+  EXPECT_EQ(needle_pieces("is 0123abcd-89ab-4def-8123-456789abcde.").size(), 27u)
+      << "a digit too few: words and digits";
   for (const std::string& name : needle_tasks()) {
     const NeedleTask prompts = task_of(name, 0, *bytes);
     const size_t answer = name == "niah_single_3" ? 36 : 7;
@@ -194,10 +207,13 @@ TEST(NeedleWords, TheVocabularyIsTheWholeEssaysWhateverTheSize) {
 
 TEST(NeedleWords, RefusesWhatCannotBe) {
   EXPECT_THAT(error_of([] { make_task("niah_single_1", {.length = 1 << 17}); }), HasSubstr("lines of noise"));
-  EXPECT_THAT(error_of([] { make_task("niah_single_1", {.haystack = "text"}); }), HasSubstr("hides its needle in noise"));
+  EXPECT_THAT(error_of([] { make_task("niah_single_1", {.haystack = "text"}); }),
+              HasSubstr("hides its needle in noise"));
   EXPECT_THAT(error_of([] { make_task("niah_single_2", {}); }), HasSubstr("give one with --haystack"));
-  EXPECT_THAT(error_of([] { make_task("niah_single_2", {.haystack = "/no/such/essay"}); }), HasSubstr("/no/such/essay"));
-  EXPECT_THAT(error_of([] { NeedleWords("niah_multikey_1", 1 << 21, Essay("A word.", "essay")); }), HasSubstr("words of the essay"));
+  EXPECT_THAT(error_of([] { make_task("niah_single_2", {.haystack = "/no/such/essay"}); }),
+              HasSubstr("/no/such/essay"));
+  EXPECT_THAT(error_of([] { NeedleWords("niah_multikey_1", 1 << 21, Essay("A word.", "essay")); }),
+              HasSubstr("words of the essay"));
 }
 
 TEST(Needle, RefusesWhatCannotBe) {

@@ -35,33 +35,46 @@ TEST(RawRequests, MultipleChoice) {
   EXPECT_THAT(piqa.choices, ElementsAre("pull", "push"));
   EXPECT_EQ(piqa.gold, 1);
 
-  const Request hellaswag =
-      only("hellaswag",
-           R"({"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he STARTS", "endings": [" is [sic] up. ", "a [title] b", "c", "d"], "label": "2"})");
+  const Request hellaswag = only(
+      "hellaswag",
+      R"({"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he STARTS", "endings": [" is [sic] up. ", "a [title] b", "c", "d"], "label": "2"})");
   EXPECT_THAT(hellaswag.contexts, ElementsAre("Roof: A man sits. He starts"));
   EXPECT_THAT(hellaswag.choices, ElementsAre("is up.", "a. b", "c", "d"));
   EXPECT_EQ(hellaswag.gold, 2);
 
-  const Request winogrande =
-      only("winogrande", R"({"sentence": "The cup beat the box as _ was small.", "option1": "the cup", "option2": "the box", "answer": "2"})");
+  const Request winogrande = only(
+      "winogrande",
+      R"({"sentence": "The cup beat the box as _ was small.", "option1": "the cup", "option2": "the box", "answer": "2"})");
   EXPECT_EQ(winogrande.kind, RequestKind::kContexts);
   EXPECT_THAT(winogrande.contexts, ElementsAre("The cup beat the box as the cup", "The cup beat the box as the box"));
   EXPECT_THAT(winogrande.choices, ElementsAre("was small."));
   EXPECT_EQ(winogrande.gold, 1);
 
-  const Request arc = only("arc_easy", R"({"question": "Why?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]}, "answerKey": "C"})");
+  const Request arc =
+      only("arc_easy",
+           R"({"question": "Why?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]}, "answerKey": "C"})");
   EXPECT_THAT(arc.contexts, ElementsAre("Question: Why?\nAnswer:"));
   EXPECT_EQ(arc.gold, 2);
-  EXPECT_EQ(only("arc_challenge", R"({"question": "Why?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": 2})").gold, 1);
-  EXPECT_THAT(only("openbookqa", R"({"question_stem": "The sun", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"})").contexts,
-              ElementsAre("The sun"));
-  const Request social = only("social_iqa", R"({"context": "C.", "question": "Q?", "answerA": "a", "answerB": "b", "answerC": "c", "label": "3"})");
+  EXPECT_EQ(only("arc_challenge",
+                 R"({"question": "Why?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": 2})")
+                .gold,
+            1);
+  EXPECT_THAT(
+      only("openbookqa",
+           R"({"question_stem": "The sun", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"})")
+          .contexts,
+      ElementsAre("The sun"));
+  const Request social =
+      only("social_iqa",
+           R"({"context": "C.", "question": "Q?", "answerA": "a", "answerB": "b", "answerC": "c", "label": "3"})");
   EXPECT_THAT(social.contexts, ElementsAre("Q: C. Q?\nA:"));
   EXPECT_EQ(social.gold, 2);
   const Request boolq = only("boolq", R"({"passage": "P", "question": "is it", "label": 0})");
   EXPECT_THAT(boolq.contexts, ElementsAre("P\nQuestion: is it?\nAnswer:"));
   EXPECT_THAT(boolq.choices, ElementsAre("no", "yes"));
-  const Request sciq = only("sciq", R"({"support": "S.", "question": "Q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"})");
+  const Request sciq = only(
+      "sciq",
+      R"({"support": "S.", "question": "Q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"})");
   EXPECT_THAT(sciq.contexts, ElementsAre("S.\nQuestion: Q\nAnswer:"));
   EXPECT_THAT(sciq.choices, ElementsAre("a", "b", "c", "d"));
   EXPECT_EQ(sciq.gold, 3);
@@ -82,32 +95,39 @@ TEST(RawRequests, Recall) {
   EXPECT_THAT(fda.until, ElementsAre("\n"));
   EXPECT_EQ(fda.truncation, Truncation::kAnswerWindow);
   EXPECT_EQ(fda.max_length, 2000);
-  const Request swde = only("swde", R"({"text": "Page text. Summary of information above: Year", "key": "Year", "value": "1999"})");
+  const Request swde =
+      only("swde", R"({"text": "Page text. Summary of information above: Year", "key": "Year", "value": "1999"})");
   EXPECT_THAT(swde.contexts, ElementsAre("Page text."));
   EXPECT_EQ(swde.question, ". Year:");
-  const Request stored = only("fda", R"({"text": "Device A. Class: ", "key": "Class", "value": "II"})", {.as_stored = true});
+  const Request stored =
+      only("fda", R"({"text": "Device A. Class: ", "key": "Class", "value": "II"})", {.as_stored = true});
   EXPECT_THAT(stored.contexts, ElementsAre("Device A. Class: "));
   EXPECT_EQ(stored.question, "");
   EXPECT_EQ(stored.truncation, Truncation::kLeft);
   const Request squad = only("squad", R"({"text": "T. The answer is", "value": "x"})");
   EXPECT_THAT(squad.contexts, ElementsAre("T. The answer is"));
-  const Request trivia = only("triviaqa", R"({"context": "[DOC] [TLE] Title. He was born in", "question": "He was born in", "answers": ["Rome", "Roma"]})");
+  const Request trivia = only(
+      "triviaqa",
+      R"({"context": "[DOC] [TLE] Title. He was born in", "question": "He was born in", "answers": ["Rome", "Roma"]})");
   EXPECT_THAT(trivia.contexts, ElementsAre("  Title."));
   EXPECT_EQ(trivia.question, ". He was born in");
   EXPECT_THAT(trivia.answers, ElementsAre("Rome", "Roma"));
 }
 
 TEST(RawRequests, WikiTextAsItWasBefore) {
-  EXPECT_EQ(wikitext_detokenized("= Title = \n \n It 's a \" fine \" ( big ) well @-@ made , 1 @,@ 000 @.@ 5 thing ; so . \n = = Part = = \n the dogs ' bowl : "
+  EXPECT_EQ(wikitext_detokenized("= Title = \n \n It 's a \" fine \" ( big ) well @-@ made , 1 @,@ 000 @.@ 5 thing ; "
+                                 "so . \n = = Part = = \n the dogs ' bowl : "
                                  "N of [ x ] { y } ? no ! "),
-            "= Title =\n\nIt's a \"fine\" (big) well-made, 1,000.5 thing; so.\n== Part ==\nthe dogs' bowl: 1 of [x] {y}? no! ");
+            "= Title =\n\nIt's a \"fine\" (big) well-made, 1,000.5 thing; so.\n== Part ==\nthe dogs' bowl: 1 of [x] "
+            "{y}? no! ");
   EXPECT_EQ(wikitext_detokenized("20 \u00b0 C"), "20\u00b0C");
   EXPECT_EQ(wikitext_detokenized("he said ' yes ' to"), "he said 'yes' to");
 }
 
 TEST(RawRequests, PagesOfAText) {
   const testing::TempFolder folder;
-  write_file_atomic(folder.path("wiki"), " \n = One = \n \n some text \n = = Part = = \n more \n = Two = \n \n last words \n");
+  write_file_atomic(folder.path("wiki"),
+                    " \n = One = \n \n some text \n = = Part = = \n more \n = Two = \n \n last words \n");
   const RequestFile file = requests_from_raw("wikitext", folder.path("wiki"), {}, false);
   ASSERT_EQ(file.requests.size(), 2u);
   EXPECT_EQ(file.requests[0].text, " = One =\n\nsome text\n== Part ==\nmore\n");
@@ -130,7 +150,8 @@ TEST(RawRequests, BadLinesAreNamedAndSkippedOnlyOnRequest) {
 not json
 {"goal": "g", "sol1": "a", "sol2": "b", "label": 7}
 )");
-  EXPECT_THAT(error_of([&] { requests_from_raw("piqa", path, {}, false); }), HasSubstr(path + ":2: the key \"sol2\" is missing; --skip-bad"));
+  EXPECT_THAT(error_of([&] { requests_from_raw("piqa", path, {}, false); }),
+              HasSubstr(path + ":2: the key \"sol2\" is missing; --skip-bad"));
   const RequestFile file = requests_from_raw("piqa", path, {}, true);
   EXPECT_EQ(file.requests.size(), 1u);
   ASSERT_EQ(file.skipped.size(), 3u);
@@ -155,16 +176,23 @@ TEST(Requests, ComeBackFromTheirLines) {
   ASSERT_EQ(file.requests.size(), std::size(lines));
   for (size_t i = 0; i < std::size(lines); ++i) EXPECT_EQ(to_json(file.requests[i]).dump(), lines[i]);
   EXPECT_EQ(read_requests(folder.path("r"), "fda", false).requests.size(), 1u);
-  EXPECT_THAT(error_of([&] { read_requests(folder.path("r"), "sciq", false); }), HasSubstr("no request of the task 'sciq'; its tasks are piqa, winogrande"));
+  EXPECT_THAT(error_of([&] { read_requests(folder.path("r"), "sciq", false); }),
+              HasSubstr("no request of the task 'sciq'; its tasks are piqa, winogrande"));
 }
 
 TEST(Requests, LinesThatAreNone) {
-  const auto refused = [](const std::string& line) { return error_of([&] { request_from_json(nlohmann::json::parse(line), "f:1"); }); };
+  const auto refused = [](const std::string& line) {
+    return error_of([&] { request_from_json(nlohmann::json::parse(line), "f:1"); });
+  };
   EXPECT_EQ(refused("3"), "f:1: expected a JSON object, got 3");
-  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mcc"})"), "f:1: type: expected one of mc, mc_ctx, ll, rolling, gen, got 'mcc'; did you mean 'mc'?");
-  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a"],"gold":0})"), "f:1: choices: expected at least 2, got 1");
-  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a",""],"gold":0})"), "f:1: choices: expected texts, got an empty one");
-  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a","b"],"gold":2})"), "f:1: gold: expected a whole number from 0 to 1, got 2");
+  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mcc"})"),
+            "f:1: type: expected one of mc, mc_ctx, ll, rolling, gen, got 'mcc'; did you mean 'mc'?");
+  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a"],"gold":0})"),
+            "f:1: choices: expected at least 2, got 1");
+  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a",""],"gold":0})"),
+            "f:1: choices: expected texts, got an empty one");
+  EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a","b"],"gold":2})"),
+            "f:1: gold: expected a whole number from 0 to 1, got 2");
   EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"ll","ctx":"c"})"), "f:1: the key \"cont\" is missing");
   EXPECT_EQ(refused(R"({"task":"a","id":[],"type":"ll","ctx":"c"})"), "f:1: id: expected a string, got []");
   EXPECT_EQ(refused(R"({"task":"a","id":0,"type":"gen","prompt":"p","answers":[],"max_gen":3,"metric":"contains"})"),
@@ -178,20 +206,26 @@ TEST(RawRequests, AreCheckedAsRequestsAre) {
     write_file_atomic(folder.path("raw"), line);
     return error_of([&] { requests_from_raw(task, folder.path("raw"), {}, false); });
   };
-  EXPECT_THAT(refused("squad", R"({"text": "t", "value": ""})"), HasSubstr("answers: expected texts, got an empty one"));
-  EXPECT_THAT(refused("nq", R"({"context": "c", "question": "q", "answers": []})"), HasSubstr("answers: expected at least 1"));
-  EXPECT_THAT(refused("piqa", R"({"goal": "g", "sol1": "", "sol2": "b", "label": 0})"), HasSubstr("choices: expected texts, got an empty one"));
-  EXPECT_THAT(refused("hellaswag", R"({"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["one"], "label": 0})"),
-              HasSubstr("choices: expected at least 2, got 1"));
+  EXPECT_THAT(refused("squad", R"({"text": "t", "value": ""})"),
+              HasSubstr("answers: expected texts, got an empty one"));
+  EXPECT_THAT(refused("nq", R"({"context": "c", "question": "q", "answers": []})"),
+              HasSubstr("answers: expected at least 1"));
+  EXPECT_THAT(refused("piqa", R"({"goal": "g", "sol1": "", "sol2": "b", "label": 0})"),
+              HasSubstr("choices: expected texts, got an empty one"));
+  EXPECT_THAT(
+      refused("hellaswag", R"({"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["one"], "label": 0})"),
+      HasSubstr("choices: expected at least 2, got 1"));
 }
 
 TEST(Requests, NumbersAsPythonWritesThem) {
   const testing::TempFolder folder;
-  const std::string good = R"({"task":"a","id":"0","type":"ll","ctx":"c","cont":" d","score":NaN,"other":[-Infinity,1e999]})";
+  const std::string good =
+      R"({"task":"a","id":"0","type":"ll","ctx":"c","cont":" d","score":NaN,"other":[-Infinity,1e999]})";
   write_file_atomic(folder.path("r"), good);
   EXPECT_EQ(read_requests(folder.path("r"), "", false).requests.size(), 1u);
   const auto refused = [&](const std::string& gold) {
-    write_file_atomic(folder.path("r"), R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a","b"],"gold":)" + gold + "}");
+    write_file_atomic(folder.path("r"),
+                      R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a","b"],"gold":)" + gold + "}");
     return error_of([&] { read_requests(folder.path("r"), "", false); });
   };
   EXPECT_THAT(refused("NaN"), HasSubstr("gold: expected a whole number from 0 to 1, got NaN"));

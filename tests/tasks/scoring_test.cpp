@@ -1,5 +1,5 @@
-// Scoring: against sums over the logits of whole sequences, one after the other; and against values worked out by hand under a model that gives
-// every token the same probability.
+// Scoring: against sums over the logits of whole sequences, one after the other; and against values worked out by hand
+// under a model that gives every token the same probability.
 #include "tasks/scoring.h"
 
 #include <gmock/gmock.h>
@@ -66,12 +66,14 @@ double plain_log_likelihood(LanguageModel<float>& model, const std::string& give
   std::vector<float> logits(ids.size() * 256);
   model.forward_all(ids, SeqLayout({0, count}), nullptr, {logits.data(), count, 256});
   double sum = 0;
-  for (size_t t = given.size(); t < ids.size(); ++t) sum += log_probability(std::span(logits).subspan((t - 1) * 256, 256), ids[t]);
+  for (size_t t = given.size(); t < ids.size(); ++t)
+    sum += log_probability(std::span(logits).subspan((t - 1) * 256, 256), ids[t]);
   return sum;
 }
 
-std::vector<RequestScore> run(LanguageModel<float>& model, const std::vector<Request>& requests, const ScoringOptions& options,
-                              std::vector<TaskScores>* scores = nullptr, int64_t* contexts = nullptr) {
+std::vector<RequestScore> run(LanguageModel<float>& model, const std::vector<Request>& requests,
+                              const ScoringOptions& options, std::vector<TaskScores>* scores = nullptr,
+                              int64_t* contexts = nullptr) {
   const auto bytes = byte_tokenizer();
   Scoring scoring(model, *bytes, options, requests);
   std::vector<RequestScore> all;
@@ -111,7 +113,8 @@ TEST(Scoring, ContextsOfTheirOwn) {
   EXPECT_EQ(score.values.count("acc_norm"), 0u);
 }
 
-// By hand: with p = 1/256 a token has ln(1/256) = -5.545; " a" has 2 bytes, " na\u00efve" 7 of 5 characters and the space.
+// By hand: with p = 1/256 a token has ln(1/256) = -5.545; " a" has 2 bytes, " na\u00efve" 7 of 5 characters and the
+// space.
 TEST(Scoring, AccuracyByLengthCountsCodePoints) {
   LanguageModel<float> model = uniform_model();
   const double token = -std::log(256.0);
@@ -126,7 +129,8 @@ TEST(Scoring, AccuracyByLengthCountsCodePoints) {
   EXPECT_EQ(score.values.at("acc"), 0);
   EXPECT_EQ(score.values.at("acc_norm"), 1);  // 2 / 1 > 7 / 5; by bytes 7 / 6 would be right too, so:
   Request both = r;
-  both.choices = {"ab", "\u00e9\u00e9\u00e9"};  // 3 tokens for 2 characters, 7 for 3: by code points the first, by bytes (7 / 6) the second
+  // 3 tokens for 2 characters, 7 for 3: by code points the first, by bytes (7 / 6) the second
+  both.choices = {"ab", "\u00e9\u00e9\u00e9"};
   both.gold = 0;
   EXPECT_EQ(run(model, {both}, {}).front().values.at("acc_norm"), 1);
 }
@@ -159,7 +163,8 @@ TEST(Scoring, LastWordsByHand) {
   EXPECT_EQ(scores[0].requests, 3);
   ASSERT_EQ(scores[0].metrics.size(), 2u);
   EXPECT_EQ(scores[0].metrics[0].name, "perplexity");
-  EXPECT_NEAR(scores[0].metrics[0].value, std::pow(256.0, 3), 1e-4 * std::pow(256.0, 3));  // 256 to the mean of 2, 4 and 3
+  // 256 to the mean of 2, 4 and 3
+  EXPECT_NEAR(scores[0].metrics[0].value, std::pow(256.0, 3), 1e-4 * std::pow(256.0, 3));
   EXPECT_EQ(scores[0].metrics[1].name, "acc");
   EXPECT_NEAR(scores[0].metrics[1].value, 1.0 / 3, 1e-12);
   EXPECT_NEAR(scores[0].metrics[1].error, 1.0 / 3, 1e-12);  // variance of 0, 0, 1 with n - 1: 1/3; over n: 1/9
@@ -185,7 +190,8 @@ TEST(Scoring, WindowsOfAText) {
   LanguageModel<float> model = random_model();
   LikelihoodScorer scorer(model, 4);
   const std::vector<int32_t> ids = byte_tokenizer()->encode("abcdefghijk");
-  const double expected = plain_log_likelihood(model, "\n", "abcd") + plain_log_likelihood(model, "d", "efgh") + plain_log_likelihood(model, "gh", "ijk");
+  const double expected = plain_log_likelihood(model, "\n", "abcd") + plain_log_likelihood(model, "d", "efgh") +
+                          plain_log_likelihood(model, "gh", "ijk");
   EXPECT_NEAR(scorer.rolling(ids, '\n'), expected, 1e-4 * std::abs(expected));
   LikelihoodScorer whole(model, 0);
   const double in_one = plain_log_likelihood(model, "\n", "abcdefghijk");
@@ -204,8 +210,11 @@ TEST(Scoring, WhatIsTooLongLosesItsLeft) {
   const std::vector<Request> requests{r};
   Scoring scoring(model, *bytes, {.max_length = 4}, requests);
   EXPECT_EQ(scoring.truncated(), 1);
-  scoring.run([&](const Request&, const RequestScore& s) { EXPECT_NEAR(s.values.at("log_likelihood"), cut, 1e-4 * std::abs(cut)); });
-  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {.max_length = 2}, requests); }), HasSubstr("f:1 (task t, id 1): a continuation of 3 tokens"));
+  scoring.run([&](const Request&, const RequestScore& s) {
+    EXPECT_NEAR(s.values.at("log_likelihood"), cut, 1e-4 * std::abs(cut));
+  });
+  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {.max_length = 2}, requests); }),
+              HasSubstr("f:1 (task t, id 1): a continuation of 3 tokens"));
 }
 
 Request generation(const std::string& prompt, std::vector<std::string> answers) {
@@ -238,9 +247,11 @@ TEST(Scoring, OutputIsGreedyAndEndsAtAStopText) {
   r.metric = AnswerMetric::kSubstrAll;
   EXPECT_EQ(run(model, {r}, {}).front().values.at("substr_all"), 0.5);
   r.until = {output.substr(3, 1), output.substr(2, 1)};
-  EXPECT_EQ(run(model, {r}, {}).front().output, output.substr(0, std::min(output.find(r.until[0]), output.find(r.until[1]))));
+  EXPECT_EQ(run(model, {r}, {}).front().output,
+            output.substr(0, std::min(output.find(r.until[0]), output.find(r.until[1]))));
   r.until.clear();
-  EXPECT_EQ(run(model, {r}, {.end_tokens = {static_cast<unsigned char>(output[4])}}).front().output, output.substr(0, output.find(output[4])));
+  EXPECT_EQ(run(model, {r}, {.end_tokens = {static_cast<unsigned char>(output[4])}}).front().output,
+            output.substr(0, output.find(output[4])));
 }
 
 TEST(Scoring, DocumentsAreCutAndQuestionsAreNot) {
@@ -253,7 +264,8 @@ TEST(Scoring, DocumentsAreCutAndQuestionsAreNot) {
     const std::string output = run(model, {r}, {}).front().output;
     // Which prompt this is the output of.
     for (size_t begin = 0; begin + 10 <= r.contexts.front().size(); ++begin) {
-      if (greedy(model, r.contexts.front().substr(begin, 10) + " Key:", 6) == output) return r.contexts.front().substr(begin, 10);
+      if (greedy(model, r.contexts.front().substr(begin, 10) + " Key:", 6) == output)
+        return r.contexts.front().substr(begin, 10);
     }
     return std::string("none");
   };
@@ -278,12 +290,15 @@ TEST(Scoring, WhatCannotFitIsSaidBeforeAnyWork) {
   EXPECT_THAT(refused(r), HasSubstr("a question of 17 tokens and an output of 6 leave no room"));
   Request needle = generation("a prompt of 21 tokens", {"x"});
   needle.max_length = 26;
-  EXPECT_THAT(refused(needle), HasSubstr("21 tokens with this tokenizer, and with 6 of the output it is longer than its length of 26"));
+  EXPECT_THAT(refused(needle),
+              HasSubstr("21 tokens with this tokenizer, and with 6 of the output it is longer than its length of 26"));
   needle.max_length = 27;
   EXPECT_EQ(refused(needle), "");
   const auto ids = id_tokenizer(256);
-  EXPECT_THAT(error_of([&] { Scoring(model, *ids, {}, {needle}); }), HasSubstr("f:1 (task t, id 1): text of token ids: expected numbers"));
-  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {.prefix = 256}, {needle}); }), HasSubstr("prefix token: expected 0 to 255, got 256"));
+  EXPECT_THAT(error_of([&] { Scoring(model, *ids, {}, {needle}); }),
+              HasSubstr("f:1 (task t, id 1): text of token ids: expected numbers"));
+  EXPECT_THAT(error_of([&] { Scoring(model, *bytes, {.prefix = 256}, {needle}); }),
+              HasSubstr("prefix token: expected 0 to 255, got 256"));
 }
 
 TEST(Scoring, TasksAndLengthsApart) {
@@ -334,7 +349,8 @@ Request continuation(const std::string& context, const std::string& rest) {
 TEST(Scoring, ATokenAcrossTheJoinLeavesTheContinuationAlone) {
   LanguageModel<float> model = random_model();
   const JoiningTokenizer joining;
-  const std::vector<Request> requests{continuation("hello", " you"), continuation("a", " b"), continuation("xa", " bc")};
+  const std::vector<Request> requests{continuation("hello", " you"), continuation("a", " b"),
+                                      continuation("xa", " bc")};
   Scoring scoring(model, joining, {}, requests);
   EXPECT_EQ(scoring.apart(), 1);
   std::vector<double> scores;
@@ -348,8 +364,10 @@ TEST(Scoring, ATokenAcrossTheJoinLeavesTheContinuationAlone) {
 
 TEST(Scoring, AnEmptyContextIsThePrefixOnce) {
   LanguageModel<float> model = random_model();
-  EXPECT_NEAR(run(model, {continuation("", "ab")}, {.prefix = 'x'}).front().values.at("log_likelihood"), plain_log_likelihood(model, "x", "ab"), 1e-4);
-  EXPECT_NEAR(run(model, {continuation("", "xab")}, {.prefix = 'x'}).front().values.at("log_likelihood"), plain_log_likelihood(model, "x", "ab"), 1e-4);
+  EXPECT_NEAR(run(model, {continuation("", "ab")}, {.prefix = 'x'}).front().values.at("log_likelihood"),
+              plain_log_likelihood(model, "x", "ab"), 1e-4);
+  EXPECT_NEAR(run(model, {continuation("", "xab")}, {.prefix = 'x'}).front().values.at("log_likelihood"),
+              plain_log_likelihood(model, "x", "ab"), 1e-4);
 }
 
 TEST(Scoring, RequestsThatCannotBeScoredAreLeftOutWhereAsked) {
@@ -402,7 +420,8 @@ TEST(Likelihood, AStopIsHeardInsideAContextAndAWindow) {
   LikelihoodScorer scorer(model, 0);
   const std::vector<int32_t> long_one(5000, 7);
   request_stop();
-  EXPECT_THAT(stop_of([&] { scorer.continuation(long_one, std::vector<int32_t>{1}); }), HasSubstr("tokens of a context"));
+  EXPECT_THAT(stop_of([&] { scorer.continuation(long_one, std::vector<int32_t>{1}); }),
+              HasSubstr("tokens of a context"));
   EXPECT_THAT(stop_of([&] { scorer.rolling(long_one, 1); }), HasSubstr("stopped after 0"));
   withdraw_stop();
 }

@@ -1,5 +1,5 @@
-// Synthetic tasks: where labels stand and what they are, the distributions of the papers (docs/tasks.md), examples by seed and index,
-// ceilings by simulation against those computed elsewhere, accuracy by hand.
+// Synthetic tasks: where labels stand and what they are, the distributions of the papers (docs/tasks.md), examples by
+// seed and index, ceilings by simulation against those computed elsewhere, accuracy by hand.
 #include "tasks/synthetic.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,9 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-int64_t labels_of(const TaskExample& one) { return static_cast<int64_t>(one.labels.size()) - std::count(one.labels.begin(), one.labels.end(), kNoLabel); }
+int64_t labels_of(const TaskExample& one) {
+  return static_cast<int64_t>(one.labels.size()) - std::count(one.labels.begin(), one.labels.end(), kNoLabel);
+}
 
 TEST(Synthetic, AnExampleIsOfItsSeedAndIndexAlone) {
   const testing::TempFolder folder;
@@ -43,17 +45,21 @@ TEST(Synthetic, AnExampleIsOfItsSeedAndIndexAlone) {
     EXPECT_EQ(tokens, tokens3) << name;
     EXPECT_EQ(labels, labels3) << name;
     const TaskExample fifth = task->example(42, 105);
-    EXPECT_TRUE(std::equal(fifth.tokens.begin(), fifth.tokens.end(), tokens.begin() + static_cast<long>(5 * length))) << name;
-    EXPECT_TRUE(std::equal(fifth.labels.begin(), fifth.labels.end(), labels.begin() + static_cast<long>(5 * length))) << name;
+    EXPECT_TRUE(std::equal(fifth.tokens.begin(), fifth.tokens.end(), tokens.begin() + static_cast<long>(5 * length)))
+        << name;
+    EXPECT_TRUE(std::equal(fifth.labels.begin(), fifth.labels.end(), labels.begin() + static_cast<long>(5 * length)))
+        << name;
     EXPECT_NE(fifth.tokens, task->example(42, 106).tokens) << name;
     EXPECT_NE(fifth.tokens, task->example(43, 105).tokens) << name;
     EXPECT_NE(task->example(0, 1).tokens, task->example(1, 0).tokens) << name;
     for (const int32_t token : tokens) ASSERT_TRUE(token >= 0 && token < task->vocab_size()) << name;
-    for (const int32_t label : labels) ASSERT_TRUE(label == kNoLabel || (label >= 0 && label < task->vocab_size())) << name;
+    for (const int32_t label : labels)
+      ASSERT_TRUE(label == kNoLabel || (label >= 0 && label < task->vocab_size())) << name;
   }
 }
 
-// Published (PCG64 of numpy): labels of an example 29.6, 30.9, 31.5, 31.7, the rest collide; a last-write memory gets 98.5, 97.0, 94.3, 89.0%.
+// Published (PCG64 of numpy): labels of an example 29.6, 30.9, 31.5, 31.7, the rest collide; a last-write memory gets
+// 98.5, 97.0, 94.3, 89.0%.
 TEST(Mqar, LabelsAndCeilingsOfThePaper) {
   const std::array<double, 4> labels{29.6, 30.9, 31.5, 31.7}, ceilings{0.985, 0.970, 0.943, 0.890};
   for (size_t i = 0; i < labels.size(); ++i) {
@@ -137,7 +143,8 @@ TEST(MqarZoology, PairsAreDistinctAndAskedForOnceAtEvenDistances) {
 // The first pair's distance has the weights themselves; the second's are those without the first: both summed by hand.
 TEST(MqarZoology, DistancesHaveTheirWeights) {
   constexpr int kCount = 40000;
-  const auto task = make_task("mqar_zoology", {.length = 12, .pairs = 2, .vocab_size = 64, .power = 0.5, .noise = false});
+  const auto task =
+      make_task("mqar_zoology", {.length = 12, .pairs = 2, .vocab_size = 64, .power = 0.5, .noise = false});
   std::array<double, 4> first{}, second{}, p{}, q{};
   double total = 0;
   for (size_t i = 0; i < 4; ++i) total += p[i] = std::pow(static_cast<double>(i + 1), -0.5);
@@ -162,7 +169,8 @@ TEST(MqarZoology, DistancesHaveTheirWeights) {
 
 TEST(MqarZoology, ThePapersMixture) {
   for (const auto& segments : {zoology_training(), zoology_tests()}) {
-    for (const TaskSegment& s : segments) EXPECT_EQ(labels_of(make_task("mqar_zoology", {.length = s.length, .pairs = s.pairs})->example(1, 1)), s.pairs);
+    for (const TaskSegment& s : segments)
+      EXPECT_EQ(labels_of(make_task("mqar_zoology", {.length = s.length, .pairs = s.pairs})->example(1, 1)), s.pairs);
   }
   EXPECT_EQ(zoology_training().size(), 5u);
   EXPECT_EQ(zoology_tests().size(), 7u);
@@ -223,13 +231,15 @@ TEST(Stack, AMachineFindsEveryLabel) {
       labels += static_cast<double>(labels_of(one));
     }
     EXPECT_NEAR(labels / kCount, published[i], 0.02 * published[i] + 0.5) << task->length();
-    EXPECT_NEAR(static_cast<double>(pushes) / static_cast<double>(choices), 0.6, 4 * std::sqrt(0.24 / static_cast<double>(choices)));
+    EXPECT_NEAR(static_cast<double>(pushes) / static_cast<double>(choices), 0.6,
+                4 * std::sqrt(0.24 / static_cast<double>(choices)));
   }
 }
 
 TEST(Synthetic, AccuracyByHand) {
   const int32_t n = kNoLabel;
-  const std::vector<int32_t> labels{n, 3, 4, n, n, 7, n, n, n, n, n, n}, predictions{1, 3, 5, 5, 7, 7, 0, 0, 1, 2, 3, 4};
+  const std::vector<int32_t> labels{n, 3, 4, n, n, 7, n, n, n, n, n, n},
+      predictions{1, 3, 5, 5, 7, 7, 0, 0, 1, 2, 3, 4};
   const TaskAccuracy accuracy = task_accuracy(predictions, labels, 4);
   EXPECT_EQ(accuracy.labels, 3);
   EXPECT_EQ(accuracy.correct, 2);
@@ -240,10 +250,12 @@ TEST(Synthetic, AccuracyByHand) {
 
 TEST(Synthetic, WhatCannotBeDrawnIsSaid) {
   EXPECT_THAT(error_of([] { make_task("mqarr", {}); }), HasSubstr("got 'mqarr'; did you mean 'mqar'?"));
-  EXPECT_THAT(error_of([] { make_task("mqar", {.length = 66}); }), HasSubstr("length: expected at least 2 pairs + 3 = 67 for 32 pairs, got 66"));
+  EXPECT_THAT(error_of([] { make_task("mqar", {.length = 66}); }),
+              HasSubstr("length: expected at least 2 pairs + 3 = 67 for 32 pairs, got 66"));
   EXPECT_THAT(error_of([] { make_task("mqar", {.vocab_size = 7}); }), HasSubstr("vocab_size: expected an even number"));
   EXPECT_THAT(error_of([] { make_task("mqar", {.pairs = -1}); }), HasSubstr("pairs: expected 1 to"));
-  EXPECT_THAT(error_of([] { make_task("mqar_zoology", {.length = 64, .pairs = 17}); }), HasSubstr("at least 2 pairs (passes + 1) = 68, got 64"));
+  EXPECT_THAT(error_of([] { make_task("mqar_zoology", {.length = 64, .pairs = 17}); }),
+              HasSubstr("at least 2 pairs (passes + 1) = 68, got 64"));
   EXPECT_THAT(error_of([] { make_task("mqar_zoology", {.power = -1}); }), HasSubstr("power: expected"));
   EXPECT_THAT(error_of([] { make_task("stack", {.length = -3}); }), HasSubstr("length: expected 1 to"));
   EXPECT_THAT(error_of([] { last_write_ceiling(*make_task("stack", {}), 1, 1); }), HasSubstr("a task that is none"));

@@ -1,5 +1,5 @@
-// tokenizer.json of Hugging Face's tokenizers: small ones whose ids were worked out by hand, and what is refused. tests/harness/tokenizers_check.py
-// compares whole texts with the package itself.
+// tokenizer.json of Hugging Face's tokenizers: small ones whose ids were worked out by hand, and what is refused.
+// tests/harness/tokenizers_check.py compares whole texts with the package itself.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,9 @@ using testing::TempFolder;
 using Ids = std::vector<int32_t>;
 using Json = nlohmann::json;
 
-std::unique_ptr<Tokenizer> tokenizer_of(const Json& json, const std::string& end = "") { return huggingface_tokenizer(json.dump(), json, "t.json", end); }
+std::unique_ptr<Tokenizer> tokenizer_of(const Json& json, const std::string& end = "") {
+  return huggingface_tokenizer(json.dump(), json, "t.json", end);
+}
 
 Ids plus(Ids a, const Ids& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -36,9 +38,11 @@ Json byte_level(bool pairs = false) {
   for (int byte = 0; byte < 256; ++byte) vocab[to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
   const std::string space = to_byte_level(" ");
   int id = 256;
-  for (const std::string& word : {std::string("ab"), std::string("abc"), space + "a", space + "ab", std::string("bc")}) vocab[word] = id++;
+  for (const std::string& word : {std::string("ab"), std::string("abc"), space + "a", space + "ab", std::string("bc")})
+    vocab[word] = id++;
   Json merges = Json::array();
-  const std::array<std::pair<std::string, std::string>, 5> list = {{{"b", "c"}, {"a", "b"}, {"ab", "c"}, {space, "a"}, {space, "ab"}}};
+  const std::array<std::pair<std::string, std::string>, 5> list = {
+      {{"b", "c"}, {"a", "b"}, {"ab", "c"}, {space, "a"}, {space, "ab"}}};
   for (const auto& [left, right] : list) {
     if (pairs) {
       merges.push_back({left, right});
@@ -58,16 +62,24 @@ Json byte_level(bool pairs = false) {
 // 0 <unk>, then pieces with scores.
 Json unigram() {
   Json vocab = Json::array();
-  constexpr std::array<std::pair<const char*, double>, 8> kVec16 = {
-      {{"<unk>", 0}, {"\u2581", -3}, {"\u2581a", -2.5}, {"a", -2}, {"b", -2}, {"ab", -3.5}, {"\u2581ab", -5.5}, {"bb", -4}}};
+  constexpr std::array<std::pair<const char*, double>, 8> kVec16 = {{{"<unk>", 0},
+                                                                     {"\u2581", -3},
+                                                                     {"\u2581a", -2.5},
+                                                                     {"a", -2},
+                                                                     {"b", -2},
+                                                                     {"ab", -3.5},
+                                                                     {"\u2581ab", -5.5},
+                                                                     {"bb", -4}}};
   for (const auto& [piece, score] : kVec16) vocab.push_back(Json::array({piece, score}));
-  return {{"pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}, {"split", true}}},
+  return {{"pre_tokenizer",
+           {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}, {"split", true}}},
           {"decoder", {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}}},
           {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}}};
 }
 
 Json added(int id, const std::string& content, const Json& more = Json::object()) {
-  Json token = {{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}};
+  Json token = {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+                {"rstrip", false}, {"normalized", false}, {"special", true}};
   token.update(more);
   return token;
 }
@@ -95,15 +107,19 @@ TEST(HuggingFaceBpe, WholePiecesWithIgnoreMerges) {
 TEST(HuggingFaceBpe, CutsWhereThePatternSays) {
   // Llama 3's: three digits, a contraction in any case, line ends behind punctuation.
   Json json = byte_level();
-  const std::string pattern = R"((?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const std::string pattern =
+      R"((?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   Json split = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
-  json["pre_tokenizer"] = {{"type", "Sequence"},
-                           {"pretokenizers", {split, {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}}}};
+  json["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {split, {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}}}};
   Json& vocab = json["model"]["vocab"];
   json["model"]["ignore_merges"] = true;
   const std::string space = to_byte_level(" ");
-  const std::array<std::string, 6> pieces = {"'S",       "123", "45", fmt::format("{}!?{}", space, to_byte_level("\n")), fmt::format("{}{}", space, space),
-                                             space + "x"};
+  const std::array<std::string, 6> pieces = {
+      "'S",       "123", "45", fmt::format("{}!?{}", space, to_byte_level("\n")), fmt::format("{}{}", space, space),
+      space + "x"};
   for (size_t i = 0; i < pieces.size(); ++i) vocab[pieces[i]] = 300 + i;
   EXPECT_EQ(tokenizer_of(json)->encode("a'S12345 !?\n   x"), (Ids{'a', 300, 301, 302, 303, 304, 305}));
 }
@@ -115,7 +131,8 @@ TEST(HuggingFaceBpe, BytesThatAreNoUtf8ComeBack) {
   Random random(3);
   for (int i = 0; i < 300; ++i) {
     std::string text;
-    for (uint64_t n = random.below(20); n > 0; --n) text += random.below(3) == 0 ? std::string("ab ") : std::string(1, static_cast<char>(random.below(256)));
+    for (uint64_t n = random.below(20); n > 0; --n)
+      text += random.below(3) == 0 ? std::string("ab ") : std::string(1, static_cast<char>(random.below(256)));
     const Ids ids = t->encode(text);
     ASSERT_EQ(t->decode(ids), text);
     std::string streamed;
@@ -126,8 +143,10 @@ TEST(HuggingFaceBpe, BytesThatAreNoUtf8ComeBack) {
 }
 
 TEST(HuggingFaceBpe, UnknownCharacters) {
-  Json json = {{"model", {{"type", "BPE"}, {"vocab", {{"<unk>", 0}, {"a", 1}, {"b", 2}, {"ab", 3}}}, {"merges", {"a b"}}}}};
-  EXPECT_EQ(tokenizer_of(json)->encode("xayyb"), (Ids{3})) << "no unk_token: they are left out, and their neighbours meet";
+  Json json = {
+      {"model", {{"type", "BPE"}, {"vocab", {{"<unk>", 0}, {"a", 1}, {"b", 2}, {"ab", 3}}}, {"merges", {"a b"}}}}};
+  EXPECT_EQ(tokenizer_of(json)->encode("xayyb"), (Ids{3}))
+      << "no unk_token: they are left out, and their neighbours meet";
   json["model"]["unk_token"] = "<unk>";
   EXPECT_EQ(tokenizer_of(json)->encode("xayyb"), (Ids{0, 1, 0, 0, 2}));
   json["model"]["fuse_unk"] = true;
@@ -146,9 +165,10 @@ TEST(HuggingFaceBpe, UnknownCharacters) {
 
 TEST(HuggingFaceBpe, EndsOfWords) {
   const Json vocab = {{"a", 0}, {"b</w>", 1}, {"ab</w>", 2}, {"a</w>", 3}};
-  const Json json = {{"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
-                     {"decoder", {{"type", "BPEDecoder"}, {"suffix", "</w>"}}},
-                     {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b</w>"}}, {"end_of_word_suffix", "</w>"}}}};
+  const Json json = {
+      {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+      {"decoder", {{"type", "BPEDecoder"}, {"suffix", "</w>"}}},
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b</w>"}}, {"end_of_word_suffix", "</w>"}}}};
   EXPECT_EQ(tokenizer_of(json)->encode(" ab  a aab"), (Ids{2, 3, 0, 2}));
   EXPECT_EQ(tokenizer_of(json)->decode({2, 3, 0, 2}), "ab a aab");
 }
@@ -178,8 +198,8 @@ TEST(HuggingFaceUnigram, WhereMetaspaceBegins) {
 
 TEST(HuggingFaceAddedTokens, FoundBeforeEverythingElse) {
   Json json = byte_level();
-  json["added_tokens"] = Json::array(
-      {added(261, "<m>", {{"lstrip", true}}), added(262, "<m>x", {{"rstrip", true}}), added(263, "ab", {{"single_word", true}}), added(264, "abc")});
+  json["added_tokens"] = Json::array({added(261, "<m>", {{"lstrip", true}}), added(262, "<m>x", {{"rstrip", true}}),
+                                      added(263, "ab", {{"single_word", true}}), added(264, "abc")});
   json["added_tokens"][2]["id"] = 256;  // the model has it
   json["added_tokens"][3]["id"] = 257;
   json["added_tokens"][1]["id"] = 262;
@@ -208,7 +228,8 @@ TEST(HuggingFaceNormalizer, EachOfThem) {
   EXPECT_EQ(ids({{"type", "Lowercase"}}, "A\u0130\u03a3"), "ai\u0307\u03c3");
   EXPECT_EQ(ids({{"type", "Strip"}, {"strip_left", true}, {"strip_right", false}}, " \t a "), "a ");
   EXPECT_EQ(ids({{"type", "StripAccents"}}, "e\u0301a"), "ea");
-  EXPECT_EQ(ids({{"type", "StripAccents"}}, "a\u0903\u20dda\u0d3b"), "aa\u0d3b") << "marks that take room and that enclose; the last came after Unicode 9";
+  EXPECT_EQ(ids({{"type", "StripAccents"}}, "a\u0903\u20dda\u0d3b"), "aa\u0d3b")
+      << "marks that take room and that enclose; the last came after Unicode 9";
   EXPECT_EQ(ids({{"type", "Prepend"}, {"prepend", ">"}}, "a"), ">a");
   EXPECT_EQ(ids({{"type", "Replace"}, {"pattern", {{"String", "aa"}}}, {"content", "b"}}, "aaa"), "ba");
   EXPECT_EQ(ids({{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", " "}}, "a   b"), "a b");
@@ -219,7 +240,9 @@ TEST(HuggingFaceNormalizer, EachOfThem) {
 TEST(HuggingFacePreTokenizer, WhatBecomesOfMatches) {
   // Pieces are tokens of their own with ignore_merges: their lengths say where the text was cut.
   const auto cut = [](const Json& pre, const std::string& text) {
-    Json json = {{"pre_tokenizer", pre}, {"model", {{"type", "BPE"}, {"vocab", Json::object()}, {"merges", Json::array()}, {"ignore_merges", true}}}};
+    Json json = {
+        {"pre_tokenizer", pre},
+        {"model", {{"type", "BPE"}, {"vocab", Json::object()}, {"merges", Json::array()}, {"ignore_merges", true}}}};
     int id = 0;
     for (size_t begin = 0; begin < text.size(); ++begin) {
       for (size_t length = 1; begin + length <= text.size(); ++length) {
@@ -246,8 +269,10 @@ TEST(HuggingFacePreTokenizer, WhatBecomesOfMatches) {
   EXPECT_EQ(cut({{"type", "Whitespace"}}, "a1\t.,b"), "a1 ., b");
   EXPECT_EQ(cut({{"type", "CharDelimiterSplit"}, {"delimiter", "-"}}, "a-b"), "a b");
   // \w has numbers that are no digits and no joiner, as Oniguruma has it.
-  EXPECT_EQ(cut({{"type", "Split"}, {"pattern", {{"Regex", "\\w+"}}}, {"behavior", "Isolated"}}, "x\u00b2\u200d"), "x\u00b2 \u200d");
-  EXPECT_EQ(cut({{"type", "Split"}, {"pattern", {{"Regex", "^b"}}}, {"behavior", "Removed"}}, "a\nb"), "a\n") << "^ is a line's";
+  EXPECT_EQ(cut({{"type", "Split"}, {"pattern", {{"Regex", "\\w+"}}}, {"behavior", "Isolated"}}, "x\u00b2\u200d"),
+            "x\u00b2 \u200d");
+  EXPECT_EQ(cut({{"type", "Split"}, {"pattern", {{"Regex", "^b"}}}, {"behavior", "Removed"}}, "a\nb"), "a\n")
+      << "^ is a line's";
 }
 
 TEST(HuggingFace, ATextThatComesInPieces) {
@@ -311,7 +336,8 @@ TEST(HuggingFace, SavedAndLoaded) {
   json["model"]["merges"].erase(4);
   EXPECT_NE(tokenizer_of(json)->checksum(), given->checksum());
   write_file_atomic(folder.path("tokenizer_config.json"), "{");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"tokenizer_config.json", "JSON"}, [&] { make_tokenizer(folder.path("given.json")); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"tokenizer_config.json", "JSON"}, [&] { make_tokenizer(folder.path("given.json")); }));
 }
 
 TEST(HuggingFace, IdsOutsideTheVocabularyAndHoles) {
@@ -346,15 +372,25 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
       {"/model/dropout", 0.1, {"model.dropout", "0.1"}},
       {"/model/fuse_unk", 3, {"model.fuse_unk", "true or false"}},
       {"/normalizer", {{"type", "Precompiled"}}, {"normalizer: expected the key \"precompiled_charsmap\""}},
-      {"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Nmx"}}}}}, {"normalizer.normalizers[1].type", "'Nmx'"}},
-      {"/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}}, {"normalizer.pattern.Regex", "unmatched parenthesis"}},
+      {"/normalizer",
+       {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Nmx"}}}}},
+       {"normalizer.normalizers[1].type", "'Nmx'"}},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}},
+       {"normalizer.pattern.Regex", "unmatched parenthesis"}},
       {"/pre_tokenizer/type", "UnicodeScripts", {"pre_tokenizer.type", "'UnicodeScripts'"}},
       {"/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", "(*FAIL)"}}}, {"behavior", "Isolated"}},
        {"pre_tokenizer.pattern.Regex", "without callouts"}},
-      {"/pre_tokenizer", {{"type", "Split"}, {"pattern", {{"String", "x"}}}, {"behavior", "Kept"}}, {"pre_tokenizer.behavior", "Removed, Isolated"}},
-      {"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "ab"}}, {"pre_tokenizer.replacement", "one character"}},
-      {"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}}, {"prepend_scheme", "always, first or never"}},
+      {"/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"String", "x"}}}, {"behavior", "Kept"}},
+       {"pre_tokenizer.behavior", "Removed, Isolated"}},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "ab"}},
+       {"pre_tokenizer.replacement", "one character"}},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}},
+       {"prepend_scheme", "always, first or never"}},
       {"/decoder/type", "CTC", {"decoder.type", "'CTC'"}},
       {"/added_tokens", Json::array({added(500, "<s>")}), {"added_tokens[0].id", "261", "500"}},
       {"/added_tokens", Json::array({added(261, "")}), {"added_tokens[0].content"}},
@@ -368,10 +404,11 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
     EXPECT_EQ(error->kind(), ErrorKind::kUsage);
     const std::string message = error->what();
     EXPECT_TRUE(message.starts_with("'t.json': ")) << message;
-    for (const std::string& word : c.words) EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
+    for (const std::string& word : c.words)
+      EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
   }
-  for (const auto& [pointer, value] :
-       std::vector<std::pair<const char*, Json>>{{"/model/vocab/1", 3}, {"/model/vocab/1", Json::array({"a", "b"})}, {"/model/unk_id", 8}}) {
+  for (const auto& [pointer, value] : std::vector<std::pair<const char*, Json>>{
+           {"/model/vocab/1", 3}, {"/model/vocab/1", Json::array({"a", "b"})}, {"/model/unk_id", 8}}) {
     Json json = unigram();
     json[Json::json_pointer(pointer)] = value;
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"'t.json': model."}, [&] { tokenizer_of(json); })) << pointer;
@@ -381,7 +418,8 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
 TEST(HuggingFace, APatternThatNeverEndsIsStopped) {
   Json json = byte_level();
   json["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$x"}}}, {"behavior", "Isolated"}};
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"takes too long", "(a+)+$x"}, [&] { tokenizer_of(json)->encode(std::string(40, 'a') + "b"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"takes too long", "(a+)+$x"},
+                    [&] { tokenizer_of(json)->encode(std::string(40, 'a') + "b"); }));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Regular expressions of tokenizer.json files as the `tokenizers` package reads them (Oniguruma), added tokens around white space, and what bounds the work
-// that a file of others can ask for. Right values are those of the package 0.23.3; tests/harness/tokenizers_fuzz.py compares random ones.
+// Regular expressions of tokenizer.json files as the `tokenizers` package reads them (Oniguruma), added tokens around
+// white space, and what bounds the work that a file of others can ask for. Right values are those of the package
+// 0.23.3; tests/harness/tokenizers_fuzz.py compares random ones.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <regex.h>
@@ -17,7 +18,9 @@ using testing::fails;
 using Ids = std::vector<int32_t>;
 using Json = nlohmann::json;
 
-std::unique_ptr<Tokenizer> tokenizer_of(const Json& json) { return huggingface_tokenizer(json.dump(), json, "t.json", ""); }
+std::unique_ptr<Tokenizer> tokenizer_of(const Json& json) {
+  return huggingface_tokenizer(json.dump(), json, "t.json", "");
+}
 
 Json split(const std::string& regex, const std::string& behavior = "Isolated") {
   return {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", behavior}, {"invert", false}};
@@ -25,7 +28,9 @@ Json split(const std::string& regex, const std::string& behavior = "Isolated") {
 
 // Every character is a token.
 Json characters(const Json& pre_tokenizer, const std::string& of) {
-  Json json = {{"pre_tokenizer", pre_tokenizer}, {"model", {{"type", "BPE"}, {"vocab", Json::object()}, {"merges", Json::array()}, {"ignore_merges", true}}}};
+  Json json = {
+      {"pre_tokenizer", pre_tokenizer},
+      {"model", {{"type", "BPE"}, {"vocab", Json::object()}, {"merges", Json::array()}, {"ignore_merges", true}}}};
   int id = 0;
   for (size_t i = 0; i < of.size();) {
     const size_t at = i;
@@ -84,14 +89,17 @@ TEST(Patterns, MeanWhatOnigurumaMakesOfThem) {
 }
 
 TEST(Patterns, ThreeDigitsFromTheRight) {
-  const Json pre = {{"type", "Sequence"}, {"pretokenizers", {split("\\p{Nd}+"), split("\\A\\p{Nd}{1,2}(?=\\p{Nd}{3}+\\z)"), split("\\p{Nd}{3}")}}};
+  const Json pre = {
+      {"type", "Sequence"},
+      {"pretokenizers", {split("\\p{Nd}+"), split("\\A\\p{Nd}{1,2}(?=\\p{Nd}{3}+\\z)"), split("\\p{Nd}{3}")}}};
   EXPECT_EQ(pieces(pre, "1234567"), "|1|234|567");
   EXPECT_EQ(pieces(pre, "12,3456"), "|12|,|3|456");
 }
 
 TEST(Patterns, WhatCannotBeSaidIsRefused) {
   const auto refused = [](const std::string& regex, const std::string& why) {
-    return fails(ErrorKind::kUsage, {"'t.json': pre_tokenizer.pattern.Regex", why}, [&] { tokenizer_of(characters(split(regex), "a")); });
+    return fails(ErrorKind::kUsage, {"'t.json': pre_tokenizer.pattern.Regex", why},
+                 [&] { tokenizer_of(characters(split(regex), "a")); });
   };
   EXPECT_TRUE(refused("(", "unmatched parenthesis"));
   EXPECT_TRUE(refused("a(?{x})", "without callouts"));
@@ -116,7 +124,8 @@ TEST(Patterns, WorkIsBoundedForAWholeTextAndNotForEachPiece) {
   std::string text;
   for (int line = 0; line < 2000; ++line) text += std::string(15, 'a') + "b\n";
   EXPECT_EQ(t->encode(text.substr(0, 170)).size(), 160u);
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"takes too long", "(a+)+$x", fmt::format("{} bytes", text.size())}, [&] { t->encode(text); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"takes too long", "(a+)+$x", fmt::format("{} bytes", text.size())},
+                    [&] { t->encode(text); }));
 }
 
 TEST(Normalizers, AReplaceThatDoublesIsStopped) {
@@ -127,7 +136,8 @@ TEST(Normalizers, AReplaceThatDoublesIsStopped) {
   EXPECT_EQ(tokenizer_of(json)->encode("b").size(), 1u);
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"of a text of 1", "\"Replace\""}, [&] { tokenizer_of(json)->encode("a"); }));
   json["added_tokens"] = {{{"id", 2}, {"content", "xa"}, {"normalized", true}}};
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"\"Replace\""}, [&] { tokenizer_of(json); })) << "an added token is normalised as the file is read";
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"\"Replace\""}, [&] { tokenizer_of(json); }))
+      << "an added token is normalised as the file is read";
   json.erase("added_tokens");
   json["decoder"] = {{"type", "Sequence"}, {"decoders", json["normalizer"]["normalizers"]}};
   json["normalizer"] = nullptr;
@@ -135,19 +145,23 @@ TEST(Normalizers, AReplaceThatDoublesIsStopped) {
 }
 
 TEST(Normalizers, NmtKeepsNul) {
-  Json json = {{"normalizer", {{"type", "Nmt"}}},
-               {"model", {{"type", "BPE"}, {"vocab", {{std::string(1, '\0'), 0}, {"a", 1}, {"b", 2}}}, {"merges", Json::array()}}}};
+  Json json = {
+      {"normalizer", {{"type", "Nmt"}}},
+      {"model",
+       {{"type", "BPE"}, {"vocab", {{std::string(1, '\0'), 0}, {"a", 1}, {"b", 2}}}, {"merges", Json::array()}}}};
   EXPECT_EQ(tokenizer_of(json)->encode(std::string("a\0b", 3)), (Ids{1, 0, 2}));
 }
 
 Json added(int id, const std::string& content, bool lstrip, bool rstrip) {
-  return {{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", lstrip}, {"rstrip", rstrip}, {"normalized", false}, {"special", true}};
+  return {{"id", id},         {"content", content},  {"single_word", false}, {"lstrip", lstrip},
+          {"rstrip", rstrip}, {"normalized", false}, {"special", true}};
 }
 
 TEST(AddedTokens, WhiteSpaceThatSeveralTake) {
   Json json = characters(nullptr, "ab ");
   json["added_tokens"] = Json::array({added(2, " ", true, true)});
-  EXPECT_EQ(tokenizer_of(json)->encode("a   b"), (Ids{0, 2, 1})) << "the first takes it all, and of the others nothing is left";
+  EXPECT_EQ(tokenizer_of(json)->encode("a   b"), (Ids{0, 2, 1}))
+      << "the first takes it all, and of the others nothing is left";
   json["added_tokens"] = {added(3, "<s>", false, true), added(2, " ", true, false)};
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"' '", "rstrip", "lstrip"}, [&] { tokenizer_of(json)->encode("<s>  b"); }));
 }
@@ -187,14 +201,16 @@ TEST(WordPiece, LongWordsTakeTimeThatGrowsWithThem) {
 
 TEST(Unigram, LongTokensThatAlmostMatch) {
   Json vocab = Json::array();
-  for (const std::string& word : {std::string("<unk>"), std::string("a"), std::string(100000, 'a') + "b"}) vocab.push_back(Json::array({word, -1.0}));
+  for (const std::string& word : {std::string("<unk>"), std::string("a"), std::string(100000, 'a') + "b"})
+    vocab.push_back(Json::array({word, -1.0}));
   const auto t = tokenizer_of({{"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}}});
   EXPECT_EQ(t->encode(std::string(200000, 'a')), Ids(200000, 1));
   EXPECT_EQ(t->encode(std::string(100001, 'a') + "b"), (Ids{1, 2}));
 }
 
 TEST(Decoders, WordsOfAStreamAreJoinedBySpaces) {
-  const Json json = {{"pre_tokenizer", {{"type", "Whitespace"}}}, {"model", {{"type", "WordLevel"}, {"vocab", {{"alpha", 0}, {"beta", 1}, {"<unk>", 2}}}}}};
+  const Json json = {{"pre_tokenizer", {{"type", "Whitespace"}}},
+                     {"model", {{"type", "WordLevel"}, {"vocab", {{"alpha", 0}, {"beta", 1}, {"<unk>", 2}}}}}};
   const auto t = tokenizer_of(json);
   EXPECT_EQ(t->decode({0, 1}), "alpha beta");
   EXPECT_EQ(t->first_piece(0) + t->piece(1), "alpha beta");
@@ -205,18 +221,22 @@ TEST(Decoders, BytesInARowAreOneToken) {
   for (int byte = 0; byte < 256; ++byte) json["model"]["vocab"][fmt::format("<0x{:02X}>", byte)] = 2 + byte;
   const Json strip = {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}};
   json["decoder"] = {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, strip}}};
-  EXPECT_EQ(tokenizer_of(json)->decode({2 + ' ', 2 + ' ', 0, 2 + ' '}), " a") << "a space goes from each token, and two bytes are one";
+  EXPECT_EQ(tokenizer_of(json)->decode({2 + ' ', 2 + ' ', 0, 2 + ' '}), " a")
+      << "a space goes from each token, and two bytes are one";
   json["decoder"] = {{"type", "BPEDecoder"}, {"suffix", ""}};
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"decoder.suffix", "not empty"}, [&] { tokenizer_of(json); }));
 }
 
 TEST(PreTokenizers, MetaspaceKnowsTheFirstCharacter) {
-  Json json = characters(
-      {{"type", "Sequence"},
-       {"pretokenizers", {{{"type", "WhitespaceSplit"}}, {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"split", false}}}}},
-      "ab_");
+  Json json =
+      characters({{"type", "Sequence"},
+                  {"pretokenizers",
+                   {{{"type", "WhitespaceSplit"}},
+                    {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"split", false}}}}},
+                 "ab_");
   json["normalizer"] = {{"type", "Prepend"}, {"prepend", " "}};
-  EXPECT_EQ(tokenizer_of(json)->encode("a b"), (Ids{2, 0, 1})) << "the space that was put in front is the first character too";
+  EXPECT_EQ(tokenizer_of(json)->encode("a b"), (Ids{2, 0, 1}))
+      << "the space that was put in front is the first character too";
   EXPECT_EQ(tokenizer_of(json)->encode(" a"), Ids{0});
 }
 

@@ -21,7 +21,9 @@ std::string varint(uint64_t value) {
   for (; value >= 128; value >>= 7) out += static_cast<char>(value % 128 + 128);
   return out + static_cast<char>(value);
 }
-std::string bytes(int field, const std::string& content) { return varint(static_cast<uint64_t>(field) << 3 | 2) + varint(content.size()) + content; }
+std::string bytes(int field, const std::string& content) {
+  return varint(static_cast<uint64_t>(field) << 3 | 2) + varint(content.size()) + content;
+}
 std::string little_endian(uint32_t value) {
   std::string out;
   for (int i = 0; i < 4; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
@@ -32,13 +34,14 @@ std::string little_endian(uint32_t value) {
 std::string piece(const std::string& text, float score, int kind = 1) {
   uint32_t bits = 0;
   std::memcpy(&bits, &score, sizeof bits);
-  return bytes(1, bytes(1, text) + varint(2 << 3 | 5) + little_endian(bits) + varint(3 << 3) + varint(static_cast<uint64_t>(kind)));
+  return bytes(1, bytes(1, text) + varint(2 << 3 | 5) + little_endian(bits) + varint(3 << 3) +
+                      varint(static_cast<uint64_t>(kind)));
 }
 
 // 0 <unk>, 1 <s>, 2 </s>, 3 "\u2581", 4 a, 5 b, 6 y, 7 "\u2581a".
 std::string model_of(const std::string& normalizer, float score = -2) {
-  return piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3) + piece("\u2581", score) + piece("a", -2) + piece("b", -2) + piece("y", -2) +
-         piece("\u2581a", -3) + normalizer;
+  return piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3) + piece("\u2581", score) + piece("a", -2) +
+         piece("b", -2) + piece("y", -2) + piece("\u2581a", -3) + normalizer;
 }
 
 // A table in which x becomes what stands at `text` of `texts`. `children`: where those of x are.
@@ -95,7 +98,8 @@ TEST_F(SentencePieceFolderTest, TokensOfAddedTokensJson) {
   const auto t = load();
   EXPECT_EQ(t->vocab_size(), 10);
   EXPECT_NE(t->encode("<m>a</s>"), alone);
-  EXPECT_EQ(t->encode("<m>a<n>"), (Ids{8, 7, 9})) << "a text behind a token is encoded by itself: it begins with a space";
+  EXPECT_EQ(t->encode("<m>a<n>"), (Ids{8, 7, 9}))
+      << "a text behind a token is encoded by itself: it begins with a space";
   EXPECT_EQ(t->encode("<m>a</s>"), (Ids{8, 7, 2})) << "control pieces are found too";
   EXPECT_EQ(t->encode("<m>\xff"), (Ids{8, 3, 0}));
   EXPECT_EQ(t->end_of_text(), 9);
@@ -104,7 +108,9 @@ TEST_F(SentencePieceFolderTest, TokensOfAddedTokensJson) {
 }
 
 TEST_F(SentencePieceFolderTest, TokensOfTheConfiguration) {
-  spill("tokenizer_config.json", R"({"added_tokens_decoder": {"2": {"content": "</s>"}, "8": {"content": "<m>", "lstrip": true, "rstrip": true}}})");
+  spill(
+      "tokenizer_config.json",
+      R"({"added_tokens_decoder": {"2": {"content": "</s>"}, "8": {"content": "<m>", "lstrip": true, "rstrip": true}}})");
   spill("special_tokens_map.json", R"({"eos_token": {"content": "<m>"}})");
   const auto t = load();
   EXPECT_EQ(t->encode("a  <m>  b"), (Ids{7, 8, 3, 5}));

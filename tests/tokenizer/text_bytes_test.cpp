@@ -56,20 +56,25 @@ TEST(TextBytes, SpacesComeAndGo) {
   EXPECT_EQ(bytes_of("a   b", {"a", " b"}), (Bytes{1, 4})) << "of three one stays, and stands for all of them";
   EXPECT_EQ(bytes_of("  a b  ", {"a", " b"}), (Bytes{3, 4})) << "those at the ends are gone";
   const std::string gap(600, ' ');
-  EXPECT_EQ(bytes_of("one" + gap + "two three four five", {"one", "two", " three", " four", " five"}), (Bytes{603, 3, 6, 5, 5}));
+  EXPECT_EQ(bytes_of("one" + gap + "two three four five", {"one", "two", " three", " four", " five"}),
+            (Bytes{603, 3, 6, 5, 5}));
 }
 
 TEST(TextBytes, UnknownTokensStandForAnything) {
   EXPECT_EQ(bytes_of("a \xe4\xb8\xad b", {"a", " ", "<unk>", " b"}), (Bytes{1, 1, 3, 2}));
-  EXPECT_EQ(bytes_of("a \xe4\xb8\xad\xe6\x96\x87 b", {"a", " ", "<unk>", " b"}), (Bytes{1, 1, 6, 2})) << "several as one";
+  EXPECT_EQ(bytes_of("a \xe4\xb8\xad\xe6\x96\x87 b", {"a", " ", "<unk>", " b"}), (Bytes{1, 1, 6, 2}))
+      << "several as one";
   EXPECT_EQ(bytes_of("literally <unk>", {"literally", " ", "<unk>"}), (Bytes{9, 1, 5}));
 }
 
 // Whatever the pieces are, all bytes are counted once.
 TEST(TextBytes, TheSumIsTheText) {
   uint64_t random = 7;
-  const auto next = [&random](uint64_t below) { return (random = random * 6364136223846793005u + 1442695040888963407u) / (uint64_t{1} << 33) % below; };
-  const std::vector<std::string> parts{"a", " ", "  ", "B", "\xc3\xa9", "e\xcc\x81", "\xef\xac\x81", "<unk>", "\xff", "\n", "", "word", "\xe2\x96\x81x"};
+  const auto next = [&random](uint64_t below) {
+    return (random = random * 6364136223846793005u + 1442695040888963407u) / (uint64_t{1} << 33) % below;
+  };
+  const std::vector<std::string> parts{"a",     " ",    "  ", "B", "\xc3\xa9", "e\xcc\x81",    "\xef\xac\x81",
+                                       "<unk>", "\xff", "\n", "",  "word",     "\xe2\x96\x81x"};
   for (int round = 0; round < 300; ++round) {
     std::string text;
     std::vector<std::string> pieces;

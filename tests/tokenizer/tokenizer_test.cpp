@@ -52,13 +52,15 @@ class SentencePiece : public ::testing::TestWithParam<const char*> {
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TempFolder>();
     write_file_atomic(folder_->path("text"), training_text());
-    for (const char* type : {"unigram", "bpe"}) train_sentencepiece(folder_->path("text"), folder_->path(type), kVec16, type);
+    for (const char* type : {"unigram", "bpe"})
+      train_sentencepiece(folder_->path("text"), folder_->path(type), kVec16, type);
   }
   static void TearDownTestSuite() { folder_.reset(); }
 
   // Words of a small language, with indentation, tabs and characters beyond ASCII.
   static std::string training_text() {
-    static constexpr std::array<const char*, 12> kSyllables = {"ka", "lo", "mi", "ter", "an", "be", "sh", "ü", "ing", "ed", "th", "e"};
+    static constexpr std::array<const char*, 12> kSyllables = {"ka", "lo", "mi",  "ter", "an", "be",
+                                                               "sh", "ü",  "ing", "ed",  "th", "e"};
     Random random(7);
     std::string text;
     for (int line = 0; line < 400; ++line) {
@@ -133,7 +135,8 @@ TEST_P(SentencePiece, EveryTextComesBackAsItWas) {
     ASSERT_EQ(tokenizer->decode(ids), text);
     ASSERT_EQ(streamed(*tokenizer, ids), text);
   }
-  for (const std::string& text : {std::string(), std::string(" "), std::string("\n"), std::string(3, '\0'), all_bytes(), training_text()}) {
+  for (const std::string& text :
+       {std::string(), std::string(" "), std::string("\n"), std::string(3, '\0'), all_bytes(), training_text()}) {
     EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
   }
 }
@@ -161,7 +164,8 @@ TEST_P(SentencePiece, SavedInAModelFolderAndLoaded) {
   std::string content = read_file(model.path("tokenizer.model"));
   content[content.size() / 2] = static_cast<char>(content[content.size() / 2] ^ 1);
   write_file_atomic(model.path("tokenizer.model"), content);
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"tokenizer.model", "checksum", "damaged"}, [&] { load_tokenizer(model.path(".")); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"tokenizer.model", "checksum", "damaged"}, [&] { load_tokenizer(model.path(".")); }));
 }
 
 TEST_P(SentencePiece, TruncatedAndFlippedModelsNeverCrash) {
@@ -203,7 +207,9 @@ TEST_P(SentencePiece, IdsOutsideTheVocabulary) {
 TEST_P(SentencePiece, WhatCannotBeTrained) {
   const TempFolder folder;
   const std::string text = folder.path("text"), model = folder.path("model");
-  const auto train = [&](int32_t pieces, const std::string& type) { return [&, pieces, type] { train_sentencepiece(text, model, pieces, type); }; };
+  const auto train = [&](int32_t pieces, const std::string& type) {
+    return [&, pieces, type] { train_sentencepiece(text, model, pieces, type); };
+  };
   EXPECT_TRUE(fails(ErrorKind::kUsage, {text, "No such file"}, train(300, GetParam())));
   for (const char* empty : {"", "\n\n\n"}) {
     write_file_atomic(text, empty);
@@ -226,7 +232,8 @@ TEST_P(SentencePiece, SaysNothingOnItsOwn) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, SentencePiece, ::testing::Values("unigram", "bpe"), [](const auto& kind) { return std::string(kind.param); });
+INSTANTIATE_TEST_SUITE_P(Kinds, SentencePiece, ::testing::Values("unigram", "bpe"),
+                         [](const auto& kind) { return std::string(kind.param); });
 
 TEST(LoadTokenizer, FoldersOfAllKinds) {
   const TempFolder folder;
@@ -234,7 +241,8 @@ TEST(LoadTokenizer, FoldersOfAllKinds) {
   EXPECT_EQ(load_tokenizer(here)->type(), "bytes") << "a folder without tokenizer.json";
   byte_tokenizer()->save(here);
   EXPECT_EQ(load_tokenizer(here)->type(), "bytes");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"missing", "expected a model folder"}, [&] { load_tokenizer(folder.path("missing")); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"missing", "expected a model folder"},
+                    [&] { load_tokenizer(folder.path("missing")); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {json, "expected a model folder"}, [&] { load_tokenizer(json); }));
   const auto load = [&] { load_tokenizer(here); };
   for (const char* content : {"", "{", "[]", "7", "{}", "{\"type\": 7}", "{\"version\": \"1.0\", \"model\": 7}"}) {

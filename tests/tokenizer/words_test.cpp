@@ -1,5 +1,6 @@
-// tokenizer.json of BERT's and SentencePiece's kind: WordPiece, WordLevel, and the normalizers that come with them. Ids and texts were worked out by hand;
-// tests/harness/tokenizers_check.py compares whole texts with the `tokenizers` package.
+// tokenizer.json of BERT's and SentencePiece's kind: WordPiece, WordLevel, and the normalizers that come with them. Ids
+// and texts were worked out by hand; tests/harness/tokenizers_check.py compares whole texts with the `tokenizers`
+// package.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -15,19 +16,31 @@ using testing::fails;
 using Ids = std::vector<int32_t>;
 using Json = nlohmann::json;
 
-std::unique_ptr<Tokenizer> tokenizer_of(const Json& json) { return huggingface_tokenizer(json.dump(), json, "t.json", ""); }
+std::unique_ptr<Tokenizer> tokenizer_of(const Json& json) {
+  return huggingface_tokenizer(json.dump(), json, "t.json", "");
+}
 
 Json bert() {
   Json vocab;
   int id = 0;
-  for (const char* token :
-       {"[UNK]", "un", "##aff", "##able", "##a", "a", "able", "!", ".", "\u4e2d", "##\u00e9", "e", "ca", "##fe", "n", "'", "t", "do", "not", "##"}) {
+  for (const char* token : {"[UNK]",    "un", "##aff", "##able", "##a", "a", "able", "!",  ".",   "\u4e2d",
+                            "##\u00e9", "e",  "ca",    "##fe",   "n",   "'", "t",    "do", "not", "##"}) {
     vocab[token] = id++;
   }
-  return {{"normalizer", {{"type", "BertNormalizer"}, {"clean_text", true}, {"handle_chinese_chars", true}, {"strip_accents", nullptr}, {"lowercase", true}}},
+  return {{"normalizer",
+           {{"type", "BertNormalizer"},
+            {"clean_text", true},
+            {"handle_chinese_chars", true},
+            {"strip_accents", nullptr},
+            {"lowercase", true}}},
           {"pre_tokenizer", {{"type", "BertPreTokenizer"}}},
           {"decoder", {{"type", "WordPiece"}, {"prefix", "##"}, {"cleanup", true}}},
-          {"model", {{"type", "WordPiece"}, {"unk_token", "[UNK]"}, {"continuing_subword_prefix", "##"}, {"max_input_chars_per_word", 12}, {"vocab", vocab}}}};
+          {"model",
+           {{"type", "WordPiece"},
+            {"unk_token", "[UNK]"},
+            {"continuing_subword_prefix", "##"},
+            {"max_input_chars_per_word", 12},
+            {"vocab", vocab}}}};
 }
 
 TEST(WordPiece, TheLongestTokensFromTheLeftOrTheUnknownOne) {
@@ -37,7 +50,8 @@ TEST(WordPiece, TheLongestTokensFromTheLeftOrTheUnknownOne) {
   EXPECT_EQ(t->encode("una unx"), (Ids{1, 4, 0})) << "a word that cannot be cut to its end is one unknown token";
   EXPECT_EQ(t->encode("unaaaaaaaaaa"), (Ids{1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}));
   EXPECT_EQ(t->encode("unaaaaaaaaaaa"), Ids{0}) << "13 characters";
-  EXPECT_EQ(t->encode("a##"), (Ids{5, 0, 0})) << "the prefix in a text is punctuation, and ## alone no beginning of a token";
+  EXPECT_EQ(t->encode("a##"), (Ids{5, 0, 0}))
+      << "the prefix in a text is punctuation, and ## alone no beginning of a token";
   EXPECT_EQ(t->encode(""), Ids{});
   Json json = bert();
   json["model"].erase("type");  // as files of before 2022 have it
@@ -68,8 +82,9 @@ TEST(WordPiece, DecodesWithSpacesBetweenWordsAndWithoutThoseOfEnglish) {
 }
 
 TEST(WordLevel, AWordIsATokenOrUnknown) {
-  const Json json = {{"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
-                     {"model", {{"type", "WordLevel"}, {"vocab", {{"<unk>", 3}, {"a", 0}, {"bc", 7}}}, {"unk_token", "<unk>"}}}};
+  const Json json = {
+      {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+      {"model", {{"type", "WordLevel"}, {"vocab", {{"<unk>", 3}, {"a", 0}, {"bc", 7}}}, {"unk_token", "<unk>"}}}};
   const auto t = tokenizer_of(json);
   EXPECT_EQ(t->encode("bc a b  bc"), (Ids{7, 0, 3, 7}));
   EXPECT_EQ(t->vocab_size(), 8);
@@ -79,21 +94,26 @@ TEST(WordLevel, AWordIsATokenOrUnknown) {
 std::string normalised(const Json& normalizer, const std::string& text) {
   Json vocab;
   for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte;
-  const Json json = {{"normalizer", normalizer},
-                     {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
-                     {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"vocab", vocab}, {"merges", Json::array()}}}};
+  const Json json = {
+      {"normalizer", normalizer},
+      {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
+      {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"vocab", vocab}, {"merges", Json::array()}}}};
   const auto t = tokenizer_of(json);
   return t->decode(t->encode(text));
 }
 
 TEST(BertNormalizer, CleansCutsIdeographsAndTakesAccentsAndCapitals) {
   const auto with = [](bool clean, bool chinese, Json accents, bool lowercase) {
-    return Json{
-        {"type", "BertNormalizer"}, {"clean_text", clean}, {"handle_chinese_chars", chinese}, {"strip_accents", std::move(accents)}, {"lowercase", lowercase}};
+    return Json{{"type", "BertNormalizer"},
+                {"clean_text", clean},
+                {"handle_chinese_chars", chinese},
+                {"strip_accents", std::move(accents)},
+                {"lowercase", lowercase}};
   };
   EXPECT_EQ(normalised(with(true, true, nullptr, true), "H\u00c9\u4e2d\tx\u200b\u0007"), "he \u4e2d  x");
   EXPECT_EQ(normalised(with(true, false, false, false), "\u00a0a\u3000\ufffd\u00ad\ue000b"), " a b");
-  EXPECT_EQ(normalised(with(false, false, nullptr, false), "\u00c9\u4e2d\t"), "\u00c9\u4e2d\t") << "accents go with capitals where nothing is said";
+  EXPECT_EQ(normalised(with(false, false, nullptr, false), "\u00c9\u4e2d\t"), "\u00c9\u4e2d\t")
+      << "accents go with capitals where nothing is said";
   EXPECT_EQ(normalised(with(false, false, true, false), "\u00c9"), "E");
   EXPECT_EQ(normalised(with(false, false, false, true), "\u00c9"), "\u00e9");
 }
@@ -108,7 +128,8 @@ std::string base64(const std::string& bytes) {
   std::string out;
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t bits = 0;
-    for (size_t k = 0; k < 3; ++k) bits = bits << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
     for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
   }
   return out;
@@ -127,7 +148,8 @@ std::string charsmap(const std::map<std::string, std::string>& changes) {
   for (const auto& [from, to] : changes) {
     values[from] = static_cast<uint32_t>(texts.size());
     texts += to + '\0';
-    for (size_t length = 1; length <= from.size(); ++length) nodes.try_emplace(from.substr(0, length), static_cast<uint32_t>(nodes.size() + 1));
+    for (size_t length = 1; length <= from.size(); ++length)
+      nodes.try_emplace(from.substr(0, length), static_cast<uint32_t>(nodes.size() + 1));
   }
   std::vector<uint32_t> units((nodes.size() + 2) * 256, 0);
   for (const auto& [node, block] : nodes) {
@@ -142,10 +164,15 @@ std::string charsmap(const std::map<std::string, std::string>& changes) {
 }
 
 TEST(PrecompiledNormalizer, ClustersAndCharactersAsTheTableHasThem) {
-  const Json table = {
-      {"type", "Precompiled"},
-      {"precompiled_charsmap",
-       charsmap({{"A\u0300", "\u00c0"}, {"\ufb01", "fi"}, {"\n", " "}, {"\r", ""}, {"\u00ad", ""}, {"x", "y"}, {"xq\u0301", "z"}, {"\u3000", " "}})}};
+  const Json table = {{"type", "Precompiled"},
+                      {"precompiled_charsmap", charsmap({{"A\u0300", "\u00c0"},
+                                                         {"\ufb01", "fi"},
+                                                         {"\n", " "},
+                                                         {"\r", ""},
+                                                         {"\u00ad", ""},
+                                                         {"x", "y"},
+                                                         {"xq\u0301", "z"},
+                                                         {"\u3000", " "}})}};
   EXPECT_EQ(normalised(table, "A\u0300 \ufb01n\n"), "\u00c0 fin ");
   EXPECT_EQ(normalised(table, "A A\u0301"), "A A\u0301") << "what the table has not stays";
   EXPECT_EQ(normalised(table, "a\r\nb"), "ab") << "one cluster, of whose beginnings the shortest counts";

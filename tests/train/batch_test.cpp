@@ -44,8 +44,8 @@ TEST(Batch, ShapeAndTargetsInOneDocument) {
     ASSERT_EQ(batch.targets.size(), 128u);
     ASSERT_EQ(batch.layout.offsets(), (std::vector<int64_t>{0, 32, 64, 96, 128}));
     for (size_t w = 0; w < 4; ++w) {
-      const std::string window =
-          text_of({batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32), batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32 + 32)});
+      const std::string window = text_of({batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32),
+                                          batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32 + 32)});
       const size_t place = text.find(window);
       ASSERT_NE(place, std::string::npos);
       for (size_t t = 0; t < 32; ++t) {
@@ -78,7 +78,8 @@ TEST(Batch, PiecesFollowTheDocuments) {
         if (t + 1 < end) {
           ASSERT_EQ(batch.targets[k], batch.ids[k + 1]);
         }
-        const bool document_ends = t >= 2 && batch.ids[k] == '\n' && batch.ids[k - 1] == '%' && batch.ids[k - 2] == '\n' && t - 2 >= begin;
+        const bool document_ends =
+            t >= 2 && batch.ids[k] == '\n' && batch.ids[k - 1] == '%' && batch.ids[k - 2] == '\n' && t - 2 >= begin;
         if (document_ends) {
           ASSERT_EQ(t + 1, end) << "a piece goes on past the end of its document";
           ASSERT_EQ(batch.targets[k], -1);
@@ -108,7 +109,8 @@ TEST(Batch, AnEpochHasEveryWindowOnceAndTheNextAnotherOrder) {
     for (int64_t w = 0; w < 92; ++w) places.push_back(text.find(text_of(source.next().ids)));
     std::vector<size_t> sorted = places;
     std::sort(sorted.begin(), sorted.end());
-    for (size_t w = 0; w < sorted.size(); ++w) ASSERT_EQ(sorted[w], sorted[0] + 16 * w) << "windows do not lie side by side";
+    for (size_t w = 0; w < sorted.size(); ++w)
+      ASSERT_EQ(sorted[w], sorted[0] + 16 * w) << "windows do not lie side by side";
     ASSERT_LT(sorted[0], 16u);
     firsts.insert(sorted[0]);
     epochs.push_back(places);
@@ -158,7 +160,8 @@ TEST(Batch, TheSequencesOfABatchDoNotChangeTheWindows) {
 
 TEST(Batch, SmallFiles) {
   const auto file = file_of("hello", "");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"has 5 tokens", "a window takes 6", "at most 5"}, [&] { BatchSource(file, 1, 6, 1); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"has 5 tokens", "a window takes 6", "at most 5"}, [&] { BatchSource(file, 1, 6, 1); }));
   BatchSource whole(file, 2, 5, 1);  // one window: it comes twice
   const Batch batch = whole.next();
   EXPECT_EQ(text_of(batch.ids), "hellohello");
@@ -181,7 +184,9 @@ TEST(Batch, WhatCannotBe) {
 }
 
 TokenMix two_files() {
-  return TokenMix({{file_of(numbered(300), ""), 0.7}, {file_of(std::string(500, '#'), ""), 0.2}, {file_of(std::string(40, '!'), ""), 0.1}});
+  return TokenMix({{file_of(numbered(300), ""), 0.7},
+                   {file_of(std::string(500, '#'), ""), 0.2},
+                   {file_of(std::string(40, '!'), ""), 0.1}});
 }
 
 TEST(Mix, SharesHoldAllAlong) {
@@ -191,7 +196,8 @@ TEST(Mix, SharesHoldAllAlong) {
     const int32_t first = source.next().ids[0];
     ++given[first == '#' ? 1 : first == '!' ? 2 : 0];
     const double shares[] = {0.7, 0.2, 0.1};
-    for (int i = 0; i < 3; ++i) EXPECT_NEAR(static_cast<double>(given[i]), shares[i] * static_cast<double>(n), 1.0 + 1e-9) << n;
+    for (int i = 0; i < 3; ++i)
+      EXPECT_NEAR(static_cast<double>(given[i]), shares[i] * static_cast<double>(n), 1.0 + 1e-9) << n;
   }
   EXPECT_EQ(given[0], 700);
 }
@@ -229,8 +235,11 @@ TEST(Mix, AFileAloneIsAsWithoutAMix) {
 
 TEST(Mix, WeightsThatCannotBe) {
   const auto file = file_of(numbered(400), "");
-  for (const double weight : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"weight > 0"}, [&] { BatchSource(TokenMix({{file, 1}, {file, weight}}), 1, 8, 1); })) << weight;
+  for (const double weight :
+       {0.0, -1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"weight > 0"}, [&] {
+      BatchSource(TokenMix({{file, 1}, {file, weight}}), 1, 8, 1);
+    })) << weight;
   }
 }
 

@@ -1,4 +1,5 @@
-// Held-out evaluations on the way: the best model is kept, patience ends the run, and an interrupted run does the same to the bit.
+// Held-out evaluations on the way: the best model is kept, patience ends the run, and an interrupted run does the same
+// to the bit.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -26,13 +27,15 @@ TrainConfig rising_run(const std::string& out) {
   config.lr = 1.0;
   config.min_lr = 0;
   config.warmup = 16;
-  config.steps = 24;  // where the loss is lowest, and so when patience ends, depends on the rounding of the machine's vectors
+  // where the loss is lowest, and so when patience ends, depends on the rounding of the machine's vectors
+  config.steps = 24;
   config.eval_every = 2;
   config.checkpoint_every = 3;  // now with, now without an evaluation in its step
   return config;
 }
 
-std::vector<LogRecord> run(const TrainConfig& config, const std::string& data, bool resume = false, const std::atomic<bool>* stop = nullptr,
+std::vector<LogRecord> run(const TrainConfig& config, const std::string& data, bool resume = false,
+                           const std::atomic<bool>* stop = nullptr,
                            const std::function<void(const LogRecord&)>& on_log = nullptr) {
   const auto trainer = make_trainer(config, data, true);
   if (resume) {
@@ -63,7 +66,8 @@ TEST(Best, TheModelWithTheLowestLossIsKept) {
   // It is that model, whole.
   LanguageModel<float> model = load_model<float>(best_path(config.out));
   const auto valid = std::make_shared<const TokenFile>(folder.path("data") + "/valid.tokens");
-  EXPECT_EQ(evaluate_file(model, *valid, *load_tokenizer(best_path(config.out)), config.length, false).loss, best->eval_loss);
+  EXPECT_EQ(evaluate_file(model, *valid, *load_tokenizer(best_path(config.out)), config.length, false).loss,
+            best->eval_loss);
 }
 
 TEST(Best, NothingIsKeptWithoutEvaluationsOnTheWay) {
@@ -90,7 +94,8 @@ TEST(Best, PatienceEndsTheRun) {
   EXPECT_LT(trainer->step(), config.steps);
   ASSERT_GT(evaluations.size(), 3u);
   EXPECT_EQ(evaluations[evaluations.size() - 4].step, trainer->best().step);
-  for (size_t i = evaluations.size() - 3; i < evaluations.size(); ++i) EXPECT_GE(evaluations[i].eval_loss, trainer->best().loss);
+  for (size_t i = evaluations.size() - 3; i < evaluations.size(); ++i)
+    EXPECT_GE(evaluations[i].eval_loss, trainer->best().loss);
   EXPECT_TRUE(fs::exists(config.out + "/model/model.safetensors"));
   // Resumed, it has ended; with more patience it goes on.
   EXPECT_TRUE(run(config, folder.path("data"), true).size() <= 1);
@@ -98,7 +103,8 @@ TEST(Best, PatienceEndsTheRun) {
   EXPECT_FALSE(run(config, folder.path("data"), true).empty());
 }
 
-// After every step that a run can be stopped in, what is resumed ends with the same models, the same best and the same patience.
+// After every step that a run can be stopped in, what is resumed ends with the same models, the same best and the same
+// patience.
 TEST(Best, ResumeKeepsBestAndPatienceToTheBit) {
   const TempFolder folder;
   TrainConfig config = rising_run(folder.path("whole"));
@@ -122,7 +128,8 @@ TEST(Best, ResumeKeepsBestAndPatienceToTheBit) {
   }
 }
 
-// Killed: everything after some checkpoint is lost but best/, which may be of a step that the resumed run has yet to come to.
+// Killed: everything after some checkpoint is lost but best/, which may be of a step that the resumed run has yet to
+// come to.
 TEST(Best, ARunThatWasKilledComesToTheSameBest) {
   const TempFolder folder;
   TrainConfig config = rising_run(folder.path("run"));

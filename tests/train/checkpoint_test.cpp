@@ -37,7 +37,9 @@ using testing::tiny_model;
 using testing::tiny_run;
 using testing::write_text;
 
-std::vector<float> values(Trainer& trainer) { return {trainer.model().params().values().begin(), trainer.model().params().values().end()}; }
+std::vector<float> values(Trainer& trainer) {
+  return {trainer.model().params().values().begin(), trainer.model().params().values().end()};
+}
 
 std::string message_of(const std::function<void()>& action, ErrorKind kind) {
   try {
@@ -86,7 +88,8 @@ class CheckpointTest : public ::testing::Test {
     return tiny_run(out);
   }
 
-  // Resume must warn, naming `file`, fall back to step 10, and reach the same end; the damaged folder is then good again.
+  // Resume must warn, naming `file`, fall back to step 10, and reach the same end; the damaged folder is then good
+  // again.
   void expect_fallback(const TrainConfig& config, const std::string& file, const std::string& damage) {
     SCOPED_TRACE(file + ": " + damage);
     const auto trainer = make_trainer(config, folder_.path("data"));
@@ -97,7 +100,8 @@ class CheckpointTest : public ::testing::Test {
     ASSERT_EQ(trainer->step(), 10);
     ASSERT_TRUE(trainer->run(nullptr, nullptr));
     EXPECT_EQ(values(*trainer), values(*whole_));
-    EXPECT_EQ(folder_content(config.out + "/checkpoints/step-15"), folder_content(folder_.path("whole/checkpoints/step-15")));
+    EXPECT_EQ(folder_content(config.out + "/checkpoints/step-15"),
+              folder_content(folder_.path("whole/checkpoints/step-15")));
     fs::remove_all(config.out);
   }
 
@@ -106,7 +110,8 @@ class CheckpointTest : public ::testing::Test {
   int copies_ = 0;
 };
 
-const char* const kFiles[] = {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "trainer.json"};
+const char* const kFiles[] = {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                              "trainer.json"};
 
 TEST_F(CheckpointTest, HoldsTheFilesOfAModelFolderAndTheTrainers) {
   std::vector<std::string> names;
@@ -166,11 +171,13 @@ TEST_F(CheckpointTest, EveryByteOfTrainerJsonCounts) {
 
 TEST_F(CheckpointTest, WhenAllAreDamagedItIsAnErrorAndNothingChanges) {
   const TrainConfig config = copy();
-  for (const char* step : {"step-10", "step-15"}) fs::resize_file(config.out + "/checkpoints/" + step + "/model.safetensors", 100);
+  for (const char* step : {"step-10", "step-15"})
+    fs::resize_file(config.out + "/checkpoints/" + step + "/model.safetensors", 100);
   const auto trainer = make_trainer(config, folder_.path("data"));
   const std::vector<float> before = values(*trainer);
   int warnings = 0;
-  const std::string message = message_of([&] { trainer->resume([&](const std::string&) { ++warnings; }); }, ErrorKind::kUsage);
+  const std::string message =
+      message_of([&] { trainer->resume([&](const std::string&) { ++warnings; }); }, ErrorKind::kUsage);
   EXPECT_NE(message.find("model.safetensors"), std::string::npos) << message;
   EXPECT_EQ(warnings, 2);
   EXPECT_EQ(values(*trainer), before);
@@ -214,16 +221,20 @@ TEST_F(CheckpointTest, AFullDiskLeavesTheOnesBeforeAndNothingHalfWritten) {
   TrainerState state = verify_checkpoint(folder + "/step-15");
   const AdamW optimizer({}, whole_->model().params());
   // Too small for config.json, for model.safetensors, for optimizer.safetensors; a new one and one to be replaced.
-  for (const rlim_t bytes : {rlim_t{50}, static_cast<rlim_t>(model_bytes / 2), static_cast<rlim_t>(model_bytes + model_bytes / 2)}) {
+  for (const rlim_t bytes :
+       {rlim_t{50}, static_cast<rlim_t>(model_bytes / 2), static_cast<rlim_t>(model_bytes + model_bytes / 2)}) {
     for (const int64_t step : {17, 15}) {
       state.step = step;
       std::string message;
       {
         const FullDisk full(bytes);
-        message = message_of([&] { write_checkpoint(folder, state, whole_->model(), optimizer, *byte_tokenizer()); }, ErrorKind::kIo);
+        message = message_of([&] { write_checkpoint(folder, state, whole_->model(), optimizer, *byte_tokenizer()); },
+                             ErrorKind::kIo);
       }
       EXPECT_NE(message.find("step-" + std::to_string(step)), std::string::npos) << message;
-      EXPECT_EQ(folder_content(folder), (std::map<std::string, std::string>{{"step-10", "(folder)"}, {"step-15", "(folder)"}})) << bytes;
+      EXPECT_EQ(folder_content(folder),
+                (std::map<std::string, std::string>{{"step-10", "(folder)"}, {"step-15", "(folder)"}}))
+          << bytes;
       EXPECT_EQ(folder_content(folder + "/step-10"), before10);
       EXPECT_EQ(folder_content(folder + "/step-15"), before15);
     }
@@ -276,7 +287,8 @@ TEST_F(CheckpointTest, PruningCountsNoCheckpointsAheadOfTheRun) {
   config.log_every = 1;
   const auto watched = make_trainer(config, folder_.path("data"));
   ASSERT_TRUE(watched->resume(nullptr));
-  EXPECT_FALSE(watched->run([&](const LogRecord& r) { stop = r.step == 11; }, &stop));  // the record of step 10, which is due now, comes before
+  // the record of step 10, which is due now, comes before
+  EXPECT_FALSE(watched->run([&](const LogRecord& r) { stop = r.step == 11; }, &stop));
   EXPECT_EQ(list_checkpoints(config.out + "/checkpoints"), (std::vector<int64_t>{11, 15}));
   const auto again = make_trainer(config, folder_.path("data"));
   ASSERT_TRUE(again->resume(nullptr));
@@ -295,7 +307,8 @@ TEST_F(CheckpointTest, LeftoversOfAKilledRunAreRemoved) {
   EXPECT_EQ(folder_content(folder).size(), 2u);
 }
 
-// Killed behind its last checkpoint, before an older one was removed: the run that goes on from there has nothing to write, and removes it all the same.
+// Killed behind its last checkpoint, before an older one was removed: the run that goes on from there has nothing to
+// write, and removes it all the same.
 TEST_F(CheckpointTest, OldOnesOfAKilledRunAreRemoved) {
   const TrainConfig config = copy();
   const std::string folder = config.out + "/checkpoints";
@@ -345,9 +358,12 @@ TEST_F(CheckpointTest, WhatCannotBeLoadedWholeChangesNothing) {
     writer.write(moments);
   }
   const std::string hash = model.hash();
-  EXPECT_NE(message_of([&] { load_checkpoint(path, state, model, optimizer); }, ErrorKind::kUsage).find(last), std::string::npos);
+  EXPECT_NE(message_of([&] { load_checkpoint(path, state, model, optimizer); }, ErrorKind::kUsage).find(last),
+            std::string::npos);
   EXPECT_EQ(model.hash(), hash);
-  const auto zero = [](const Buffer<float>& buffer) { return std::all_of(buffer.span().begin(), buffer.span().end(), [](float x) { return x == 0; }); };
+  const auto zero = [](const Buffer<float>& buffer) {
+    return std::all_of(buffer.span().begin(), buffer.span().end(), [](float x) { return x == 0; });
+  };
   EXPECT_TRUE(zero(optimizer.first()));
   EXPECT_TRUE(zero(optimizer.second()));
   EXPECT_EQ(optimizer.updates(), 0);
@@ -357,12 +373,14 @@ TEST_F(CheckpointTest, WhatCannotBeLoadedWholeChangesNothing) {
   other.num_hidden_layers += 1;
   LanguageModel<float> larger(other);
   AdamW of_larger({}, larger.params());
-  EXPECT_NE(message_of([&] { load_checkpoint(path, state, larger, of_larger); }, ErrorKind::kUsage).find("step-15"), std::string::npos);
+  EXPECT_NE(message_of([&] { load_checkpoint(path, state, larger, of_larger); }, ErrorKind::kUsage).find("step-15"),
+            std::string::npos);
 }
 
 TEST_F(CheckpointTest, OnlyFoldersNamedStepNCount) {
   const TempFolder other;
-  for (const char* name : {"step-7", "step-007", "step-", "step--1", "step-3x", "step-99999999999999999999", "other"}) fs::create_directories(other.path(name));
+  for (const char* name : {"step-7", "step-007", "step-", "step--1", "step-3x", "step-99999999999999999999", "other"})
+    fs::create_directories(other.path(name));
   EXPECT_EQ(list_checkpoints(other.path("")), std::vector<int64_t>{7});
   EXPECT_TRUE(list_checkpoints(other.path("absent")).empty());
 }

@@ -1,5 +1,5 @@
-// Steps of several ranks (threads here) have the bits of one rank's, whatever their number, and so have the files of a run, also of one that goes on with
-// another number of ranks.
+// Steps of several ranks (threads here) have the bits of one rank's, whatever their number, and so have the files of a
+// run, also of one that goes on with another number of ranks.
 #include "train/data_parallel.h"
 
 #include <gmock/gmock.h>
@@ -73,9 +73,11 @@ Trained train(int size, const ModelConfig& config, MomentFormat moments = Moment
     const auto whole = parallel.whole(model.params());
     EXPECT_EQ(whole.has_value(), ranks.rank() == 0);
     if (!whole) return;
-    trained = {steps, copy(model.params().values()), copy(whole->first().span()), copy(whole->second().span()), whole->updates()};
+    trained = {steps, copy(model.params().values()), copy(whole->first().span()), copy(whole->second().span()),
+               whole->updates()};
     if (moments == MomentFormat::kBf16) {
-      for (const auto& [buffer, to] : {std::pair{&whole->first_bf16(), &trained.first}, {&whole->second_bf16(), &trained.second}}) {
+      for (const auto& [buffer, to] :
+           {std::pair{&whole->first_bf16(), &trained.first}, {&whole->second_bf16(), &trained.second}}) {
         to->resize(static_cast<size_t>(buffer->size()));
         widen_bf16(buffer->size(), buffer->data(), to->data());
       }
@@ -101,7 +103,8 @@ void expect_same(const Trained& got, const Trained& want, int ranks) {
 TEST(DataParallel, AnyNumberOfRanksHasTheBitsOfOne) {
   for (const ModelConfig& config : {tiny_model(), small_model()}) {
     const Trained one = train(1, config);
-    for (const int ranks : {2, 3, 4, 5, 7}) expect_same(train(ranks, config), one, ranks);  // some without a batch, or without a parameter
+    // some without a batch, or without a parameter
+    for (const int ranks : {2, 3, 4, 5, 7}) expect_same(train(ranks, config), one, ranks);
   }
 }
 
@@ -124,7 +127,8 @@ TEST(DataParallel, IsTheStepOfOneRankButForTheOrderOfSums) {
   for (int step = 0; step < 3; ++step) {
     std::vector<Batch> batches;
     for (const int64_t tokens : {40, 1, 17}) batches.push_back(make_batch(tokens, config.vocab_size, random));
-    const StepResult got = parallel.step(apart, batches, 1e-2, 1.0), want = train_step(running, adamw, batches, 1e-2, 1.0);
+    const StepResult got = parallel.step(apart, batches, 1e-2, 1.0),
+                     want = train_step(running, adamw, batches, 1e-2, 1.0);
     EXPECT_NEAR(got.nll, want.nll, 1e-9 * want.nll);
     EXPECT_NEAR(got.norm, want.norm, 1e-9 * want.norm);
     EXPECT_EQ(got.count, want.count);
@@ -197,7 +201,8 @@ void run_on(int size, const TempFolder& folder, const TrainConfig& config, int64
     trainer->resume(nullptr);
     const int64_t last = trainer->step() + steps;
     std::vector<int64_t> logged;
-    const bool done = trainer->run([&](const LogRecord& r) { logged.push_back(r.step); }, &stop, [&](const StepProgress& p) { stop = p.step >= last; });
+    const bool done = trainer->run([&](const LogRecord& r) { logged.push_back(r.step); }, &stop,
+                                   [&](const StepProgress& p) { stop = p.step >= last; });
     EXPECT_EQ(done, steps == 1000);
     EXPECT_EQ(logged.empty(), ranks.rank() > 0);
   });

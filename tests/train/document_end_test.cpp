@@ -1,4 +1,5 @@
-// Documents that end with the tokenizer's end of text: once each, whatever the text has there, and resumed as if never stopped.
+// Documents that end with the tokenizer's end of text: once each, whatever the text has there, and resumed as if never
+// stopped.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -28,7 +29,8 @@ std::unique_ptr<Tokenizer> words() {
 
 class DocumentEnd : public ::testing::Test {
  protected:
-  std::vector<Ids> documents(const std::vector<std::string>& texts, const std::string& separator = "", bool end = true) {
+  std::vector<Ids> documents(const std::vector<std::string>& texts, const std::string& separator = "",
+                             bool end = true) {
     TokenizeOptions options;
     options.separator = separator;
     options.document_end = end;
@@ -77,7 +79,8 @@ TEST_F(DocumentEnd, NeverTwice) {
 
 TEST_F(DocumentEnd, BehindTheSeparator) {
   EXPECT_EQ(documents({"one \n<|end|>\ntwo \n<|end|>\n"}, "<|end|>").size(), 2u);
-  for (const Ids& ids : documents({"one \n<|end|>\ntwo \n<|end|>\n"}, "<|end|>")) EXPECT_EQ(std::count(ids.begin(), ids.end(), kEnd), 1);
+  for (const Ids& ids : documents({"one \n<|end|>\ntwo \n<|end|>\n"}, "<|end|>"))
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), kEnd), 1);
   for (const Ids& ids : documents({"one \n%\ntwo \n%\n"}, "%")) EXPECT_EQ(ids.back(), kEnd);
 }
 
@@ -104,7 +107,9 @@ TEST_F(DocumentEnd, AStoppedCallIsGoneOnWith) {
     for (int stops = 0, calls = 0;; ++stops, calls = 0) {
       ASSERT_LT(stops, 1000);
       int64_t furthest = 0;
-      options.progress = [&](const TokenFileStats& stats) { return stats.bytes <= furthest || ++calls < 4 + stops * 4; };
+      options.progress = [&](const TokenFileStats& stats) {
+        return stats.bytes <= furthest || ++calls < 4 + stops * 4;
+      };
       if (write_token_file(open, options, *tokenizer_, path).complete) break;
     }
     EXPECT_TRUE(read_file(path) == read_file(folder_.path("whole"))) << separator;

@@ -109,11 +109,13 @@ TEST(Evaluate, CarriesTheStateFromWindowToWindowInsideADocument) {
     EXPECT_NEAR(r.sum.nll / e.nll, 1.0, 1e-5) << context;
   }
   // Whole documents are the same thing, carried or not.
-  EXPECT_EQ(evaluate_file(model, *file, UnevenTokenizer(), 0, false).sum.nll, evaluate_file(model, *file, UnevenTokenizer(), 0, true).sum.nll);
+  EXPECT_EQ(evaluate_file(model, *file, UnevenTokenizer(), 0, false).sum.nll,
+            evaluate_file(model, *file, UnevenTokenizer(), 0, true).sum.nll);
   // The state does matter.
-  EXPECT_GT(
-      std::abs(expected_loss(model, *file, 8).nll / static_cast<double>(expected_loss(model, *file, 8).count) / (e.nll / static_cast<double>(e.count)) - 1),
-      1e-3);
+  EXPECT_GT(std::abs(expected_loss(model, *file, 8).nll / static_cast<double>(expected_loss(model, *file, 8).count) /
+                         (e.nll / static_cast<double>(e.count)) -
+                     1),
+            1e-3);
 }
 
 TEST(Evaluate, TheUnitsFollowFromNats) {
@@ -131,7 +133,8 @@ TEST(Evaluate, TheUnitsFollowFromNats) {
   EXPECT_EQ(bytes.bytes, bytes.sum.count);
 }
 
-// Bytes whose letters it writes with an accent, as a tokenizer that drops accents does the other way round: a piece has two bytes more than the text.
+// Bytes whose letters it writes with an accent, as a tokenizer that drops accents does the other way round: a piece has
+// two bytes more than the text.
 class AccentTokenizer final : public UnevenTokenizer {
  public:
   std::string piece(int32_t id) const override {
@@ -154,7 +157,8 @@ TEST(Evaluate, CountsTheBytesOfTheTextNotOfThePieces) {
   const TextBytes pieces(tokenizer);
   std::vector<int32_t> ids(static_cast<size_t>(file.tokens()));
   file.read(0, ids);
-  for (int64_t i = 0; i < file.tokens(); ++i) all += file.exception_at(i).value_or(pieces.piece(ids[static_cast<size_t>(i)]));
+  for (int64_t i = 0; i < file.tokens(); ++i)
+    all += file.exception_at(i).value_or(pieces.piece(ids[static_cast<size_t>(i)]));
   EXPECT_EQ(all, file.text_bytes() + file.documents()) << "the newline that begins a document is no text";
 }
 

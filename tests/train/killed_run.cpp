@@ -84,7 +84,8 @@ pid_t start_training(const std::string& folder, const std::string& device, const
 // Whether a checkpoint is being written or removed right now.
 bool at_checkpoint(const std::string& folder) {
   std::error_code ignored;
-  for (fs::directory_iterator entry(folder + "/run/checkpoints", ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+  for (fs::directory_iterator entry(folder + "/run/checkpoints", ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
     if (entry->path().filename().string().starts_with(".tmp-")) return true;
   }
   return false;
@@ -95,7 +96,8 @@ struct Outcome {
   int status = 0;  // of one that ended by itself
 };
 
-// Kills the process after `delay`, or, with at_write, so long after the moment that a checkpoint is first seen being written.
+// Kills the process after `delay`, or, with at_write, so long after the moment that a checkpoint is first seen being
+// written.
 Outcome kill_after(pid_t child, const std::string& folder, std::chrono::microseconds delay, bool at_write) {
   auto from = Clock::now();
   bool armed = !at_write;
@@ -115,7 +117,8 @@ Outcome kill_after(pid_t child, const std::string& folder, std::chrono::microsec
 }
 
 // "" if two folders hold the same, else which file is more, less or other.
-std::string difference(const std::map<std::string, std::string>& got, const std::map<std::string, std::string>& expected) {
+std::string difference(const std::map<std::string, std::string>& got,
+                       const std::map<std::string, std::string>& expected) {
   for (const auto& [name, content] : got) {
     const auto found = expected.find(name);
     if (found == expected.end()) return "unexpected file " + name;
@@ -150,9 +153,11 @@ void expect_kills_leave_no_trace(const std::string& device, int kills_wanted, co
     // Each process gets a part of a whole run's time before it is killed; after 12 kills the run may go to its end.
     for (int in_this_run = 0;;) {
       const bool at_write = random.below(2) == 0;
-      const auto delay =
-          std::chrono::microseconds(in_this_run < 12 ? random.below(at_write ? 3000 : static_cast<uint64_t>(whole_time.count())) : uint64_t{600000000});
-      const Outcome outcome = kill_after(start_training(here, device, moments), here, delay, at_write && in_this_run < 12);
+      const auto delay = std::chrono::microseconds(
+          in_this_run < 12 ? random.below(at_write ? 3000 : static_cast<uint64_t>(whole_time.count()))
+                           : uint64_t{600000000});
+      const Outcome outcome =
+          kill_after(start_training(here, device, moments), here, delay, at_write && in_this_run < 12);
       if (outcome.killed) {
         ++kills;
         ++in_this_run;

@@ -52,7 +52,8 @@ class CountingHost final : public Device {
 };
 
 // Peak of three real steps, which compute again what is said.
-size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {}, MomentFormat moments = MomentFormat::kFloat32) {
+size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {},
+                 MomentFormat moments = MomentFormat::kFloat32) {
   CountingHost host;
   LanguageModel<float> model(config, host);
   Random random(1);
@@ -63,7 +64,8 @@ size_t real_peak(const ModelConfig& config, const TrainConfig& train, const Reco
   for (Batch& batch : batches) {
     std::vector<int64_t> offsets = {0};
     for (int64_t s = 0; s < train.batch; ++s) {
-      for (int64_t t = 0; t < train.length; ++t) batch.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(config.vocab_size))));
+      for (int64_t t = 0; t < train.length; ++t)
+        batch.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(config.vocab_size))));
       offsets.push_back(static_cast<int64_t>(batch.ids.size()));
     }
     batch.targets = batch.ids;
@@ -146,7 +148,8 @@ TEST(MemoryPlan, FitsWhatItIsGiven) {
   EXPECT_EQ(plan_memory(config, train).total(), plan.total());
 }
 
-// Moments in bf16 come last: only where no step with float32 ones fits, and only if they may be either; then nothing is computed again that need not be.
+// Moments in bf16 come last: only where no step with float32 ones fits, and only if they may be either; then nothing is
+// computed again that need not be.
 TEST(MemoryPlan, MomentsGiveWayLast) {
   ModelConfig config = tiny_model();
   config.num_hidden_layers = 5;
@@ -197,7 +200,8 @@ TEST(MemoryPlan, SizesAreReadAsTheyAreWritten) {
   EXPECT_EQ(parse_bytes("22GB"), uint64_t{22'000'000'000});
   EXPECT_EQ(parse_bytes("1.5K"), uint64_t{1536});
   EXPECT_EQ(parse_bytes("12345"), uint64_t{12345});
-  for (const char* bad : {"", "G", "22X", "22g", "22 G", "-1G", "0", "0.5", "1e30T", "nan", "inf", "22GBB", "22Gi", "22B"}) {
+  for (const char* bad :
+       {"", "G", "22X", "22g", "22 G", "-1G", "0", "0.5", "1e30T", "nan", "inf", "22GBB", "22Gi", "22B"}) {
     EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
   }
 }
@@ -217,7 +221,8 @@ TEST(MemoryPlan, OfAGpuNeedsNone) {
   train.device = "cuda";
   const MemoryPlan device = plan_memory(config, train);
   EXPECT_EQ(device.operands, 0U);  // half of the parameters
-  EXPECT_NEAR(static_cast<double>(device.parameters), static_cast<double>(host.parameters), 1e-3 * static_cast<double>(host.parameters));
+  EXPECT_NEAR(static_cast<double>(device.parameters), static_cast<double>(host.parameters),
+              1e-3 * static_cast<double>(host.parameters));
   EXPECT_EQ(device.gradients, host.gradients);
   EXPECT_EQ(device.activations, device.scratch.total());
   EXPECT_LT(device.activations, host.activations);
@@ -285,9 +290,11 @@ TEST(MemoryPlan, PassesAndSequencesThatAreNotOfAStep) {
   EXPECT_LT(plan_pass(config, 256), plan_pass(config, 4096));
   TrainConfig train = tiny_run("out");
   const double alone = memory_beside_steps(config, train, false, false);
-  EXPECT_GT(memory_beside_steps(config, train, true, false), alone) << "an evaluation's pass is longer than this run's step";
+  EXPECT_GT(memory_beside_steps(config, train, true, false), alone)
+      << "an evaluation's pass is longer than this run's step";
   train.eval_every = 1;
-  EXPECT_GE(memory_beside_steps(config, train, false, true), alone + parameter_count(config) * sizeof(float)) << "a test reads the best model";
+  EXPECT_GE(memory_beside_steps(config, train, false, true), alone + parameter_count(config) * sizeof(float))
+      << "a test reads the best model";
 }
 
 }  // namespace

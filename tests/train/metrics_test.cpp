@@ -78,7 +78,8 @@ TEST(Metrics, OpeningDropsWhatCameAfterTheStepAndUnfinishedLines) {
     MetricsLog log(folder.path("run"), 0);
     for (const int64_t step : {10, 20, 30}) log.append(record(step));
   }
-  testing::write_text(folder.path("run/metrics.jsonl"), read_text(folder.path("run/metrics.jsonl")) + R"({"step":5,"tok)");
+  testing::write_text(folder.path("run/metrics.jsonl"),
+                      read_text(folder.path("run/metrics.jsonl")) + R"({"step":5,"tok)");
   testing::write_text(folder.path("run/metrics.csv"), read_text(folder.path("run/metrics.csv")) + "4");
   {
     MetricsLog log(folder.path("run"), 20);

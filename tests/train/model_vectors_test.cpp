@@ -1,5 +1,6 @@
-// Models that other programs computed with (shared/vectors/models, shared/vectors_more/models): logits, loss, gradient of every parameter, greedy
-// continuation and ten training steps. Float64 shows that the mathematics is the same, float32 that training with it is.
+// Models that other programs computed with (shared/vectors/models, shared/vectors_more/models): logits, loss, gradient
+// of every parameter, greedy continuation and ten training steps. Float64 shows that the mathematics is the same,
+// float32 that training with it is.
 #include "train/model_vectors.h"
 
 #include <gtest/gtest.h>
@@ -39,23 +40,28 @@ class ModelVectors : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     if (shared_path("vectors/models").empty()) GTEST_SKIP() << kNoShared;
   }
-  std::vector<Comparison> check(VectorType type, fw_form form = FW_FORM_AUTO) const { return check_model(GetParam(), {type, form}); }
+  std::vector<Comparison> check(VectorType type, fw_form form = FW_FORM_AUTO) const {
+    return check_model(GetParam(), {type, form});
+  }
 };
 
 void expect_all(const std::vector<Comparison>& found, const std::set<std::string>& compared) {
   std::set<std::string> names;
   for (const Comparison& c : found) {
     names.insert(c.what);
-    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
+    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound
+                            << " expected; " << c.where;
   }
   EXPECT_EQ(names, compared);
 }
 
-const std::set<std::string> kEverything = {"logits", "loss", "gradients", "greedy tokens", "training, loss", "training, norm"};
+const std::set<std::string> kEverything = {"logits",        "loss",           "gradients",
+                                           "greedy tokens", "training, loss", "training, norm"};
 
 TEST_P(ModelVectors, AgreeInDouble) {
   std::vector<Comparison> found = check(VectorType::kF64);
-  // Logits and gradients are stored in float32, the rest in float64: far inside the bounds that verify has for all types.
+  // Logits and gradients are stored in float32, the rest in float64: far inside the bounds that verify has for all
+  // types.
   for (Comparison& c : found) c.bound = c.what == "loss" ? 1e-12 : c.what == "greedy tokens" ? 0 : 1e-7;
   expect_all(found, kEverything);
 }
@@ -63,8 +69,9 @@ TEST_P(ModelVectors, AgreeInDouble) {
 TEST_P(ModelVectors, AgreeInFloat) {
   std::vector<Comparison> found = check(VectorType::kF32);
   for (Comparison& c : found) {
-    // Output norms of heads blow up a first token whose q . k is near 0 (retnet, rwkv7), or whose x meets the keys badly (mesa_net): float64 with weights
-    // moved by float32's last digit is as far off (docs/conformance.md). verify's bound is theirs; rwkv7, by 3.7e-5 and at one step of ten, has a fifth of it.
+    // Output norms of heads blow up a first token whose q . k is near 0 (retnet, rwkv7), or whose x meets the keys
+    // badly (mesa_net): float64 with weights moved by float32's last digit is as far off (docs/conformance.md).
+    // verify's bound is theirs; rwkv7, by 3.7e-5 and at one step of ten, has a fifth of it.
     if (c.what == "training, norm" && !blows_up(GetParam())) c.bound = name_of(GetParam()) == "rwkv7" ? 2e-4 : 1e-5;
   }
   expect_all(found, kEverything);
@@ -79,13 +86,15 @@ TEST_P(ModelVectors, AgreeInBothForms) {
 TEST_P(ModelVectors, AgreeInBf16) {
   std::vector<Comparison> found = check(VectorType::kBf16);
   for (Comparison& c : found) {
-    // The same: moved by 2^-9 of themselves, its weights change the gradients in float64 by up to 0.48, the logits by 0.035.
+    // The same: moved by 2^-9 of themselves, its weights change the gradients in float64 by up to 0.48, the logits by
+    // 0.035.
     if (name_of(GetParam()) == "mesa_net_gate" && c.what != "loss") c.bound = c.what == "gradients" ? 0.7 : 0.07;
   }
   expect_all(found, {"logits", "loss", "gradients"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, ModelVectors, ::testing::ValuesIn(models()), [](const auto& peer) { return name_of(peer.param); });
+INSTANTIATE_TEST_SUITE_P(Peers, ModelVectors, ::testing::ValuesIn(models()),
+                         [](const auto& peer) { return name_of(peer.param); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ModelVectors);
 
 // A folder of our own with values that this program computed itself, then with one of them changed.

@@ -76,8 +76,10 @@ void check_formula(double tolerance) {
         const double g = grad_scale * static_cast<double>(params.grads()[i]);
         first[i] = config.beta1 * first[i] + (1 - config.beta1) * g;
         second[i] = config.beta2 * second[i] + (1 - config.beta2) * g * g;
-        const double m_hat = first[i] / (1 - std::pow(config.beta1, t)), v_hat = second[i] / (1 - std::pow(config.beta2, t));
-        value[i] -= lr * (m_hat / (std::sqrt(v_hat) + config.eps) + (spec.weight_decay ? config.weight_decay : 0) * value[i]);
+        const double m_hat = first[i] / (1 - std::pow(config.beta1, t)),
+                     v_hat = second[i] / (1 - std::pow(config.beta2, t));
+        value[i] -=
+            lr * (m_hat / (std::sqrt(v_hat) + config.eps) + (spec.weight_decay ? config.weight_decay : 0) * value[i]);
       }
     }
     adam.update(exec<T>(), params, lr, grad_scale);
@@ -108,7 +110,8 @@ TEST(AdamW, LeavesTheGapsBetweenParametersZero) {
   EXPECT_GT(std::count(in_parameter.begin(), in_parameter.end(), false), 30);
   for (size_t i = 0; i < in_parameter.size(); ++i) {
     if (in_parameter[i]) continue;
-    for (const float x : {params.values()[i], params.grads()[i], adam.first().span()[i], adam.second().span()[i]}) ASSERT_EQ(x, 0.0f) << i;
+    for (const float x : {params.values()[i], params.grads()[i], adam.first().span()[i], adam.second().span()[i]})
+      ASSERT_EQ(x, 0.0f) << i;
   }
 }
 
@@ -143,7 +146,8 @@ TEST(AdamW, NormIsTheEuclideanNormInDouble) {
 TEST(AdamW, NormOfAnyGradientThatIsNotFiniteIsNotFinite) {
   Params<float> params = make_params();
   const AdamW adam({}, params);
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
     for (const ParamSpec& spec : params.specs()) {
       float& last = params.grads()[static_cast<size_t>(spec.offset + spec.size() - 1)];
       last = bad;

@@ -12,7 +12,8 @@ namespace {
 
 TEST(Schedule, WarmsUpLinearlyAndReachesLrAtTheLastWarmupStep) {
   const Schedule schedule{2e-3, 2e-4, 10, 100};
-  for (int64_t step = 0; step < 10; ++step) EXPECT_DOUBLE_EQ(learning_rate(schedule, step), 2e-3 * static_cast<double>(step + 1) / 10);
+  for (int64_t step = 0; step < 10; ++step)
+    EXPECT_DOUBLE_EQ(learning_rate(schedule, step), 2e-3 * static_cast<double>(step + 1) / 10);
 }
 
 TEST(Schedule, FallsAsHalfACosineToMinLrAtTheLastStep) {
@@ -23,7 +24,8 @@ TEST(Schedule, FallsAsHalfACosineToMinLrAtTheLastStep) {
   EXPECT_NEAR(learning_rate(schedule, 84), 2e-4 + 1.8e-3 * 0.5 * (1 - std::numbers::sqrt2 / 2), 1e-15);
   EXPECT_EQ(learning_rate(schedule, 109), 2e-4);
   EXPECT_EQ(learning_rate(schedule, 1000), 2e-4);
-  for (int64_t step = 10; step < 110; ++step) EXPECT_LT(learning_rate(schedule, step), learning_rate(schedule, step - 1)) << step;
+  for (int64_t step = 10; step < 110; ++step)
+    EXPECT_LT(learning_rate(schedule, step), learning_rate(schedule, step - 1)) << step;
 }
 
 TEST(Schedule, RunsWithoutWarmupAndRunsShorterThanWarmup) {
@@ -47,7 +49,8 @@ TEST(Schedule, LinearFallsByTheSameAmountEachStep) {
   const Schedule schedule{2e-3, 2e-4, 10, 110, ScheduleShape::kLinear};
   EXPECT_EQ(learning_rate(schedule, 9), 2e-3);
   EXPECT_NEAR(learning_rate(schedule, 59), 1.1e-3, 1e-15);  // half the way
-  for (int64_t step = 10; step < 110; ++step) EXPECT_NEAR(learning_rate(schedule, step), 2e-3 - 1.8e-5 * static_cast<double>(step - 9), 1e-15) << step;
+  for (int64_t step = 10; step < 110; ++step)
+    EXPECT_NEAR(learning_rate(schedule, step), 2e-3 - 1.8e-5 * static_cast<double>(step - 9), 1e-15) << step;
   EXPECT_EQ(learning_rate(schedule, 109), 2e-4);
   EXPECT_EQ(learning_rate(schedule, 500), 2e-4);
 }
@@ -56,7 +59,8 @@ TEST(Schedule, WsdIsStableUntilItsLastShare) {
   const Schedule schedule{2e-3, 0, 10, 100, ScheduleShape::kWsd, 0.25};
   EXPECT_DOUBLE_EQ(learning_rate(schedule, 4), 1e-3);
   for (int64_t step = 9; step < 75; ++step) EXPECT_EQ(learning_rate(schedule, step), 2e-3) << step;
-  for (int64_t step = 75; step < 100; ++step) EXPECT_NEAR(learning_rate(schedule, step), 2e-3 * static_cast<double>(99 - step) / 25, 1e-15) << step;
+  for (int64_t step = 75; step < 100; ++step)
+    EXPECT_NEAR(learning_rate(schedule, step), 2e-3 * static_cast<double>(99 - step) / 25, 1e-15) << step;
   EXPECT_EQ(learning_rate(schedule, 99), 0.0);
 }
 
@@ -64,7 +68,8 @@ TEST(Schedule, WsdDecaysFromTheWarmUpWhereTheShareReachesBehindIt) {
   Schedule schedule{1.0, 0.0, 10, 20, ScheduleShape::kWsd, 1.0};
   Schedule linear = schedule;
   linear.shape = ScheduleShape::kLinear;
-  for (int64_t step = 0; step < 25; ++step) EXPECT_EQ(learning_rate(schedule, step), learning_rate(linear, step)) << step;
+  for (int64_t step = 0; step < 25; ++step)
+    EXPECT_EQ(learning_rate(schedule, step), learning_rate(linear, step)) << step;
   schedule.decay_share = 1e-6;  // less than a step: the last one still has min_lr
   EXPECT_EQ(learning_rate(schedule, 18), 1.0);
   EXPECT_EQ(learning_rate(schedule, 19), 0.0);

@@ -117,7 +117,8 @@ TEST_F(TextParts, NothingIsLostAndTheShareIsHeldOut) {
         EXPECT_LE(static_cast<double>(train.size()), cut + 40);
       }
       if (!valid.empty() && separator.empty()) {
-        EXPECT_TRUE(valid.starts_with("line ") || valid.starts_with("document ") || valid.starts_with("of two") || valid[0] == '%');
+        EXPECT_TRUE(valid.starts_with("line ") || valid.starts_with("document ") || valid.starts_with("of two") ||
+                    valid[0] == '%');
       }
     }
   }
@@ -125,7 +126,8 @@ TEST_F(TextParts, NothingIsLostAndTheShareIsHeldOut) {
 
 TEST_F(TextParts, OfJsonLinesWholeTextsAreHeldOut) {
   std::string lines;
-  for (int i = 0; i < 10; ++i) lines += "{\"id\": " + std::to_string(i) + ", \"body\": \"text number " + std::to_string(i) + "\"}\n\n";
+  for (int i = 0; i < 10; ++i)
+    lines += "{\"id\": " + std::to_string(i) + ", \"body\": \"text number " + std::to_string(i) + "\"}\n\n";
   const std::string path = put("x.jsonl", lines);
   const TextSplit split = hold_out({path}, "body", "", 0.25);
   const auto texts = [](const std::vector<TextPart>& parts) { return read_all(*open_parts(parts, "body")); };

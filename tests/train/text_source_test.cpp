@@ -62,7 +62,9 @@ class TextSourceTest : public ::testing::Test {
     write_file_atomic(folder_.path(name), content);
     return folder_.path(name);
   }
-  Texts read(const std::string& path, const std::string& field = "text", size_t piece = 1000) { return texts_of(*open_text(path, field), piece); }
+  Texts read(const std::string& path, const std::string& field = "text", size_t piece = 1000) {
+    return texts_of(*open_text(path, field), piece);
+  }
 
   TempFolder folder_;
   const std::string long_text_ = testing::sample_text(300, 5) + std::string("\0\xff\xfe", 3);
@@ -71,10 +73,12 @@ class TextSourceTest : public ::testing::Test {
 TEST_F(TextSourceTest, PlainAndPackedAreTheSameBytes) {
   ASSERT_GT(long_text_.size(), 10000u);
   const std::string half = long_text_.substr(0, 5000), other = long_text_.substr(5000);
-  for (const std::string& path :
-       {file("plain", long_text_), file("a.gz", gzip(long_text_)), file("b.zst", zstd(long_text_)), file("named.anyhow", gzip(long_text_)),
-        file("members.gz", gzip(half) + gzip("") + gzip(other) + std::string(512, '\0')), file("frames.zst", zstd(half) + zstd("") + zstd(other))}) {
-    for (const size_t piece : {1, 1000, 1 << 20}) EXPECT_TRUE(read(path, "text", piece) == Texts{long_text_}) << path << ", pieces of " << piece;
+  for (const std::string& path : {file("plain", long_text_), file("a.gz", gzip(long_text_)),
+                                  file("b.zst", zstd(long_text_)), file("named.anyhow", gzip(long_text_)),
+                                  file("members.gz", gzip(half) + gzip("") + gzip(other) + std::string(512, '\0')),
+                                  file("frames.zst", zstd(half) + zstd("") + zstd(other))}) {
+    for (const size_t piece : {1, 1000, 1 << 20})
+      EXPECT_TRUE(read(path, "text", piece) == Texts{long_text_}) << path << ", pieces of " << piece;
   }
   const auto memory = text_in_memory(long_text_);
   EXPECT_TRUE(texts_of(*memory) == Texts{long_text_});
@@ -83,7 +87,8 @@ TEST_F(TextSourceTest, PlainAndPackedAreTheSameBytes) {
 }
 
 TEST_F(TextSourceTest, PackedFilesThatAreDamagedAreNamed) {
-  for (const auto& [name, good] : {std::pair<std::string, std::string>{"x.gz", gzip(long_text_)}, {"x.zst", zstd(long_text_)}}) {
+  for (const auto& [name, good] :
+       {std::pair<std::string, std::string>{"x.gz", gzip(long_text_)}, {"x.zst", zstd(long_text_)}}) {
     for (const size_t size : {good.size() - 1, good.size() / 2, size_t{5}}) {
       const std::string path = file(name, good.substr(0, size));
       EXPECT_TRUE(fails(ErrorKind::kUsage, {path, "damaged"}, [&] { read(path); })) << name << " cut at " << size;
@@ -101,7 +106,8 @@ TEST_F(TextSourceTest, PackedFilesThatAreDamagedAreNamed) {
 
 TEST_F(TextSourceTest, JsonLinesAreOneTextEach) {
   const std::string lines =
-      "{\"text\": \"one\\nline\", \"id\": 7}\n\n  {\"meta\": {\"text\": [1, {\"text\": \"no\"}]}, \"text\": \"\xc3\xa4 \\u00e4\"}\r\n{\"text\": \"\"}\n"
+      "{\"text\": \"one\\nline\", \"id\": 7}\n\n  {\"meta\": {\"text\": [1, {\"text\": \"no\"}]}, \"text\": \"\xc3\xa4 "
+      "\\u00e4\"}\r\n{\"text\": \"\"}\n"
       "{\"body\": \"b\", \"text\": \"last\"}";
   const Texts expected{"one\nline", "\xc3\xa4 \xc3\xa4", "", "last"};
   EXPECT_EQ(read(file("a.jsonl", lines)), expected);
@@ -145,7 +151,8 @@ int64_t peak_kib() {
   return usage.ru_maxrss;
 }
 
-// 512 MiB of zeros are half a megabyte packed; read as a text they pass through, and as a line of JSON they are refused.
+// 512 MiB of zeros are half a megabyte packed; read as a text they pass through, and as a line of JSON they are
+// refused.
 TEST_F(TextSourceTest, WhatUnpacksToMuchTakesNoMemory) {
   std::string member = gzip(std::string(size_t{16} << 20, ' '));
   std::string bomb;
@@ -186,8 +193,9 @@ TEST_F(TextSourceTest, PatternsAreFilesInOrder) {
 }
 
 TEST_F(TextSourceTest, LinesThatAreNoTextAreLeftOutAndNamed) {
-  const std::string path =
-      file("odd.jsonl", "{\"text\": \"one\"}\n{\"text\": null}\n{\"other\": \"x\"}\n{\"text\": \"half \\ud83d of a pair\"}\n{\"text\": \"two\"}\n");
+  const std::string path = file("odd.jsonl",
+                                "{\"text\": \"one\"}\n{\"text\": null}\n{\"other\": \"x\"}\n{\"text\": \"half \\ud83d "
+                                "of a pair\"}\n{\"text\": \"two\"}\n");
   LineRules lines;
   std::vector<std::string> bad;
   lines.on_bad = [&bad](const std::string& what) { bad.push_back(what); };
@@ -200,9 +208,14 @@ TEST_F(TextSourceTest, LinesThatAreNoTextAreLeftOutAndNamed) {
 }
 
 TEST_F(TextSourceTest, NumbersAsPythonWritesThem) {
-  EXPECT_EQ(read(file("nan.jsonl", "{\"text\": \"abc\", \"score\": NaN}\n{\"a\": [-Infinity, 1e999, Infinity], \"text\": \"NaN\"}\n")), (Texts{"abc", "NaN"}));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"f.jsonl:1", "not a string"}, [&] { read(file("f.jsonl", "{\"text\": NaN}\n")); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"f.jsonl:1", "not valid JSON"}, [&] { read(file("f.jsonl", "{\"text\": \"a\", \"b\": nan}\n")); }));
+  EXPECT_EQ(
+      read(file("nan.jsonl",
+                "{\"text\": \"abc\", \"score\": NaN}\n{\"a\": [-Infinity, 1e999, Infinity], \"text\": \"NaN\"}\n")),
+      (Texts{"abc", "NaN"}));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"f.jsonl:1", "not a string"}, [&] { read(file("f.jsonl", "{\"text\": NaN}\n")); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"f.jsonl:1", "not valid JSON"},
+                    [&] { read(file("f.jsonl", "{\"text\": \"a\", \"b\": nan}\n")); }));
 }
 
 TEST_F(TextSourceTest, ByteOrderMarks) {
@@ -210,22 +223,28 @@ TEST_F(TextSourceTest, ByteOrderMarks) {
   EXPECT_EQ(read(file("bom.jsonl", "\xef\xbb\xbf{\"text\": \"a\"}\n")), (Texts{"a"}));
   EXPECT_EQ(read(file("bom.txt", "\xef\xbb\xbfhello"), "text", 1), (Texts{"hello"}));
   EXPECT_EQ(read(file("short.txt", "\xef\xbb")), (Texts{"\xef\xbb"}));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"u16", "UTF-16", "iconv"}, [&] { read(file("u16", std::string("\xff\xfeh\0", 4))); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"u16", "UTF-16", "iconv"}, [&] { read(file("u16", std::string("\xff\xfeh\0", 4))); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"u16", "UTF-16"}, [&] { read(file("u16", std::string("\xfe\xff\0h", 4))); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"u32", "UTF-32"}, [&] { read(file("u32", std::string("\xff\xfe\0\0h\0\0\0", 8))); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"u32", "UTF-32"}, [&] { read(file("u32", std::string("\xff\xfe\0\0h\0\0\0", 8))); }));
 }
 
 // pzstd writes frames that are skipped; --long asks for more memory than a reader gives.
 TEST_F(TextSourceTest, FramesOfZstd) {
   const std::string skipped = std::string("\x50\x2a\x4d\x18\4\0\0\0", 8) + "abcd";
   EXPECT_EQ(read(file("p.zst", skipped + zstd("one ") + skipped + zstd("two"))), (Texts{"one two"}));
-  const auto with_window = [](int log) { return std::string("\x28\xb5\x2f\xfd\0", 5) + static_cast<char>((log - 10) << 3) + std::string("\x11\0\0hi", 5); };
+  const auto with_window = [](int log) {
+    return std::string("\x28\xb5\x2f\xfd\0", 5) + static_cast<char>((log - 10) << 3) + std::string("\x11\0\0hi", 5);
+  };
   EXPECT_EQ(read(file("27.zst", with_window(27))), (Texts{"hi"}));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"28.zst", "128 MiB", "--long"}, [&] { read(file("28.zst", with_window(28))); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"28.zst", "128 MiB", "--long"}, [&] { read(file("28.zst", with_window(28))); }));
 }
 
 TEST_F(TextSourceTest, OtherPackingsAreNamed) {
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.xz", "xz -dc"}, [&] { read(file("a.xz", std::string("\xfd\x37zXZ\0rest", 10))); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"a.xz", "xz -dc"}, [&] { read(file("a.xz", std::string("\xfd\x37zXZ\0rest", 10))); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.bz2", "bzip2 -dc"}, [&] { read(file("a.bz2", "BZh91AY&SYrest")); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"a.bz2", "bzip2 -dc"}, [&] { read(file("a.bz2", "BZh41AY&SYrest")); }));
   EXPECT_EQ(read(file("text", "BZhe is a word")), (Texts{"BZhe is a word"}));

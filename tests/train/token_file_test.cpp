@@ -79,10 +79,13 @@ TEST(TokenFile, DocumentsBeginWithANewlineAndEndWithTheSeparator) {
   EXPECT_EQ(split({"one\n%\ntwo\nlines\n%\n"}, "%"), (Documents{"\none\n%\n", "\ntwo\nlines\n%\n"}));
   EXPECT_EQ(split({"one\n%\ntwo"}, "%"), (Documents{"\none\n%\n", "\ntwo\n%\n"})) << "the last line may lack its end";
   EXPECT_EQ(split({"one\n%"}, "%"), (Documents{"\none\n%\n"}));
-  EXPECT_EQ(split({"%\n%\none\n%\n%\n\n%\n"}, "%"), (Documents{"\none\n%\n", "\n\n%\n"})) << "documents without text are left out";
-  EXPECT_EQ(split({"100%\n%%\n %\n% \n"}, "%"), (Documents{"\n100%\n%%\n %\n% \n%\n"})) << "only a line that is the separator separates";
+  EXPECT_EQ(split({"%\n%\none\n%\n%\n\n%\n"}, "%"), (Documents{"\none\n%\n", "\n\n%\n"}))
+      << "documents without text are left out";
+  EXPECT_EQ(split({"100%\n%%\n %\n% \n"}, "%"), (Documents{"\n100%\n%%\n %\n% \n%\n"}))
+      << "only a line that is the separator separates";
   EXPECT_EQ(split({"one\r\n%\r\ntwo\r\n"}, "%"), (Documents{"\none\r\n%\n", "\ntwo\r\n%\n"}));
-  EXPECT_EQ(split({"one\n", "two\n%\nthree\n"}, "%"), (Documents{"\none\n%\n", "\ntwo\n%\n", "\nthree\n%\n"})) << "no document spans two texts";
+  EXPECT_EQ(split({"one\n", "two\n%\nthree\n"}, "%"), (Documents{"\none\n%\n", "\ntwo\n%\n", "\nthree\n%\n"}))
+      << "no document spans two texts";
   EXPECT_EQ(split({"a\n<end>\nb\n"}, "<end>"), (Documents{"\na\n<end>\n", "\nb\n<end>\n"}));
 }
 
@@ -90,10 +93,13 @@ TEST(TokenFile, NothingToWrite) {
   const TempFolder folder;
   const std::string path = folder.path("tokens");
   for (const char* text : {"", "%\n", "%\n%\n%"}) {
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {path, "no text"}, [&] { write_token_file(text, "%", *byte_tokenizer(), path); })) << text;
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {path, "no text"}, [&] {
+      write_token_file(text, "%", *byte_tokenizer(), path);
+    })) << text;
   }
   EXPECT_TRUE(fails(ErrorKind::kUsage, {path, "no text"}, [&] { write_token_file("", "", *byte_tokenizer(), path); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"separator", "one line"}, [&] { write_token_file("a", "%\n", *byte_tokenizer(), path); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"separator", "one line"},
+                    [&] { write_token_file("a", "%\n", *byte_tokenizer(), path); }));
   EXPECT_FALSE(file_exists(path));
 }
 
@@ -102,12 +108,15 @@ TEST(TokenFile, WidthsOfIds) {
   const std::string path = folder.path("tokens");
   struct Case {
     int32_t vocab_size;
-    uint64_t file_bytes;  // header, 5 ids, padding, 2 offsets; behind them the trailer, and the exception of the last token, which alone has bytes
+    // header, 5 ids, padding, 2 offsets; behind them the trailer, and the exception of the last token, which alone has
+    // bytes
+    uint64_t file_bytes;
   };
-  for (const Case& c : {Case{10, 64 + 8 + 16}, Case{256, 64 + 8 + 16}, Case{257, 64 + 16 + 16}, Case{65536, 64 + 16 + 16}, Case{65537, 64 + 24 + 16},
-                        Case{1 << 30, 64 + 24 + 16}}) {
+  for (const Case& c : {Case{10, 64 + 8 + 16}, Case{256, 64 + 8 + 16}, Case{257, 64 + 16 + 16},
+                        Case{65536, 64 + 16 + 16}, Case{65537, 64 + 24 + 16}, Case{1 << 30, 64 + 24 + 16}}) {
     const int32_t last = c.vocab_size - 1;
-    write_token_file("0 1 " + std::to_string(last) + " 2 " + std::to_string(last / 2), "", NumberTokenizer(c.vocab_size), path);
+    write_token_file("0 1 " + std::to_string(last) + " 2 " + std::to_string(last / 2), "",
+                     NumberTokenizer(c.vocab_size), path);
     const TokenFile file(path);
     EXPECT_EQ(file.vocab_size(), c.vocab_size);
     EXPECT_EQ(read_file(path).size(), c.file_bytes + 24 + 16) << c.vocab_size;
@@ -153,7 +162,8 @@ TEST(TokenFile, EveryTruncationAndEveryFlippedBitIsAnError) {
   for (size_t bit = 0; bit < content.size() * 8; ++bit) {
     const auto flip = [&] { content[bit / 8] = static_cast<char>(content[bit / 8] ^ (1 << bit % 8)); };
     flip();
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'tokens'"}, [&] { TokenFile(bytes_of(content), "tokens"); })) << "bit " << bit;
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'tokens'"}, [&] { TokenFile(bytes_of(content), "tokens"); }))
+        << "bit " << bit;
     flip();
   }
 }
@@ -179,7 +189,8 @@ TEST(TokenFile, HostileNumbers) {
     size_t bytes;
     const char* words;
   };
-  ASSERT_EQ(caught([] { TokenFile(bytes_of(forged(8, 3, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
+  ASSERT_EQ(caught([] { TokenFile(bytes_of(forged(8, 3, 4)), "tokens"); }), std::nullopt)
+      << "a forged file with nothing changed";
   constexpr size_t kTrailer = kOffsets + 24;
   for (const Case& c : {Case{kTrailer, 2, 8, "bytes known 2"},
                         Case{kTrailer + 8, ~uint64_t{1}, 8, "end token -2"},
@@ -211,7 +222,8 @@ TEST(TokenFile, HostileNumbers) {
                         Case{kOffsets + 16, 11, 8, "expected 12"},
                         Case{kOffsets + 16, 5, 8, "document 1"}}) {
     const std::string content = forged(c.offset, c.value, c.bytes);
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'tokens'", c.words}, [&] { TokenFile(bytes_of(content), "tokens"); })) << c.offset << " = " << c.value;
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"'tokens'", c.words}, [&] { TokenFile(bytes_of(content), "tokens"); }))
+        << c.offset << " = " << c.value;
   }
 }
 
@@ -241,7 +253,8 @@ TEST(TokenFile, FilesThatAreSomethingElse) {
   write_file_atomic(folder.path("empty"), "");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("empty"), "0 bytes"}, [&] { TokenFile{folder.path("empty")}; }));
   write_file_atomic(folder.path("text"), std::string(1000, 'x'));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {folder.path("text"), "not a token file"}, [&] { TokenFile{folder.path("text")}; }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {folder.path("text"), "not a token file"}, [&] { TokenFile{folder.path("text")}; }));
 }
 
 TEST(TokenFile, AFullDiskLeavesTheOldFile) {
@@ -250,7 +263,8 @@ TEST(TokenFile, AFullDiskLeavesTheOldFile) {
   write_token_file("old", "", *byte_tokenizer(), path);
   {
     const FileSizeLimit limit(4096);
-    EXPECT_TRUE(fails(ErrorKind::kIo, {path, "File too large"}, [&] { write_token_file(std::string(10000, 'x'), "", *byte_tokenizer(), path); }));
+    EXPECT_TRUE(fails(ErrorKind::kIo, {path, "File too large"},
+                      [&] { write_token_file(std::string(10000, 'x'), "", *byte_tokenizer(), path); }));
   }
   EXPECT_EQ(documents_of(TokenFile(path)), (Documents{"old"}));
 }

@@ -47,7 +47,9 @@ TextOpener opener(const std::vector<std::string>& texts) {
 class TokenWriter : public ::testing::Test {
  protected:
   std::string path() const { return folder_.path("tokens"); }
-  size_t files() const { return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_.path("")), {})); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_.path("")), {}));
+  }
   // What an undisturbed call writes.
   std::string whole(const std::vector<std::string>& texts, const Tokenizer& tokenizer) {
     write_token_file(opener(texts), options_, tokenizer, folder_.path("whole"));
@@ -66,13 +68,15 @@ TEST_F(TokenWriter, PiecesOfAnySizeGiveTheSameFile) {
   train_sentencepiece(folder_.path("text"), folder_.path("model"), 280, "unigram");
   const auto pieces = sentencepiece_tokenizer(folder_.path("model"));
   const auto bytes = byte_tokenizer(), ids = id_tokenizer(1000);
-  const std::vector<std::string> words{text.substr(0, 3000), "", "%\r\nno end\n%%\n %\n" + std::string(300, 'x') + "%\n%\n%",
+  const std::vector<std::string> words{text.substr(0, 3000), "",
+                                       "%\r\nno end\n%%\n %\n" + std::string(300, 'x') + "%\n%\n%",
                                        "\xff\n\xe2\x96\x81\n%\n\n\n%\nlast"};
   struct Case {
     const Tokenizer* tokenizer;
     std::vector<std::string> texts;
   };
-  for (const Case& c : {Case{bytes.get(), words}, Case{pieces.get(), words}, Case{ids.get(), {"1 22 333\n4 5\n", "999\n\n7"}}}) {
+  for (const Case& c :
+       {Case{bytes.get(), words}, Case{pieces.get(), words}, Case{ids.get(), {"1 22 333\n4 5\n", "999\n\n7"}}}) {
     for (const char* separator : {"", "%", "a longer separator"}) {
       if (c.tokenizer == ids.get() && separator[0] != '\0') continue;  // it is no number
       options_ = {};
@@ -81,7 +85,8 @@ TEST_F(TokenWriter, PiecesOfAnySizeGiveTheSameFile) {
       for (const size_t piece : {1, 2, 3, 7, 100}) {
         options_.piece = piece;
         write_token_file(opener(c.texts), options_, *c.tokenizer, path());
-        EXPECT_TRUE(read_file(path()) == expected) << c.tokenizer->type() << " '" << separator << "', pieces of " << piece;
+        EXPECT_TRUE(read_file(path()) == expected)
+            << c.tokenizer->type() << " '" << separator << "', pieces of " << piece;
       }
     }
   }
@@ -154,7 +159,8 @@ TEST_F(TokenWriter, APartOfSomethingElseIsNotUsed) {
     options.progress = [](const TokenFileStats& stats) { return stats.bytes < 600; };
     EXPECT_FALSE(write_token_file(opener(texts), options, *byte_tokenizer(), path()).complete);
   };
-  const auto expect_anew = [&](const std::vector<std::string>& texts, const std::string& separator, const Tokenizer& tokenizer, const char* what) {
+  const auto expect_anew = [&](const std::vector<std::string>& texts, const std::string& separator,
+                               const Tokenizer& tokenizer, const char* what) {
     options_.separator = separator;
     const std::string expected = whole(texts, tokenizer);
     const TokenFileStats stats = write_token_file(opener(texts), options_, tokenizer, path());
@@ -212,14 +218,16 @@ TEST_F(TokenWriter, MemoryDoesNotGrowWithTheText) {
     return usage.ru_maxrss / 1024;
   };
   const auto before = peak_mib();
-  const TokenFileStats stats = write_token_file([] { return std::make_unique<Endless>(uint64_t{200} << 20); }, options_, *byte_tokenizer(), path());
+  const TokenFileStats stats = write_token_file([] { return std::make_unique<Endless>(uint64_t{200} << 20); }, options_,
+                                                *byte_tokenizer(), path());
   EXPECT_EQ(stats.tokens, int64_t{200} << 20);
   EXPECT_LT(peak_mib() - before, 60);
 }
 
 TEST_F(TokenWriter, OneAtATime) {
   const GrowingFile other(path() + ".tokenizing", path());
-  EXPECT_TRUE(fails(ErrorKind::kIo, {path(), "another process"}, [&] { write_token_file("text", "", *byte_tokenizer(), path()); }));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {path(), "another process"},
+                    [&] { write_token_file("text", "", *byte_tokenizer(), path()); }));
   EXPECT_TRUE(file_exists(path() + ".tokenizing"));
 }
 
@@ -227,8 +235,9 @@ TEST_F(TokenWriter, AnErrorOfTheTextLeavesTheOldFile) {
   write_token_file("old", "", *byte_tokenizer(), path());
   const std::string old = read_file(path());
   write_file_atomic(folder_.path("bad.jsonl"), "{\"text\": \"good\"}\nbad\n");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"bad.jsonl:2"},
-                    [&] { write_token_file([&] { return open_text(folder_.path("bad.jsonl")); }, options_, *byte_tokenizer(), path()); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"bad.jsonl:2"}, [&] {
+    write_token_file([&] { return open_text(folder_.path("bad.jsonl")); }, options_, *byte_tokenizer(), path());
+  }));
   EXPECT_EQ(read_file(path()), old);
   EXPECT_EQ(files(), 2u);
 }

@@ -28,7 +28,9 @@ using testing::TempFolder;
 using testing::tiny_model;
 using testing::tiny_run;
 
-std::vector<float> values(Trainer& trainer) { return {trainer.model().params().values().begin(), trainer.model().params().values().end()}; }
+std::vector<float> values(Trainer& trainer) {
+  return {trainer.model().params().values().begin(), trainer.model().params().values().end()};
+}
 
 std::string message_of(const std::function<void()>& action, ErrorKind kind) {
   try {
@@ -162,14 +164,16 @@ TEST(Trainer, AStepThatIsNotFiniteIsSkippedAndDamagesNothing) {
   EXPECT_EQ(trainer->skipped(), 1);
   EXPECT_EQ(reported, 1);
   for (const float value : values(*trainer)) ASSERT_TRUE(std::isfinite(value));
-  const nlohmann::json state = nlohmann::json::parse(read_text(folder.path("run/checkpoints/step-15/trainer.json"))).at("state");
+  const nlohmann::json state =
+      nlohmann::json::parse(read_text(folder.path("run/checkpoints/step-15/trainer.json"))).at("state");
   EXPECT_EQ(state.at("updates"), 14);
   EXPECT_EQ(state.at("step"), 15);
   EXPECT_EQ(state.at("skipped"), 1);
   EXPECT_EQ(state.at("skipped_in_row"), 0);
 }
 
-// Moments in bf16: a run that is stopped ends as one that is not, to the bit, whatever is said of them; it learns, and does not have the bits of float32 ones.
+// Moments in bf16: a run that is stopped ends as one that is not, to the bit, whatever is said of them; it learns, and
+// does not have the bits of float32 ones.
 TEST(Trainer, MomentsInBf16GoOnToTheBit) {
   const TempFolder folder;
   const auto config = [&](const std::string& out, const std::string& moments) {
@@ -179,13 +183,15 @@ TEST(Trainer, MomentsInBf16GoOnToTheBit) {
     return run;
   };
   double first = 0, last = 0;
-  const auto whole = make_trainer(config("whole", "bf16"), folder.path("data")), wide = make_trainer(config("wide", "float32"), folder.path("data"));
+  const auto whole = make_trainer(config("whole", "bf16"), folder.path("data")),
+             wide = make_trainer(config("wide", "float32"), folder.path("data"));
   EXPECT_TRUE(whole->run([&](const LogRecord& r) { (r.step == 1 ? first : last) = r.loss; }, nullptr));
   EXPECT_LT(last, first);
   EXPECT_TRUE(wide->run(nullptr, nullptr));
   EXPECT_NE(values(*whole), values(*wide));
   std::atomic<bool> stop{false};
-  EXPECT_FALSE(make_trainer(config("run", "bf16"), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 7; }, &stop));
+  EXPECT_FALSE(make_trainer(config("run", "bf16"), folder.path("data"))
+                   ->run([&](const LogRecord& r) { stop = r.step == 7; }, &stop));
   EXPECT_EQ(moments_of_checkpoint(checkpoint_path(folder.path("run/checkpoints"), 7)), MomentFormat::kBf16);
   const auto back = make_trainer(config("run", "auto"), folder.path("data"));
   EXPECT_EQ(back->moments(), MomentFormat::kFloat32);
@@ -193,7 +199,8 @@ TEST(Trainer, MomentsInBf16GoOnToTheBit) {
   EXPECT_EQ(back->moments(), MomentFormat::kBf16);
   EXPECT_TRUE(back->run(nullptr, nullptr));
   EXPECT_EQ(values(*back), values(*whole));
-  EXPECT_EQ(folder_content(folder.path("run/checkpoints/step-15")), folder_content(folder.path("whole/checkpoints/step-15")));
+  EXPECT_EQ(folder_content(folder.path("run/checkpoints/step-15")),
+            folder_content(folder.path("whole/checkpoints/step-15")));
 }
 
 // Who says another format than the checkpoint's gets it, and is told.
@@ -272,7 +279,8 @@ TEST(Trainer, StopsAtRequestWithACheckpointAndResumesBitForBit) {
     EXPECT_EQ(resumed->step(), at);
     ASSERT_TRUE(resumed->run(nullptr, nullptr));
     EXPECT_EQ(values(*resumed), values(*whole)) << at;
-    auto left = folder_content(config.out + "/checkpoints/step-15"), right = folder_content(folder.path("whole/checkpoints/step-15"));
+    auto left = folder_content(config.out + "/checkpoints/step-15"),
+         right = folder_content(folder.path("whole/checkpoints/step-15"));
     EXPECT_EQ(left, right) << at;
     EXPECT_EQ(folder_content(config.out + "/model"), folder_content(folder.path("whole/model")));
   }
@@ -330,7 +338,9 @@ TEST(Trainer, AnInterruptedEvaluationIsMadeByTheRunThatIsResumed) {
     EXPECT_EQ(resumed->step(), at);
     ASSERT_TRUE(resumed->run(nullptr, nullptr));
     EXPECT_EQ(records(config.out + "/metrics.jsonl"), records(folder.path("whole/metrics.jsonl"))) << at;
-    EXPECT_EQ(folder_content(config.out + "/checkpoints/step-15"), folder_content(folder.path("whole/checkpoints/step-15"))) << at;
+    EXPECT_EQ(folder_content(config.out + "/checkpoints/step-15"),
+              folder_content(folder.path("whole/checkpoints/step-15")))
+        << at;
     EXPECT_EQ(folder_content(config.out + "/model"), folder_content(folder.path("whole/model")));
   }
 }
@@ -358,7 +368,8 @@ TEST(Trainer, WhatTheReaderOfRecordsThrowsComesAfterACheckpoint) {
     if (r.step == 8) fail_io("the reader is gone");
   };
   const std::string message = message_of([&] { trainer->run(gone, nullptr); }, ErrorKind::kIo);
-  EXPECT_NE(message.find("the reader is gone; stopped at step 8 of 15, the checkpoint is written"), std::string::npos) << message;
+  EXPECT_NE(message.find("the reader is gone; stopped at step 8 of 15, the checkpoint is written"), std::string::npos)
+      << message;
   EXPECT_TRUE(std::filesystem::exists(folder.path("run/checkpoints/step-8")));
 }
 
@@ -370,7 +381,8 @@ TEST(Trainer, AModelThatIsNotFiniteIsNotWritten) {
     config.warmup = 0;
     config.lr = 1e9;
     config.clip = 0;
-    const std::string message = message_of([&] { make_trainer(config, folder.path("data"), with_valid)->run(nullptr, nullptr); }, ErrorKind::kNumeric);
+    const std::string message = message_of(
+        [&] { make_trainer(config, folder.path("data"), with_valid)->run(nullptr, nullptr); }, ErrorKind::kNumeric);
     EXPECT_NE(message.find("not finite"), std::string::npos) << message;
     EXPECT_FALSE(std::filesystem::exists(config.out + "/model"));
   }
@@ -430,7 +442,9 @@ TEST(Trainer, TakesTheRatesOfItsSchedule) {
         ->run(
             [&](const LogRecord& r) {
               ++records;
-              EXPECT_EQ(r.lr, learning_rate({config.lr, config.min_lr, config.warmup, config.steps, shape, 0.4}, r.step - 1)) << name << " " << r.step;
+              EXPECT_EQ(r.lr,
+                        learning_rate({config.lr, config.min_lr, config.warmup, config.steps, shape, 0.4}, r.step - 1))
+                  << name << " " << r.step;
             },
             nullptr);
     EXPECT_EQ(records, config.steps);
@@ -451,12 +465,14 @@ TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   refuses("length", [](TrainConfig& c) { c.length = -5; });
   refuses("batch, length", [](TrainConfig& c) { c.batch = c.length = int64_t{1} << 40; });
   refuses("accumulate", [](TrainConfig& c) { c.accumulate = 0; });
-  refuses("accumulate", [](TrainConfig& c) { c.accumulate = int64_t{1} << 40; });  // all batches of a step lie in memory
+  // all batches of a step lie in memory
+  refuses("accumulate", [](TrainConfig& c) { c.accumulate = int64_t{1} << 40; });
   refuses("lr", [](TrainConfig& c) { c.lr = 0; });
   refuses("lr", [nan](TrainConfig& c) { c.lr = nan; });
   refuses("min_lr", [](TrainConfig& c) { c.min_lr = 1; });
   refuses("warmup", [](TrainConfig& c) { c.warmup = -1; });
-  refuses("schedule: expected cosine, linear, constant or wsd, got 'cosinus'; did you mean 'cosine'?", [](TrainConfig& c) { c.schedule = "cosinus"; });
+  refuses("schedule: expected cosine, linear, constant or wsd, got 'cosinus'; did you mean 'cosine'?",
+          [](TrainConfig& c) { c.schedule = "cosinus"; });
   refuses("decay_share", [](TrainConfig& c) { c.decay_share = 0; });
   refuses("decay_share", [nan](TrainConfig& c) { c.decay_share = nan; });
   refuses("beta1", [](TrainConfig& c) { c.beta1 = 1; });
@@ -477,7 +493,8 @@ TEST(Trainer, RefusesFilesOfAnotherVocabulary) {
   const TempFolder folder;
   ModelConfig small = tiny_model();
   small.vocab_size = 100;
-  const std::string message = message_of([&] { make_trainer(tiny_run(folder.path("run")), folder.path("data"), false, small); }, ErrorKind::kUsage);
+  const std::string message = message_of(
+      [&] { make_trainer(tiny_run(folder.path("run")), folder.path("data"), false, small); }, ErrorKind::kUsage);
   EXPECT_NE(message.find("256"), std::string::npos) << message;
   EXPECT_NE(message.find("100"), std::string::npos) << message;
 }

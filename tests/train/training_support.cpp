@@ -13,14 +13,16 @@ namespace fw::testing {
 namespace fs = std::filesystem;
 
 std::string sample_text(int documents, uint64_t seed) {
-  static constexpr const char* kWords[] = {"delta", "rule", "key", "value", "gate", "state", "a", "the", "of", "writes", "reads", "erases"};
+  static constexpr const char* kWords[] = {"delta", "rule", "key", "value",  "gate",  "state",
+                                           "a",     "the",  "of",  "writes", "reads", "erases"};
   Random random(seed);
   std::string text;
   for (int i = 0; i < documents; ++i) {
     if (i > 0) text += "%\n";
     // Every other document is a single word, so that windows differ much in how many tokens they score.
     const uint64_t words = i % 2 == 0 ? 1 : 1 + random.below(60);
-    for (uint64_t w = 0; w < words; ++w) text += std::string(kWords[random.below(std::size(kWords))]) + (w + 1 == words ? ".\n" : " ");
+    for (uint64_t w = 0; w < words; ++w)
+      text += std::string(kWords[random.below(std::size(kWords))]) + (w + 1 == words ? ".\n" : " ");
   }
   return text;
 }
@@ -54,7 +56,8 @@ TrainConfig tiny_run(const std::string& out) {
   return config;
 }
 
-std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid, const ModelConfig& model, Communicator& ranks) {
+std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid,
+                                      const ModelConfig& model, Communicator& ranks) {
   const std::string train = folder + "/train.tokens", valid = folder + "/valid.tokens";
   if (ranks.rank() == 0) {
     make_folders(folder);
@@ -62,7 +65,8 @@ std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::stri
     if (with_valid) byte_file(sample_text(8, 12), valid);
   }
   ranks.barrier();
-  return std::make_unique<Trainer>(config, model, std::shared_ptr<const Tokenizer>(byte_tokenizer()), std::make_shared<const TokenFile>(train),
+  return std::make_unique<Trainer>(config, model, std::shared_ptr<const Tokenizer>(byte_tokenizer()),
+                                   std::make_shared<const TokenFile>(train),
                                    with_valid ? std::make_shared<const TokenFile>(valid) : nullptr, ranks);
 }
 

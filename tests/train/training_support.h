@@ -26,8 +26,8 @@ ModelConfig tiny_model();                      // about 10,000 parameters
 TrainConfig tiny_run(const std::string& out);  // 15 steps of 4 x 32 tokens, checkpoints every 5, records every 4
 
 // A trainer of the tiny model on sample_text, with and without a held-out file.
-std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid = false, const ModelConfig& model = tiny_model(),
-                                      Communicator& ranks = one_rank());
+std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid = false,
+                                      const ModelConfig& model = tiny_model(), Communicator& ranks = one_rank());
 
 // Content of every file in a folder, by name.
 std::map<std::string, std::string> folder_content(const std::string& folder);

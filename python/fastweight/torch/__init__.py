@@ -99,6 +99,7 @@ def forward(
     beta: torch.Tensor | None = None,
     lambda_: torch.Tensor | None = None,
     erase_key: torch.Tensor | None = None,
+    erase_write: torch.Tensor | None = None,
     erase_gate: torch.Tensor | None = None,
     write_gate: torch.Tensor | None = None,
     read_correction: torch.Tensor | None = None,
@@ -111,7 +112,6 @@ def forward(
     dt_bias: torch.Tensor | None = None,
     precond_a_log: torch.Tensor | None = None,
     precond_dt_bias: torch.Tensor | None = None,
-    erase_write: torch.Tensor | None = None,
     *,
     gates: str | None = None,
     scale: float | None = None,
@@ -175,8 +175,8 @@ def forward(
     ...
     fastweight.Error: g: expected a tensor, since the rule (...) uses it, got none
     """
-    raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
-           initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias, erase_write)
+    raw = (q, k, v, g, beta, lambda_, erase_key, erase_write, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center,
+           initial_state, initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias)
     if others or _MORE:
         raw = _in_order(raw, others)
     if cu_seqlens_cpu is not None:

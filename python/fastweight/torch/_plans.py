@@ -53,8 +53,8 @@ class Offsets:
         self.key = bytes(self.array)
 
     def describe(self, desc):
-        desc.cu_seqlens = ctypes.addressof(self.array)
-        desc.num_sequences = self.count
+        desc.seqlens.cu_seqlens = ctypes.addressof(self.array)
+        desc.seqlens.num_sequences = self.count
 
 
 class DeviceOffsets:
@@ -67,11 +67,12 @@ class DeviceOffsets:
         self.key = (tensor.data_ptr(), tensor.shape[0], tensor.dtype, max_seqlen)
 
     def describe(self, desc):
-        desc.cu_seqlens = self._tensor.data_ptr()
-        desc.num_sequences = self.count
-        desc.seqlens_dtype = 8 * self._tensor.element_size()
-        desc.seqlens_memory = HEADER.enums["fw_seqlens_memory"]["seqlens_device"]
-        desc.max_seqlen = min(self._longest, desc.T)
+        seqlens = desc.seqlens
+        seqlens.cu_seqlens = self._tensor.data_ptr()
+        seqlens.num_sequences = self.count
+        seqlens.bits = 8 * self._tensor.element_size()
+        seqlens.memory = HEADER.enums["fw_seqlens_memory"]["seqlens_device"]
+        seqlens.max_seqlen = min(self._longest, desc.T)
 
 
 _offsets = WeakTensorKeyDictionary()
@@ -150,7 +151,7 @@ def descriptor(config, shapes, dtype, io, device, offsets):
 
 
 class Slots(typing.NamedTuple):
-    """Where states lie in a pool (fw_desc.slots, token_slots): tensors of int32 that are read when a call runs. Its key stands for where they are."""
+    """Where states lie in a pool (fw_state_pool, fw_speculation): tensors of int32 that are read when a call runs. Its key stands for where they are."""
 
     own: typing.Optional[torch.Tensor] = None
     tokens: typing.Optional[torch.Tensor] = None
@@ -167,20 +168,21 @@ class Slots(typing.NamedTuple):
         return tuple([(x.data_ptr(), x.shape) if isinstance(x, torch.Tensor) else x for x in self])
 
     def describe(self, desc, state):
+        pool, speculation, checkpoints = desc.state_pool, desc.speculation, desc.checkpoints
         if self.own is not None:
-            desc.slots, desc.num_slots = self.own.data_ptr(), state.shape[0]
-        if self.tokens is not None:
-            desc.token_slots, desc.token_columns, desc.num_token_slots = self.tokens.data_ptr(), self.tokens.shape[1], self.states
+            pool.slots, pool.num_slots = self.own.data_ptr(), state.shape[0]
         if self.finals is not None:
-            desc.final_slots = self.finals.data_ptr()
+            pool.final_slots = self.finals.data_ptr()
+        pool.first_slot = self.first
+        pool.skipped = HEADER.enums["fw_skipped"]["zero" if self.clears else "kept"]
+        if self.tokens is not None:
+            speculation.token_slots, speculation.columns, speculation.num_slots = self.tokens.data_ptr(), self.tokens.shape[1], self.states
         if self.accepted is not None:
-            desc.accepted = self.accepted.data_ptr()
-        desc.checkpoint_interval = self.interval
+            speculation.accepted = self.accepted.data_ptr()
+        checkpoints.interval = self.interval
         if self.checkpoints is not None:
-            desc.checkpoint_slots, desc.checkpoint_columns = self.checkpoints.data_ptr(), self.checkpoints.shape[1]
-            desc.num_checkpoints = self.checkpoint_states
-        desc.first_slot = self.first
-        desc.skipped = HEADER.enums["fw_skipped"]["zero" if self.clears else "kept"]
+            checkpoints.slots, checkpoints.columns = self.checkpoints.data_ptr(), self.checkpoints.shape[1]
+            checkpoints.num_slots = self.checkpoint_states
 
 
 def sizes_of(desc):
@@ -230,19 +232,19 @@ class Tensors:
         buffer = (ctypes.c_uint64 * (sum(map(ctypes.sizeof, classes)) // _WORD))()
         self._words = memoryview(buffer).cast("B").cast("Q")
         self._places, self.pointers, begin = [], [], 0
-        for struct, (_, examples) in zip(classes, structs):
+        for struct, (name, examples) in zip(classes, structs):
             value = struct.from_buffer(buffer, begin)
             address = ctypes.addressof(value)
-            _library.library().fw_init_struct(address, ctypes.sizeof(value))
-            for (name, kind), tensor in zip([field for field in struct._fields_ if field[0] != "size"], examples):
+            _library.initialise(name, address)
+            for (member, kind), tensor in zip([field for field in struct._fields_ if field[0] != "size"], examples):
                 if tensor is None:
                     continue
-                field = getattr(value, name)
+                field = getattr(value, member)
                 field.dtype = _DTYPES[tensor.dtype]
                 field.rank = tensor.dim()
                 for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
                     field.shape[i], field.stride[i] = size, stride
-                self._places.append((begin + getattr(struct, name).offset + kind.data.offset) // _WORD)
+                self._places.append((begin + getattr(struct, member).offset + kind.data.offset) // _WORD)
             self.pointers.append(ctypes.c_void_p(address))
             begin += ctypes.sizeof(struct)
 

@@ -81,7 +81,8 @@ class Graph final : public RecordedWork {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-// Into pinned memory, behind what the stream has, by a stream of its own: what comes next on the first does not wait for the copy.
+// Into pinned memory, behind what the stream has, by a stream of its own: what comes next on the first does not wait
+// for the copy.
 class PinnedReadBack final : public ReadBack {
  public:
   PinnedReadBack(cudaStream_t stream, size_t bytes) : stream_(stream), bytes_(bytes) {
@@ -111,7 +112,8 @@ class PinnedReadBack final : public ReadBack {
   void* memory_ = nullptr;
 };
 
-// Everything goes through one stream of its own, so that calls are done in order and nothing else on the device is waited for.
+// Everything goes through one stream of its own, so that calls are done in order and nothing else on the device is
+// waited for.
 class CudaDevice final : public Device {
  public:
   fw_device kind() const override { return FW_DEVICE_CUDA; }
@@ -145,10 +147,16 @@ class CudaDevice final : public Device {
     synchronise();
   }
   void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes, cudaMemcpyDeviceToDevice); }
-  void fill(void* to, int byte, size_t bytes) override { check(cudaMemsetAsync(to, byte, bytes, stream_.get()), "cudaMemsetAsync"); }
+  void fill(void* to, int byte, size_t bytes) override {
+    check(cudaMemsetAsync(to, byte, bytes, stream_.get()), "cudaMemsetAsync");
+  }
   void synchronise() override { check(cudaStreamSynchronize(stream_.get()), "work on the device"); }
-  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override { return std::make_unique<Graph>(stream_.get(), work); }
-  std::unique_ptr<ReadBack> read_back(size_t bytes) override { return std::make_unique<PinnedReadBack>(stream_.get(), bytes); }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override {
+    return std::make_unique<Graph>(stream_.get(), work);
+  }
+  std::unique_ptr<ReadBack> read_back(size_t bytes) override {
+    return std::make_unique<PinnedReadBack>(stream_.get(), bytes);
+  }
 
  private:
   void move(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) const {
@@ -235,7 +243,8 @@ DeviceInfo device_info() {
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
   if (bytes > 0) check(cudaMalloc(&data_, bytes), "cudaMalloc");
 }
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
 DeviceMemory::~DeviceMemory() {
   if (data_ != nullptr) cudaFree(data_);
 }
@@ -254,7 +263,8 @@ void DeviceMemory::fill(int byte) const {
 }
 
 void device_copy(void* target, const void* source, size_t bytes, void* stream) {
-  check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+  check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
+        "cudaMemcpyAsync");
 }
 
 void device_synchronize() { check(cudaDeviceSynchronize(), "work on the device"); }
@@ -274,7 +284,8 @@ std::vector<double> device_times(int warmup, int repeats, const std::function<vo
   return times;
 }
 
-std::vector<double> device_graph_times(int warmup, int repeats, int inner, const std::function<void(int, void*)>& body) {
+std::vector<double> device_graph_times(int warmup, int repeats, int inner,
+                                       const std::function<void(int, void*)>& body) {
   const Stream stream;
   for (int i = 0; i < warmup; ++i) body(i, stream.get());
   check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");

@@ -1,4 +1,5 @@
-// The device of a build whose kernels run in the emulation (tests/emulation): its memory is there while a kernel or a copy runs, else the host faults.
+// The device of a build whose kernels run in the emulation (tests/emulation): its memory is there while a kernel or a
+// copy runs, else the host faults.
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,12 +69,16 @@ int selected = 0;
 
 void select_cuda_device(int number) {
   const int count = cuda_device_count();
-  if (number >= count) fail_usage("device: expected cuda:0 to cuda:{}, the emulated device, got cuda:{}", count - 1, number);
+  if (number >= count)
+    fail_usage("device: expected cuda:0 to cuda:{}, the emulated device, got cuda:{}", count - 1, number);
   selected = number;
 }
 
 int cuda_device_count() { return std::max(1, gpus_of_machine()); }
-std::string cuda_device_address() { return gpus_of_machine() > 0 ? fmt::format("emulated {}", selected) : fmt::format("emulated by process {}", ::getpid()); }
+std::string cuda_device_address() {
+  return gpus_of_machine() > 0 ? fmt::format("emulated {}", selected)
+                               : fmt::format("emulated by process {}", ::getpid());
+}
 std::shared_ptr<std::byte> cuda_staging(size_t bytes) {
   return {new std::byte[bytes], [](const std::byte* given) { delete[] given; }};
 }
@@ -91,7 +96,8 @@ DeviceInfo device_info() {
 }
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes), data_(bytes > 0 ? emulation::allocate(bytes) : nullptr) {}
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
 DeviceMemory::~DeviceMemory() {
   emulation::finish();
   emulation::release(data_);
@@ -115,7 +121,8 @@ std::vector<double> device_times(int warmup, int repeats, const std::function<vo
   return times;
 }
 
-std::vector<double> device_graph_times(int warmup, int repeats, int inner, const std::function<void(int, void*)>& body) {
+std::vector<double> device_graph_times(int warmup, int repeats, int inner,
+                                       const std::function<void(int, void*)>& body) {
   std::vector<double> times = device_times(warmup, repeats * inner, body);
   times.resize(static_cast<size_t>(repeats));
   return times;

@@ -6,7 +6,10 @@
 namespace fw {
 namespace {
 
-[[noreturn]] void no_device() { throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it); expected --device cpu"); }
+[[noreturn]] void no_device() {
+  throw DeviceError(
+      "device: this build of fastweight has no device code (`make gpu` builds it); expected --device cpu");
+}
 
 }  // namespace
 

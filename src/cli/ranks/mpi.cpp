@@ -45,12 +45,16 @@ class MpiRanks : public Communicator {
       const int from = (rank_ + size_ - step) % size_, to = (rank_ + step) % size_;
       const Part& in = receive[static_cast<size_t>(from)];
       in_pieces(in.bytes, [&](size_t at, int bytes) {
-        check(MPI_Irecv(static_cast<char*>(in.data) + at, bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD, &requests.emplace_back()), "all-to-all");
+        check(MPI_Irecv(static_cast<char*>(in.data) + at, bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD,
+                        &requests.emplace_back()),
+              "all-to-all");
         expected.push_back(bytes);
       });
       const ConstPart& out = send[static_cast<size_t>(to)];
       in_pieces(out.bytes, [&](size_t at, int bytes) {
-        check(MPI_Isend(static_cast<const char*>(out.data) + at, bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, &requests.emplace_back()), "all-to-all");
+        check(MPI_Isend(static_cast<const char*>(out.data) + at, bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD,
+                        &requests.emplace_back()),
+              "all-to-all");
         expected.push_back(-1);
       });
     }
@@ -61,7 +65,8 @@ class MpiRanks : public Communicator {
       if (expected[i] < 0) continue;
       check(MPI_Get_count(&statuses[i], MPI_BYTE, &received), "all-to-all");
       if (received != expected[i])
-        fail_io("all-to-all: expected {} bytes of rank {}, got {}: the ranks do not agree", expected[i], statuses[i].MPI_SOURCE, received);
+        fail_io("all-to-all: expected {} bytes of rank {}, got {}: the ranks do not agree", expected[i],
+                statuses[i].MPI_SOURCE, received);
     }
   }
 
@@ -70,8 +75,9 @@ class MpiRanks : public Communicator {
   }
 
   void broadcast(Part data, int from) override {
-    in_pieces(data.bytes,
-              [&](size_t at, int bytes) { check(MPI_Bcast(static_cast<char*>(data.data) + at, bytes, MPI_BYTE, from, MPI_COMM_WORLD), "broadcast"); });
+    in_pieces(data.bytes, [&](size_t at, int bytes) {
+      check(MPI_Bcast(static_cast<char*>(data.data) + at, bytes, MPI_BYTE, from, MPI_COMM_WORLD), "broadcast");
+    });
   }
 
   void barrier() override { check(MPI_Barrier(MPI_COMM_WORLD), "barrier"); }
@@ -101,12 +107,15 @@ Communicator& open_ranks() {
   if (!ranks()) {
     int provided = 0;
     // One thread of the program calls MPI, which is not the one that main() began on.
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) fail_io("MPI cannot be begun");
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
+      fail_io("MPI cannot be begun");
     ranks() = std::make_unique<MpiRanks>();
   }
   if (ranks()->size() != launch.size) {
-    fail_usage("MPI knows {} ranks, what started this process {}: with Slurm expected srun --mpi=pmix (srun --mpi=list says what there is), or mpirun",
-               ranks()->size(), launch.size);
+    fail_usage(
+        "MPI knows {} ranks, what started this process {}: with Slurm expected srun --mpi=pmix (srun --mpi=list says "
+        "what there is), or mpirun",
+        ranks()->size(), launch.size);
   }
   return *ranks();
 }
@@ -115,7 +124,8 @@ Place place_on_machine() {
   Place place;
   if (!ranks()) return place;
   MPI_Comm here = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, ranks()->rank(), MPI_INFO_NULL, &here), "the ranks of this machine");
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, ranks()->rank(), MPI_INFO_NULL, &here),
+        "the ranks of this machine");
   MPI_Comm_rank(here, &place.rank);
   MPI_Comm_size(here, &place.size);
   place.machine = ranks()->rank();

@@ -9,7 +9,8 @@ std::string ranks_library() { return "none: one process (built without MPI)"; }
 Communicator& open_ranks() {
   if (const Launch launch = launched(); launch.size > 1) {
     fail_usage(
-        "started as rank {} of {}: expected one process, as this build has no MPI. Build it where MPI is (Debian: apt-get install libopenmpi-dev openmpi-bin) "
+        "started as rank {} of {}: expected one process, as this build has no MPI. Build it where MPI is (Debian: "
+        "apt-get install libopenmpi-dev openmpi-bin) "
         "with cmake -DFW_MPI=ON, or start it without mpirun",
         launch.rank, launch.size);
   }

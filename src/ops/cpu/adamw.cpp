@@ -1,4 +1,5 @@
-// AdamW: elementwise over the pieces of all parameters, a piece a task. Moments in bf16 go through float, some of a piece at a time.
+// AdamW: elementwise over the pieces of all parameters, a piece a task. Moments in bf16 go through float, some of a
+// piece at a time.
 #include <algorithm>
 #include <bit>
 #include <type_traits>
@@ -19,11 +20,13 @@ namespace fw::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class D, class T>
-HWY_INLINE void adamw_lanes(D d, const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m, T* HWY_RESTRICT v) {
+HWY_INLINE void adamw_lanes(D d, const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m,
+                            T* HWY_RESTRICT v) {
   const auto grad = hn::Mul(hn::LoadU(d, g), hn::Set(d, s.grad_scale));
   const auto value = hn::LoadU(d, p);
   const auto first = hn::MulAdd(hn::Set(d, s.one_minus_beta1), grad, hn::Mul(hn::Set(d, s.beta1), hn::LoadU(d, m)));
-  const auto second = hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), grad), grad, hn::Mul(hn::Set(d, s.beta2), hn::LoadU(d, v)));
+  const auto second =
+      hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), grad), grad, hn::Mul(hn::Set(d, s.beta2), hn::LoadU(d, v)));
   const auto root = hn::MulAdd(hn::Sqrt(second), hn::Set(d, s.inv_sqrt_debias2), hn::Set(d, s.eps));
   const auto change = hn::MulAdd(hn::Set(d, s.decay), value, hn::Div(hn::Mul(hn::Set(d, s.step), first), root));
   hn::StoreU(first, d, m);
@@ -32,7 +35,8 @@ HWY_INLINE void adamw_lanes(D d, const AdamWStep<T>& s, T* HWY_RESTRICT p, const
 }
 
 template <class T>
-void adamw_block(const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m, T* HWY_RESTRICT v, size_t count) {
+void adamw_block(const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m,
+                 T* HWY_RESTRICT v, size_t count) {
   const hn::ScalableTag<T> d;
   const hn::CappedTag<T, 1> one;
   size_t i = 0;
@@ -40,8 +44,12 @@ void adamw_block(const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT
   for (; i < count; ++i) adamw_lanes(one, s, p + i, g + i, m + i, v + i);
 }
 
-void adamw_block_f32(const AdamWStep<float>& s, float* p, const float* g, float* m, float* v, size_t count) { adamw_block(s, p, g, m, v, count); }
-void adamw_block_f64(const AdamWStep<double>& s, double* p, const double* g, double* m, double* v, size_t count) { adamw_block(s, p, g, m, v, count); }
+void adamw_block_f32(const AdamWStep<float>& s, float* p, const float* g, float* m, float* v, size_t count) {
+  adamw_block(s, p, g, m, v, count);
+}
+void adamw_block_f64(const AdamWStep<double>& s, double* p, const double* g, double* m, double* v, size_t count) {
+  adamw_block(s, p, g, m, v, count);
+}
 
 }  // namespace fw::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -76,7 +84,8 @@ void fill_random(uint64_t index, uint64_t update, uint64_t key, int64_t n, uint3
 }
 
 // A piece whose moments are bf16.
-void run_narrow(const AdamWStep<float>& s, const ParamPiece& piece, const float* grads, float* values, Bf16* m, Bf16* v) {
+void run_narrow(const AdamWStep<float>& s, const ParamPiece& piece, const float* grads, float* values, Bf16* m,
+                Bf16* v) {
   float first[kAtOnce], second[kAtOnce];
   uint32_t words[kAtOnce];
   for (int64_t begin = piece.begin, end = begin + piece.count; begin < end; begin += kAtOnce) {
@@ -97,7 +106,8 @@ void run_narrow(const AdamWStep<float>& s, const ParamPiece& piece, const float*
 namespace cpu {
 
 template <class T>
-void adamw(const Exec<T>&, const AdamWStep<T>& step, ParamPieces pieces, const T* grads, ParamValues<T> values, MomentValues<T> moments) {
+void adamw(const Exec<T>&, const AdamWStep<T>& step, ParamPieces pieces, const T* grads, ParamValues<T> values,
+           MomentValues<T> moments) {
   if (values.values == nullptr) fail_internal("adamw: expected whole values on the host, got split ones");
   const bool narrow = moments.first == nullptr;
   if (narrow && !std::is_same_v<T, float>) fail_internal("adamw: expected moments in double, got bf16");
@@ -108,13 +118,15 @@ void adamw(const Exec<T>&, const AdamWStep<T>& step, ParamPieces pieces, const T
     if constexpr (std::is_same_v<T, float>) {
       if (narrow) return run_narrow(mine, piece, grads, values.values, moments.first_bf16, moments.second_bf16);
     }
-    run_block(mine, values.values + piece.begin, grads + piece.begin, moments.first + piece.begin, moments.second + piece.begin,
-              static_cast<size_t>(piece.count));
+    run_block(mine, values.values + piece.begin, grads + piece.begin, moments.first + piece.begin,
+              moments.second + piece.begin, static_cast<size_t>(piece.count));
   });
 }
 
-template void adamw(const Exec<float>&, const AdamWStep<float>&, ParamPieces, const float*, ParamValues<float>, MomentValues<float>);
-template void adamw(const Exec<double>&, const AdamWStep<double>&, ParamPieces, const double*, ParamValues<double>, MomentValues<double>);
+template void adamw(const Exec<float>&, const AdamWStep<float>&, ParamPieces, const float*, ParamValues<float>,
+                    MomentValues<float>);
+template void adamw(const Exec<double>&, const AdamWStep<double>&, ParamPieces, const double*, ParamValues<double>,
+                    MomentValues<double>);
 
 }  // namespace cpu
 }  // namespace fw

@@ -1,7 +1,7 @@
-// Softmax attention in tiles: a task is a block of queries of one head (forward) or the keys of one key/value head or of a part of
-// them (backward); scores exist for kQueries x kKeys at a time. Forward keeps a running maximum and sum of every query and their
-// logarithm for backward, which makes the scores again. The products go to the library; a few queries (decoding) to kernels of our
-// own, which read keys and values once for all heads of a group.
+// Softmax attention in tiles: a task is a block of queries of one head (forward) or the keys of one key/value head or
+// of a part of them (backward). Scores exist for kQueries x kKeys at a time. Forward keeps a running maximum and sum of
+// every query and their logarithm for backward, which makes the scores again. The products go to the library; a few
+// queries (decoding) to kernels of our own, which read keys and values once for all heads of a group.
 //   forward    s = scale q k^T, p = exp(s - largest), o = p v / sum p
 //   backward   p = exp(s - lse), dv = p^T do, ds = scale p (do v^T - rowsum(do o)), dq = ds k, dk = ds^T q
 #include <algorithm>
@@ -21,20 +21,23 @@ namespace {
 
 constexpr int64_t kQueries = 128, kKeys = 256;  // a tile of scores and its gradient stay in the second cache
 constexpr int64_t kFewQueries = 4;
-// Backward cuts the keys of a head so that few heads and long sequences give as many tasks; every part has queries' gradients of its
-// own, added up at the end.
+// Backward cuts the keys of a head so that few heads and long sequences give as many tasks; every part has queries'
+// gradients of its own, added up at the end.
 constexpr int64_t kBackwardTasks = 16, kPartKeys = 1024;
 
 // One sequence of a pass.
 struct Sequence {
   int64_t index, begin, length, past;
-  int64_t first_seen(int64_t position, int64_t window) const { return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0; }
+  int64_t first_seen(int64_t position, int64_t window) const {
+    return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+  }
   int64_t end() const { return past + length; }
 };
 
 template <class T>
 Sequence sequence_of(const PassLayout& layout, const Pages<T>& past, int64_t n) {
-  return {n, layout.host.begin(n), layout.host.length(n), past && layout.positions != nullptr ? layout.positions[n] : 0};
+  return {n, layout.host.begin(n), layout.host.length(n),
+          past && layout.positions != nullptr ? layout.positions[n] : 0};
 }
 
 // Keys or values of one head: those of this pass and those before it.
@@ -54,7 +57,8 @@ struct Rows {
 
 template <class T>
 void product(Trans ta, Trans tb, Mat<const T> a, Mat<const T> b, T alpha, T beta, Mat<T> c) {
-  gemm(ta, tb, c.rows, c.cols, ta == Trans::kNo ? a.cols : a.rows, alpha, a.data, a.stride, b.data, b.stride, beta, c.data, c.stride);
+  gemm(ta, tb, c.rows, c.cols, ta == Trans::kNo ? a.cols : a.rows, alpha, a.data, a.stride, b.data, b.stride, beta,
+       c.data, c.stride);
 }
 
 struct ForwardTask {
@@ -71,8 +75,8 @@ void finish(const T* largest, const T* sum, Mat<T> o, Mat<T> out, T* lse, int64_
 }
 
 template <class T>
-void forward_block(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const AttentionShape& shape, const Sequence& s, int64_t head, int64_t first, Mat<T> o,
-                   Mat<T> lse) {
+void forward_block(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const AttentionShape& shape, const Sequence& s,
+                   int64_t head, int64_t first, Mat<T> o, Mat<T> lse) {
   LocalScratch scratch;
   const int64_t rows = std::min(kQueries, s.length - first), D = shape.dim;
   T* largest = scratch.alloc<T>(rows);
@@ -91,12 +95,14 @@ void forward_block(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const Att
     product<T>(Trans::kNo, Trans::kNo, tile.scores, values, T(1), T(1), total);
     key += keys.rows;
   }
-  finish(largest, sum, total, o.row_range(s.begin + first, rows).col_range(head * D, D), lse.row(s.begin + first) + head, lse.stride);
+  finish(largest, sum, total, o.row_range(s.begin + first, rows).col_range(head * D, D),
+         lse.row(s.begin + first) + head, lse.stride);
 }
 
 // All queries of the heads of one key/value head.
 template <class T>
-void forward_few(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const AttentionShape& shape, const Sequence& s, int64_t kv_head, Mat<T> o, Mat<T> lse) {
+void forward_few(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const AttentionShape& shape, const Sequence& s,
+                 int64_t kv_head, Mat<T> o, Mat<T> lse) {
   LocalScratch scratch;
   const int64_t group = shape.heads / shape.kv_heads, D = shape.dim, rows = group * s.length;
   T* largest = scratch.alloc<T>(rows);
@@ -107,7 +113,8 @@ void forward_few(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const Atten
   for (int64_t g = 0; g < group; ++g) {
     for (int64_t i = 0; i < s.length; ++i) {
       const T* from = q.row(s.begin + i) + (kv_head * group + g) * D;
-      std::transform(from, from + D, queries.row(g * s.length + i), [&](T x) { return x * static_cast<T>(shape.scale); });
+      std::transform(from, from + D, queries.row(g * s.length + i),
+                     [&](T x) { return x * static_cast<T>(shape.scale); });
     }
   }
   for (int64_t key = s.first_seen(s.past, shape.window); key < s.end();) {
@@ -117,14 +124,16 @@ void forward_few(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const Atten
     attention_few_scores<T>(queries, keys, all);
     for (int64_t g = 0; g < group; ++g) {
       const int64_t at = g * s.length;
-      attention_softmax(ScoreTile<T>{all.row_range(at, s.length), s.past, key, shape.window}, largest + at, sum + at, total.row_range(at, s.length));
+      attention_softmax(ScoreTile<T>{all.row_range(at, s.length), s.past, key, shape.window}, largest + at, sum + at,
+                        total.row_range(at, s.length));
     }
     attention_few_values<T>(all, values, total);
     key += keys.rows;
   }
   for (int64_t g = 0; g < group; ++g) {
     const int64_t at = g * s.length, head = kv_head * group + g;
-    finish(largest + at, sum + at, total.row_range(at, s.length), o.row_range(s.begin, s.length).col_range(head * D, D), lse.row(s.begin) + head, lse.stride);
+    finish(largest + at, sum + at, total.row_range(at, s.length), o.row_range(s.begin, s.length).col_range(head * D, D),
+           lse.row(s.begin) + head, lse.stride);
   }
 }
 
@@ -138,8 +147,8 @@ struct Backward {
   Mat<T> delta;  // [H, T]: rowsum(do o)
   Mat<T> dk, dv;
 
-  // The gradients of keys [begin, end) of one head, and of the queries that see them what these keys contribute: into dq [length, group
-  // D], which is overwritten.
+  // The gradients of keys [begin, end) of one head, and of the queries that see them what these keys contribute: into
+  // dq [length, group D], which is overwritten.
   void keys(const Sequence& s, int64_t kv_head, int64_t begin, int64_t end, Mat<T> dq) const {
     const int64_t D = shape.dim, group = shape.heads / shape.kv_heads;
     const Rows<T> all_k{k, past_k, kv_head * D, D}, all_v{v, past_v, kv_head * D, D};
@@ -148,7 +157,8 @@ struct Backward {
     T* scores = scratch.alloc<T>(kQueries * kKeys);
     T* dscores = scratch.alloc<T>(kQueries * kKeys);
     for (int64_t key = begin; key < end;) {
-      const Mat<const T> rows_k = all_k.at(s, key, std::min(key + kKeys, end)), rows_v = all_v.at(s, key, std::min(key + kKeys, end));
+      const Mat<const T> rows_k = all_k.at(s, key, std::min(key + kKeys, end)),
+                         rows_v = all_v.at(s, key, std::min(key + kKeys, end));
       const int64_t count = rows_k.rows, stop = key + count;
       const bool own = key >= s.past;  // keys before the pass have no gradient
       const Mat<T> grad_k = own ? dk.row_range(s.begin + key - s.past, count).col_range(kv_head * D, D) : Mat<T>();
@@ -161,17 +171,21 @@ struct Backward {
       for (int64_t query = std::max(key, s.past); query < last; query += kQueries) {
         const int64_t rows = std::min(kQueries, last - query), at = s.begin + query - s.past;
         // The part of the tile that these queries see at all.
-        const int64_t from = std::max(key, s.first_seen(query, shape.window)) - key, to = std::min(stop, query + rows) - key;
+        const int64_t from = std::max(key, s.first_seen(query, shape.window)) - key,
+                      to = std::min(stop, query + rows) - key;
         const Mat<const T> part_k = rows_k.row_range(from, to - from), part_v = rows_v.row_range(from, to - from);
         for (int64_t g = 0; g < group; ++g) {
           const int64_t head = kv_head * group + g;
-          const Mat<const T> queries = q.row_range(at, rows).col_range(head * D, D), grads = d_o.row_range(at, rows).col_range(head * D, D);
+          const Mat<const T> queries = q.row_range(at, rows).col_range(head * D, D),
+                             grads = d_o.row_range(at, rows).col_range(head * D, D);
           const ScoreTile<T> tile{Mat<T>(scores, rows, to - from), query, key + from, shape.window};
           const Mat<T> dtile(dscores, rows, to - from);
           product<T>(Trans::kNo, Trans::kYes, queries, part_k, static_cast<T>(shape.scale), T(0), tile.scores);
           product<T>(Trans::kNo, Trans::kYes, grads, part_v, T(1), T(0), dtile);
-          attention_softmax_backward(tile, lse.row(at) + head, lse.stride, delta.row(head) + at, static_cast<T>(shape.scale), dtile);
-          product<T>(Trans::kNo, Trans::kNo, dtile, part_k, T(1), T(1), dq.row_range(query - s.past, rows).col_range(g * D, D));
+          attention_softmax_backward(tile, lse.row(at) + head, lse.stride, delta.row(head) + at,
+                                     static_cast<T>(shape.scale), dtile);
+          product<T>(Trans::kNo, Trans::kNo, dtile, part_k, T(1), T(1),
+                     dq.row_range(query - s.past, rows).col_range(g * D, D));
           if (!own) continue;
           product<T>(Trans::kYes, Trans::kNo, tile.scores, grads, T(1), T(1), grad_v.row_range(from, to - from));
           product<T>(Trans::kYes, Trans::kNo, dtile, queries, T(1), T(1), grad_k.row_range(from, to - from));
@@ -188,8 +202,11 @@ struct Parts {
   Parts(const Sequence& s, const AttentionShape& shape)
       : first(s.first_seen(s.past, shape.window)),
         end(s.end()),
-        count(std::clamp<int64_t>(kBackwardTasks / shape.kv_heads, 1, std::max<int64_t>((end - first) / kPartKeys, 1))) {}
-  int64_t begin(int64_t part) const { return part == count ? end : first + (end - first) * part / count / kKeys * kKeys; }
+        count(
+            std::clamp<int64_t>(kBackwardTasks / shape.kv_heads, 1, std::max<int64_t>((end - first) / kPartKeys, 1))) {}
+  int64_t begin(int64_t part) const {
+    return part == count ? end : first + (end - first) * part / count / kKeys * kKeys;
+  }
 };
 
 struct BackwardTask {
@@ -198,7 +215,8 @@ struct BackwardTask {
 
 // The tasks of a backward pass, and how many rows their partial gradients have.
 template <class T>
-int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, const Pages<T>& past, std::vector<BackwardTask>& tasks) {
+int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, const Pages<T>& past,
+                       std::vector<BackwardTask>& tasks) {
   int64_t partial_rows = 0;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
     const Sequence s = sequence_of(layout, past, n);
@@ -215,7 +233,8 @@ int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, co
 }
 
 template <class T>
-void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
+void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout,
+                  Turn turn) {
   fw::rotary_heads(q, k, [&](Mat<T> x) { cpu::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
 }
 
@@ -229,8 +248,8 @@ int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& la
 }
 
 template <class T>
-void attention_forward(const Exec<T>&, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
-                       Pages<T> past_v, Mat<T> o, Mat<T> lse) {
+void attention_forward(const Exec<T>&, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                       const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<T> lse) {
   std::vector<ForwardTask> tasks;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
     const int64_t length = layout.host.length(n);
@@ -258,8 +277,9 @@ void attention_forward(const Exec<T>&, Mat<const T> q, Mat<const T> k, Mat<const
 }
 
 template <class T>
-void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
-                        const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<const T> o, Mat<const T> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
+void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v,
+                        const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k, Pages<T> past_v,
+                        Mat<const T> o, Mat<const T> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
   const int64_t group = shape.heads / shape.kv_heads, D = shape.dim, columns = group * D;
   std::vector<BackwardTask> tasks;
   const int64_t partial_rows = backward_tasks(shape, layout, past_k, tasks);
@@ -280,8 +300,8 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     const BackwardTask& task = tasks[static_cast<size_t>(i)];
     const Sequence s = sequence_of(layout, past_k, task.sequence);
     const Parts parts(s, shape);
-    const Mat<T> out =
-        task.partial < 0 ? dq.row_range(s.begin, s.length).col_range(task.kv_head * columns, columns) : partial.row_range(task.partial, s.length);
+    const Mat<T> out = task.partial < 0 ? dq.row_range(s.begin, s.length).col_range(task.kv_head * columns, columns)
+                                        : partial.row_range(task.partial, s.length);
     backward.keys(s, task.kv_head, parts.begin(task.part), parts.begin(task.part + 1), out);
   });
   parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
@@ -313,22 +333,25 @@ void store_rows(const Exec<T>&, Mat<const T> x, const PassLayout& layout, Pages<
 }
 
 template <class T>
-void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
-                    Pages<T> past_v, Mat<T> o) {
+void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape,
+                    const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
   const ArenaMark mark(exec.arena);
   if (shape.turns()) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
-  attention_forward<T>(exec, q, k, v, shape, layout, past_k, past_v, o, Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
+  attention_forward<T>(exec, q, k, v, shape, layout, past_k, past_v, o,
+                       Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
   store_rows<T>(exec, k, layout, past_k);
   store_rows(exec, v, layout, past_v);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                      \
-  template void attention_forward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>,      \
-                                  Mat<T>, Mat<T>);                                                                                                             \
-  template void attention_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, \
-                                   Pages<T>, Mat<const T>, Mat<const T>, Mat<T>, Mat<T>, Mat<T>);                                                              \
-  template void store_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);                                                                         \
-  template void attention_step(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void attention_forward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&,     \
+                                  const PassLayout&, Pages<T>, Pages<T>, Mat<T>, Mat<T>);                              \
+  template void attention_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,             \
+                                   const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<const T>,         \
+                                   Mat<const T>, Mat<T>, Mat<T>, Mat<T>);                                              \
+  template void store_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);                                 \
+  template void attention_step(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, const PassLayout&, \
+                               Pages<T>, Pages<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

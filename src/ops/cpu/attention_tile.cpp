@@ -58,7 +58,9 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
       const T factor = std::exp(before - now);
       old *= factor;
       T* out = o.row(i);
-      for_lanes(d, o.cols, [&](auto m, int64_t c) HWY_ATTR { m.store(d, hn::Mul(m.load(d, out + c), hn::Set(d, factor)), out + c); });
+      for_lanes(d, o.cols, [&](auto m, int64_t c) HWY_ATTR {
+        m.store(d, hn::Mul(m.load(d, out + c), hn::Set(d, factor)), out + c);
+      });
       largest[i] = now;
     }
     sum[i] = old + sum_lanes(d, total);
@@ -66,7 +68,8 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
 }
 
 template <class T>
-void softmax_tile_backward(const ScoreTile<T>& tile, const T* lse, int64_t lse_stride, const T* delta, T scale, Mat<T> dprobs) {
+void softmax_tile_backward(const ScoreTile<T>& tile, const T* lse, int64_t lse_stride, const T* delta, T scale,
+                           Mat<T> dprobs) {
   const hn::ScalableTag<T> d;
   const auto factor = hn::Set(d, scale);
   for (int64_t i = 0; i < tile.scores.rows; ++i) {
@@ -96,7 +99,8 @@ void few_scores(Mat<const T> q, Mat<const T> k, Mat<T> scores) {
     for (int64_t r = 0; r < q.rows; ++r) {
       const T* query = q.row(r);
       auto dot = hn::Zero(d);
-      for_lanes(d, q.cols, [&](auto m, int64_t c) HWY_ATTR { dot = hn::MulAdd(m.load(d, query + c), m.load(d, key + c), dot); });
+      for_lanes(d, q.cols,
+                [&](auto m, int64_t c) HWY_ATTR { dot = hn::MulAdd(m.load(d, query + c), m.load(d, key + c), dot); });
       scores.row(r)[j] = sum_lanes(d, dot);
     }
   }
@@ -116,8 +120,12 @@ void few_values(Mat<const T> probs, Mat<const T> v, Mat<T> o) {
   }
 }
 
-AttentionKernels<float> attention_kernels_f32() { return {softmax_tile<float>, softmax_tile_backward<float>, few_scores<float>, few_values<float>}; }
-AttentionKernels<double> attention_kernels_f64() { return {softmax_tile<double>, softmax_tile_backward<double>, few_scores<double>, few_values<double>}; }
+AttentionKernels<float> attention_kernels_f32() {
+  return {softmax_tile<float>, softmax_tile_backward<float>, few_scores<float>, few_values<float>};
+}
+AttentionKernels<double> attention_kernels_f64() {
+  return {softmax_tile<double>, softmax_tile_backward<double>, few_scores<double>, few_values<double>};
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
@@ -148,7 +156,8 @@ void attention_softmax(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
 }
 
 template <class T>
-void attention_softmax_backward(const ScoreTile<T>& tile, const T* lse, int64_t lse_stride, const T* delta, T scale, Mat<T> dprobs) {
+void attention_softmax_backward(const ScoreTile<T>& tile, const T* lse, int64_t lse_stride, const T* delta, T scale,
+                                Mat<T> dprobs) {
   kernels<T>().softmax_backward(tile, lse, lse_stride, delta, scale, dprobs);
 }
 

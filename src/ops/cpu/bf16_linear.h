@@ -1,5 +1,5 @@
-// The products of a linear layer with bf16 operands: rounding, packing and the cut into tasks. The weight's operands are
-// prepared once (bf16_tiles) and used by any number of products.
+// The products of a linear layer with bf16 operands: rounding, packing and the cut into tasks. The weight's operands
+// are prepared once (bf16_tiles) and used by any number of products.
 #pragma once
 
 #include <vector>
@@ -20,6 +20,7 @@ Bf16Tiles bf16_tiles(Trans trans, Mat<const Bf16> weight, LocalScratch& scratch)
 // y [T, out] = (accumulate ? y : 0) + x W^T
 void bf16_linear_forward(Mat<const float> x, const Bf16Tiles& weight_trans, Mat<float> y, bool accumulate);
 // dx = (accumulate ? dx : 0) + dy W unless dx.data is null; dweight += dy^T x unless dweight.data is null.
-void bf16_linear_backward(Mat<const float> dy, Mat<const float> x, const Bf16Tiles& weight, Mat<float> dx, Mat<float> dweight, bool accumulate);
+void bf16_linear_backward(Mat<const float> dy, Mat<const float> x, const Bf16Tiles& weight, Mat<float> dx,
+                          Mat<float> dweight, bool accumulate);
 
 }  // namespace fw

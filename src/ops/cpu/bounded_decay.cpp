@@ -1,4 +1,5 @@
-// A log-decay with a learned lower bound (HGRN2): a = b + (1 - b) s(x), g = log a, in forms without an exponent above zero:
+// A log-decay with a learned lower bound (HGRN2): a = b + (1 - b) s(x), g = log a, in forms without an exponent above
+// zero:
 //   1 - a = (1 - b) s(-x)        a = (b + e^x) / (1 + e^x)        dg/dx = (1 - b) s(x) s(-x) / a        dg/db = s(-x) / a
 #include <cmath>
 #include <vector>
@@ -16,7 +17,8 @@ std::vector<T> shares_of(Mat<const T> bounds) {
   for (int64_t c = 0; c < bounds.cols; ++c) {
     T most = bounds.row(0)[c], sum = 0;
     for (int64_t i = 1; i < bounds.rows; ++i) most = std::max(most, bounds.row(i)[c]);
-    for (int64_t i = 0; i < bounds.rows; ++i) sum += shares[static_cast<size_t>(i * bounds.cols + c)] = std::exp(bounds.row(i)[c] - most);
+    for (int64_t i = 0; i < bounds.rows; ++i)
+      sum += shares[static_cast<size_t>(i * bounds.cols + c)] = std::exp(bounds.row(i)[c] - most);
     for (int64_t i = 0; i < bounds.rows; ++i) shares[static_cast<size_t>(i * bounds.cols + c)] /= sum;
   }
   return shares;
@@ -52,7 +54,8 @@ Slopes<T> slopes(T x, T b) {
     const T of_b = e / (T(1) + b * e);
     return {(T(1) - b) * of_b / (T(1) + e), of_b};
   }
-  if (b == T(0)) return {T(1) / (T(1) + e), T(1) / e};  // the first layer, whose bound is no parameter: nobody takes the second
+  // the first layer, whose bound is no parameter: nobody takes the second
+  if (b == T(0)) return {T(1) / (T(1) + e), T(1) / e};
   return {(T(1) - b) * e / ((T(1) + e) * (b + e)), T(1) / (b + e)};
 }
 
@@ -71,7 +74,8 @@ void bounded_decay_forward(const Exec<T>&, Mat<const T> x, Mat<const T> bounds, 
 }
 
 template <class T>
-void bounded_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, Mat<const T> bounds, int64_t layer, Mat<T> dx, Mat<T> dbounds) {
+void bounded_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, Mat<const T> bounds, int64_t layer,
+                            Mat<T> dx, Mat<T> dbounds) {
   const int64_t n = x.cols;
   const std::vector<T> shares = shares_of(bounds), b = bounds_of(shares, n, layer);
   const RowBlocks blocks = RowBlocks::cut(x.rows, n);
@@ -100,8 +104,10 @@ void bounded_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, Mat
 
 template void bounded_decay_forward(const Exec<float>&, Mat<const float>, Mat<const float>, int64_t, Mat<float>);
 template void bounded_decay_forward(const Exec<double>&, Mat<const double>, Mat<const double>, int64_t, Mat<double>);
-template void bounded_decay_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, int64_t, Mat<float>, Mat<float>);
-template void bounded_decay_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, int64_t, Mat<double>, Mat<double>);
+template void bounded_decay_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, int64_t,
+                                     Mat<float>, Mat<float>);
+template void bounded_decay_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>,
+                                     int64_t, Mat<double>, Mat<double>);
 
 }  // namespace cpu
 }  // namespace fw

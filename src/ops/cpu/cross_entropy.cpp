@@ -1,5 +1,5 @@
-// Cross-entropy over slices of rows: the logits of one slice, their softmax and, in the backward pass, the two products of
-// their gradient, before the next slice overwrites them.
+// Cross-entropy over slices of rows: the logits of one slice, their softmax and, in the backward pass, the two products
+// of their gradient, before the next slice overwrites them.
 #include "ops/cpu/linear.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/scratch.h"
@@ -10,7 +10,8 @@ namespace {
 
 // body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
 template <class T, class Body>
-LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll, Arena& scratch, const Body& body) {
+LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll,
+                    Arena& scratch, const Body& body) {
   const ArenaMark mark(scratch);
   const cpu::LogitsSlice<T> slice(scratch, h.rows, vocab);
   LossSum sum;
@@ -39,7 +40,8 @@ void add(const LossSum& slice_sum, LossSum* sum) {
 namespace cpu {
 
 template <class T>
-void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T* nll, LossSum* sum) {
+void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T* nll,
+                           LossSum* sum) {
   LinearProducts<T> products(weight, exec.precision);
   add(over_slices(h, products, weight.values.rows, targets, nll, exec.arena,
                   [&](Mat<T> logits, int64_t begin, T* values) { softmax_nll(logits, targets + begin, values); }),
@@ -47,21 +49,26 @@ void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight
 }
 
 template <class T>
-void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T grad_scale, Mat<T> dh, Mat<T> dweight,
-                            LossSum* sum) {
+void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T grad_scale,
+                            Mat<T> dh, Mat<T> dweight, LossSum* sum) {
   LinearProducts<T> products(weight, exec.precision);
   add(over_slices(h, products, weight.values.rows, targets, static_cast<T*>(nullptr), exec.arena,
                   [&](Mat<T> logits, int64_t begin, T* values) {
                     softmax_nll_gradient(logits, targets + begin, grad_scale, values);
-                    products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
+                    products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows),
+                                      dweight, Write::kOverwrite);
                   }),
       sum);
 }
 
-template void cross_entropy_forward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float*, LossSum*);
-template void cross_entropy_backward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float, Mat<float>, Mat<float>, LossSum*);
-template void cross_entropy_forward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double*, LossSum*);
-template void cross_entropy_backward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double, Mat<double>, Mat<double>, LossSum*);
+template void cross_entropy_forward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float*,
+                                    LossSum*);
+template void cross_entropy_backward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float,
+                                     Mat<float>, Mat<float>, LossSum*);
+template void cross_entropy_forward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double*,
+                                    LossSum*);
+template void cross_entropy_backward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double,
+                                     Mat<double>, Mat<double>, LossSum*);
 
 }  // namespace cpu
 }  // namespace fw

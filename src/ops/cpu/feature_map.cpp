@@ -1,4 +1,5 @@
-// Maps of q and k and of RWKV-7's layers, elementwise: elu(x) + 1, relu(x), silu(x), tanh(x), relu(x)^2, and the product of two matrices.
+// Maps of q and k and of RWKV-7's layers, elementwise: elu(x) + 1, relu(x), silu(x), tanh(x), relu(x)^2, and the
+// product of two matrices.
 #include <cmath>
 
 #include "base/error.h"
@@ -17,7 +18,8 @@ void for_rows(int64_t rows, int64_t cols, const Body& body) {
 }
 
 void check_elementwise(FeatureMap map) {
-  if (map == FeatureMap::kNone || map == FeatureMap::kProduct) fail_internal("feature map {}: expected one of elements", static_cast<int>(map));
+  if (map == FeatureMap::kNone || map == FeatureMap::kProduct)
+    fail_internal("feature map {}: expected one of elements", static_cast<int>(map));
 }
 
 }  // namespace
@@ -96,8 +98,10 @@ template void feature_map_backward(const Exec<float>&, FeatureMap, Mat<const flo
 template void feature_map_backward(const Exec<double>&, FeatureMap, Mat<const double>, Mat<const double>, Mat<double>);
 template void product_forward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<float>);
 template void product_forward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<double>);
-template void product_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
-template void product_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
+template void product_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>,
+                               Mat<float>);
+template void product_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>,
+                               Mat<double>, Mat<double>);
 
 }  // namespace cpu
 }  // namespace fw

@@ -1,5 +1,5 @@
-// The gain gate where it is no plain sigmoid of a projection: one learned number, factors of a token's place, a decay that is what the
-// gain leaves.
+// The gain gate where it is no plain sigmoid of a projection: one learned number, factors of a token's place, a decay
+// that is what the gain leaves.
 #include <algorithm>
 #include <cmath>
 
@@ -47,7 +47,8 @@ void position_factor(const Exec<T>&, Mat<const T> s, PositionFactor factor, cons
 template <class T>
 void single_gate_decay_forward(const Exec<T>&, Mat<const T> s, Mat<T> g) {
   for_row_blocks(RowBlocks::cut(s.rows, s.cols), [&](int64_t, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) std::transform(s.row(t), s.row(t) + s.cols, g.row(t), [](T x) { return std::log1p(-x); });
+    for (int64_t t = begin; t < end; ++t)
+      std::transform(s.row(t), s.row(t) + s.cols, g.row(t), [](T x) { return std::log1p(-x); });
   });
 }
 

@@ -1,5 +1,5 @@
-// y = x + (conv(x) + bias) gate over packed sequences, conv causal and depthwise: c[t] = sum_j w_j x[t-j], w_j = weight[., W-1-j],
-// inputs before a sequence from its tail or zero. With dc = dy gate:
+// y = x + (conv(x) + bias) gate over packed sequences, conv causal and depthwise: c[t] = sum_j w_j x[t-j], w_j =
+// weight[., W-1-j], inputs before a sequence from its tail or zero. With dc = dy gate:
 //   dx[t] = dy[t] + sum_j w_j dc[t+j]     dgate = dy (c + bias)     dw_j = sum_t dc[t] x[t-j]     dbias = sum_t dc[t]
 // A task has some columns of all tokens, so sums over tokens are one task's.
 #include <algorithm>
@@ -14,7 +14,8 @@ constexpr int64_t kColumns = 64;
 
 template <class Body>
 void for_columns(int64_t cols, const Body& body) {
-  parallel_for((cols + kColumns - 1) / kColumns, [&](int64_t i) { body(i * kColumns, std::min(cols, (i + 1) * kColumns)); });
+  parallel_for((cols + kColumns - 1) / kColumns,
+               [&](int64_t i) { body(i * kColumns, std::min(cols, (i + 1) * kColumns)); });
 }
 
 // The input of sequence n at a place that may lie before its first token; null: zero.
@@ -26,8 +27,8 @@ const T* input_at(Mat<const T> x, const SeqLayout& layout, const T* tail, int64_
 
 // sums[c - begin] = bias + sum_j w_j x[t-j]
 template <class T>
-void convolve(Mat<const T> x, const T* weight, const T* bias, int64_t width, const SeqLayout& layout, const T* tail, int64_t n, int64_t place, int64_t begin,
-              int64_t end, T* sums) {
+void convolve(Mat<const T> x, const T* weight, const T* bias, int64_t width, const SeqLayout& layout, const T* tail,
+              int64_t n, int64_t place, int64_t begin, int64_t end, T* sums) {
   std::copy(bias + begin, bias + end, sums);
   for (int64_t j = 0; j < width; ++j) {
     const T* in = input_at(x, layout, tail, width, n, place - j);
@@ -41,8 +42,8 @@ void convolve(Mat<const T> x, const T* weight, const T* bias, int64_t width, con
 namespace cpu {
 
 template <class T>
-void gated_conv_forward(const Exec<T>&, Mat<const T> x, Mat<const T> gate, const T* weight, const T* bias, int64_t width, const PassLayout& layout,
-                        const T* tail_in, T* tail_out, Mat<T> y) {
+void gated_conv_forward(const Exec<T>&, Mat<const T> x, Mat<const T> gate, const T* weight, const T* bias,
+                        int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   for_columns(x.cols, [&](int64_t begin, int64_t end) {
     T sums[kColumns];
     for (int64_t n = 0; n < layout.host.count(); ++n) {
@@ -65,13 +66,15 @@ void gated_conv_forward(const Exec<T>&, Mat<const T> x, Mat<const T> gate, const
 }
 
 template <class T>
-void gated_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, Mat<const T> gate, const T* weight, const T* bias, int64_t width,
-                         const PassLayout& layout, const T* tail_in, Mat<T> dx, Mat<T> dgate, T* dweight, T* dbias) {
+void gated_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, Mat<const T> gate, const T* weight,
+                         const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
+                         Mat<T> dgate, T* dweight, T* dbias) {
   for_columns(x.cols, [&](int64_t begin, int64_t end) {
     T sums[kColumns];
     for (int64_t n = 0; n < layout.host.count(); ++n) {
       const int64_t length = layout.host.length(n), first = layout.host.begin(n);
-      for (int64_t place = 0; place < length; ++place) std::copy(dy.row(first + place) + begin, dy.row(first + place) + end, dx.row(first + place) + begin);
+      for (int64_t place = 0; place < length; ++place)
+        std::copy(dy.row(first + place) + begin, dy.row(first + place) + end, dx.row(first + place) + begin);
       for (int64_t place = 0; place < length; ++place) {
         convolve(x, weight, bias, width, layout.host, tail_in, n, place, begin, end, sums);
         const T *grad = dy.row(first + place), *factor = gate.row(first + place);
@@ -94,10 +97,11 @@ void gated_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, Mat<co
   });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                               \
-  template void gated_conv_forward(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, const T*, int64_t, const PassLayout&, const T*, T*, Mat<T>);   \
-  template void gated_conv_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, int64_t, const PassLayout&, const T*, \
-                                    Mat<T>, Mat<T>, T*, T*);
+#define FW_INSTANTIATE(T)                                                                                         \
+  template void gated_conv_forward(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, const T*, int64_t,       \
+                                   const PassLayout&, const T*, T*, Mat<T>);                                      \
+  template void gated_conv_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, \
+                                    int64_t, const PassLayout&, const T*, Mat<T>, Mat<T>, T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -1,4 +1,5 @@
-// Gated RMSNorm per head: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias. Backward, with h = dy weight act(x):
+// Gated RMSNorm per head: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias. Backward, with
+// h = dy weight act(x):
 //   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 #include <cmath>
 
@@ -33,7 +34,8 @@ HWY_INLINE hn::VFromD<D> gate_at(D d, const Lanes& lanes, const T* gate, const T
 }
 
 template <GateKind kKind, class T>
-void forward_rows(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, Mat<T> y, T* rstd) {
+void forward_rows(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim,
+                  Mat<T> y, T* rstd) {
   const int64_t heads = o.cols / head_dim;
   for_row_blocks(RowBlocks::cut(o.rows, o.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
     const hn::ScalableTag<T> d;
@@ -66,8 +68,8 @@ void forward_rows(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T
 }
 
 template <GateKind kKind, class T>
-void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd, int64_t head_dim, Mat<T> d_o,
-                   Mat<T> dgate, T* dweight) {
+void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight,
+                   const T* rstd, int64_t head_dim, Mat<T> d_o, Mat<T> dgate, T* dweight) {
   const int64_t heads = o.cols / head_dim;
   const RowBlocks blocks = RowBlocks::cut(o.rows, o.cols);
   PartialSums<T> partial(blocks.count(), head_dim);
@@ -108,7 +110,9 @@ void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* 
           m.store(d, hn::Mul(hn::Mul(da, w), r), out + i);
         });
         const auto mean = hn::Set(d, scale * scale * (sum_lanes(d, dot) / static_cast<T>(head_dim)));
-        for_lanes(d, head_dim, [&](auto m, int64_t i) HWY_ATTR { m.store(d, hn::NegMulAdd(mean, m.load(d, in + i), m.load(d, out + i)), out + i); });
+        for_lanes(d, head_dim, [&](auto m, int64_t i) HWY_ATTR {
+          m.store(d, hn::NegMulAdd(mean, m.load(d, in + i), m.load(d, out + i)), out + i);
+        });
       }
     }
   });
@@ -116,7 +120,8 @@ void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* 
 }
 
 template <class T>
-void gated_forward(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
+void gated_forward(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim,
+                   GateKind kind, Mat<T> y, T* rstd) {
   switch (kind) {
     case GateKind::kNone:
       return forward_rows<GateKind::kNone>(o, gate, gate_bias, weight, eps, head_dim, y, rstd);
@@ -128,8 +133,8 @@ void gated_forward(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const 
 }
 
 template <class T>
-void gated_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd, int64_t head_dim, GateKind kind,
-                    Mat<T> d_o, Mat<T> dgate, T* dweight) {
+void gated_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight,
+                    const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, T* dweight) {
   switch (kind) {
     case GateKind::kNone:
       return backward_rows<GateKind::kNone>(dy, o, gate, gate_bias, weight, rstd, head_dim, d_o, dgate, dweight);
@@ -169,25 +174,28 @@ auto kernels() {
 namespace cpu {
 
 template <class T>
-void gated_rmsnorm_forward(const Exec<T>&, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, GateKind kind,
-                           Mat<T> y, T* rstd) {
+void gated_rmsnorm_forward(const Exec<T>&, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight,
+                           T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
   kernels<T>().forward(o, gate, gate_bias, weight, eps, head_dim, kind, y, rstd);
 }
 
 template <class T>
-void gated_rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd,
-                            int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, T* dweight) {
+void gated_rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias,
+                            const T* weight, const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate,
+                            T* dweight) {
   kernels<T>().backward(dy, o, gate, gate_bias, weight, rstd, head_dim, kind, d_o, dgate, dweight);
 }
 
-template void gated_rmsnorm_forward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, float, int64_t, GateKind, Mat<float>,
-                                    float*);
-template void gated_rmsnorm_forward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, double, int64_t, GateKind,
-                                    Mat<double>, double*);
-template void gated_rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, const float*, const float*, const float*,
-                                     int64_t, GateKind, Mat<float>, Mat<float>, float*);
-template void gated_rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, const double*, const double*, const double*,
-                                     int64_t, GateKind, Mat<double>, Mat<double>, double*);
+template void gated_rmsnorm_forward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*,
+                                    float, int64_t, GateKind, Mat<float>, float*);
+template void gated_rmsnorm_forward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*,
+                                    const double*, double, int64_t, GateKind, Mat<double>, double*);
+template void gated_rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>,
+                                     const float*, const float*, const float*, int64_t, GateKind, Mat<float>,
+                                     Mat<float>, float*);
+template void gated_rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>,
+                                     const double*, const double*, const double*, int64_t, GateKind, Mat<double>,
+                                     Mat<double>, double*);
 
 }  // namespace cpu
 }  // namespace fw

@@ -49,7 +49,9 @@ void sigmoid_forward_rows(Mat<const T> x, const T* bias, T scale, Mat<T> y) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x.row(t);
       T* out = y.row(t);
-      for_lanes(d, x.cols, [&](auto m, int64_t i) HWY_ATTR { m.store(d, hn::Mul(factor, sigmoid(d, hn::Add(m.load(d, in + i), b))), out + i); });
+      for_lanes(d, x.cols, [&](auto m, int64_t i) HWY_ATTR {
+        m.store(d, hn::Mul(factor, sigmoid(d, hn::Add(m.load(d, in + i), b))), out + i);
+      });
     }
   });
 }
@@ -98,7 +100,8 @@ void decay_forward_rows(Mat<const T> x, const T* a_log, const T* dt_bias, int64_
 }
 
 template <class T>
-void decay_backward_rows(Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx, T* da_log, T* ddt_bias) {
+void decay_backward_rows(Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx,
+                         T* da_log, T* ddt_bias) {
   const int64_t n = x.cols;
   LocalScratch scratch;
   const T* rates = decay_rates(a_log, group, n, scratch);
@@ -132,10 +135,12 @@ void decay_backward_rows(Mat<const T> dg, Mat<const T> x, const T* a_log, const 
 }
 
 GateKernels<float> gate_kernels_f32() {
-  return {sigmoid_forward_rows<float>, sigmoid_backward_rows<float>, decay_forward_rows<float>, decay_backward_rows<float>};
+  return {sigmoid_forward_rows<float>, sigmoid_backward_rows<float>, decay_forward_rows<float>,
+          decay_backward_rows<float>};
 }
 GateKernels<double> gate_kernels_f64() {
-  return {sigmoid_forward_rows<double>, sigmoid_backward_rows<double>, decay_forward_rows<double>, decay_backward_rows<double>};
+  return {sigmoid_forward_rows<double>, sigmoid_backward_rows<double>, decay_forward_rows<double>,
+          decay_backward_rows<double>};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -179,19 +184,23 @@ void decay_gate_forward(const Exec<T>&, Mat<const T> x, const T* a_log, const T*
 }
 
 template <class T>
-void decay_gate_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx, T* da_log, T* ddt_bias) {
+void decay_gate_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias,
+                         int64_t group, Mat<T> dx, T* da_log, T* ddt_bias) {
   kernels<T>().decay_backward(dg, x, a_log, dt_bias, group, dx, da_log, ddt_bias);
 }
 
 template void sigmoid_gate_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>);
 template void sigmoid_gate_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>);
 template void sigmoid_gate_backward(const Exec<float>&, Mat<const float>, Mat<const float>, float, Mat<float>, float*);
-template void sigmoid_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, double, Mat<double>, double*);
+template void sigmoid_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, double, Mat<double>,
+                                    double*);
 template void decay_gate_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t, Mat<float>);
-template void decay_gate_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t, Mat<double>);
-template void decay_gate_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, Mat<float>, float*, float*);
-template void decay_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, int64_t, Mat<double>, double*,
-                                  double*);
+template void decay_gate_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t,
+                                 Mat<double>);
+template void decay_gate_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*,
+                                  int64_t, Mat<float>, float*, float*);
+template void decay_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*,
+                                  const double*, int64_t, Mat<double>, double*, double*);
 
 }  // namespace cpu
 }  // namespace fw

@@ -19,7 +19,8 @@ double mean_of(const T* x, int64_t n) {
 }  // namespace
 
 template <class T>
-void group_norm_forward(const Exec<T>&, Mat<const T> x, int64_t dim, const T* weight, const T* bias, T eps, Mat<T> y, T* rstd) {
+void group_norm_forward(const Exec<T>&, Mat<const T> x, int64_t dim, const T* weight, const T* bias, T eps, Mat<T> y,
+                        T* rstd) {
   const int64_t groups = x.cols / dim;
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -27,8 +28,10 @@ void group_norm_forward(const Exec<T>&, Mat<const T> x, int64_t dim, const T* we
         const T* in = x.row(t) + j * dim;
         const double mean = mean_of(in, dim);
         double square = 0;
-        for (int64_t i = 0; i < dim; ++i) square += (static_cast<double>(in[i]) - mean) * (static_cast<double>(in[i]) - mean);
-        const T shift = static_cast<T>(mean), r = static_cast<T>(1.0 / std::sqrt(square / static_cast<double>(dim) + static_cast<double>(eps)));
+        for (int64_t i = 0; i < dim; ++i)
+          square += (static_cast<double>(in[i]) - mean) * (static_cast<double>(in[i]) - mean);
+        const T shift = static_cast<T>(mean),
+                r = static_cast<T>(1.0 / std::sqrt(square / static_cast<double>(dim) + static_cast<double>(eps)));
         rstd[t * groups + j] = r;
         T* out = y.row(t) + j * dim;
         for (int64_t i = 0; i < dim; ++i) out[i] = (in[i] - shift) * r * weight[j * dim + i] + bias[j * dim + i];
@@ -38,8 +41,8 @@ void group_norm_forward(const Exec<T>&, Mat<const T> x, int64_t dim, const T* we
 }
 
 template <class T>
-void group_norm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, int64_t dim, const T* weight, const T* rstd, Mat<T> dx, T* dweight, T* dbias,
-                         Write write) {
+void group_norm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, int64_t dim, const T* weight, const T* rstd,
+                         Mat<T> dx, T* dweight, T* dbias, Write write) {
   const int64_t groups = x.cols / dim;
   const RowBlocks blocks = RowBlocks::cut(x.rows, x.cols);
   PartialSums<T> of_weight(blocks.count(), x.cols), of_bias(blocks.count(), x.cols);
@@ -60,7 +63,8 @@ void group_norm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, int64_
           sum += static_cast<double>(h);
           along += static_cast<double>(h) * static_cast<double>(n);
         }
-        const T mean = static_cast<T>(sum / static_cast<double>(dim)), slope = static_cast<T>(along / static_cast<double>(dim));
+        const T mean = static_cast<T>(sum / static_cast<double>(dim)),
+                slope = static_cast<T>(along / static_cast<double>(dim));
         T* out = dx.row(t) + first;
         for (int64_t i = 0; i < dim; ++i) {
           const T n = (in[i] - shift) * r, value = r * (grad[i] * weight[first + i] - mean - n * slope);
@@ -75,7 +79,8 @@ void group_norm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, int64_
 
 #define FW_INSTANTIATE(T)                                                                                        \
   template void group_norm_forward<T>(const Exec<T>&, Mat<const T>, int64_t, const T*, const T*, T, Mat<T>, T*); \
-  template void group_norm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, int64_t, const T*, const T*, Mat<T>, T*, T*, Write);
+  template void group_norm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, int64_t, const T*, const T*,  \
+                                       Mat<T>, T*, T*, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -1,5 +1,5 @@
-// Parameters of a head as gates of every token (Comba's inner decay and read correction): a few values a token, so plain
-// loops; sums over tokens in double, in order, whatever the number of threads.
+// Parameters of a head as gates of every token (Comba's inner decay and read correction): a few values a token, so
+// plain loops; sums over tokens in double, in order, whatever the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -19,7 +19,8 @@ std::vector<T> sigmoids(const T* s, int64_t group, int64_t cols) {
 
 constexpr int64_t kColumns = 32;  // of a task's sums
 
-// sum over t of dy[t, c] (times x[t, c]), in double, in order: a task owns columns, so that the bits do not depend on the threads.
+// sum over t of dy[t, c] (times x[t, c]), in double, in order: a task owns columns, so that the bits do not depend on
+// the threads.
 template <class T>
 std::vector<double> column_sums(Mat<const T> dy, const Mat<const T>* x) {
   std::vector<double> sums(static_cast<size_t>(dy.cols));
@@ -89,7 +90,8 @@ void head_add_forward(const Exec<T>&, Mat<const T> x, const T* s, int64_t group,
 }
 
 template <class T>
-void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds) {
+void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx,
+                       T* ds) {
   head_add_forward(exec, dy, s, group, dx);
   const std::vector<double> sums = column_sums(dy, &x);
   for (int64_t c = 0; c < x.cols; ++c) ds[c / group] += static_cast<T>(sums[static_cast<size_t>(c)]);
@@ -103,7 +105,8 @@ void head_subtract_forward(const Exec<T>&, Mat<const T> x, const T* s, int64_t g
 }
 
 template <class T>
-void head_subtract_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds) {
+void head_subtract_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx,
+                            T* ds) {
   head_subtract_forward(exec, dy, s, group, dx);
   const std::vector<double> sums = column_sums(dy, &x);
   for (int64_t c = 0; c < x.cols; ++c) ds[c / group] -= static_cast<T>(sums[static_cast<size_t>(c)]);

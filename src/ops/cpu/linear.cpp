@@ -1,5 +1,5 @@
-// Linear layers: y = x W^T + bias, dx = dy W, dW += dy^T x, db += sum of dy. The products are the library's (base/gemm.h,
-// bf16_linear.h); here a precision is chosen and biases are added.
+// Linear layers: y = x W^T + bias, dx = dy W, dW += dy^T x, db += sum of dy. The products are the library's
+// (base/gemm.h, bf16_linear.h); here a precision is chosen and biases are added.
 #include "ops/cpu/linear.h"
 
 #include <type_traits>
@@ -13,8 +13,9 @@ namespace {
 
 Mat<float> rounded_values(Mat<const float> x, LocalScratch& scratch) {
   const Mat<float> out(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
-  for_row_blocks(RowBlocks::cut(x.rows, x.cols),
-                 [&](int64_t, int64_t begin, int64_t end) { round_to_bf16_values(x.row_range(begin, end - begin), out.row_range(begin, end - begin)); });
+  for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
+    round_to_bf16_values(x.row_range(begin, end - begin), out.row_range(begin, end - begin));
+  });
   return out;
 }
 
@@ -75,8 +76,8 @@ void LinearProducts<T>::forward(Mat<const T> x, Mat<T> y, Write write) {
   if constexpr (std::is_same_v<T, float>) {
     if (way_ == Bf16Way::kRoundedValues) x = rounded_values(x, scratch);
   }
-  gemm_parallel(Trans::kNo, Trans::kYes, x.rows, values_.rows, x.cols, T(1), x.data, x.stride, values_.data, values_.stride, beta_of<T>(write), y.data,
-                y.stride);
+  gemm_parallel(Trans::kNo, Trans::kYes, x.rows, values_.rows, x.cols, T(1), x.data, x.stride, values_.data,
+                values_.stride, beta_of<T>(write), y.data, y.stride);
 }
 
 template <class T>
@@ -96,11 +97,12 @@ void LinearProducts<T>::backward(Mat<const T> dy, Mat<const T> x, Mat<T> dx, Mat
     }
   }
   if (dx.data != nullptr) {
-    gemm_parallel(Trans::kNo, Trans::kNo, dy.rows, values_.cols, dy.cols, T(1), dy.data, dy.stride, values_.data, values_.stride, beta_of<T>(write), dx.data,
-                  dx.stride);
+    gemm_parallel(Trans::kNo, Trans::kNo, dy.rows, values_.cols, dy.cols, T(1), dy.data, dy.stride, values_.data,
+                  values_.stride, beta_of<T>(write), dx.data, dx.stride);
   }
   if (dweight.data != nullptr) {
-    gemm_parallel(Trans::kYes, Trans::kNo, dweight.rows, dweight.cols, dy.rows, T(1), dy.data, dy.stride, x.data, x.stride, T(1), dweight.data, dweight.stride);
+    gemm_parallel(Trans::kYes, Trans::kNo, dweight.rows, dweight.cols, dy.rows, T(1), dy.data, dy.stride, x.data,
+                  x.stride, T(1), dweight.data, dweight.stride);
   }
 }
 
@@ -127,17 +129,22 @@ void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, M
 }
 
 template <class T>
-void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Write write) {
-  if (dx.data != nullptr || dweight.data != nullptr) LinearProducts<T>(weight, exec.precision).backward(dy, x, dx, dweight, write);
+void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<T> weight, Mat<T> dx, Mat<T> dweight,
+                     T* dbias, Write write) {
+  if (dx.data != nullptr || dweight.data != nullptr)
+    LinearProducts<T>(weight, exec.precision).backward(dy, x, dx, dweight, write);
   if (dbias != nullptr) add_column_sums(dy, dbias);
 }
 
 template void linear_forward(const Exec<float>&, Mat<const float>, Weight<float>, const float*, Mat<float>, Write);
 template void linear_forward(const Exec<double>&, Mat<const double>, Weight<double>, const double*, Mat<double>, Write);
 template void linear_add_forward(const Exec<float>&, Mat<const float>, Weight<float>, Mat<const float>, Mat<float>);
-template void linear_add_forward(const Exec<double>&, Mat<const double>, Weight<double>, Mat<const double>, Mat<double>);
-template void linear_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Weight<float>, Mat<float>, Mat<float>, float*, Write);
-template void linear_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Weight<double>, Mat<double>, Mat<double>, double*, Write);
+template void linear_add_forward(const Exec<double>&, Mat<const double>, Weight<double>, Mat<const double>,
+                                 Mat<double>);
+template void linear_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Weight<float>, Mat<float>,
+                              Mat<float>, float*, Write);
+template void linear_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Weight<double>, Mat<double>,
+                              Mat<double>, double*, Write);
 
 }  // namespace cpu
 }  // namespace fw

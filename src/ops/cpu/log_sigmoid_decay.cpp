@@ -24,7 +24,8 @@ void log_sigmoid_decay_forward(const Exec<T>&, Mat<const T> x, const T* bias, T 
 }
 
 template <class T>
-void log_sigmoid_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* bias, T scale, Mat<T> dx, T* dbias) {
+void log_sigmoid_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* bias, T scale, Mat<T> dx,
+                                T* dbias) {
   const RowBlocks blocks = RowBlocks::cut(x.rows, x.cols);
   PartialSums<T> partial(blocks.count(), x.cols);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
@@ -46,8 +47,10 @@ void log_sigmoid_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x,
 
 template void log_sigmoid_decay_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>);
 template void log_sigmoid_decay_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>);
-template void log_sigmoid_decay_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, float, Mat<float>, float*);
-template void log_sigmoid_decay_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, double, Mat<double>, double*);
+template void log_sigmoid_decay_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, float,
+                                         Mat<float>, float*);
+template void log_sigmoid_decay_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*,
+                                         double, Mat<double>, double*);
 
 }  // namespace cpu
 }  // namespace fw

@@ -1,8 +1,9 @@
-// The turns of a Mamba-3 layer (ops.def). The angle is kept in turns and summed in double, so that it stays exact to its last digit however many tokens there
-// were; backward begins each chunk's sum from its mark. With u_t = u_{t-1} + tanh(angle_t) dt_t / 2, of which whole turns are dropped, a pair is turned by
-// theta = 2 pi u,
-//   (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)
-// and backward, with b = turned back dy and dTheta_t the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0 y_1) of queries and keys:
+// The turns of a Mamba-3 layer (ops.def). The angle is kept in turns and summed in double, so that it stays exact to
+// its last digit however many tokens there were. Backward begins each chunk's sum from its mark. Let u_t = u_{t-1} +
+// tanh(angle_t) dt_t / 2, of which whole turns are dropped. A pair is turned by theta = 2 pi u:
+//     (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)
+// In backward b is dy turned back. dTheta_t is the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0
+// y_1) of queries and keys. Then:
 //   dq^i = b + sum_j dmet_ij k^j        dk^j = b + sum_i dmet_ij q^i        dangle = pi dt (1 - tanh^2) dTheta        d_dt = pi sum of tanh dTheta
 #include <cmath>
 
@@ -19,7 +20,9 @@ constexpr double kPi = 3.14159265358979323846;
 struct Pair {
   int64_t first, second;
 };
-Pair pair_of(const Mamba3Shape& shape, int64_t a) { return shape.halves ? Pair{a, a + shape.state / 2} : Pair{2 * a, 2 * a + 1}; }
+Pair pair_of(const Mamba3Shape& shape, int64_t a) {
+  return shape.halves ? Pair{a, a + shape.state / 2} : Pair{2 * a, 2 * a + 1};
+}
 
 // tanh of all angles, once for heads that share them.
 template <class T>
@@ -27,7 +30,8 @@ double* tanh_of(Mat<const T> angle, LocalScratch& scratch) {
   auto* table = scratch.alloc<double>(angle.rows * angle.cols);
   for_row_blocks(RowBlocks::cut(angle.rows, 4 * angle.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t c = 0; c < angle.cols; ++c) table[t * angle.cols + c] = std::tanh(static_cast<double>(angle.row(t)[c]));
+      for (int64_t c = 0; c < angle.cols; ++c)
+        table[t * angle.cols + c] = std::tanh(static_cast<double>(angle.row(t)[c]));
     }
   });
   return table;
@@ -56,9 +60,12 @@ struct Angles {
   int64_t columns;
 
   int64_t all() const { return shape.heads * shape.angles; }
-  const double* tanh_at(int64_t t, int64_t head) const { return tanhs + t * columns + (columns > shape.angles ? head * shape.angles : 0); }
+  const double* tanh_at(int64_t t, int64_t head) const {
+    return tanhs + t * columns + (columns > shape.angles ? head * shape.angles : 0);
+  }
   Kept<T> mark(T* marks, int64_t sequence, int64_t chunk, int64_t head) const {
-    return {marks + (layout.host.begin(sequence) / kRotaryChunk + sequence + chunk) * 2 * all() + head * shape.angles, all()};
+    return {marks + (layout.host.begin(sequence) / kRotaryChunk + sequence + chunk) * 2 * all() + head * shape.angles,
+            all()};
   }
   // The turns of a chunk's tokens, onto sum [NA]; turns [T, H NA].
   void add_chunk(int64_t begin, int64_t end, int64_t head, double* sum, T* turns) const {
@@ -78,7 +85,8 @@ struct Angles {
   void for_chunks(int64_t sequence, const Body& body) const {
     const int64_t end = layout.host.end(sequence);
     int64_t chunk = 0;
-    for (int64_t t = layout.host.begin(sequence); t < end; t += kRotaryChunk) body(t, std::min(end, t + kRotaryChunk), chunk++);
+    for (int64_t t = layout.host.begin(sequence); t < end; t += kRotaryChunk)
+      body(t, std::min(end, t + kRotaryChunk), chunk++);
   }
 };
 
@@ -97,7 +105,8 @@ template <class T>
 void with_biases(const Mamba3Shape& shape, const T* row, const T* bias, int64_t head, T* x) {
   const int64_t N = shape.state;
   for (int64_t r = 0; r < shape.rank; ++r) {
-    const T *in = row + (r * shape.groups + head / (shape.heads / shape.groups)) * N, *add = bias + (head * shape.rank + r) * N;
+    const T *in = row + (r * shape.groups + head / (shape.heads / shape.groups)) * N,
+            *add = bias + (head * shape.rank + r) * N;
     for (int64_t n = 0; n < N; ++n) x[r * N + n] = in[n] + add[n];
   }
 }
@@ -105,8 +114,9 @@ void with_biases(const Mamba3Shape& shape, const T* row, const T* bias, int64_t 
 }  // namespace
 
 template <class T>
-void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const T* q_bias, const T* k_bias, Mat<const T> angle,
-                           Mat<const T> dt, const PassLayout& layout, T* start, T* marks, Mat<T> q_rows, Mat<T> k_rows, Mat<T> met) {
+void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const T* q_bias,
+                           const T* k_bias, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, T* start,
+                           T* marks, Mat<T> q_rows, Mat<T> k_rows, Mat<T> met) {
   const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles;
   LocalScratch scratch;
   const Angles<T> angles{shape, layout, dt, tanh_of(angle, scratch), angle.cols};
@@ -128,7 +138,8 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
   });
   for_row_blocks(RowBlocks::cut(dt.rows, (2 + R) * R * H * N), [&](int64_t, int64_t begin, int64_t end) {
     LocalScratch local;
-    T *cosine = local.alloc<T>(NA), *sine = local.alloc<T>(NA), *queries = local.alloc<T>(R * N), *keys = local.alloc<T>(R * N);
+    T *cosine = local.alloc<T>(NA), *sine = local.alloc<T>(NA), *queries = local.alloc<T>(R * N),
+      *keys = local.alloc<T>(R * N);
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < H; ++h) {
         circle(turns + (t * H + h) * NA, NA, cosine, sine);
@@ -156,10 +167,12 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
 }
 
 template <class T>
-void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows, Mat<const T> dmet, Mat<const T> q,
-                            Mat<const T> k, const T* q_bias, const T* k_bias, Mat<const T> angle, Mat<const T> dt, const T* marks, const PassLayout& layout,
-                            Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
-  const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles, shared = H / shape.groups, own = angle.cols > NA ? NA : 0;
+void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows,
+                            Mat<const T> dmet, Mat<const T> q, Mat<const T> k, const T* q_bias, const T* k_bias,
+                            Mat<const T> angle, Mat<const T> dt, const T* marks, const PassLayout& layout, Mat<T> dq,
+                            Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
+  const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles, shared = H / shape.groups,
+                own = angle.cols > NA ? NA : 0;
   LocalScratch scratch;
   const double* tanhs = tanh_of(angle, scratch);
   const Angles<T> angles{shape, layout, dt, tanhs, angle.cols};
@@ -179,7 +192,8 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
   PartialSums<T> of_q(blocks.count(), H * R * N), of_k(blocks.count(), H * R * N);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
     LocalScratch local;
-    T *cosine = local.alloc<T>(NA), *sine = local.alloc<T>(NA), *back = local.alloc<T>(N), *queries = local.alloc<T>(R * N), *keys = local.alloc<T>(R * N);
+    T *cosine = local.alloc<T>(NA), *sine = local.alloc<T>(NA), *back = local.alloc<T>(N),
+      *queries = local.alloc<T>(R * N), *keys = local.alloc<T>(R * N);
     for (int64_t t = begin; t < end; ++t) {
       std::fill_n(dq.row(t), dq.cols, T(0));
       std::fill_n(dk.row(t), dk.cols, T(0));
@@ -192,7 +206,8 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
         std::fill_n(sum, NA, 0.0);
         for (int64_t r = 0; r < R; ++r) {
           // weights: of the other's rows, each `apart` behind the one before it.
-          const auto rotate_back = [&](const T* grad, const T* x, const T* others, const T* weights, int64_t apart, T* d_in, T* d_bias) {
+          const auto rotate_back = [&](const T* grad, const T* x, const T* others, const T* weights, int64_t apart,
+                                       T* d_in, T* d_bias) {
             std::copy_n(grad, N, back);
             for (int64_t a = 0; a < NA; ++a) {
               const auto [i, j] = pair_of(shape, a);
@@ -209,8 +224,10 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
             }
           };
           const int64_t in = (r * shape.groups + h / shared) * N, bias = (h * R + r) * N;
-          rotate_back(dq_rows.row(t * R + r) + h * N, queries + r * N, keys, products + r * R, 1, dq.row(t) + in, of_q.block(block) + bias);
-          rotate_back(dk_rows.row(t * R + r) + h * N, keys + r * N, queries, products + r, R, dk.row(t) + in, of_k.block(block) + bias);
+          rotate_back(dq_rows.row(t * R + r) + h * N, queries + r * N, keys, products + r * R, 1, dq.row(t) + in,
+                      of_q.block(block) + bias);
+          rotate_back(dk_rows.row(t * R + r) + h * N, keys + r * N, queries, products + r, R, dk.row(t) + in,
+                      of_k.block(block) + bias);
         }
       }
     }
@@ -227,7 +244,8 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
       double* of_token = dtheta + (t * H + head) * NA;
       for (int64_t a = 0; a < NA; ++a) of_token[a] = sum[a] += of_token[a];
     }
-    for (int64_t a = 0; dstart != nullptr && a < NA; ++a) dstart[(sequence * H + head) * NA + a] = static_cast<T>(sum[a]);
+    for (int64_t a = 0; dstart != nullptr && a < NA; ++a)
+      dstart[(sequence * H + head) * NA + a] = static_cast<T>(sum[a]);
   });
   for_row_blocks(RowBlocks::cut(dt.rows, H * NA), [&](int64_t, int64_t begin, int64_t end) {
     LocalScratch local;
@@ -250,11 +268,14 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
   });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                     \
-  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*, const T*, Mat<const T>, Mat<const T>,      \
-                                         const PassLayout&, T*, T*, Mat<T>, Mat<T>, Mat<T>);                                                                  \
-  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, \
-                                          const T*, Mat<const T>, Mat<const T>, const T*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*);
+#define FW_INSTANTIATE(T)                                                                                             \
+  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const T*,    \
+                                         const T*, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, Mat<T>,     \
+                                         Mat<T>, Mat<T>);                                                             \
+  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>,             \
+                                          Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, Mat<const T>, \
+                                          Mat<const T>, const T*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, Mat<T>,  \
+                                          T*, T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -1,6 +1,10 @@
-// The trapezoid of a Mamba-3 layer around the recurrence of its rows (ops.def, docs/rules/mamba3.md): step and decay, weights, what the token before a pass
-// still writes, and what a token's own rows read too much or too little. With lam = sigmoid(trap), now = lam dt, and before = ahead of the token before it (or
-// first):
+// The trapezoid of a Mamba-3 layer around the recurrence of its rows (ops.def, docs/rules/mamba3.md):
+// - step and decay,
+// - weights,
+// - what the token before a pass still writes,
+// - what a token's own rows read too much or too little.
+//
+// With lam = sigmoid(trap), now = lam dt, and before = ahead of the token before it (or first):
 //   dtrap = dt (dnow - dbefore) lam (1 - lam)        d_dt = lam dnow + (1 - lam) dbefore
 #include <cmath>
 
@@ -44,7 +48,8 @@ void add_scaled(T s, const T* x, int64_t n, T* y) {
 }  // namespace
 
 template <class T>
-void mamba3_time_forward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T> dt_in, Mat<const T> a_in, const T* bias, Mat<T> dt, Mat<T> g) {
+void mamba3_time_forward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T> dt_in, Mat<const T> a_in, const T* bias,
+                         Mat<T> dt, Mat<T> g) {
   for_row_blocks(RowBlocks::cut(dt.rows, 4 * dt.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < dt.cols; ++h) {
@@ -57,8 +62,8 @@ void mamba3_time_forward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T> 
 }
 
 template <class T>
-void mamba3_time_backward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T> d_dt, Mat<const T> dg, Mat<const T> dt_in, Mat<const T> a_in, const T* bias,
-                          Mat<T> ddt_in, Mat<T> da_in, T* dbias) {
+void mamba3_time_backward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T> d_dt, Mat<const T> dg,
+                          Mat<const T> dt_in, Mat<const T> a_in, const T* bias, Mat<T> ddt_in, Mat<T> da_in, T* dbias) {
   const RowBlocks blocks = RowBlocks::cut(dt_in.rows, 4 * dt_in.cols);
   PartialSums<T> partial(blocks.count(), dt_in.cols);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
@@ -76,15 +81,18 @@ void mamba3_time_backward(const Exec<T>&, const Mamba3Decay& decay, Mat<const T>
 }
 
 template <class T>
-void mamba3_weights_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap, Mat<const T> g, const PassLayout& layout, Mat<T> now,
-                            Mat<T> ahead, Mat<T> gate, Mat<T> row_g, Mat<T> first) {
+void mamba3_weights_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap,
+                            Mat<const T> g, const PassLayout& layout, Mat<T> now, Mat<T> ahead, Mat<T> gate,
+                            Mat<T> row_g, Mat<T> first) {
   const int64_t R = shape.rank;
   parallel_for(layout.host.count(), [&](int64_t n) {
     const int64_t begin = layout.host.begin(n), end = layout.host.end(n);
-    for (int64_t h = 0; h < shape.heads; ++h) first.row(n)[h] = begin < end ? sigmoid(-trap.row(begin)[h]) * dt.row(begin)[h] : T(0);
+    for (int64_t h = 0; h < shape.heads; ++h)
+      first.row(n)[h] = begin < end ? sigmoid(-trap.row(begin)[h]) * dt.row(begin)[h] : T(0);
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < shape.heads; ++h) {
-        const T here = sigmoid(trap.row(t)[h]) * dt.row(t)[h], next = t + 1 < end ? sigmoid(-trap.row(t + 1)[h]) * dt.row(t + 1)[h] : T(0);
+        const T here = sigmoid(trap.row(t)[h]) * dt.row(t)[h],
+                next = t + 1 < end ? sigmoid(-trap.row(t + 1)[h]) * dt.row(t + 1)[h] : T(0);
         now.row(t)[h] = here;
         ahead.row(t)[h] = next;
         for (int64_t r = 0; r < R; ++r) {
@@ -97,8 +105,9 @@ void mamba3_weights_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
 }
 
 template <class T>
-void mamba3_weights_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dnow, Mat<const T> dahead, Mat<const T> dgate, Mat<const T> drow_g,
-                             Mat<const T> dfirst, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout, Mat<T> d_dt, Mat<T> dtrap, Mat<T> dg) {
+void mamba3_weights_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dnow, Mat<const T> dahead,
+                             Mat<const T> dgate, Mat<const T> drow_g, Mat<const T> dfirst, Mat<const T> dt,
+                             Mat<const T> trap, const PassLayout& layout, Mat<T> d_dt, Mat<T> dtrap, Mat<T> dg) {
   const int64_t R = shape.rank;
   parallel_for(layout.host.count(), [&](int64_t n) {
     LocalScratch scratch;
@@ -119,8 +128,8 @@ void mamba3_weights_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const
 }
 
 template <class T>
-void mamba3_carry_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> first, Mat<const T> k_rows, Mat<const T> v_rows, const PassLayout& layout,
-                          T* k_last, T* v_last, T* s) {
+void mamba3_carry_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> first, Mat<const T> k_rows,
+                          Mat<const T> v_rows, const PassLayout& layout, T* k_last, T* v_last, T* s) {
   const int64_t H = shape.heads, N = shape.state, P = shape.head_dim, R = shape.rank;
   parallel_for(layout.host.count() * H, [&](int64_t task) {
     const int64_t n = task / H, h = task % H, end = layout.host.end(n);
@@ -136,8 +145,8 @@ void mamba3_carry_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
 }
 
 template <class T>
-void mamba3_carry_backward(const Exec<T>&, const Mamba3Shape& shape, const T* ds, Mat<const T> first, const T* k_last, const T* v_last, Mat<T> dfirst,
-                           T* dk_last, T* dv_last) {
+void mamba3_carry_backward(const Exec<T>&, const Mamba3Shape& shape, const T* ds, Mat<const T> first, const T* k_last,
+                           const T* v_last, Mat<T> dfirst, T* dk_last, T* dv_last) {
   const int64_t H = shape.heads, N = shape.state, P = shape.head_dim, R = shape.rank;
   parallel_for(first.rows * H, [&](int64_t task) {
     const int64_t n = task / H, h = task % H;
@@ -169,15 +178,16 @@ T near_weight(int64_t i, int64_t j, T met, T now, T ahead, const T* skip, int64_
 }  // namespace
 
 template <class T>
-void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead, const T* skip,
-                         Mat<T> o) {
+void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now,
+                         Mat<const T> ahead, const T* skip, Mat<T> o) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   for_row_blocks(RowBlocks::cut(now.rows, R * R * H * P), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t i = 0; i < R; ++i) {
           for (int64_t j = 0; j < R; ++j) {
-            const T weight = near_weight(i, j, met.row(t)[(h * R + i) * R + j], now.row(t)[h], ahead.row(t)[h], skip, h);
+            const T weight =
+                near_weight(i, j, met.row(t)[(h * R + i) * R + j], now.row(t)[h], ahead.row(t)[h], skip, h);
             add_scaled(weight, v.row(t * R + j) + h * P, P, o.row(t * R + i) + h * P);
           }
         }
@@ -187,8 +197,9 @@ void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> 
 }
 
 template <class T>
-void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead,
-                          const T* skip, Mat<T> dv, Mat<T> dmet, Mat<T> dnow, Mat<T> dahead, T* dskip) {
+void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v,
+                          Mat<const T> now, Mat<const T> ahead, const T* skip, Mat<T> dv, Mat<T> dmet, Mat<T> dnow,
+                          Mat<T> dahead, T* dskip) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   const RowBlocks blocks = RowBlocks::cut(now.rows, 2 * R * R * H * P);
   PartialSums<T> of_skip(blocks.count(), skip != nullptr ? H : 0);
@@ -204,7 +215,8 @@ void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
             (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * d_weight;
             dmet.row(t)[place] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
             if (i == j && skip != nullptr) of_skip.block(block)[h] += d_weight;
-            add_scaled(near_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P, dv.row(t * R + j) + h * P);
+            add_scaled(near_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P,
+                       dv.row(t * R + j) + h * P);
           }
         }
         dnow.row(t)[h] = of_now;
@@ -215,19 +227,24 @@ void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
   if (skip != nullptr) of_skip.add_to(dskip);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                     \
-  template void mamba3_time_forward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, const T*, Mat<T>, Mat<T>);                             \
-  template void mamba3_time_backward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, Mat<T>, Mat<T>, \
-                                        T*);                                                                                                                  \
-  template void mamba3_weights_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>,    \
-                                          Mat<T>, Mat<T>, Mat<T>);                                                                                            \
-  template void mamba3_weights_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,          \
-                                           Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<T>);                                            \
-  template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, T*);         \
-  template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const T*, Mat<const T>, const T*, const T*, Mat<T>, T*, T*);                     \
-  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, Mat<T>);         \
-  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*,   \
-                                        Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*);
+#define FW_INSTANTIATE(T)                                                                                             \
+  template void mamba3_time_forward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, const T*,      \
+                                       Mat<T>, Mat<T>);                                                               \
+  template void mamba3_time_backward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                                        Mat<const T>, const T*, Mat<T>, Mat<T>, T*);                                  \
+  template void mamba3_weights_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>,             \
+                                          Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, Mat<T>, Mat<T>);   \
+  template void mamba3_weights_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>,            \
+                                           Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,      \
+                                           const PassLayout&, Mat<T>, Mat<T>, Mat<T>);                                \
+  template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                                        const PassLayout&, T*, T*, T*);                                               \
+  template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const T*, Mat<const T>, const T*,        \
+                                         const T*, Mat<T>, T*, T*);                                                   \
+  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>,  \
+                                       Mat<const T>, const T*, Mat<T>);                                               \
+  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                                        Mat<const T>, Mat<const T>, const T*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

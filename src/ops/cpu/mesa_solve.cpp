@@ -1,5 +1,6 @@
-// The regularised least squares of a Mesa layer, one token after the other (ops.def): with H = exp(g) H + beta k k^T in double,
-// (H + Diag(lambda)) x = rhs by Cholesky (LAPACK) or by conjugate gradients. A task is one head of one sequence.
+// The regularised least squares of a Mesa layer, one token after the other (ops.def). H = exp(g) H + beta k k^T in
+// double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky (LAPACK) or by conjugate gradients. A task is one head
+// of one sequence.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -20,7 +21,8 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-// From x = 0 until the residual is at most `tolerance` of the right-hand side, or `steps` steps are done. x comes in as the right-hand side.
+// From x = 0 until the residual is at most `tolerance` of the right-hand side, or `steps` steps are done. x comes in as
+// the right-hand side.
 void conjugate_gradients(const std::vector<double>& a, int64_t steps, double tolerance, std::vector<double>& x) {
   const size_t n = x.size();
   std::vector<double> r = x, p = x, ap(n);
@@ -48,8 +50,8 @@ void conjugate_gradients(const std::vector<double>& a, int64_t steps, double tol
 namespace cpu {
 
 template <class T>
-void mesa_solve(const Exec<T>&, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T> beta, Mat<const T> g, const T* lambda,
-                const PassLayout& layout, const T* state, Mat<T> x) {
+void mesa_solve(const Exec<T>&, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T> beta,
+                Mat<const T> g, const T* lambda, const PassLayout& layout, const T* state, Mat<T> x) {
   const int64_t K = shape.key_dim, width = shape.value_dim + K;
   const size_t n = static_cast<size_t>(K);
   parallel_for(layout.host.count() * shape.heads, [&](int64_t task) {
@@ -57,13 +59,15 @@ void mesa_solve(const Exec<T>&, const MesaShape& shape, Mat<const T> rhs, Mat<co
     std::vector<double> H(n * n, 0.0), a(n * n), y(n);
     if (state != nullptr) {
       const T* rows = state + task * K * width + shape.value_dim;
-      for (size_t i = 0; i < n * n; ++i) H[i] = static_cast<double>(rows[static_cast<int64_t>(i / n) * width + static_cast<int64_t>(i % n)]);
+      for (size_t i = 0; i < n * n; ++i)
+        H[i] = static_cast<double>(rows[static_cast<int64_t>(i / n) * width + static_cast<int64_t>(i % n)]);
     }
     for (int64_t t = layout.host.begin(sequence); t < layout.host.end(sequence); ++t) {
       const T* key = k.row(t) + first;
       const double decay = std::exp(static_cast<double>(g.row(t)[head])), gain = static_cast<double>(beta.row(t)[head]);
       for (size_t i = 0; i < n; ++i) {
-        for (size_t j = 0; j < n; ++j) H[i * n + j] = decay * H[i * n + j] + gain * static_cast<double>(key[i]) * static_cast<double>(key[j]);
+        for (size_t j = 0; j < n; ++j)
+          H[i * n + j] = decay * H[i * n + j] + gain * static_cast<double>(key[i]) * static_cast<double>(key[j]);
       }
       a = H;
       for (size_t i = 0; i < n; ++i) {
@@ -95,9 +99,9 @@ void mesa_lambda_backward(const Exec<T>&, Mat<const T> x, Mat<const T> y, const 
   for (int64_t c = 0; c < x.cols; ++c) dlambda[c] -= sums[c] / (T(1) + std::exp(-lambda[c]));
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                      \
-  template void mesa_solve<T>(const Exec<T>&, const MesaShape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const PassLayout&, const T*, \
-                              Mat<T>);                                                                                                                         \
+#define FW_INSTANTIATE(T)                                                                                 \
+  template void mesa_solve<T>(const Exec<T>&, const MesaShape&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                              Mat<const T>, const T*, const PassLayout&, const T*, Mat<T>);               \
   template void mesa_lambda_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

@@ -1,4 +1,5 @@
-// The host's functions of ops.def, one operation a file. T is float or double, and parameters have the activations' type.
+// The host's functions of ops.def, one operation a file. T is float or double, and parameters have the activations'
+// type.
 #pragma once
 
 #include "ops/exec.h"

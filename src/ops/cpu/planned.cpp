@@ -19,21 +19,24 @@ void plan_cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> w
 }
 
 template <class T>
-void plan_cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t*, T, Mat<T>, Mat<T>, LossSum*) {
+void plan_cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t*, T, Mat<T>,
+                                 Mat<T>, LossSum*) {
   const ArenaMark mark(exec.arena);
   const cpu::LogitsSlice<T> slice(exec.arena, h.rows, weight.values.rows);
 }
 
 template <class T>
-void plan_attention_backward(const Exec<T>& exec, Mat<const T>, Mat<const T> q, Mat<const T>, Mat<const T>, const AttentionShape& shape,
-                             const PassLayout& layout, Pages<T>, Pages<T>, Mat<const T>, Mat<const T>, Mat<T>, Mat<T>, Mat<T>) {
+void plan_attention_backward(const Exec<T>& exec, Mat<const T>, Mat<const T> q, Mat<const T>, Mat<const T>,
+                             const AttentionShape& shape, const PassLayout& layout, Pages<T>, Pages<T>, Mat<const T>,
+                             Mat<const T>, Mat<T>, Mat<T>, Mat<T>) {
   const ArenaMark mark(exec.arena);
   const cpu::AttentionScratch<T> scratch(exec.arena, shape, q.rows, cpu::attention_partial_rows(shape, layout));
 }
 
 template <class T>
-void plan_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T>, Mat<const T> u, Mat<const T>, Mat<const T> q, Mat<const T>, const T*, const T*,
-                        const PassLayout& layout, const T*, const T*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*) {
+void plan_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T>, Mat<const T> u, Mat<const T>, Mat<const T> q,
+                        Mat<const T>, const T*, const T*, const PassLayout& layout, const T*, const T*, Mat<T>, Mat<T>,
+                        Mat<T>, Mat<T>, T*, T*, T*) {
   const ArenaMark mark(exec.arena);
   const cpu::ScanScratch<T> scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
 }

@@ -34,7 +34,9 @@ HWY_INLINE T inverse_rms(D d, hn::Vec<D> squares, int64_t cols, T eps) {
 template <class D, class T>
 HWY_INLINE void scale_row(D d, const T* x, const T* weight, T rstd, int64_t cols, T* y) {
   const auto r = hn::Set(d, rstd);
-  for_lanes(d, cols, [&](auto m, int64_t i) HWY_ATTR { m.store(d, hn::Mul(hn::Mul(m.load(d, x + i), r), m.load(d, weight + i)), y + i); });
+  for_lanes(d, cols, [&](auto m, int64_t i) HWY_ATTR {
+    m.store(d, hn::Mul(hn::Mul(m.load(d, x + i), r), m.load(d, weight + i)), y + i);
+  });
 }
 
 template <class T>
@@ -74,7 +76,8 @@ void add_rmsnorm_forward_rows(Mat<T> x, Mat<const T> delta, const T* weight, T e
 }
 
 template <class T>
-void rmsnorm_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx, T* dweight, Write write) {
+void rmsnorm_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx, T* dweight,
+                           Write write) {
   const RowBlocks blocks = RowBlocks::cut(x.rows, x.cols);
   PartialSums<T> partial(blocks.count(), x.cols);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) HWY_ATTR {
@@ -104,8 +107,12 @@ void rmsnorm_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, con
   partial.add_to(dweight);
 }
 
-RmsnormKernels<float> rmsnorm_kernels_f32() { return {rmsnorm_forward_rows<float>, add_rmsnorm_forward_rows<float>, rmsnorm_backward_rows<float>}; }
-RmsnormKernels<double> rmsnorm_kernels_f64() { return {rmsnorm_forward_rows<double>, add_rmsnorm_forward_rows<double>, rmsnorm_backward_rows<double>}; }
+RmsnormKernels<float> rmsnorm_kernels_f32() {
+  return {rmsnorm_forward_rows<float>, add_rmsnorm_forward_rows<float>, rmsnorm_backward_rows<float>};
+}
+RmsnormKernels<double> rmsnorm_kernels_f64() {
+  return {rmsnorm_forward_rows<double>, add_rmsnorm_forward_rows<double>, rmsnorm_backward_rows<double>};
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
@@ -143,16 +150,21 @@ void add_rmsnorm_forward(const Exec<T>&, Mat<T> x, Mat<const T> delta, const T* 
 }
 
 template <class T>
-void rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx, T* dweight, Write write) {
+void rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx,
+                      T* dweight, Write write) {
   kernels<T>().backward(dy, x, weight, rstd, dx, dweight, write);
 }
 
 template void rmsnorm_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>, float*);
 template void rmsnorm_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>, double*);
-template void add_rmsnorm_forward(const Exec<float>&, Mat<float>, Mat<const float>, const float*, float, Mat<float>, float*);
-template void add_rmsnorm_forward(const Exec<double>&, Mat<double>, Mat<const double>, const double*, double, Mat<double>, double*);
-template void rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, Mat<float>, float*, Write);
-template void rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, Mat<double>, double*, Write);
+template void add_rmsnorm_forward(const Exec<float>&, Mat<float>, Mat<const float>, const float*, float, Mat<float>,
+                                  float*);
+template void add_rmsnorm_forward(const Exec<double>&, Mat<double>, Mat<const double>, const double*, double,
+                                  Mat<double>, double*);
+template void rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*,
+                               Mat<float>, float*, Write);
+template void rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*,
+                               Mat<double>, double*, Write);
 
 }  // namespace cpu
 }  // namespace fw

@@ -1,5 +1,5 @@
-// Rotary position embedding. Angles are made in double: a position of a million times a frequency of 1 needs more digits than a
-// float has. One token's sines and cosines serve all of its heads.
+// Rotary position embedding. Angles are made in double: a position of a million times a frequency of 1 needs more
+// digits than a float has. One token's sines and cosines serve all of its heads.
 #include <cmath>
 
 #include "ops/cpu/operations.h"
@@ -15,7 +15,8 @@ void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta
   const int64_t half = rotated / 2;
   LocalScratch scratch;
   double* frequency = scratch.alloc<double>(half);
-  for (int64_t c = 0; c < half; ++c) frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(rotated));
+  for (int64_t c = 0; c < half; ++c)
+    frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(rotated));
   int64_t* position = scratch.alloc<int64_t>(x.rows);
   for_each_place(layout, [&](int64_t t, int64_t place) { position[t] = place; });
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {

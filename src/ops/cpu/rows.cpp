@@ -10,7 +10,8 @@ namespace fw::cpu {
 template <class T>
 void copy_rows(const Exec<T>&, Mat<const T> from, Mat<T> to) {
   for_row_blocks(RowBlocks::cut(from.rows, from.cols), [&](int64_t, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) std::memcpy(to.row(t), from.row(t), static_cast<size_t>(from.cols) * sizeof(T));
+    for (int64_t t = begin; t < end; ++t)
+      std::memcpy(to.row(t), from.row(t), static_cast<size_t>(from.cols) * sizeof(T));
   });
 }
 

@@ -24,7 +24,8 @@ int32_t likeliest(std::span<const T> logits) {
 // The ids that recur, less likely.
 template <class T>
 void penalise(std::span<T> logits, std::span<const int32_t> recent, const Sampling& sampling) {
-  std::vector<int32_t> ids(recent.end() - std::min<int64_t>(sampling.repetition_window, static_cast<int64_t>(recent.size())), recent.end());
+  std::vector<int32_t> ids(
+      recent.end() - std::min<int64_t>(sampling.repetition_window, static_cast<int64_t>(recent.size())), recent.end());
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   for (const int32_t id : ids) {
@@ -82,7 +83,8 @@ int32_t choose(std::span<const T> logits, const Sampling& sampling, double unifo
     keep(count);
   }
   if (sampling.min_p > 0) {
-    const auto first_less = std::find_if(weights.begin() + 1, weights.end(), [&](double w) { return w < sampling.min_p * weights[0]; });
+    const auto first_less =
+        std::find_if(weights.begin() + 1, weights.end(), [&](double w) { return w < sampling.min_p * weights[0]; });
     keep(static_cast<size_t>(first_less - weights.begin()));
   }
   return ids[place_of(weights, total, uniform)];
@@ -91,7 +93,8 @@ int32_t choose(std::span<const T> logits, const Sampling& sampling, double unifo
 }  // namespace
 
 template <class T>
-int32_t choose_token(std::span<const T> logits, std::span<const int32_t> recent, const Sampling& sampling, double uniform) {
+int32_t choose_token(std::span<const T> logits, std::span<const int32_t> recent, const Sampling& sampling,
+                     double uniform) {
   if (sampling.repetition_penalty == 1 || recent.empty()) return choose(logits, sampling, uniform);
   if (likeliest(logits) < 0) return -1;  // damaged ones are refused as they came
   std::vector<T> changed(logits.begin(), logits.end());
@@ -115,7 +118,8 @@ template double token_log_probability(std::span<const double>, int32_t);
 namespace cpu {
 
 template <class T>
-void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sampling& sampling, const DrawStreams& streams) {
+void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sampling& sampling,
+                   const DrawStreams& streams) {
   std::vector<int32_t> recent;
   for (int64_t n = 0; n < logits.rows; ++n) {
     const std::span<const T> row(logits.row(n), static_cast<size_t>(vocab));
@@ -123,11 +127,14 @@ void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sam
     int64_t& seen = streams.seen[n];
     recent.clear();
     if (sampling.repetition_penalty != 1) {
-      for (int64_t i = std::max<int64_t>(seen - std::min(sampling.repetition_window, kMostRecent), 0); i < seen; ++i) recent.push_back(ring[i % kMostRecent]);
+      for (int64_t i = std::max<int64_t>(seen - std::min(sampling.repetition_window, kMostRecent), 0); i < seen; ++i)
+        recent.push_back(ring[i % kMostRecent]);
     }
     Drawn& drawn = streams.drawn[n];
     drawn.id = choose_token<T>(row, recent, sampling, streams.uniform[n]);
-    if (streams.logprobs && drawn.id >= 0) drawn.logprob = token_log_probability(std::span<const T>(logits.row(n), static_cast<size_t>(logits.cols)), drawn.id);
+    if (streams.logprobs && drawn.id >= 0)
+      drawn.logprob =
+          token_log_probability(std::span<const T>(logits.row(n), static_cast<size_t>(logits.cols)), drawn.id);
     streams.ids[n] = std::max(drawn.id, 0);
     ring[seen++ % kMostRecent] = streams.ids[n];
     ++streams.positions[n];

@@ -1,5 +1,5 @@
-// What the host's operations take from the arena and give back when they return: each asks here, and so does a plan (planned.cpp),
-// which computes nothing.
+// What the host's operations take from the arena and give back when they return: each asks here, and so does a plan
+// (planned.cpp), which computes nothing.
 #pragma once
 
 #include "base/arena_mark.h"
@@ -31,7 +31,8 @@ struct AttentionScratch {
 // Rows of `partial`, where the sequences of the pass have no tokens before it.
 int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& layout);
 
-// Selective scan: channels of a task. Its gradients that are sums over channels, by block of them; those that are sums over tokens, by group of sequences.
+// Selective scan: channels of a task. Its gradients that are sums over channels, by block of them; those that are sums
+// over tokens, by group of sequences.
 constexpr int64_t kScanBlock = 128;
 constexpr int64_t scan_blocks(int64_t channels) { return (channels + kScanBlock - 1) / kScanBlock; }
 template <class T>

@@ -1,9 +1,11 @@
-// A state S [N, D] with a decay of each of its elements: S = a (.) S + k z^T, y = S^T q + skip u. With the step s of a channel,
+// A state S [N, D] with a decay of each of its elements: S = a (.) S + k z^T, y = S^T q + skip u. With the step s of a
+// channel,
 //   kMamba:    e = s,                  a = exp(e A),      z = e u
 //   kLonghorn: e = s / (1 + s |k|^2),  a = 1 - e k^2,     z = e u
-// Channels do not meet but in dq and dk, so a task has a block of them and, in forward, a sequence. Vectors lie along the channels; a few rows of the state
-// stay in registers while the tokens of a chunk pass. Backward goes through the chunks from the last, makes the states of each again from the mark that
-// forward left at its beginning, and with dS = dS + q dy^T before a token's step:
+// Channels do not meet but in dq and dk, so a task has a block of them and, in forward, a sequence. Vectors lie along
+// the channels; a few rows of the state stay in registers while the tokens of a chunk pass. Backward goes through the
+// chunks from the last, makes the states of each again from the mark that forward left at its beginning, and with dS =
+// dS + q dy^T before a token's step:
 //   dq = S dy     dk = dS z     dz = dS^T k     da = dS (.) S_{t-1}     dS_{t-1} = a (.) dS     du = skip dy + e dz     de = u dz + (da/de)^T ...
 // Sums over channels: lanes first, then the blocks in their order, so that they are those of the shape alone.
 #include <algorithm>
@@ -50,7 +52,8 @@ struct ScanGradients {
 template <class T>
 struct ScanKernels {
   void (*forward)(ScanLaw law, const ScanTensors<T>& in, const T* s_in, T* s_out, T* marks, Mat<T> y);
-  void (*backward)(ScanLaw law, const ScanTensors<T>& in, const ScanGradients<T>& d, const cpu::ScanScratch<T>& scratch);
+  void (*backward)(ScanLaw law, const ScanTensors<T>& in, const ScanGradients<T>& d,
+                   const cpu::ScanScratch<T>& scratch);
 };
 
 // Rows of a block's channels, as wide as the widest block: [rows, kScanBlock], zero behind the last channel.
@@ -95,7 +98,8 @@ struct BlockChunk {
       for (int64_t n = 0; n < N; ++n) rates[n * kScanBlock + c] = in.a_log[(first + c) * N + n];
     }
     for (int64_t n = 0; n < N; ++n) {
-      for (int64_t i = 0; i < padded; i += lanes) hn::StoreU(hn::Neg(hn::Exp(d, hn::LoadU(d, rates + n * kScanBlock + i))), d, rates + n * kScanBlock + i);
+      for (int64_t i = 0; i < padded; i += lanes)
+        hn::StoreU(hn::Neg(hn::Exp(d, hn::LoadU(d, rates + n * kScanBlock + i))), d, rates + n * kScanBlock + i);
     }
   }
 };
@@ -135,7 +139,8 @@ HWY_INLINE V element_decay(D d, V e, V rate, V k) {
   return hn::NegMulAdd(hn::Mul(e, k), k, hn::Set(d, hn::TFromD<D>(1)));
 }
 
-// Rows n .. n + R of the state through `count` tokens: s [N, kScanBlock] in place, y [kScanChunk, kScanBlock] accumulates.
+// Rows n .. n + R of the state through `count` tokens: s [N, kScanBlock] in place, y [kScanChunk, kScanBlock]
+// accumulates.
 template <ScanLaw law, int R, class T>
 void scan_rows(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_t begin, int64_t count, int64_t n, T* s, T* y) {
   const hn::ScalableTag<T> d;
@@ -172,7 +177,8 @@ HWY_INLINE void for_state_rows(int64_t states, const Body& body) {
 }
 
 template <ScanLaw law, class T>
-void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, const T* s_in, T* s_out, T* marks, Mat<T> out) {
+void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, const T* s_in, T* s_out, T* marks,
+                   Mat<T> out) {
   const hn::ScalableTag<T> d;
   const int64_t N = in.states(), D = in.channels();
   LocalScratch scratch;
@@ -183,11 +189,14 @@ void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, co
   const int64_t length = in.layout.length(sequence);
   for (int64_t from = 0; from < length; from += kScanChunk) {
     const int64_t begin = in.layout.begin(sequence) + from, count = std::min(kScanChunk, length - from);
-    if (marks != nullptr) copy_block(s, N, kScanBlock, b.width, in.mark(marks, sequence, from / kScanChunk) + b.first, D);
+    if (marks != nullptr)
+      copy_block(s, N, kScanBlock, b.width, in.mark(marks, sequence, from / kScanChunk) + b.first, D);
     load_chunk<law>(in, begin, count, b);
     for (int64_t t = 0; t < count; ++t) {
       const int64_t row = t * kScanBlock;
-      for_lanes(d, b.width, [&](auto m, int64_t i) HWY_ATTR { m.store(d, hn::Mul(m.load(d, in.skip + b.first + i), m.load(d, b.u + row + i)), y + row + i); });
+      for_lanes(d, b.width, [&](auto m, int64_t i) HWY_ATTR {
+        m.store(d, hn::Mul(m.load(d, in.skip + b.first + i), m.load(d, b.u + row + i)), y + row + i);
+      });
     }
     for_state_rows(N, [&]<int R>(int64_t n) HWY_ATTR { scan_rows<law, R>(in, b, begin, count, n, s, y); });
     copy_block(y, count, kScanBlock, b.width, out.row(begin) + b.first, out.stride);
@@ -198,7 +207,8 @@ void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, co
 // What the rows of the state add up while a chunk is gone through backwards.
 template <class T>
 struct BackRows {
-  T *s, *ds, *da;      // [N, kScanBlock]: the state at the chunk's beginning; the gradient at its end, then at its beginning; of A
+  // [N, kScanBlock]: the state at the chunk's beginning; the gradient at its end, then at its beginning; of A
+  T *s, *ds, *da;
   T *dy, *dz, *de;     // [kScanChunk, kScanBlock]; dz and de accumulate
   T *before, *decays;  // [kScanChunk, kStateRows, lanes]: the state before a token, its decay
   T *dq, *dk;          // [kScanChunk, kStateRows, lanes]: sums over the vectors of a block
@@ -219,7 +229,8 @@ struct BackRows {
 };
 
 template <ScanLaw law, int R, class T>
-void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_t begin, int64_t count, int64_t n, const BackRows<T>& w) {
+void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_t begin, int64_t count, int64_t n,
+                        const BackRows<T>& w) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -284,7 +295,8 @@ void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_
 }
 
 template <ScanLaw law, class T>
-void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const cpu::ScanScratch<T>& sums, int64_t group, int64_t block) {
+void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const cpu::ScanScratch<T>& sums, int64_t group,
+                    int64_t block) {
   const hn::ScalableTag<T> d;
   const int64_t N = in.states(), D = in.channels(), lanes = static_cast<int64_t>(hn::Lanes(d)), tokens = in.u.rows;
   LocalScratch scratch;
@@ -298,7 +310,8 @@ void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const c
     if (g.ds_out != nullptr) copy_block(g.ds_out + sequence * N * D + b.first, N, D, b.width, w.ds, kScanBlock);
     const int64_t length = in.layout.length(sequence);
     for (int64_t chunk = (length + kScanChunk - 1) / kScanChunk - 1; chunk >= 0; --chunk) {
-      const int64_t begin = in.layout.begin(sequence) + chunk * kScanChunk, count = std::min(kScanChunk, length - chunk * kScanChunk);
+      const int64_t begin = in.layout.begin(sequence) + chunk * kScanChunk,
+                    count = std::min(kScanChunk, length - chunk * kScanChunk);
       copy_block(in.mark(g.marks, sequence, chunk) + b.first, N, D, b.width, w.s, kScanBlock);
       load_chunk<law>(in, begin, count, b);
       copy_block(g.dy.row(begin) + b.first, count, g.dy.stride, b.width, w.dy, kScanBlock);
@@ -318,10 +331,12 @@ void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const c
         T* du = g.du.row(begin + t) + b.first;
         T* dstep = g.dstep.row(begin + t) + b.first;
         const T* step = in.step.row(begin + t) + b.first;
-        const auto one = hn::Set(d, T(1)), square = hn::Set(d, law == ScanLaw::kLonghorn ? square_norm(in.k.row(begin + t), N) : T(0));
+        const auto one = hn::Set(d, T(1)),
+                   square = hn::Set(d, law == ScanLaw::kLonghorn ? square_norm(in.k.row(begin + t), N) : T(0));
         auto of_square = hn::Zero(d);
         for_lanes(d, b.width, [&](auto m, int64_t i) HWY_ATTR {
-          const auto u = m.load(d, b.u + row + i), e = m.load(d, b.e + row + i), dy = m.load(d, w.dy + row + i), dz = m.load(d, w.dz + row + i);
+          const auto u = m.load(d, b.u + row + i), e = m.load(d, b.e + row + i), dy = m.load(d, w.dy + row + i),
+                     dz = m.load(d, w.dz + row + i);
           auto de = hn::MulAdd(u, dz, m.load(d, w.de + row + i));
           if constexpr (law == ScanLaw::kLonghorn) {
             // de / d|k|^2 = -e^2, de / dstep = 1 / (1 + step |k|^2)^2
@@ -399,7 +414,8 @@ void add_up(ScanLaw law, const ScanTensors<T>& in, const ScanGradients<T>& g, co
   for_row_blocks(RowBlocks::cut(tokens, N * blocks), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       T square = 0;
-      for (int64_t block = 0; law == ScanLaw::kLonghorn && block < blocks; ++block) square += sums.square[block * tokens + t];
+      for (int64_t block = 0; law == ScanLaw::kLonghorn && block < blocks; ++block)
+        square += sums.square[block * tokens + t];
       for (int64_t n = 0; n < N; ++n) {
         T dq = 0, dk = 2 * square * in.k.row(t)[n];
         for (int64_t block = 0; block < blocks; ++block) {
@@ -428,15 +444,17 @@ void add_up(ScanLaw law, const ScanTensors<T>& in, const ScanGradients<T>& g, co
 namespace cpu {
 
 template <class T>
-void selective_scan_forward(const Exec<T>&, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const T* a_log, const T* skip,
-                            const PassLayout& layout, const T* s_in, T* s_out, T* marks, Mat<T> y) {
+void selective_scan_forward(const Exec<T>&, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q,
+                            Mat<const T> k, const T* a_log, const T* skip, const PassLayout& layout, const T* s_in,
+                            T* s_out, T* marks, Mat<T> y) {
   kernels<T>().forward(law, {u, step, q, k, a_log, skip, layout.host}, s_in, s_out, marks, y);
 }
 
 template <class T>
-void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k,
-                             const T* a_log, const T* skip, const PassLayout& layout, const T* marks, const T* ds_out, Mat<T> du, Mat<T> dstep, Mat<T> dq,
-                             Mat<T> dk, T* da_log, T* dskip, T* ds_in) {
+void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step,
+                             Mat<const T> q, Mat<const T> k, const T* a_log, const T* skip, const PassLayout& layout,
+                             const T* marks, const T* ds_out, Mat<T> du, Mat<T> dstep, Mat<T> dq, Mat<T> dk, T* da_log,
+                             T* dskip, T* ds_in) {
   const ArenaMark mark(exec.arena);
   const ScanScratch<T> sums(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
   const ScanTensors<T> in{u, step, q, k, a_log, skip, layout.host};
@@ -445,11 +463,13 @@ void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, 
   add_up(law, in, gradients, sums);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                     \
-  template void selective_scan_forward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*,                \
-                                          const PassLayout&, const T*, T*, T*, Mat<T>);                                                                       \
-  template void selective_scan_backward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, \
-                                           const PassLayout&, const T*, const T*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*);
+#define FW_INSTANTIATE(T)                                                                                        \
+  template void selective_scan_forward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>,     \
+                                          Mat<const T>, const T*, const T*, const PassLayout&, const T*, T*, T*, \
+                                          Mat<T>);                                                               \
+  template void selective_scan_backward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>,    \
+                                           Mat<const T>, Mat<const T>, const T*, const T*, const PassLayout&,    \
+                                           const T*, const T*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -92,7 +92,8 @@ namespace HWY_NAMESPACE {
 
 // sum_j taps[j] rows[j] at column i; kWidth is 0 when the width is known only at run time.
 template <int kWidth, class D, class T, class Access>
-HWY_INLINE hn::Vec<D> convolve(D d, Access m, const T* const* rows, const T* taps, int64_t width, int64_t channels, int64_t i) {
+HWY_INLINE hn::Vec<D> convolve(D d, Access m, const T* const* rows, const T* taps, int64_t width, int64_t channels,
+                               int64_t i) {
   const int64_t n = kWidth > 0 ? kWidth : width;
   auto p = hn::Mul(m.load(d, rows[0] + i), m.load(d, taps + i));
   for (int64_t j = 1; j < n; ++j) p = hn::MulAdd(m.load(d, rows[j] + i), m.load(d, taps + j * channels + i), p);
@@ -101,13 +102,15 @@ HWY_INLINE hn::Vec<D> convolve(D d, Access m, const T* const* rows, const T* tap
 
 // The same and the bias, where there is one.
 template <int kWidth, class D, class T, class Access>
-HWY_INLINE hn::Vec<D> pre_activation(D d, Access m, const T* const* rows, const T* taps, const T* bias, int64_t width, int64_t channels, int64_t i) {
+HWY_INLINE hn::Vec<D> pre_activation(D d, Access m, const T* const* rows, const T* taps, const T* bias, int64_t width,
+                                     int64_t channels, int64_t i) {
   const auto p = convolve<kWidth>(d, m, rows, taps, width, channels, i);
   return bias == nullptr ? p : hn::Add(p, m.load(d, bias + i));
 }
 
 template <int kWidth, class T>
-void conv_forward_rows(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> y) {
+void conv_forward_rows(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& pass_layout,
+                       const T* tail_in, Mat<T> y) {
   const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
@@ -131,8 +134,8 @@ void conv_forward_rows(Mat<const T> x, const T* weight, const T* bias, int64_t w
 }
 
 template <int kWidth, class T>
-void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& pass_layout, const T* tail_in,
-                        Mat<T> dx, T* dweight, T* dbias) {
+void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width,
+                        const PassLayout& pass_layout, const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
   const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
@@ -140,7 +143,8 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const 
   const T* zeros = scratch.alloc_zero<T>(channels);
   const ConvInputs<T> inputs(x, width, layout, tail_in, zeros);
   const RowBlocks blocks = RowBlocks::cut(x.rows, channels);
-  PartialSums<T> partial(blocks.count(), (bias == nullptr ? width : width + 1) * channels);  // of the taps, then of the bias
+  // of the taps, then of the bias
+  PartialSums<T> partial(blocks.count(), (bias == nullptr ? width : width + 1) * channels);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) HWY_ATTR {
     const hn::ScalableTag<T> d;
     const int64_t n = kWidth > 0 ? kWidth : width;
@@ -180,7 +184,9 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const 
         if (done >= first) {
           for (int64_t j = 0; j < n; ++j) later[j] = done + j < halo_end ? ring_row(done + j) : zeros;
           T* out = dx.row(done);
-          for_lanes(d, channels, [&](auto m, int64_t i) HWY_ATTR { m.store(d, convolve<kWidth>(d, m, later, taps, width, channels, i), out + i); });
+          for_lanes(d, channels, [&](auto m, int64_t i) HWY_ATTR {
+            m.store(d, convolve<kWidth>(d, m, later, taps, width, channels, i), out + i);
+          });
         }
       }
       first = own_end;
@@ -195,7 +201,8 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const 
 }
 
 template <class T>
-void conv_forward(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void conv_forward(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout,
+                  const T* tail_in, T* tail_out, Mat<T> y) {
   if (width == 4) {
     conv_forward_rows<4>(x, weight, bias, width, layout, tail_in, y);
   } else {
@@ -205,8 +212,8 @@ void conv_forward(Mat<const T> x, const T* weight, const T* bias, int64_t width,
 }
 
 template <class T>
-void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
-                   T* dweight, T* dbias) {
+void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width,
+                   const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
   if (width == 4) {
     conv_backward_rows<4>(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
   } else {
@@ -243,25 +250,26 @@ auto kernels() {
 namespace cpu {
 
 template <class T>
-void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
-                        Mat<T> y) {
+void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, const T* bias, int64_t width,
+                        const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   kernels<T>().forward(x, weight, bias, width, layout, tail_in, tail_out, y);
 }
 
 template <class T>
-void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout,
-                         const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
+void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width,
+                         const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
   kernels<T>().backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
 }
 
-template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t, const PassLayout&, const float*, float*,
-                                 Mat<float>);
-template void short_conv_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t, const PassLayout&, const double*, double*,
-                                 Mat<double>);
-template void short_conv_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, const PassLayout&, const float*,
-                                  Mat<float>, float*, float*);
-template void short_conv_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, int64_t, const PassLayout&,
-                                  const double*, Mat<double>, double*, double*);
+template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t,
+                                 const PassLayout&, const float*, float*, Mat<float>);
+template void short_conv_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t,
+                                 const PassLayout&, const double*, double*, Mat<double>);
+template void short_conv_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*,
+                                  int64_t, const PassLayout&, const float*, Mat<float>, float*, float*);
+template void short_conv_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*,
+                                  const double*, int64_t, const PassLayout&, const double*, Mat<double>, double*,
+                                  double*);
 
 }  // namespace cpu
 }  // namespace fw

@@ -82,8 +82,9 @@ HWY_INLINE hn::TFromD<D> sum_lanes(D d, hn::Vec<D> v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
 }
 
-// exp(x) for x <= 0. NaN stays NaN, and what would be subnormal is 0: subnormal operands slow every later operation down a
-// hundredfold. In float 2^n e^r with |r| <= ln(2)/2 and a polynomial within 1e-8 of e^r, half the work of Highway's Exp.
+// exp(x) for x <= 0. NaN stays NaN, and what would be subnormal is 0: subnormal operands slow every later operation
+// down a hundredfold. In float 2^n e^r with |r| <= ln(2)/2 and a polynomial within 1e-8 of e^r, half the work of
+// Highway's Exp.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_nonpositive(D d, V x) {
   using T = hn::TFromD<D>;

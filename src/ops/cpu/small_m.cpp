@@ -29,7 +29,8 @@ struct Rounded {
 
 // Two sums per row hide the latency of the additions; their number does not depend on kRows, so a row's bits do not.
 template <int kRows, class Convert, class T>
-HWY_INLINE void dot_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, int64_t begin, int64_t end, Convert convert) {
+HWY_INLINE void dot_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, int64_t begin, int64_t end,
+                         Convert convert) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const int64_t n = x.cols;
@@ -82,9 +83,15 @@ void product(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, Con
   });
 }
 
-void product_f32(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) { product(x, weight, y, accumulate, Native()); }
-void product_f64(Mat<const double> x, Mat<const double> weight, Mat<double> y, bool accumulate) { product(x, weight, y, accumulate, Native()); }
-void product_bf16(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) { product(x, weight, y, accumulate, Rounded()); }
+void product_f32(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) {
+  product(x, weight, y, accumulate, Native());
+}
+void product_f64(Mat<const double> x, Mat<const double> weight, Mat<double> y, bool accumulate) {
+  product(x, weight, y, accumulate, Native());
+}
+void product_bf16(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) {
+  product(x, weight, y, accumulate, Rounded());
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE

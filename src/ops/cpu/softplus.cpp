@@ -55,7 +55,9 @@ void softplus_backward_rows(Mat<const T> dy, Mat<const T> y, Mat<T> dx) {
 }
 
 SoftplusKernels<float> softplus_kernels_f32() { return {softplus_forward_rows<float>, softplus_backward_rows<float>}; }
-SoftplusKernels<double> softplus_kernels_f64() { return {softplus_forward_rows<double>, softplus_backward_rows<double>}; }
+SoftplusKernels<double> softplus_kernels_f64() {
+  return {softplus_forward_rows<double>, softplus_backward_rows<double>};
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE

@@ -100,8 +100,10 @@ void swiglu_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> gate, Mat<con
 
 template void swiglu_forward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<float>);
 template void swiglu_forward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<double>);
-template void swiglu_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
-template void swiglu_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
+template void swiglu_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>,
+                              Mat<float>);
+template void swiglu_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>,
+                              Mat<double>);
 
 }  // namespace cpu
 }  // namespace fw

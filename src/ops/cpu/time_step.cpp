@@ -23,7 +23,8 @@ void time_step_forward(const Exec<T>&, Mat<const T> x, const T* a_log, const T* 
 }
 
 template <class T>
-void time_step_backward(const Exec<T>&, Mat<const T> d_dt, Mat<const T> dg, Mat<const T> x, const T* a_log, const T* bias, Mat<T> dx, T* da_log, T* dbias) {
+void time_step_backward(const Exec<T>&, Mat<const T> d_dt, Mat<const T> dg, Mat<const T> x, const T* a_log,
+                        const T* bias, Mat<T> dx, T* da_log, T* dbias) {
   const int64_t n = x.cols;
   const RowBlocks blocks = RowBlocks::cut(x.rows, n);
   PartialSums<T> partial(blocks.count(), 2 * n);
@@ -49,9 +50,10 @@ void time_step_backward(const Exec<T>&, Mat<const T> d_dt, Mat<const T> dg, Mat<
   }
 }
 
-#define FW_INSTANTIATE(T)                                                                               \
-  template void time_step_forward<T>(const Exec<T>&, Mat<const T>, const T*, const T*, Mat<T>, Mat<T>); \
-  template void time_step_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, Mat<T>, T*, T*);
+#define FW_INSTANTIATE(T)                                                                                           \
+  template void time_step_forward<T>(const Exec<T>&, Mat<const T>, const T*, const T*, Mat<T>, Mat<T>);             \
+  template void time_step_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const T*, const T*, \
+                                      Mat<T>, T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

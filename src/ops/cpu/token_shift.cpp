@@ -25,7 +25,8 @@ void for_tokens(const SeqLayout& layout, int64_t begin, int64_t end, const Body&
 }  // namespace
 
 template <class T>
-void token_shift_forward(const Exec<T>&, Mat<const T> x, const T* mix, int64_t count, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void token_shift_forward(const Exec<T>&, Mat<const T> x, const T* mix, int64_t count, const PassLayout& layout,
+                         const T* tail_in, T* tail_out, Mat<T> y) {
   const int64_t d = x.cols;
   const std::vector<T> zeros(static_cast<size_t>(tail_in == nullptr ? d : 0));
   for_row_blocks(RowBlocks::cut(x.rows, d * count), [&](int64_t, int64_t begin, int64_t end) {
@@ -53,8 +54,8 @@ void token_shift_forward(const Exec<T>&, Mat<const T> x, const T* mix, int64_t c
 }
 
 template <class T>
-void token_shift_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* mix, int64_t count, const PassLayout& layout, const T* tail_in, Mat<T> dx,
-                          T* dmix) {
+void token_shift_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* mix, int64_t count,
+                          const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dmix) {
   const int64_t d = x.cols;
   const std::vector<T> zeros(static_cast<size_t>(tail_in == nullptr ? d : 0));
   const RowBlocks blocks = RowBlocks::cut(x.rows, d * count);
@@ -83,9 +84,11 @@ void token_shift_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const
   partial.add_to(dmix);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                         \
-  template void token_shift_forward<T>(const Exec<T>&, Mat<const T>, const T*, int64_t, const PassLayout&, const T*, T*, Mat<T>); \
-  template void token_shift_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, int64_t, const PassLayout&, const T*, Mat<T>, T*);
+#define FW_INSTANTIATE(T)                                                                                            \
+  template void token_shift_forward<T>(const Exec<T>&, Mat<const T>, const T*, int64_t, const PassLayout&, const T*, \
+                                       T*, Mat<T>);                                                                  \
+  template void token_shift_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, int64_t,               \
+                                        const PassLayout&, const T*, Mat<T>, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -1,9 +1,10 @@
-// Softmax attention on a Hopper GPU: what its kernels are called with. bf16 tensors, float32 sums, no T x T matrix, no atomics: the same
-// call gives the same bits, and a sequence the same bits alone and packed.
+// Softmax attention on a Hopper GPU: what its kernels are called with. bf16 tensors, float32 sums, no T x T matrix, no
+// atomics: the same call gives the same bits, and a sequence the same bits alone and packed.
 //
 //   o_i = sum_j P_ij v_j,  P_ij = exp(scale q_i . k_j - lse_i)  over the keys j that query i sees
-// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key) and sees the keys up to its own
-// place, of those the last `window` (0: all).
+//
+// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key). It sees
+// the keys up to its own place, of those the last `window` (0: all).
 //
 //   attention_forward             o, and lse where it is asked for
 //   attention_backward_queries    delta_i = o_i . dO_i and dq
@@ -37,8 +38,8 @@ struct AttentionSequence {
 // Tiles of all queries (keys), those with most work first; window as below.
 std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> sequences, bool of_keys, int64_t window);
 
-// Tensors [rows, heads, dim], dim a multiple of 8 up to 128, rows and heads at multiples of 16 bytes; q, o, dO, dq have `heads` heads; k, v,
-// dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device memory.
+// Tensors [rows, heads, dim], dim a multiple of 8 up to 128, rows and heads at multiples of 16 bytes. Q, o, dO, dq have
+// `heads` heads; k, v, dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device memory.
 struct AttentionArgs {
   TokenArg q, k, v, o, d_o, dq, dk, dv;
   float* lse = nullptr;                  // [heads, query_rows], of base 2: log2 of the sum of exp(scale q.k)
@@ -50,12 +51,14 @@ struct AttentionArgs {
   int32_t sm_count = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
   int64_t query_rows = 0, key_rows = 0;
   float scale = 1;
-  // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they were before. 0: not turned.
+  // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they
+  // were before. 0: not turned.
   double theta = 0;
   const int64_t* positions = nullptr;  // [sequences]: the place of a sequence's first query; null: 0. Device memory
 };
 
-// Tiles of queries for the first two, of keys for the third. Throw Error(kInternal) for tensors that they cannot take, before anything is launched.
+// Tiles of queries for the first two, of keys for the third. Throw Error(kInternal) for tensors that they cannot take,
+// before anything is launched.
 void attention_forward(const AttentionArgs& args, void* stream);
 void attention_backward_queries(const AttentionArgs& args, void* stream);
 void attention_backward_keys(const AttentionArgs& args, void* stream);

@@ -1,6 +1,7 @@
-// Attention backward, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T - delta), P = exp2(scale' S - lse), of what the first pass made. A
-// block, of which there is one an SM, takes tiles of 128 keys of one key head, one after the other, and walks over the heads of its group and, for
-// each, over blocks of 64 queries, from the first that sees any of the keys.
+// Attention backward, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T - delta), P = exp2(scale' S -
+// lse), of what the first pass made. A block, of which there is one an SM, takes tiles of 128 keys of one key head, one
+// after the other. For each head of its group it walks over blocks of 64 queries, from the first that sees any of the
+// keys.
 //
 //   warpgroup 0, thread 0    loads K and V of a tile, then Q and dO of a block of queries into a ring of stages
 //   warpgroup 0, warp 1      loads lse and delta of those queries
@@ -18,8 +19,8 @@ constexpr int kQueries = 64;  // of a block
 template <int kDim>
 struct KeyShape {
   static constexpr int kHalf = kHalfBytes<kDim>, kStages = kDim == 128 ? 3 : 4;
-  static constexpr int kK = 0, kV = 2 * kHalf, kRing = 4 * kHalf, kNumbers = 2 * kHalf, kStage = kNumbers + 1024, kBarriers = kRing + kStages * kStage,
-                       kShared = kBarriers + kAttentionBarrierBytes;
+  static constexpr int kK = 0, kV = 2 * kHalf, kRing = 4 * kHalf, kNumbers = 2 * kHalf, kStage = kNumbers + 1024,
+                       kBarriers = kRing + kStages * kStage, kShared = kBarriers + kAttentionBarrierBytes;
   struct Barriers {
     RingBarriers<1> rows;
     RingBarriers<kStages> stages;
@@ -35,7 +36,8 @@ struct KeyMaps {
 template <int kStages, class Body>
 FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Ring<kStages>& ring, const Body& body) {
   const Sight sight(piece.tile, args.window);
-  const int first = sight.first_query(piece.tile.first) / kQueries, end = (sight.end_query(piece.tile.first, kAttentionRows) + kQueries - 1) / kQueries;
+  const int first = sight.first_query(piece.tile.first) / kQueries,
+            end = (sight.end_query(piece.tile.first, kAttentionRows) + kQueries - 1) / kQueries;
   const int group = args.heads / args.kv_heads;
   FW_NO_UNROLL
   for (int head = piece.head * group; head < (piece.head + 1) * group; ++head) {
@@ -46,7 +48,8 @@ FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Rin
 
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps, const __grid_constant__ RotaryShares rotations) {
+    attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps,
+                          const __grid_constant__ RotaryShares rotations) {
   using Shape = KeyShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -71,8 +74,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         FW_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int row = piece.tile.key + piece.tile.first + 64 * half;
-          issue_k_half<kDim>(maps.k, piece.head, row, shared + Shape::kK + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
-          issue_k_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
+          issue_k_half<kDim>(maps.k, piece.head, row, shared + Shape::kK + half * Shape::kHalf, kSw128Bytes,
+                             barriers.rows.full);
+          issue_k_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kSw128Bytes,
+                             barriers.rows.full);
         }
         for_each_block(args, piece, ring, [&](int head, int i) {
           barriers.stages.wait_empty(ring);
@@ -88,7 +93,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       for (int number = 0; find_piece(args, args.kv_heads, number, piece); ++number) {
         for_each_block(args, piece, ring, [&](int head, int i) {
           barriers.stages.wait_empty(ring);
-          float* const numbers = reinterpret_cast<float*>(shared + Shape::kRing + ring.slot * Shape::kStage + Shape::kNumbers);
+          float* const numbers =
+              reinterpret_cast<float*>(shared + Shape::kRing + ring.slot * Shape::kStage + Shape::kNumbers);
           FW_UNROLL
           for (int half = 0; half < 2; ++half) {
             const int at = 32 * half + static_cast<int>(lane_index()), query = i * kQueries + at;
@@ -122,7 +128,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     barriers.rows.wait_full(tile_ring);
     for_each_block(args, piece, ring, [&](int, int i) {
       const uint32_t stage = base + Shape::kRing + ring.slot * Shape::kStage;
-      const float* const numbers = reinterpret_cast<const float*>(shared + Shape::kRing + ring.slot * Shape::kStage + Shape::kNumbers);
+      const float* const numbers =
+          reinterpret_cast<const float*>(shared + Shape::kRing + ring.slot * Shape::kStage + Shape::kNumbers);
       float s[kQueries / 2], dp[kQueries / 2];  // of keys (rows) and queries (columns)
       uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
       barriers.stages.wait_full(ring);
@@ -181,8 +188,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     for (int i = 0; i < kDim / 2; ++i) dk[i] *= args.scale;
     if (args.theta != 0) rotate_back<kDim>(dk, rotations, place_of_first(args, tile) + key - sight.offset);
     const int row = tile.key + rows, valid = tile.keys - rows;
-    leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf, kLeaveBarrier + worker);
-    leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf, kLeaveBarrier + worker);
+    leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf,
+                kLeaveBarrier + worker);
+    leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf,
+                kLeaveBarrier + worker);
     fence_async_shared();  // the next tile's rows come where these were
     barriers.rows.put_empty(tile_ring);
   }
@@ -195,8 +204,8 @@ void launch_keys(const AttentionArgs& args, void* stream) {
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
-  launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads, KeyShape<kDim>::kShared, stream, args, maps,
-                    RotaryShares(args.theta, args.dim));
+  launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads,
+                    KeyShape<kDim>::kShared, stream, args, maps, RotaryShares(args.theta, args.dim));
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
-// Attention backward, first pass: delta = rowsum(O dO) and dQ = scale dS K with dS = P (dO V^T - delta), P = exp2(scale' S - lse). A block, of
-// which there is one an SM, takes tiles of 128 queries of one head, one after the other, and walks over blocks of 64 keys, from the last that any of
-// them sees to the first.
+// Attention backward, first pass: delta = rowsum(O dO) and dQ = scale dS K with dS = P (dO V^T - delta), P =
+// exp2(scale' S - lse). A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the
+// other. It walks over blocks of 64 keys, from the last that any of them sees to the first.
 //
 //   warpgroup 0, thread 0    loads Q and dO of a tile, and K and V of a block of keys into a ring of stages
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile; delta from O in global memory and dO in shared memory, then
-//                            S = Q K^T, dO V^T, dQ += dS K; one worker's exponentials run alongside the other's products
+//                            S = Q K^T, dO V^T, dQ += dS K; one worker's exponentials run alongside the other's
+//                            products
 //   barriers                 rows, ring: full by bytes, empty by all workers
 //   shared memory            Q [2][64, D], dO [2][64, D], stages of K [64, D] and V [64, D], delta [128], barriers; dQ leaves through Q
 #include "ops/cuda/attention_parts.cuh"
@@ -18,8 +19,9 @@ constexpr int kKeys = 64;  // of a block
 template <int kDim>
 struct QueryShape {
   static constexpr int kHalf = kHalfBytes<kDim>, kStages = 4;
-  static constexpr int kQ = 0, kGradient = 2 * kHalf, kRing = 4 * kHalf, kStage = 2 * kHalf, kDelta = kRing + kStages * kStage,
-                       kBarriers = kDelta + kAttentionRows * 4, kShared = kBarriers + kAttentionBarrierBytes;
+  static constexpr int kQ = 0, kGradient = 2 * kHalf, kRing = 4 * kHalf, kStage = 2 * kHalf,
+                       kDelta = kRing + kStages * kStage, kBarriers = kDelta + kAttentionRows * 4,
+                       kShared = kBarriers + kAttentionBarrierBytes;
   struct Barriers {
     RingBarriers<1> rows;
     RingBarriers<kStages> stages;
@@ -50,14 +52,16 @@ FW_DEVICE float dot8(const uint4& x, const uint4& y) {
 
 // delta of the worker's 64 rows into delta[64] and global memory; eight lanes a row.
 template <int kDim>
-FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, int head, int rows, const char* d_o, float* delta) {
+FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, int head, int rows, const char* d_o,
+                          float* delta) {
   const int lane = static_cast<int>(lane_index()), piece = lane % 8;
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
     const int r = 16 * state_warp() + 4 * i + lane / 8, query = rows + r;
     float sum = 0;
     if (query < tile.queries) {
-      const char* const o = static_cast<const char*>(args.o.data) + (static_cast<int64_t>(tile.query + query) * args.o.stride_t + head * args.o.stride_h) * 2;
+      const char* const o = static_cast<const char*>(args.o.data) +
+                            (static_cast<int64_t>(tile.query + query) * args.o.stride_t + head * args.o.stride_h) * 2;
       FW_UNROLL
       for (int panel = 0; panel < kDim / 64; ++panel) {
         const int column = 64 * panel + 8 * piece;
@@ -78,7 +82,8 @@ FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, 
 
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps, const __grid_constant__ RotaryShares rotations) {
+    attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps,
+                             const __grid_constant__ RotaryShares rotations) {
   using Shape = QueryShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -108,14 +113,17 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         mbarrier_expect(full, Shape::kStage);
         issue_k_half<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, stage, kSw128Bytes, full);
         issue_k_half<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, stage + Shape::kHalf, kSw128Bytes, full);
-        if (j == max(blocks.first, blocks.last - Shape::kStages + 1)) {  // after as many blocks as find room: the rows may have to wait
+        // after as many blocks as find room: the rows may have to wait
+        if (j == max(blocks.first, blocks.last - Shape::kStages + 1)) {
           barriers.rows.wait_empty(rows);
           mbarrier_expect(barriers.rows.full, 4 * Shape::kHalf);
           FW_UNROLL
           for (int half = 0; half < 2; ++half) {
             const int row = piece.tile.query + piece.tile.first + 64 * half;
-            issue_k_half<kDim>(maps.q, piece.head, row, shared + Shape::kQ + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
-            issue_k_half<kDim>(maps.d_o, piece.head, row, shared + Shape::kGradient + half * Shape::kHalf, kSw128Bytes, barriers.rows.full);
+            issue_k_half<kDim>(maps.q, piece.head, row, shared + Shape::kQ + half * Shape::kHalf, kSw128Bytes,
+                               barriers.rows.full);
+            issue_k_half<kDim>(maps.d_o, piece.head, row, shared + Shape::kGradient + half * Shape::kHalf, kSw128Bytes,
+                               barriers.rows.full);
           }
         }
       }
@@ -145,7 +153,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     float lse[2], delta[2];
     FW_UNROLL
     for (int h = 0; h < 2; ++h) {
-      lse[h] = query + 8 * h < tile.queries ? args.lse[piece.head * args.query_rows + tile.query + query + 8 * h] : INFINITY;
+      lse[h] =
+          query + 8 * h < tile.queries ? args.lse[piece.head * args.query_rows + tile.query + query + 8 * h] : INFINITY;
       delta[h] = delta_rows[row + 8 * h];
     }
 
@@ -159,8 +168,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       uint32_t ds[kKeys / 16][4];
       barriers.stages.wait_full(ring);
       if (sight.keys - j * kKeys < kKeys) {  // another sequence's rows: dS is 0 there, K must be numbers
-        clear_rows<kDim>(shared + Shape::kRing + ring.slot * Shape::kStage, kSw128Bytes, sight.keys - j * kKeys, static_cast<int>(thread_index()) - 128,
-                         kWorkers);
+        clear_rows<kDim>(shared + Shape::kRing + ring.slot * Shape::kStage, kSw128Bytes, sight.keys - j * kKeys,
+                         static_cast<int>(thread_index()) - 128, kWorkers);
         fence_async_shared();
         named_barrier_sync(kClearBarrier, kWorkers);
       }
@@ -195,7 +204,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dq[i] *= args.scale;
     if (args.theta != 0) rotate_back<kDim>(dq, rotations, place_of_first(args, tile) + query);
-    leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);
+    leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim,
+                shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);
     fence_async_shared();  // the next tile's rows come where these were
     barriers.rows.put_empty(tile_ring);
   }
@@ -208,8 +218,8 @@ void launch_queries(const AttentionArgs& args, void* stream) {
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
-  launch_overlapped(attention_queries_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, QueryShape<kDim>::kShared, stream, args, maps,
-                    RotaryShares(args.theta, args.dim));
+  launch_overlapped(attention_queries_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads,
+                    QueryShape<kDim>::kShared, stream, args, maps, RotaryShares(args.theta, args.dim));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
-// Attention forward. A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the other, and walks over blocks
-// of 128 keys, from the last that any of them sees to the first.
+// Attention forward. A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the other.
+// It walks over blocks of 128 keys, from the last that any of them sees to the first.
 //
 //   warpgroup 0, thread 0    loads Q of a tile, and K and V of a block of keys into rings of two stages; it is ahead of the workers by a tile's end
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S = Q K^T, softmax, O += P V. The products of a block's scores run while
-//                            the block before it is multiplied with its values, and while the other worker does its exponentials: they take
-//                            turns at issuing products
+//                            the block before it is multiplied with its values, and while the other worker does its
+//                            exponentials: they take turns at issuing products
 //   barriers                 q, k and v rings: full by bytes, empty by all workers
 //   shared memory            Q [2][64, D], O [2][64, D] on its way out, K [2][128, D], V [2][128, D], barriers
 #include "ops/cuda/attention_parts.cuh"
@@ -49,7 +49,8 @@ struct KeyBlocks {
   }
 };
 
-// Running maximum (of scores as they are) and sum of exponentials of this lane's two rows; the sum is of its own columns until finish().
+// Running maximum (of scores as they are) and sum of exponentials of this lane's two rows; the sum is of its own
+// columns until finish().
 struct Softmax {
   float top[2], sum[2];
   FW_DEVICE Softmax() : top{-INFINITY, -INFINITY}, sum{0, 0} {}
@@ -90,7 +91,8 @@ struct Softmax {
 };
 
 template <int kDim>
-__global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel(const AttentionArgs args, const __grid_constant__ ForwardMaps maps) {
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    attention_forward_kernel(const AttentionArgs args, const __grid_constant__ ForwardMaps maps) {
   using Shape = ForwardShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -116,15 +118,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       FW_NO_UNROLL
       for (int j = blocks.last; j >= blocks.first; --j, ring.next()) {
         barriers.k.wait_empty(ring);
-        issue_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
+        issue_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile,
+                          barriers.k.full + ring.slot);
         if (j == blocks.last) {
           barriers.q.wait_empty(q);
           mbarrier_expect(barriers.q.full, Shape::kTile);
           issue_k_half<kDim>(maps.q, piece.head, query, shared + Shape::kQ, kSw128Bytes, barriers.q.full);
-          issue_k_half<kDim>(maps.q, piece.head, query + 64, shared + Shape::kQ + kHalfBytes<kDim>, kSw128Bytes, barriers.q.full);
+          issue_k_half<kDim>(maps.q, piece.head, query + 64, shared + Shape::kQ + kHalfBytes<kDim>, kSw128Bytes,
+                             barriers.q.full);
         }
         barriers.v.wait_empty(ring);
-        issue_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
+        issue_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile,
+                          barriers.v.full + ring.slot);
       }
     }
     return;
@@ -134,7 +139,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
   const int worker = static_cast<int>(thread_index()) / 128 - 1;
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t q = base + Shape::kQ + worker * kHalfBytes<kDim>;
-  const auto stage = [&](int matrices, const Ring<kStages>& ring) { return base + matrices + ring.slot * Shape::kTile; };
+  const auto stage = [&](int matrices, const Ring<kStages>& ring) {
+    return base + matrices + ring.slot * Shape::kTile;
+  };
   Ring<kStages> k_ring, v_ring;
   Ring<1> q_ring;
   Piece piece;
@@ -184,7 +191,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       named_barrier_sync(kClearBarrier, kWorkers);
     }
 
-    if (worker == 1 && blocks.last > blocks.first) named_barrier_arrive(kRotaryBarrier, kWorkers);  // the first turn is worker 0's
+    // the first turn is worker 0's
+    if (worker == 1 && blocks.last > blocks.first) named_barrier_arrive(kRotaryBarrier, kWorkers);
     FW_NO_UNROLL
     for (int j = blocks.last - 1; j >= blocks.first; --j) {
       barriers.k.wait_full(k_ring);
@@ -231,11 +239,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
       FW_UNROLL
       for (int h = 0; h < 2; ++h) {
         const int query = tile.first + worker_row(worker) + 8 * h;
-        if (query < tile.queries) args.lse[piece.head * args.query_rows + tile.query + query] = fmaf(softmax.top[h], scale, log2f(softmax.sum[h]));
+        if (query < tile.queries)
+          args.lse[piece.head * args.query_rows + tile.query + query] =
+              fmaf(softmax.top[h], scale, log2f(softmax.sum[h]));
       }
     }
-    leave<kDim>(o, args.o, piece.head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kO + worker * kHalfBytes<kDim>,
-                kLeaveBarrier + worker);
+    leave<kDim>(o, args.o, piece.head, tile.query + rows, tile.queries - rows, args.dim,
+                shared + Shape::kO + worker * kHalfBytes<kDim>, kLeaveBarrier + worker);
   }
 }
 
@@ -245,7 +255,8 @@ void launch_forward(const AttentionArgs& args, void* stream) {
   map_or_fail("q", args.q, args.query_rows, args.heads, args.dim, maps.q);
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
-  launch_overlapped(attention_forward_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, ForwardShape<kDim>::kShared, stream, args, maps);
+  launch_overlapped(attention_forward_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads,
+                    ForwardShape<kDim>::kShared, stream, args, maps);
 }
 
 }  // namespace

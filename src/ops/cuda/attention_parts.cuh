@@ -1,8 +1,9 @@
-// What the three kernels of attention share: which keys a query sees, matrices of a tile in shared memory and their products.
+// What the three kernels of attention share: which keys a query sees, matrices of a tile in shared memory and their
+// products.
 //
-// A block is three warpgroups: thread 0 (and warp 1 where said) of the first loads tiles through a ring of stages, the other two, "the
-// workers", own 64 rows of the block's tile each and wait for nothing but the ring. Matrices of 64 rows are panels of 64 columns (tiles.h);
-// matrices of 128 rows are panels twice as tall.
+// A block is three warpgroups. Thread 0 (and warp 1 where said) of the first loads tiles through a ring of stages. The
+// other two, "the workers", own 64 rows of the block's tile each and wait for nothing but the ring. Matrices of 64 rows
+// are panels of 64 columns (tiles.h); matrices of 128 rows are panels twice as tall.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +20,13 @@ namespace fw::cuda {
 inline constexpr unsigned kAttentionThreads = 384;
 inline constexpr int kWorkers = 256;  // threads
 inline constexpr int kAttentionBarrierBytes = 256;
-// Registers of a thread of the loaders and of the workers. A block is given 168 for each of its threads (64 K registers in eights), and who asks for more
-// than the others give back waits for ever.
+// Registers of a thread of the loaders and of the workers. A block is given 168 for each of its threads (64 K registers
+// in eights), and who asks for more than the others give back waits for ever.
 template <int kLoader, int kWorker>
 struct RegisterShares {
   static constexpr int kProducers = kLoader, kEachWorker = kWorker;
-  static_assert(128 * kLoader + kWorkers * kWorker <= static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
+  static_assert(128 * kLoader + kWorkers * kWorker <=
+                static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
 };
 // Named barriers: turns of the two workers, what a worker leaves in shared memory, rows that all workers clear.
 inline constexpr int kRotaryBarrier = 1, kLeaveBarrier = 3, kClearBarrier = 5;
@@ -37,27 +39,31 @@ inline constexpr int kHalfBytes = 64 * kDim * 2;  // a matrix [64, kDim]
 // Places of keys and queries of a tile's sequence.
 struct Sight {
   int queries, keys, offset, window;
-  FW_DEVICE Sight(const AttentionTile& tile, int window_size) : queries(tile.queries), keys(tile.keys), offset(tile.keys - tile.queries), window(window_size) {}
+  FW_DEVICE Sight(const AttentionTile& tile, int window_size)
+      : queries(tile.queries), keys(tile.keys), offset(tile.keys - tile.queries), window(window_size) {}
   FW_DEVICE bool sees(int query, int key) const {
     const int place = query + offset;
     return query < queries && key <= place && (window == 0 || key > place - window);
   }
   // All of `count` keys are seen by all of `rows` queries.
   FW_DEVICE bool sees_all(int query, int rows, int key, int count) const {
-    return query + rows <= queries && key + count - 1 <= query + offset && (window == 0 || key > query + rows - 1 + offset - window);
+    return query + rows <= queries && key + count - 1 <= query + offset &&
+           (window == 0 || key > query + rows - 1 + offset - window);
   }
   // Keys that any of the queries [query, query + rows) sees: [first_key, end_key).
   FW_DEVICE int first_key(int query) const { return window == 0 ? 0 : max(0, query + offset - window + 1); }
   FW_DEVICE int end_key(int query, int rows) const { return min(keys, query + rows + offset); }
   // Queries that see any of the keys [key, key + rows).
   FW_DEVICE int first_query(int key) const { return max(0, key - offset); }
-  FW_DEVICE int end_query(int key, int rows) const { return window == 0 ? queries : min(queries, key + rows - 1 + window - offset); }
+  FW_DEVICE int end_query(int key, int rows) const {
+    return window == 0 ? queries : min(queries, key + rows - 1 + window - offset);
+  }
 };
 
 // ---- Work ------------------------------------------------------------------------------------------------------------------------
 
-// A tile and a head (of q, or of k where a block owns keys), and whether there is a piece with this number for this block: blocks take pieces in turn,
-// there and back, so that those that begin with long ones end with short ones.
+// A tile and a head (of q, or of k where a block owns keys), and whether there is a piece with this number for this
+// block. Blocks take pieces in turn, there and back, so that those that begin with long ones end with short ones.
 struct Piece {
   int head = 0;
   AttentionTile tile{};
@@ -79,8 +85,8 @@ FW_DEVICE void issue_k_half(const TensorMap& map, int head, int row, char* to, i
   for (int panel = 0; panel < kDim / 64; ++panel) tensor_load(to + panel * pitch, map, 64 * panel, head, row, 0, full);
 }
 
-// Rows [from, 64) of a matrix [64, kDim] become zeros: they are another sequence's, and 0 times what is there may be no number. By `threads`
-// threads, of which this is `thread`; a fence and a barrier must follow.
+// Rows [from, 64) of a matrix [64, kDim] become zeros: they are another sequence's, and 0 times what is there may be no
+// number. By `threads` threads, of which this is `thread`; a fence and a barrier must follow.
 template <int kDim>
 FW_DEVICE void clear_rows(char* half, int pitch, int from, int thread, int threads) {
   constexpr int kVec16 = kDim / 8;
@@ -98,8 +104,8 @@ FW_DEVICE void multiply_transposed(float (&d)[kN / 2], uint32_t a, uint32_t b) {
   const uint64_t first_a = wgmma_descriptor(a, 16, 1024), first_b = wgmma_descriptor(b, 16, 1024);
   FW_UNROLL
   for (int k = 0; k < kDim / 16; ++k) {
-    wgmma_ss<kN, false, false>(d, descriptor_after(first_a, k / 4 * kSw128Bytes + k % 4 * 32), descriptor_after(first_b, k / 4 * (kN * 128) + k % 4 * 32),
-                               k > 0);
+    wgmma_ss<kN, false, false>(d, descriptor_after(first_a, k / 4 * kSw128Bytes + k % 4 * 32),
+                               descriptor_after(first_b, k / 4 * (kN * 128) + k % 4 * 32), k > 0);
   }
 }
 
@@ -122,7 +128,8 @@ FW_DEVICE int worker_row(int worker) { return 64 * worker + 16 * state_warp() + 
 // Column of accumulator i.
 FW_DEVICE int accumulator_column(int i) { return i / 4 * 8 + 2 * (static_cast<int>(lane_index()) % 4) + i % 2; }
 
-// The gradient of what was turned, as accumulators d, becomes that of what it was before. place: of the row of accumulators 0, 1.
+// The gradient of what was turned, as accumulators d, becomes that of what it was before. place: of the row of
+// accumulators 0, 1.
 template <int kDim>
 FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int64_t place) {
   FW_UNROLL
@@ -139,12 +146,15 @@ FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int
     }
   }
 }
-FW_DEVICE int64_t place_of_first(const AttentionArgs& args, const AttentionTile& tile) { return args.positions == nullptr ? 0 : args.positions[tile.sequence]; }
+FW_DEVICE int64_t place_of_first(const AttentionArgs& args, const AttentionTile& tile) {
+  return args.positions == nullptr ? 0 : args.positions[tile.sequence];
+}
 
-// A worker's result [64, kDim], of which rows below `valid` go to rows row, row + 1, ... of a tensor's head, through `half` ([64, kDim], that no
-// product reads any more).
+// A worker's result [64, kDim], of which rows below `valid` go to rows row, row + 1, ... of a tensor's head, through
+// `half` ([64, kDim], that no product reads any more).
 template <int kDim>
-FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, int row, int valid, int dim, char* half, int barrier) {
+FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, int row, int valid, int dim, char* half,
+                     int barrier) {
   uint32_t a[kDim / 16][4];
   pack_fragments(d, a);
   named_barrier_sync(barrier, 128);  // what was left before has been taken away
@@ -158,8 +168,10 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
   FW_UNROLL
   for (int i = 0; i < kVec16 / 2; ++i) {
     const int at = i * 128 + thread, r = at / kVec16, piece = at % kVec16;
-    const uint4 x = *reinterpret_cast<const uint4*>(half + piece / 8 * kSw128Bytes + r * 128 + ((piece % 8) ^ (r & 7)) * 16);
-    if (r < valid && piece * 8 < dim) *reinterpret_cast<uint4*>(base + (static_cast<int64_t>(r) * to.stride_t + piece * 8) * 2) = x;
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(half + piece / 8 * kSw128Bytes + r * 128 + ((piece % 8) ^ (r & 7)) * 16);
+    if (r < valid && piece * 8 < dim)
+      *reinterpret_cast<uint4*>(base + (static_cast<int64_t>(r) * to.stride_t + piece * 8) * 2) = x;
   }
 }
 
@@ -173,7 +185,9 @@ inline Dim3 attention_grid(const AttentionArgs& args, int heads) {
 // What a kernel's tiles come through.
 inline void map_or_fail(const char* what, const TokenArg& a, int64_t rows, int64_t heads, int64_t dim, TensorMap& map) {
   if (!make_tensor_map(a, 1, rows, heads, dim, map)) {
-    fail_internal("attention: {}: expected bf16 rows and heads at multiples of 16 bytes, got strides {} and {} with dim {}", what, a.stride_t, a.stride_h, dim);
+    fail_internal(
+        "attention: {}: expected bf16 rows and heads at multiples of 16 bytes, got strides {} and {} with dim {}", what,
+        a.stride_t, a.stride_h, dim);
   }
 }
 }  // namespace fw::cuda

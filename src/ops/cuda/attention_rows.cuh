@@ -1,5 +1,8 @@
-// What attention on single rows is made of, for prefill and training (plain_attention.cu) and for decoding (decode_attention.cu): a row of a head spread over
-// the lanes of a group of threads, groups that take keys in turn, and the place of a query among its keys.
+// What attention on single rows is made of, for prefill and training (plain_attention.cu) and for decoding
+// (decode_attention.cu):
+// - a row of a head spread over the lanes of a group of threads,
+// - groups that take keys in turn,
+// - the place of a query among its keys.
 #pragma once
 
 #include <type_traits>
@@ -45,12 +48,16 @@ struct RowPart {
   }
   FW_DEVICE float dot(const RowPart& other, int lanes) const {
     float sum = 0;
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) sum += of[i][k] * other.of[i][k]; }
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+      FW_UNROLL for (int k = 0; k < N; ++k) sum += of[i][k] * other.of[i][k];
+    }
     for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
     return sum;
   }
   FW_DEVICE void add(float factor, const RowPart& other) {
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] += factor * other.of[i][k]; }
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+      FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] += factor * other.of[i][k];
+    }
   }
   FW_DEVICE void put(float* row, int lane, int lanes, int dim) const {
     FW_UNROLL for (int i = 0; i < kVectors; ++i) {
@@ -64,7 +71,9 @@ struct RowPart {
 struct Group {
   int lane, index, count;
   FW_DEVICE explicit Group(int lanes)
-      : lane(static_cast<int>(thread_index()) % lanes), index(static_cast<int>(thread_index()) / lanes), count(kRowThreads / lanes) {}
+      : lane(static_cast<int>(thread_index()) % lanes),
+        index(static_cast<int>(thread_index()) / lanes),
+        count(kRowThreads / lanes) {}
 };
 
 // Token t in its sequence: `past` keys lie in pages, then come those of the pass.
@@ -80,7 +89,8 @@ struct Stand {
   }
   template <class T>
   FW_DEVICE const T* row(const Mat<const T>& now, const Pages<T>& pages, int64_t position, int column) const {
-    return (position >= past ? now.data + (begin + position - past) * now.stride : page_row(pages, n, position)) + column;
+    return (position >= past ? now.data + (begin + position - past) * now.stride : page_row(pages, n, position)) +
+           column;
   }
 };
 
@@ -96,13 +106,16 @@ FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* wei
 
 // Rotary position embedding of what no kernel of attention turns itself: queries and keys, or their gradients.
 template <class T>
-void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn rotation) {
-  fw::rotary_heads(q, k, [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, rotation); });
+void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout,
+                  Turn rotation) {
+  fw::rotary_heads(q, k,
+                   [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, rotation); });
 }
 
 inline constexpr int kMostDim = 256;
 
-// Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at a multiple of 16 bytes.
+// Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at
+// a multiple of 16 bytes.
 template <class T, class Run>
 void with_form(PlainArgs<T>& a, bool aligned, const Run& run) {
   if (a.dim > kMostDim) fail_usage("head_dim: expected at most {} for attention on CUDA, got {}", kMostDim, a.dim);
@@ -111,7 +124,8 @@ void with_form(PlainArgs<T>& a, bool aligned, const Run& run) {
     while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
     run.template operator()<N, kVectors>();
   };
-  if (aligned && a.dim % kPacket<T> == 0) return with_lanes.template operator()<kPacket<T>, kMostDim / 32 / kPacket<T>>();
+  if (aligned && a.dim % kPacket<T> == 0)
+    return with_lanes.template operator()<kPacket<T>, kMostDim / 32 / kPacket<T>>();
   with_lanes.template operator()<1, kMostDim / 32>();
 }
 
@@ -122,7 +136,8 @@ bool aligned(Mat<T> x) {
 // Of a table the host cannot see where pages lie: it is told.
 template <class T>
 bool aligned(const Pages<T>& pages) {
-  return !pages || ((pages.table != nullptr ? pages.aligned && pages.width % kPacket<T> == 0 : in_packets<T>(pages.first, pages.width)));
+  return !pages || ((pages.table != nullptr ? pages.aligned && pages.width % kPacket<T> == 0
+                                            : in_packets<T>(pages.first, pages.width)));
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,5 @@
-// A thread has a column (bias) and a run of rows: neighbours have neighbouring columns, so that a warp reads whole lines.
+// A thread has a column (bias) and a run of rows: neighbours have neighbouring columns, so that a warp reads whole
+// lines.
 #include <algorithm>
 
 #include "ops/cuda/bias.h"
@@ -23,10 +24,13 @@ FW_DEVICE Place place(int64_t rows, int64_t cols, int64_t run) {
   const int64_t first = block / blocks * run;
   return {block % blocks * kThreads + thread_index(), first, min(rows, first + run)};
 }
-unsigned grid(int64_t rows, int64_t cols, int64_t run) { return static_cast<unsigned>((cols + kThreads - 1) / kThreads * ((rows + run - 1) / run)); }
+unsigned grid(int64_t rows, int64_t cols, int64_t run) {
+  return static_cast<unsigned>((cols + kThreads - 1) / kThreads * ((rows + run - 1) / run));
+}
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) add_bias_kernel(const float* bias, T* y, int64_t rows, int64_t cols, int64_t stride, int64_t run) {
+__global__ void __launch_bounds__(kThreads)
+    add_bias_kernel(const float* bias, T* y, int64_t rows, int64_t cols, int64_t stride, int64_t run) {
   const Place at = place(rows, cols, run);
   const float b = at.column < cols ? bias[at.column] : 0.0f;
   follow();
@@ -44,7 +48,8 @@ __global__ void __launch_bounds__(kThreads) add_bias_kernel(const float* bias, T
 
 // partial [runs, cols]
 template <class T>
-__global__ void __launch_bounds__(kThreads) bias_sums_kernel(const T* dy, int64_t rows, int64_t cols, int64_t stride, float* partial) {
+__global__ void __launch_bounds__(kThreads)
+    bias_sums_kernel(const T* dy, int64_t rows, int64_t cols, int64_t stride, float* partial) {
   const Place at = place(rows, cols, kRun);
   if (at.column >= cols) return;
   float sum = 0;
@@ -66,7 +71,8 @@ template <class T>
 void add_bias(const Exec<T>& exec, const float* bias, Mat<T> y) {
   // A decoded token's few rows are one turn a block.
   const int64_t run = y.rows <= kOverlappedRows ? kAhead : kRun;
-  launch_following(y.rows, add_bias_kernel<T>, Dim3{grid(y.rows, y.cols, run)}, kThreads, 0, exec.device.stream(), bias, y.data, y.rows, y.cols, y.stride, run);
+  launch_following(y.rows, add_bias_kernel<T>, Dim3{grid(y.rows, y.cols, run)}, kThreads, 0, exec.device.stream(), bias,
+                   y.data, y.rows, y.cols, y.stride, run);
 }
 
 template <class T>
@@ -74,7 +80,8 @@ void add_bias_gradient(const Exec<T>& exec, Mat<const T> dy, float* dbias) {
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (dy.rows + kRun - 1) / kRun;
   float* partial = partial_sums(exec.arena, runs, dy.cols);
-  launch(bias_sums_kernel<T>, Dim3{grid(dy.rows, dy.cols, kRun)}, kThreads, 0, exec.device.stream(), dy.data, dy.rows, dy.cols, dy.stride, partial);
+  launch(bias_sums_kernel<T>, Dim3{grid(dy.rows, dy.cols, kRun)}, kThreads, 0, exec.device.stream(), dy.data, dy.rows,
+         dy.cols, dy.stride, partial);
   add_column_sums(partial, runs, dy.cols, dbias, exec.device.stream());
   exec.arena.rewind(mark);
 }

@@ -1,5 +1,6 @@
-// A log-decay with a learned lower bound on the device: a = b + (1 - b) s(x), g = log a, in forms without an exponent above zero (ops/cpu/bounded_decay.cpp
-// has their derivation). A thread makes a column's bound b of the layer from the softmax over the layers, first; it is then a column's number like a bias.
+// A log-decay with a learned lower bound on the device: a = b + (1 - b) s(x), g = log a, in forms without an exponent
+// above zero (ops/cpu/bounded_decay.cpp has their derivation). A thread makes a column's bound b of the layer from the
+// softmax over the layers, first; it is then a column's number like a bias.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/math.cuh"
 
@@ -22,7 +23,9 @@ struct Bounds {
     for (int64_t i = 0; i < logits.rows; ++i) of.sum += expf(logits.data[i * logits.stride + c] - of.most);
     return of;
   }
-  FW_DEVICE float share(const Softmax& of, int64_t i, int64_t c) const { return expf(logits.data[i * logits.stride + c] - of.most) / of.sum; }
+  FW_DEVICE float share(const Softmax& of, int64_t i, int64_t c) const {
+    return expf(logits.data[i * logits.stride + c] - of.most) / of.sum;
+  }
   FW_DEVICE float bound(const Softmax& of, int64_t c) const {
     float b = 0;
     for (int64_t i = 1; i <= layer; ++i) b += share(of, i, c);
@@ -36,13 +39,15 @@ __global__ void __launch_bounds__(kThreads) bounds_kernel(const Bounds bounds, f
 }
 
 // d logit_i = share_i db ([1 <= i <= layer] - b), through the sum of shares and the softmax.
-__global__ void __launch_bounds__(kThreads) bounds_backward_kernel(const Bounds bounds, const float* db, Mat<float> dlogits) {
+__global__ void __launch_bounds__(kThreads)
+    bounds_backward_kernel(const Bounds bounds, const float* db, Mat<float> dlogits) {
   const int64_t c = int64_t{block_index_x()} * kThreads + thread_index();
   if (c >= bounds.logits.cols) return;
   const Bounds::Softmax of = bounds.softmax(c);
   const float b = bounds.bound(of, c);
   for (int64_t i = 0; i < bounds.logits.rows; ++i) {
-    dlogits.data[i * dlogits.stride + c] += bounds.share(of, i, c) * db[c] * ((i >= 1 && i <= bounds.layer ? 1.0f : 0.0f) - b);
+    dlogits.data[i * dlogits.stride + c] +=
+        bounds.share(of, i, c) * db[c] * ((i >= 1 && i <= bounds.layer ? 1.0f : 0.0f) - b);
   }
 }
 
@@ -70,7 +75,8 @@ struct BoundedDecay {
   }
   // in: dg, x; sums: dg dg/db
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const GroupValues<N>& bound, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const GroupValues<N>& bound, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       const float b0 = bound.of[k], x = in[1][k], e = expf(-fabsf(x));
       float of_x, of_b;
@@ -92,7 +98,8 @@ struct BoundedDecay {
 namespace ops {
 
 template <class T>
-void bounded_decay_forward(const Exec<T>& exec, Mat<const T> x, Mat<const Wide<T>> bounds, int64_t layer, Mat<Wide<T>> g) {
+void bounded_decay_forward(const Exec<T>& exec, Mat<const T> x, Mat<const Wide<T>> bounds, int64_t layer,
+                           Mat<Wide<T>> g) {
   const Arena::Mark mark = exec.arena.mark();
   float* b = BoundsScratch(exec.arena, x.cols).values;
   launch(bounds_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer}, b);
@@ -101,22 +108,27 @@ void bounded_decay_forward(const Exec<T>& exec, Mat<const T> x, Mat<const Wide<T
 }
 
 template <class T>
-void bounded_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, Mat<const Wide<T>> bounds, int64_t layer, Mat<T> dx,
-                            Mat<Wide<T>> dbounds) {
+void bounded_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, Mat<const Wide<T>> bounds,
+                            int64_t layer, Mat<T> dx, Mat<Wide<T>> dbounds) {
   const Arena::Mark mark = exec.arena.mark();
   const BoundsScratch scratch(exec.arena, x.cols);
   float *b = scratch.values, *db = scratch.gradients;
   exec.device.fill(db, 0, sizeof(float) * static_cast<size_t>(x.cols));
   launch(bounds_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer}, b);
   elementwise_sums<1, 2>(exec, BoundedDecay{b}, x.rows, x.cols, operands(dg, x), operands(dx),
-                         [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, x.cols, db, exec.device.stream()); });
-  if (layer > 0) launch(bounds_backward_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer}, db, dbounds);
+                         [&](const float* partial, int64_t blocks) {
+                           add_column_sums(partial, blocks, x.cols, db, exec.device.stream());
+                         });
+  if (layer > 0)
+    launch(bounds_backward_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer},
+           db, dbounds);
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                      \
-  template void bounded_decay_forward<T>(const Exec<T>&, Mat<const T>, Mat<const float>, int64_t, Mat<float>); \
-  template void bounded_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, Mat<const float>, int64_t, Mat<T>, Mat<float>);
+#define FW_INSTANTIATE(T)                                                                                            \
+  template void bounded_decay_forward<T>(const Exec<T>&, Mat<const T>, Mat<const float>, int64_t, Mat<float>);       \
+  template void bounded_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, Mat<const float>, int64_t, \
+                                          Mat<T>, Mat<float>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -1,6 +1,8 @@
-// A block sums 32 columns: its warp w of kWarps the rows w, w + kWarps, ..., of which several are on their way at a time, then one warp the sums of the warps,
-// in order. Few rows have few warps, so that the block has room alongside those of the kernel in front.
-// The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over, and what starting it costs is hidden.
+// A block sums 32 columns: its warp w of kWarps the rows w, w + kWarps, ..., of which several are on their way at a
+// time, then one warp the sums of the warps, in order. Few rows have few warps, so that the block has room alongside
+// those of the kernel in front.
+// The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over,
+// and what starting it costs is hidden.
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/overlap.cuh"
 #include "scan/cuda/machine/ptx.cuh"
@@ -75,8 +77,8 @@ __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64
 template <bool kAdd, class Of>
 void column_sums(const Of& columns, int64_t rows, void* stream) {
   const auto run = [&]<int kWarps>() {
-    launch_overlapped(column_sums_kernel<kWarps, kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float),
-                      stream, columns, rows);
+    launch_overlapped(column_sums_kernel<kWarps, kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)},
+                      kWarps * 32, kWarps * 32 * sizeof(float), stream, columns, rows);
   };
   if (rows <= kFewWarps * kLoads) {
     run.template operator()<kFewWarps>();
@@ -97,16 +99,20 @@ void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to
   column_sums<false>(Columns{partial, cols, to}, rows, stream);
 }
 
-void add_tap_sums(const float* weights, const float* biases, int64_t rows, int64_t cols, int64_t taps, float* dweight, float* dbias, void* stream) {
-  if (rows > 0) column_sums<true>(TapColumns{weights, biases, cols, taps, cols * (taps + 1), dweight, dbias}, rows, stream);
+void add_tap_sums(const float* weights, const float* biases, int64_t rows, int64_t cols, int64_t taps, float* dweight,
+                  float* dbias, void* stream) {
+  if (rows > 0)
+    column_sums<true>(TapColumns{weights, biases, cols, taps, cols * (taps + 1), dweight, dbias}, rows, stream);
 }
 
-void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena, void* stream) {
+void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena,
+                    void* stream) {
   if (rows == 0) return;
   const Arena::Mark mark = arena.mark();
   float* sums = arena.alloc<float>(cols);
   set_column_sums(partial, rows, cols, sums, stream);
-  launch_overlapped(group_sums_kernel, Dim3{static_cast<unsigned>((cols + group - 1) / group)}, 32, 0, stream, sums, cols, group, to);
+  launch_overlapped(group_sums_kernel, Dim3{static_cast<unsigned>((cols + group - 1) / group)}, 32, 0, stream, sums,
+                    cols, group, to);
   arena.rewind(mark);
 }
 

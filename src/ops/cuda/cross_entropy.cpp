@@ -1,4 +1,5 @@
-// Cross-entropy on the device: the logits of a slice by a product, their softmax in place, the gradients by two products.
+// Cross-entropy on the device: the logits of a slice by a product, their softmax in place, the gradients by two
+// products.
 #include "ops/cuda/cross_entropy.h"
 
 #include <algorithm>
@@ -28,7 +29,8 @@ void for_slices(const Exec<T>& exec, Mat<const T> h, const Weight<float>& weight
 namespace ops {
 
 template <class T>
-void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<Wide<T>> weight, const int32_t* targets, Wide<T>* nll, LossSum* sum) {
+void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<Wide<T>> weight, const int32_t* targets,
+                           Wide<T>* nll, LossSum* sum) {
   for_slices(exec, h, weight, nll, [&](Mat<T> logits, int64_t begin, float* values) {
     softmax_cross_entropy_rows(exec, logits, targets + begin, false, 0.0F, values);
     add_loss(values, targets + begin, logits.rows, sum, exec.device.stream());
@@ -36,18 +38,21 @@ void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<Wide<T>> 
 }
 
 template <class T>
-void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<Wide<T>> weight, const int32_t* targets, Wide<T> grad_scale, Mat<T> dh,
-                            Mat<Wide<T>> dweight, LossSum* sum) {
+void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<Wide<T>> weight, const int32_t* targets,
+                            Wide<T> grad_scale, Mat<T> dh, Mat<Wide<T>> dweight, LossSum* sum) {
   for_slices(exec, h, weight, nullptr, [&](Mat<T> logits, int64_t begin, float* values) {
     softmax_cross_entropy_rows(exec, logits, targets + begin, true, grad_scale, values);
     add_loss(values, targets + begin, logits.rows, sum, exec.device.stream());
-    linear_gradients(exec, Mat<const T>(logits), h.row_range(begin, logits.rows), weight, dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
+    linear_gradients(exec, Mat<const T>(logits), h.row_range(begin, logits.rows), weight,
+                     dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
   });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                \
-  template void cross_entropy_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const int32_t*, float*, LossSum*); \
-  template void cross_entropy_backward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const int32_t*, float, Mat<T>, Mat<float>, LossSum*);
+#define FW_INSTANTIATE(T)                                                                                             \
+  template void cross_entropy_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const int32_t*, float*,         \
+                                         LossSum*);                                                                   \
+  template void cross_entropy_backward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const int32_t*, float, Mat<T>, \
+                                          Mat<float>, LossSum*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

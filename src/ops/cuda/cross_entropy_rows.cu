@@ -1,6 +1,7 @@
-// A block has a row. Up to four packets a thread (32,768 bf16 logits) stay in registers between the sum of exponentials and the gradient, which is
-// written where they were read: a row goes through the memory once each way. Wider and unaligned rows are read twice.
-// Exponentials are those of the row's distance from its own largest number, summed in float32: a thread's in order, then a warp's, then the block's.
+// A block has a row. Up to four packets a thread (32,768 bf16 logits) stay in registers between the sum of exponentials
+// and the gradient, which is written where they were read: a row goes through the memory once each way. Wider and
+// unaligned rows are read twice. Exponentials are those of the row's distance from its own largest number, summed in
+// float32: a thread's in order, then a warp's, then the block's.
 #include "ops/cuda/cross_entropy.h"
 #include "ops/cuda/packets.cuh"
 #include "scan/cuda/call/launch.h"
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows_kernel(const RowA
       if constexpr (kKept == 0) kept[0].load(logits + c);
       float x[N];
       kept[i].get(x);
-      FW_UNROLL for (int k = 0; k < N; ++k) x[k] = scale * exp2_fast((x[k] - largest) * kLog2E) - (c + k == target ? a.grad_scale : 0.0f);
+      FW_UNROLL for (int k = 0; k < N; ++k) x[k] =
+          scale * exp2_fast((x[k] - largest) * kLog2E) - (c + k == target ? a.grad_scale : 0.0f);
       kept[i].set(x);
       kept[i].store(logits + c);
     });
@@ -96,7 +98,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows_kernel(const RowA
 template <class T, bool kGradient>
 void launch_rows(const RowArgs<T>& a, int64_t rows, void* stream) {
   constexpr int kN = kPacket<T>;
-  const auto run = [&](auto kernel) { launch(kernel, Dim3{static_cast<unsigned>(rows)}, kThreads, kWarps * sizeof(float), stream, a); };
+  const auto run = [&](auto kernel) {
+    launch(kernel, Dim3{static_cast<unsigned>(rows)}, kThreads, kWarps * sizeof(float), stream, a);
+  };
   if (!in_packets<T>(a.logits, a.stride) || a.cols % kN != 0) return run(cross_entropy_rows_kernel<T, 1, 0, kGradient>);
   const int64_t packets = a.cols / kN;
   if (packets <= kThreads) return run(cross_entropy_rows_kernel<T, kN, 1, kGradient>);
@@ -106,7 +110,8 @@ void launch_rows(const RowArgs<T>& a, int64_t rows, void* stream) {
 
 constexpr int kSumThreads = 256;
 
-__global__ void __launch_bounds__(kSumThreads) add_loss_kernel(const float* nll, const int32_t* targets, int64_t rows, LossSum* sum) {
+__global__ void __launch_bounds__(kSumThreads)
+    add_loss_kernel(const float* nll, const int32_t* targets, int64_t rows, LossSum* sum) {
   float* values = reinterpret_cast<float*>(shared_memory());           // [kSumThreads]
   int32_t* scored = reinterpret_cast<int32_t*>(values) + kSumThreads;  // [kSumThreads]
   double total = 0;
@@ -134,9 +139,11 @@ __global__ void __launch_bounds__(kSumThreads) add_loss_kernel(const float* nll,
 }  // namespace
 
 template <class T>
-void softmax_cross_entropy_rows(const Exec<T>& exec, Mat<T> logits, const int32_t* targets, bool gradient, float grad_scale, float* nll) {
+void softmax_cross_entropy_rows(const Exec<T>& exec, Mat<T> logits, const int32_t* targets, bool gradient,
+                                float grad_scale, float* nll) {
   const RowArgs<T> a{logits.data, logits.stride, logits.cols, targets, grad_scale, nll};
-  gradient ? launch_rows<T, true>(a, logits.rows, exec.device.stream()) : launch_rows<T, false>(a, logits.rows, exec.device.stream());
+  gradient ? launch_rows<T, true>(a, logits.rows, exec.device.stream())
+           : launch_rows<T, false>(a, logits.rows, exec.device.stream());
 }
 template void softmax_cross_entropy_rows(const Exec<float>&, Mat<float>, const int32_t*, bool, float, float*);
 template void softmax_cross_entropy_rows(const Exec<Bf16>&, Mat<Bf16>, const int32_t*, bool, float, float*);

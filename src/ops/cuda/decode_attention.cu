@@ -1,9 +1,11 @@
-// Attention of a decoded token: one query a sequence and head over the rows of a ring or of pages. Few heads would be few blocks, so the rows that a token
-// sees are cut into runs (scratch.h), a block each, which leaves its unnormalised sum, its largest score and its sum of exponentials; a second kernel joins the
-// runs in their order. Where the runs lie depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and alongside others,
-// and all that changes from token to token is read from device memory, so that one captured launch serves all tokens. Query heads that share keys are up to
-// four in a block, so that a row is read once for them. The block of the last run also puts the token's own key and value where they belong: the row that they
-// replace has left the window. bf16 heads of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
+// Attention of a decoded token: one query a sequence and head over the rows of a ring or of pages. Few heads would be
+// few blocks, so the rows that a token sees are cut into runs (scratch.h), a block each, which leaves its unnormalised
+// sum, its largest score and its sum of exponentials. A second kernel joins the runs in their order. Where the runs lie
+// depends on how many rows the token sees and on nothing else, so a sequence has the same bits alone and alongside
+// others. All that changes from token to token is read from device memory, so one captured launch serves all tokens.
+// Query heads that share keys are up to four in a block, so that a row is read once for them. The block of the last run
+// also puts the token's own key and value where they belong: the row that they replace has left the window. bf16 heads
+// of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
 //   decode_rows_kernel   grid: sequences x heads / kHeads, runs
 //   decode_join_kernel   grid: sequences x heads
 #include <cmath>
@@ -21,7 +23,8 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
   const Group group(a.lanes);
   float* rows = reinterpret_cast<float*>(shared_memory());  // [kHeads, groups, dim], then [kHeads, groups] tops, sums
   float *tops = rows + kHeads * group.count * a.dim, *sums = tops + kHeads * group.count;
-  const int blocks = a.heads / kHeads, head = static_cast<int>(block_index_x()) % blocks * kHeads, column = head / a.group * a.dim;
+  const int blocks = a.heads / kHeads, head = static_cast<int>(block_index_x()) % blocks * kHeads,
+            column = head / a.group * a.dim;
   const int64_t n = block_index_x() / static_cast<unsigned>(blocks), run = block_index_y();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -71,7 +74,9 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
       const float factor = top[h] == -INFINITY ? 0.0f : exp2_fast(top[h] - higher);
       top[h] = higher;
       sum[h] *= factor;
-      FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int j = 0; j < N; ++j) total[h].of[i][j] *= factor; }
+      FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+        FW_UNROLL for (int j = 0; j < N; ++j) total[h].of[i][j] *= factor;
+      }
     }
     FW_UNROLL for (int r = 0; r < kAhead; ++r) {
       if (at + int64_t{r} * group.count >= end) continue;
@@ -101,11 +106,13 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
       of.parts + (n * a.heads + head) * stride + run * (a.dim + 2), stride);
 }
 
-// All that it reads is asked for at once: after it comes a product that fills the memory's queues. How many runs there are is known ahead of the wait.
+// All that it reads is asked for at once: after it comes a product that fills the memory's queues. How many runs there
+// are is known ahead of the wait.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
-  constexpr int kHeld = 16;                                       // runs of a thread's column in registers: a window of 2,048 rows
+  // runs of a thread's column in registers: a window of 2,048 rows
+  constexpr int kHeld = 16;
   float* const tops = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns]
   float* const sums = tops + kDecodeRuns;                         // [kDecodeRuns]
   const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
@@ -141,7 +148,8 @@ template <class T, int N, int kVectors, int kHeads>
 void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
   const PlainArgs<T>& a = of.plain;
   const size_t floats = static_cast<size_t>(kHeads * (kRowThreads / a.lanes) * (a.dim + 2));
-  launch_overlapped(decode_rows_kernel<T, N, kVectors, kHeads>, Dim3{static_cast<unsigned>(sequences * a.heads / kHeads), static_cast<unsigned>(of.runs)},
+  launch_overlapped(decode_rows_kernel<T, N, kVectors, kHeads>,
+                    Dim3{static_cast<unsigned>(sequences * a.heads / kHeads), static_cast<unsigned>(of.runs)},
                     kRowThreads, sizeof(float) * floats, stream, of);
 }
 
@@ -150,22 +158,25 @@ void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
 namespace ops {
 
 template <class T>
-void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
-                    Pages<T> past_v, Mat<T> o) {
+void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape,
+                    const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
   if (q.rows == 0) return;
-  if (!past_k || !past_v || layout.host.tokens() != layout.host.count()) fail_internal("attention_step: expected pages and sequences of one token");
+  if (!past_k || !past_v || layout.host.tokens() != layout.host.count())
+    fail_internal("attention_step: expected pages and sequences of one token");
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   DecodeArgs<T> of{.plain = {.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)}};
   PlainArgs<T>& a = of.plain;
-  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads), a.dim = static_cast<int>(shape.dim);
+  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads),
+  a.dim = static_cast<int>(shape.dim);
   a.window = shape.window;
   a.scale = static_cast<float>(shape.scale);
   a.out = o;
   of.runs = static_cast<int>(decode_runs(shape, past_k));
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
   const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
-  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128), inside = tiles && rotates_whole_heads(shape);
+  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128),
+             inside = tiles && rotates_whole_heads(shape);
   if (inside) of.theta = shape.theta;
   if (shape.turns() && !inside) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
   if constexpr (std::is_same_v<T, Bf16>) {
@@ -178,13 +189,14 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
       launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
     });
   }
-  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, 2 * sizeof(float) * static_cast<size_t>(kDecodeRuns),
-                    stream, of);
+  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
+                    2 * sizeof(float) * static_cast<size_t>(kDecodeRuns), stream, of);
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T) \
-  template void attention_step<T>(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
+#define FW_INSTANTIATE(T)                                                                              \
+  template void attention_step<T>(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, \
+                                  const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

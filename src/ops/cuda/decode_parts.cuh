@@ -1,4 +1,5 @@
-// What the kernels of a decoded token's attention share: the rows that a token sees, where they lie, and what a run of them leaves.
+// What the kernels of a decoded token's attention share: the rows that a token sees, where they lie, and what a run of
+// them leaves.
 #pragma once
 
 #include "ops/cuda/attention_rows.cuh"
@@ -27,8 +28,9 @@ struct SeenRows {
   FW_DEVICE int64_t runs() const { return (place - first) / run + 1; }
 };
 
-// Where rows from a position of sequence n on lie, in pages of keys and of values, which lie alike. Divisions take longer than a row takes to come, so the
-// run's first page and the one after it, which are most runs, are looked for once.
+// Where rows from a position of sequence n on lie, in pages of keys and of values, which lie alike. Divisions take
+// longer than a row takes to come, so the run's first page and the one after it, which are most runs, are looked for
+// once.
 template <class T>
 struct RowsFrom {
   const Pages<T>*keys, *values;
@@ -43,7 +45,8 @@ struct RowsFrom {
       const uint32_t place = static_cast<uint32_t>(position), before = place / rows;
       page = before % pages, row = place - before * rows;
     } else {
-      page = static_cast<uint32_t>(position / keys->rows % keys->per_sequence), row = static_cast<uint32_t>(position % keys->rows);
+      page = static_cast<uint32_t>(position / keys->rows % keys->per_sequence),
+      row = static_cast<uint32_t>(position % keys->rows);
     }
     k[0] = begin_of(*keys, page), v[0] = begin_of(*values, page);
     const uint32_t next = page + 1 == pages ? 0 : page + 1;
@@ -75,10 +78,12 @@ struct RowsFrom {
   }
 };
 
-// What the parts of a run, [count] of each of `heads` heads, leave together: their sums of p v, rows(h, g) [dim], scores' tops[h][g] and sums of p sums[h][g].
-// A part without a row has top -inf and counts nothing. By kRowThreads threads.
+// What the parts of a run, [count] of each of `heads` heads, leave together: their sums of p v, rows(h, g) [dim],
+// scores' tops[h][g] and sums of p sums[h][g]. A part without a row has top -inf and counts nothing. By kRowThreads
+// threads.
 template <class Row>
-FW_DEVICE void leave_part(int heads, int count, int dim, const Row& rows, const float* tops, const float* sums, float* first, int64_t stride) {
+FW_DEVICE void leave_part(int heads, int count, int dim, const Row& rows, const float* tops, const float* sums,
+                          float* first, int64_t stride) {
   const int thread = static_cast<int>(thread_index());
   for (int h = 0; h < heads; ++h) {
     float all = -INFINITY, weight = 0;

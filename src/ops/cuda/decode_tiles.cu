@@ -1,11 +1,13 @@
-// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64 or 128 channels. A warp takes tiles of 16 rows, which it
-// loads into its own shared memory by cp.async, two ahead, and multiplies them as matrices: a row is then a few instructions where numbers one by one were
-// some hundred, which took longer than the memory. The query heads that share keys, up to eight, are the rows of the products' other side.
+// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64 or 128 channels. A
+// warp takes tiles of 16 rows, loads them into its own shared memory by cp.async, two ahead, and multiplies them as
+// matrices. A row is then a few instructions. Numbers one by one were some hundred, which took longer than the memory.
+// The query heads that share keys, up to eight, are the rows of the products' other side.
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
 //   sums    [16 channels, 8 heads] += v^T p     a: rows of v, ldmatrix transposed   b: p, in bf16
-// The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait, as a product does for its weight. What
-// the token itself loads comes after the wait: its key and value are the last row of the last run, whose block also puts them where they belong. Its query
-// and key are turned here where they are to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
+// The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait,
+// as a product does for its weight. What the token itself loads comes after the wait: its key and value are the last
+// row of the last run, whose block also puts them where they belong. Its query and key are turned here where they are
+// to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
 //   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run, two ahead over all
 //   runs of the block; the warps' sums meet after each run
 #include <algorithm>
@@ -22,7 +24,8 @@ namespace {
 constexpr int kTilingBlocks = 3;  // of an SM
 constexpr int kTilingWarps = kRowThreads / 32, kRowsOfTile = 16, kTilesAhead = 2, kHeadsOfTile = 8;
 
-// A warp's tiles in shared memory: rows of kDim numbers whose packets are permuted within 8 rows, so that ldmatrix meets no bank twice.
+// A warp's tiles in shared memory: rows of kDim numbers whose packets are permuted within 8 rows, so that ldmatrix
+// meets no bank twice.
 template <int kDim>
 struct DecodeTiles {
   static constexpr int kRowBytes = 2 * kDim, kBytes = kRowsOfTile * kRowBytes;  // of keys, or of values
@@ -32,7 +35,8 @@ struct DecodeTiles {
   }
 };
 
-// Two channels of the first half of a head, and the two that turn with them. turns: cosine and sine of the first and of the second.
+// Two channels of the first half of a head, and the two that turn with them. turns: cosine and sine of the first and of
+// the second.
 FW_DEVICE void rotate_packed(uint32_t& low, uint32_t& high, const float4& rotations) {
   float x[2] = {bf16_low(low), bf16_high(low)}, y[2] = {bf16_low(high), bf16_high(high)};
   rotate_pair(x[0], y[0], rotations.x, rotations.y);
@@ -40,7 +44,8 @@ FW_DEVICE void rotate_packed(uint32_t& low, uint32_t& high, const float4& rotati
   low = pack_bf16(x[0], x[1]), high = pack_bf16(y[0], y[1]);
 }
 
-// Alongside a warp's tiles: what the token turns by, cosine and sine of each channel of the first half of a head, and its own key and value.
+// Alongside a warp's tiles: what the token turns by, cosine and sine of each channel of the first half of a head, and
+// its own key and value.
 template <int kDim>
 struct OwnRow {
   float2 rotations[kDim / 2];
@@ -83,31 +88,40 @@ struct RunSums {
   float *first, *tops, *sums;  // [2, heads of the block, warps, kDim]; [2, kHeadsOfTile, warps]
   int heads;
   static constexpr size_t bytes(int heads) {
-    return sizeof(float) * 2 * kTilingWarps * (static_cast<size_t>(heads) * kDim + 2 * static_cast<size_t>(kHeadsOfTile));
+    return sizeof(float) * 2 * kTilingWarps *
+           (static_cast<size_t>(heads) * kDim + 2 * static_cast<size_t>(kHeadsOfTile));
   }
-  FW_DEVICE RunSums(char* at, int of_block) : tops(reinterpret_cast<float*>(at)), sums(tops + 2 * kHeadsOfTile * kTilingWarps), heads(of_block) {
+  FW_DEVICE RunSums(char* at, int of_block)
+      : tops(reinterpret_cast<float*>(at)), sums(tops + 2 * kHeadsOfTile * kTilingWarps), heads(of_block) {
     first = sums + 2 * kHeadsOfTile * kTilingWarps;
   }
-  FW_DEVICE float* of(int parity, int h, int g) const { return first + ((parity * heads + h) * kTilingWarps + g) * kDim; }
+  FW_DEVICE float* of(int parity, int h, int g) const {
+    return first + ((parity * heads + h) * kTilingWarps + g) * kDim;
+  }
   FW_DEVICE float* tops_of(int parity) const { return tops + parity * kHeadsOfTile * kTilingWarps; }
   FW_DEVICE float* sums_of(int parity) const { return sums + parity * kHeadsOfTile * kTilingWarps; }
 };
 
 template <int kDim>
 constexpr size_t tiling_bytes(int of_block) {
-  return kTilingWarps * (kTilesAhead * 2 * DecodeTiles<kDim>::kBytes + sizeof(OwnRow<kDim>)) + RunSums<kDim>::bytes(of_block);
+  return kTilingWarps * (kTilesAhead * 2 * DecodeTiles<kDim>::kBytes + sizeof(OwnRow<kDim>)) +
+         RunSums<kDim>::bytes(of_block);
 }
 
 template <int kDim>
 __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
     decode_tiles_kernel(const DecodeArgs<Bf16> of, int of_block, const __grid_constant__ RotaryShares rotations) {
-  constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets, kStep = kTilingWarps * kRowsOfTile;
+  constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets,
+                kStep = kTilingWarps * kRowsOfTile;
   const PlainArgs<Bf16>& a = of.plain;
-  const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index()), group = lane / 4, pair = lane % 4 * 2;
-  const int blocks = a.heads / of_block, head = static_cast<int>(block_index_x()) % blocks * of_block, column = head / a.group * kDim;
+  const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index()), group = lane / 4,
+            pair = lane % 4 * 2;
+  const int blocks = a.heads / of_block, head = static_cast<int>(block_index_x()) % blocks * of_block,
+            column = head / a.group * kDim;
   const int64_t n = block_index_x() / static_cast<unsigned>(blocks), stride = int64_t{of.runs} * (kDim + 2);
   const SeenRows seen(a, n);
-  const int runs = static_cast<int>(seen.runs()), runs_at_once = static_cast<int>(grid_size_y()), first_run = static_cast<int>(block_index_y());
+  const int runs = static_cast<int>(seen.runs()), runs_at_once = static_cast<int>(grid_size_y()),
+            first_run = static_cast<int>(block_index_y());
   if (first_run >= runs) return;  // the other blocks want the room
   const auto begin_of = [&](int run) { return seen.first + run * seen.run; };
   // From here on rows are counted from their run's first. The token's own is the last of the last run.
@@ -127,7 +141,9 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   RowsFrom<Bf16> places(a.past_k, a.past_v, n, begin_of(first_run));
   const auto put_own = [&] {
     FW_UNROLL for (int which = 0; which < 2; ++which) {
-      if (lane < kPackets) own_row.copy(which, packet, reinterpret_cast<Bf16*>(own_tiles + (tiles.at(own_stage, which, own_at, packet) - tiles.base)));
+      if (lane < kPackets)
+        own_row.copy(which, packet,
+                     reinterpret_cast<Bf16*>(own_tiles + (tiles.at(own_stage, which, own_at, packet) - tiles.base)));
     }
   };
   // Rows beyond the end are zeros: nothing times them must be a number.
@@ -189,7 +205,8 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   }
   FW_UNROLL for (int s = 0; s < kSteps / 2; ++s) {
     if (!rotated) continue;
-    FW_UNROLL for (int j = 0; j < 2; ++j) rotate_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
+    FW_UNROLL for (int j = 0; j < 2; ++j)
+        rotate_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
   }
 
   int stage = 0, parity = 0;
@@ -223,7 +240,9 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
       top = higher;
       sum *= factor;
       const float factors[2] = {shuffle(factor, 4 * pair), shuffle(factor, 4 * pair + 4)};
-      FW_UNROLL for (int s = 0; s < kSteps; ++s) { FW_UNROLL for (int i = 0; i < 4; ++i) total[s][i] *= factors[i % 2]; }
+      FW_UNROLL for (int s = 0; s < kSteps; ++s) {
+        FW_UNROLL for (int i = 0; i < 4; ++i) total[s][i] *= factors[i % 2];
+      }
       uint32_t weights[2];
       FW_UNROLL for (int half = 0; half < 2; ++half) {
         weights[half] = pack_bf16(exp2_fast(p[half][0] - higher), exp2_fast(p[half][1] - higher));
@@ -245,12 +264,13 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
       FW_UNROLL for (int s = 0; s < kSteps; ++s) to[16 * s] = total[s][i], to[16 * s + 8] = total[s][i + 2];
     }
     if (group < of_block && lane % 4 == 0) {
-      run_sums.tops_of(parity)[group * kTilingWarps + warp] = top, run_sums.sums_of(parity)[group * kTilingWarps + warp] = sum;
+      run_sums.tops_of(parity)[group * kTilingWarps + warp] = top,
+                                                      run_sums.sums_of(parity)[group * kTilingWarps + warp] = sum;
     }
     sync_threads();  // and all have read what the run before the last has left
     leave_part(
-        of_block, kTilingWarps, kDim, [&](int h, int g) { return run_sums.of(parity, h, g); }, run_sums.tops_of(parity), run_sums.sums_of(parity),
-        of.parts + (n * a.heads + head) * stride + run * (kDim + 2), stride);
+        of_block, kTilingWarps, kDim, [&](int h, int g) { return run_sums.of(parity, h, g); }, run_sums.tops_of(parity),
+        run_sums.sums_of(parity), of.parts + (n * a.heads + head) * stride + run * (kDim + 2), stride);
   }
   // Where the row stood that has left the window.
   if (has_last && head % a.group == 0 && warp == 0 && lane < kPackets) {
@@ -267,11 +287,14 @@ void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
   const PlainArgs<Bf16>& a = of.plain;
   int of_block = a.group;
   while (of_block > kHeadsOfTile) of_block = of_block % 2 == 0 ? of_block / 2 : 1;
-  // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to run without asking for the token again.
+  // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to run
+  // without asking for the token again.
   const int64_t across = sequences * a.heads / of_block, enough = 2 * kTilingBlocks * persistent_ctas();
-  const Dim3 grid{static_cast<unsigned>(across), static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
+  const Dim3 grid{static_cast<unsigned>(across),
+                  static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
   const auto launch_for = [&]<int kDim>() {
-    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block, RotaryShares(of.theta, a.dim));
+    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block,
+                      RotaryShares(of.theta, a.dim));
   };
   a.dim == 64 ? launch_for.template operator()<64>() : launch_for.template operator()<128>();
 }

@@ -1,6 +1,7 @@
-// First values of parameters. A block goes through one piece of the host's generator, mt19937_64: of 312 words the next 312 are made in two halves, each by 156
-// threads, since word i + 312 is of words i, i + 1 and i + 156. A thread then makes a value of one number or two that follow one another. A pass over 312
-// numbers waits for three barriers; with some hundred pieces the device draws a billion values in less than a tenth of a second.
+// First values of parameters. A block goes through one piece of the host's generator, mt19937_64: of 312 words the next
+// 312 are made in two halves, each by 156 threads, since word i + 312 is of words i, i + 1 and i + 156. A thread then
+// makes a value of one number or two that follow one another. A pass over 312 numbers waits for three barriers; with
+// some hundred pieces the device draws a billion values in less than a tenth of a second.
 #include "base/buffer.h"
 #include "base/normal_transform.h"
 #include "base/random_jump.h"
@@ -95,7 +96,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(DrawArgs a) {
 }  // namespace
 }  // namespace cuda
 
-void draw_on_cuda(Device& device, std::span<const uint64_t> words, int64_t piece, std::span<const DrawnRange> ranges, ParamValues<float> to) {
+void draw_on_cuda(Device& device, std::span<const uint64_t> words, int64_t piece, std::span<const DrawnRange> ranges,
+                  ParamValues<float> to) {
   using namespace cuda;
   const auto pieces = static_cast<int64_t>(words.size()) / kWords;
   Buffer<uint64_t> words_there(device, static_cast<int64_t>(words.size()));

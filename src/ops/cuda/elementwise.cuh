@@ -1,11 +1,13 @@
-// Operations that take each number by itself: out = f(in) over rows of any width and stride, and the same with sums over the rows of every column.
+// Operations that take each number by itself: out = f(in) over rows of any width and stride, and the same with sums
+// over the rows of every column.
 //
 // f is what the operation computes, for N neighbouring row scales:
 //   f.columns<N>(c)                      what it needs of the columns c, c + 1, ... and keeps over rows (struct Plain: nothing)
 //   f(columns, row, in, out)             in[i][k], out[o][k]: number k of the i-th input and the o-th output, as floats
 //   f(columns, row, in, out, sums)       sums[s][k] += what the row adds to the s-th sum of its column
-// A thread has the same columns of several rows, which are all asked for before the first is used; all of a row's inputs are read before its outputs
-// are written, so that an output may lie where an input does. Sums have an order of the shape alone: a thread's rows, a block's threads, the blocks.
+// A thread has the same columns of several rows, which are all asked for before the first is used. All of a row's
+// inputs are read before its outputs are written, so that an output may lie where an input does. Sums have an order of
+// the shape alone: a thread's rows, a block's threads, the blocks.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +40,8 @@ struct Operands<T, Rest...> {
 
   explicit Operands(Mat<T> first, Mat<Rest>... others) : data(first.data), stride(first.stride), rest(others...) {}
   bool in_packets(int numbers) const {
-    return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * static_cast<size_t>(numbers)) == 0 && stride % numbers == 0 && rest.in_packets(numbers);
+    return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * static_cast<size_t>(numbers)) == 0 &&
+           stride % numbers == 0 && rest.in_packets(numbers);
   }
 };
 
@@ -90,7 +93,8 @@ struct Plain {
 
 inline constexpr int kElementThreads = 256;
 
-// How threads lie over a matrix: 2^log_across packets side by side, the others below them; blocks from left to right, then down.
+// How threads lie over a matrix: 2^log_across packets side by side, the others below them; blocks from left to right,
+// then down.
 struct Cut {
   int64_t rows = 0;
   int packets = 0;  // of a row
@@ -113,17 +117,20 @@ struct Place {
   FW_DEVICE explicit Place(const Cut& cut) {
     const unsigned of = block_index_x() / static_cast<unsigned>(cut.column_blocks), thread = thread_index();
     block = of;
-    packet = (int64_t{block_index_x() - of * static_cast<unsigned>(cut.column_blocks)} << cut.log_across) + (thread & ((1u << cut.log_across) - 1));
+    packet = (int64_t{block_index_x() - of * static_cast<unsigned>(cut.column_blocks)} << cut.log_across) +
+             (thread & ((1u << cut.log_across) - 1));
     row = thread >> cut.log_across;
   }
 };
 
 template <int N, int kAhead, class F, class In, class Out>
-__global__ void __launch_bounds__(kElementThreads) elementwise_kernel(const F f, const In in, const Out out, const Cut cut) {
+__global__ void __launch_bounds__(kElementThreads)
+    elementwise_kernel(const F f, const In in, const Out out, const Cut cut) {
   follow();
   const Place place(cut);
   if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kAhead + place.row;
+  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
+                first = place.block * down * kAhead + place.row;
   Held<N, In> held[kAhead];
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
     if (first + i * down < cut.rows) held[i].load(in, first + i * down, c);
@@ -168,7 +175,9 @@ __global__ void __launch_bounds__(kElementThreads)
     }
   }
   const int thread = static_cast<int>(thread_index());
-  FW_UNROLL for (int s = 0; s < kSums; ++s) { FW_UNROLL for (int k = 0; k < N; ++k) shared[(s * N + k) * kElementThreads + thread] = sums[s][k]; }
+  FW_UNROLL for (int s = 0; s < kSums; ++s) {
+    FW_UNROLL for (int k = 0; k < N; ++k) shared[(s * N + k) * kElementThreads + thread] = sums[s][k];
+  }
   sync_threads();
   if (!has_columns || place.row != 0) return;
   FW_UNROLL for (int s = 0; s < kSums; ++s) {
@@ -186,7 +195,8 @@ void elementwise(const F& f, int64_t rows, int64_t cols, const In& in, const Out
   constexpr int kN = std::min(In::kWidest, Out::kWidest);
   const auto run = [&]<int N>() {
     const Cut cut(rows, cols / N, 8);
-    launch_following(rows, elementwise_kernel<N, kAhead, F, In, Out>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kAhead) * cut.column_blocks)},
+    launch_following(rows, elementwise_kernel<N, kAhead, F, In, Out>,
+                     Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kAhead) * cut.column_blocks)},
                      kElementThreads, 0, stream, f, in, out, cut);
   };
   if (cols % kN == 0 && in.in_packets(kN) && out.in_packets(kN)) {
@@ -198,7 +208,8 @@ void elementwise(const F& f, int64_t rows, int64_t cols, const In& in, const Out
 
 // The same, and the sums: add(partial, row blocks) is called with partial [kSums, row blocks, cols].
 template <int kSums, int kAhead, class T, class F, class In, class Out, class Add>
-void elementwise_sums(const Exec<T>& exec, const F& f, int64_t rows, int64_t cols, const In& in, const Out& out, const Add& add) {
+void elementwise_sums(const Exec<T>& exec, const F& f, int64_t rows, int64_t cols, const In& in, const Out& out,
+                      const Add& add) {
   if (rows == 0 || cols == 0) return;
   constexpr int kN = std::min(In::kWidest, Out::kWidest);
   const Arena::Mark mark = exec.arena.mark();
@@ -206,7 +217,8 @@ void elementwise_sums(const Exec<T>& exec, const F& f, int64_t rows, int64_t col
     const Cut cut(rows, cols / N, 5);
     const int64_t blocks = cut.row_blocks(std::max(kSumRows, cut.down()));
     float* partial = partial_sums(exec.arena, kSums * elementwise_sum_rows(rows), cols);
-    launch(elementwise_sums_kernel<N, kSums, kAhead, F, In, Out>, Dim3{static_cast<unsigned>(blocks * cut.column_blocks)}, kElementThreads,
+    launch(elementwise_sums_kernel<N, kSums, kAhead, F, In, Out>,
+           Dim3{static_cast<unsigned>(blocks * cut.column_blocks)}, kElementThreads,
            sizeof(float) * kSums * N * kElementThreads, exec.device.stream(), f, in, out, cut, blocks, partial);
     add(partial, blocks);
   };

@@ -1,11 +1,12 @@
-// Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the tokens, without atomics.
-// The tokens are sorted by id (stable, own kernels, so that the emulation runs the same), then a block takes the ids that begin in its part
-// of kRun neighbours of the sorted list and sums the rows of each. An id that goes on after the next part is left in sums, one of each part that it has tokens
-// in, for a last kernel, in which the part where it begins adds them up in order: an id that half of the tokens have is summed by many blocks as well.
-// The sort is a kernel alone where its blocks may well read all tokens each: a block has the ids of one value above the lowest 8 bits, finds their tokens and
-// how many tokens have lower ids, and sorts its own by the lowest bits. Of many tokens it is a turn for each 8 bits, from the lowest, two kernels each: they
-// are short, and what they do is wait for memory, so a thread has all of its tokens on their way at once, and each kernel is there before the one in front is
-// over.
+// Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the
+// tokens, without atomics. The tokens are sorted by id (stable, own kernels, so that the emulation runs the same). Then
+// a block takes the ids that begin in its part of kRun neighbours of the sorted list and sums the rows of each. An id
+// that goes on after the next part is left in sums, one of each part that it has tokens in. In a last kernel the part
+// where it begins adds them up in order. So an id that half of the tokens have is summed by many blocks as well. The
+// sort is a kernel alone where its blocks may well read all tokens each. A block has the ids of one value above the
+// lowest 8 bits. It finds their tokens and how many tokens have lower ids, and sorts its own by the lowest bits. Of
+// many tokens it is a turn for each 8 bits, from the lowest, two kernels each. They are short and wait for memory. So a
+// thread has all of its tokens on their way at once, and each kernel is there before the one in front is over.
 #include <bit>
 
 #include "ops/cuda/operations.h"
@@ -17,7 +18,8 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kSortThreads = 256, kSortWarps = kSortThreads / 32;
-constexpr int kTile = kSortTile, kSteps = kTile / kSortThreads;  // tokens of a block of the sort, and of a thread: a warp has kTile / kSortWarps neighbours
+// tokens of a block of the sort, and of a thread: a warp has kTile / kSortWarps neighbours
+constexpr int kTile = kSortTile, kSteps = kTile / kSortThreads;
 constexpr int kDigits = kSortDigits;
 constexpr int kRun = kEmbeddingRun;
 static_assert(kDigits == kSortThreads);  // a thread has a digit
@@ -49,7 +51,8 @@ FW_DEVICE int digit_of(SortedToken token, int shift) { return token.id >> shift 
 
 FW_DEVICE uint32_t lanes_before() { return (1u << lane_index()) - 1; }
 
-// counts [kDigits] of the warp += its tokens with each digit, one a lane. Returns what there was of the digit before this lane's.
+// counts [kDigits] of the warp += its tokens with each digit, one a lane. Returns what there was of the digit before
+// this lane's.
 FW_DEVICE int count_digit(int digit, bool has, int* counts) {
   uint32_t same = warp_ballot(has);
   FW_UNROLL for (int bit = 0; bit < 8; ++bit) {
@@ -64,12 +67,14 @@ FW_DEVICE int count_digit(int digit, bool has, int* counts) {
 }
 
 // The same of several tokens a lane. ranks: of a token among those of its digit.
-FW_DEVICE void count_digits(const SortedToken (&tokens)[kSteps], const bool (&has)[kSteps], int shift, int* counts, int (&ranks)[kSteps]) {
+FW_DEVICE void count_digits(const SortedToken (&tokens)[kSteps], const bool (&has)[kSteps], int shift, int* counts,
+                            int (&ranks)[kSteps]) {
   FW_UNROLL for (int i = 0; i < kSteps; ++i) ranks[i] = count_digit(digit_of(tokens[i], shift), has[i], counts);
 }
 
 // histogram [tiles, kDigits]
-__global__ void __launch_bounds__(kSortThreads) histogram_kernel(const TokenSource from, int shift, int32_t* histogram) {
+__global__ void __launch_bounds__(kSortThreads)
+    histogram_kernel(const TokenSource from, int shift, int32_t* histogram) {
   follow();
   int* counts = reinterpret_cast<int*>(shared_memory());  // [kSortWarps, kDigits]
   const int thread = static_cast<int>(thread_index());
@@ -103,7 +108,8 @@ FW_DEVICE int sum_before(int x, int* sums) {
   return sum - x;
 }
 
-__global__ void __launch_bounds__(kSortThreads) scatter_kernel(const TokenSource from, int shift, const int32_t* histogram, int tiles, SortedToken* to) {
+__global__ void __launch_bounds__(kSortThreads)
+    scatter_kernel(const TokenSource from, int shift, const int32_t* histogram, int tiles, SortedToken* to) {
   follow();
   int* counts = reinterpret_cast<int*>(shared_memory());  // [kSortWarps, kDigits], then [kSortWarps]
   const int thread = static_cast<int>(thread_index());
@@ -115,14 +121,16 @@ __global__ void __launch_bounds__(kSortThreads) scatter_kernel(const TokenSource
   constexpr int kAhead = 8;
   for (int first = 0; first < tiles; first += kAhead) {
     int of[kAhead];
-    FW_UNROLL for (int i = 0; i < kAhead; ++i) of[i] = first + i < tiles ? histogram[int64_t{first + i} * kDigits + thread] : 0;
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) of[i] =
+        first + i < tiles ? histogram[int64_t{first + i} * kDigits + thread] : 0;
     FW_UNROLL for (int i = 0; i < kAhead; ++i) {
       if (first + i < static_cast<int>(block_index_x())) before += of[i];
       all += of[i];
     }
   }
   FW_UNROLL for (int w = 0; w < kSortWarps; ++w) counts[w * kDigits + thread] = 0;
-  before += sum_before<kSortWarps>(all, counts + kSortWarps * kDigits);  // its barrier is the one between the zeros and what is counted
+  // its barrier is the one between the zeros and what is counted
+  before += sum_before<kSortWarps>(all, counts + kSortWarps * kDigits);
   count_digits(tokens, has, shift, counts + warp_index() * kDigits, ranks);
   sync_threads();
   // What each warp has counted becomes where its digits begin.
@@ -141,11 +149,12 @@ constexpr int kRangeThreads = 1024, kRangeWarps = kRangeThreads / 32;
 constexpr int64_t kMostRead = int64_t{1} << 23;  // ids, by all blocks together
 constexpr size_t kRangeShared = sizeof(int) * (kRangeWarps * kDigits + 2 * kRangeWarps);
 
-// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order: a lane has one of each 32, and several are
-// on their way at a time. Lanes of a warp meet in each.
+// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order. A
+// lane has one of each 32, and several are on their way at a time. Lanes of a warp meet in each.
 template <int kAhead, class Of, class Each>
 FW_DEVICE void for_warps_share(const Of* list, int count, const Each& each) {
-  const int share = (count + kRangeThreads - 1) / kRangeThreads * 32, begin = static_cast<int>(warp_index()) * share, end = min(count, begin + share);
+  const int share = (count + kRangeThreads - 1) / kRangeThreads * 32, begin = static_cast<int>(warp_index()) * share,
+            end = min(count, begin + share);
   for (int first = begin; first < end; first += 32 * kAhead) {
     Of of[kAhead];
     FW_UNROLL for (int i = 0; i < kAhead; ++i) {
@@ -160,7 +169,8 @@ FW_DEVICE void for_warps_share(const Of* list, int count, const Each& each) {
 }
 
 // All of the sort. lists: the block's tokens as they come, and sorted, where they belong among all.
-__global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t* ids, int count, SortedToken* list, SortedToken* sorted) {
+__global__ void __launch_bounds__(kRangeThreads)
+    sort_range_kernel(const int32_t* ids, int count, SortedToken* list, SortedToken* sorted) {
   follow();
   int* counts = reinterpret_cast<int*>(shared_memory());  // [kRangeWarps, kDigits]
   int *lower_of = counts + kRangeWarps * kDigits, *own_of = lower_of + kRangeWarps;
@@ -179,7 +189,9 @@ __global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t
   const int of_warp = own, of_lane = own_of[lane];
   lower = lower_of[lane], own = of_lane;
   int before = lane < warp ? of_lane : 0;
-  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) { lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask), before += shuffle_xor(before, mask); }
+  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+    lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask), before += shuffle_xor(before, mask);
+  }
   if (own == 0) return;
   list += lower, sorted += lower;
   if (of_warp > 0) {
@@ -192,7 +204,8 @@ __global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t
   }
   sync_threads();
   int* of_digits = counts + warp * kDigits;
-  for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) { count_digit(digit_of(token, 0), has, of_digits); });
+  for_warps_share<4>(list, own,
+                     [&](SortedToken token, int, bool has) { count_digit(digit_of(token, 0), has, of_digits); });
   sync_threads();
   int all = 0;
   if (thread < kDigits) {
@@ -217,15 +230,17 @@ template <class T>
 struct SumArgs {
   const SortedToken* sorted;
   const T* dout;
-  float *dweight, *partial;  // partial [parts, 2, cols]: of the long id that a part begins with, and of the one that it ends with
+  // partial [parts, 2, cols]: of the long id that a part begins with, and of the one that it ends with
+  float *dweight, *partial;
   int64_t count, cols, dout_stride, dweight_stride;
   unsigned parts;
 };
 
 constexpr int kSumThreads = 256;
 
-// What a block knows of the sorted list around its part: the ids from the token before the part in front to the one after the part that follows, -1 where the
-// list is over, and the indices of the tokens of its part and the one that follows.
+// What a block knows of the sorted list around its part:
+// - the ids from the token before the part in front to the one after the part that follows, -1 where the list is over,
+// - the indices of the tokens of its part and the one that follows.
 struct PartList {
   static constexpr int kIds = 3 * kRun + 2;
   int ids[kIds];
@@ -235,7 +250,8 @@ struct PartList {
   FW_DEVICE int id(int place) const { return ids[place + kRun + 1]; }
 };
 
-// Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those that go on after the next part.
+// Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those
+// that go on after the next part.
 struct Part {
   int first = 0, stop = 0;
   bool begins_long = false, ends_long = false;
@@ -253,8 +269,8 @@ struct Part {
   }
 };
 
-// A block has some of the columns of a part: N each thread, four where rows are in packets, so that a warp's numbers of dweight are neighbours. Rows of dout,
-// and what dweight has of an id whose last token this is, are asked for ahead.
+// A block has some of the columns of a part: N each thread, four where rows are in packets, so that a warp's numbers of
+// dweight are neighbours. Rows of dout, and what dweight has of an id whose last token this is, are asked for ahead.
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads, 4) sum_part_kernel(const SumArgs<T> a) {
   follow();
@@ -316,7 +332,8 @@ template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T> a, int64_t parts) {
   const int64_t index = block_index_x();
   const auto id_at = [&](int64_t place) { return place >= 0 && place < a.count ? a.sorted[place].id : -1; };
-  const int32_t before = id_at(index * kRun - 1), id = id_at((index + 1) * kRun - 1), behind = id_at((index + 2) * kRun);
+  const int32_t before = id_at(index * kRun - 1), id = id_at((index + 1) * kRun - 1),
+                behind = id_at((index + 2) * kRun);
   follow();  // the list was there before the sums in front began
   if (id < 0 || id != behind || id == before) return;
   // The last part that begins with it: the list is sorted. Few have it, as a rule.
@@ -347,11 +364,12 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
 }
 
 // The tokens in the order of their ids, those of one id as they come.
-const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
+const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch,
+                                 void* stream) {
   const int64_t tiles = parts_of(count, kTile), ranges = parts_of(vocab, kDigits);
   if (ranges > 1 && ranges * count <= kMostRead) {
-    launch_overlapped(sort_range_kernel, Dim3{static_cast<unsigned>(ranges)}, kRangeThreads, kRangeShared, stream, ids, static_cast<int>(count),
-                      scratch.lists[0], scratch.lists[1]);
+    launch_overlapped(sort_range_kernel, Dim3{static_cast<unsigned>(ranges)}, kRangeThreads, kRangeShared, stream, ids,
+                      static_cast<int>(count), scratch.lists[0], scratch.lists[1]);
     return scratch.lists[1];
   }
   TokenSource from{ids, nullptr, count};
@@ -360,8 +378,8 @@ const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t voca
   for (int shift = 0, rotation = 0; rotation == 0 || (vocab - 1) >> shift > 0; shift += 8, ++rotation) {
     SortedToken* to = scratch.lists[rotation % 2];
     launch_overlapped(histogram_kernel, grid, kSortThreads, kCounts, stream, from, shift, scratch.histogram);
-    launch_overlapped(scatter_kernel, grid, kSortThreads, kCounts + sizeof(int) * kSortWarps, stream, from, shift, scratch.histogram, static_cast<int>(tiles),
-                      to);
+    launch_overlapped(scatter_kernel, grid, kSortThreads, kCounts + sizeof(int) * kSortWarps, stream, from, shift,
+                      scratch.histogram, static_cast<int>(tiles), to);
     from.list = to;
   }
   return from.list;
@@ -379,13 +397,16 @@ void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> do
   const EmbeddingScratch scratch(exec.arena, dout.rows, dout.cols);
   const SortedToken* sorted = sorted_tokens(ids, dout.rows, dweight.rows, scratch, stream);
   const int64_t parts = parts_of(dout.rows, kRun);
-  const SumArgs<T> a{sorted, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride, static_cast<unsigned>(parts)};
+  const SumArgs<T> a{sorted,          dout.data,      dweight.data,
+                     scratch.partial, dout.rows,      dout.cols,
+                     dout.stride,     dweight.stride, static_cast<unsigned>(parts)};
   const auto run = [&]<int N>() {
     const Dim3 grid{static_cast<unsigned>(parts * parts_of(a.cols, int64_t{kSumThreads} * N))};
     launch_overlapped(sum_part_kernel<T, N>, grid, kSumThreads, sizeof(PartList), stream, a);
     launch_overlapped(join_parts_kernel<T, N>, Dim3{static_cast<unsigned>(parts)}, kSumThreads, 0, stream, a, parts);
   };
-  if (dout.cols % kPacket<T> == 0 && in_packets<T>(dout.data, dout.stride) && in_packets<float>(dweight.data, dweight.stride)) {
+  if (dout.cols % kPacket<T> == 0 && in_packets<T>(dout.data, dout.stride) &&
+      in_packets<float>(dweight.data, dweight.stride)) {
     run.template operator()<kPacket<float>>();
   } else {
     run.template operator()<1>();

@@ -76,12 +76,16 @@ namespace ops {
 
 template <class T>
 void feature_map_forward(const Exec<T>& exec, FeatureMap map, Mat<const T> x, Mat<T> y) {
-  with_map(map, [&]<FeatureMap kMap>() { elementwise<4>(Mapped<kMap>{}, x.rows, x.cols, operands(x), operands(y), exec.device.stream()); });
+  with_map(map, [&]<FeatureMap kMap>() {
+    elementwise<4>(Mapped<kMap>{}, x.rows, x.cols, operands(x), operands(y), exec.device.stream());
+  });
 }
 
 template <class T>
 void feature_map_backward(const Exec<T>& exec, FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T> dx) {
-  with_map(map, [&]<FeatureMap kMap>() { elementwise<2>(MappedBackward<kMap>{}, x.rows, x.cols, operands(dy, x), operands(dx), exec.device.stream()); });
+  with_map(map, [&]<FeatureMap kMap>() {
+    elementwise<2>(MappedBackward<kMap>{}, x.rows, x.cols, operands(dy, x), operands(dx), exec.device.stream());
+  });
 }
 
 template <class T>

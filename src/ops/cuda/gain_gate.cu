@@ -1,5 +1,5 @@
-// The gain gate on the device where it is no plain sigmoid of a projection: one learned number, factors of a token's place, a decay that is what
-// the gain leaves.
+// The gain gate on the device where it is no plain sigmoid of a projection: one learned number, factors of a token's
+// place, a decay that is what the gain leaves.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/sequences.cuh"
@@ -32,7 +32,9 @@ struct PlaceGate : Plain {
     float f = 1.0f;
     if (factor != PositionFactor::kNone) {
       const float place = static_cast<float>(places.place_of(row) + 1);
-      f = factor == PositionFactor::kInverse ? 1.0f / place : factor == PositionFactor::kInverseSqrt ? 1.0f / sqrtf(place) : 1.0f / logf(place + 1.0f);
+      f = factor == PositionFactor::kInverse       ? 1.0f / place
+          : factor == PositionFactor::kInverseSqrt ? 1.0f / sqrtf(place)
+                                                   : 1.0f / logf(place + 1.0f);
     }
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = f * in[0][k];
   }
@@ -74,7 +76,8 @@ void single_gate_decay_forward(const Exec<T>& exec, Mat<const T> s, Mat<Wide<T>>
 
 template <class T>
 void single_gate_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> s, Mat<T> dlogit) {
-  elementwise<2>(SingleGateDecayBackward{}, dg.rows, dg.cols, operands(dg, s, dlogit), operands(dlogit), exec.device.stream());
+  elementwise<2>(SingleGateDecayBackward{}, dg.rows, dg.cols, operands(dg, s, dlogit), operands(dlogit),
+                 exec.device.stream());
 }
 
 #define FW_INSTANTIATE(T)                                                                                    \

@@ -1,10 +1,11 @@
-// y = x + (conv(x) + bias) gate over packed sequences on the device, conv causal and depthwise: c[t] = sum_j w_j x[t-j], w_j = weight[., W-1-j],
-// inputs before a sequence from its tail or zero. With dc = dy gate:
+// y = x + (conv(x) + bias) gate over packed sequences on the device, conv causal and depthwise: c[t] = sum_j w_j
+// x[t-j], w_j = weight[., W-1-j], inputs before a sequence from its tail or zero. With dc = dy gate:
 //   dx[t] = dy[t] + sum_j w_j dc[t+j]     dgate = dy (c + bias)     dw_j = sum_t dc[t] x[t-j]     dbias = sum_t dc[t]
-// A thread has neighbouring columns of a run of tokens. Of the usual width it keeps the last inputs in registers, and in backward the sums of the dx that later
-// tokens add to: each row is read once, W-1 of them around the run again, and memory limits both as long as the rows of several tokens are on their way. Of
-// any other width a thread has one column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that of the
-// shape alone.
+// A thread has neighbouring columns of a run of tokens. Of the usual width it keeps the last inputs in registers, and
+// in backward the sums of the dx that later tokens add to. Each row is read once, W-1 of them around the run again.
+// Memory limits both as long as the rows of several tokens are on their way. Of any other width a thread has one
+// column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that
+// of the shape alone.
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
 #include "ops/cuda/conv_window.cuh"
@@ -31,7 +32,8 @@ struct GatedConvArgs {
   int64_t run = kRun;      // forward: tokens of a thread; one where each sequence has one
 };
 
-// The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, after the last, after the sequence).
+// The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, after the last, after
+// the sequence).
 template <class T, class Body>
 FW_DEVICE void for_sequences(const GatedConvArgs<T>& a, int64_t run, const Body& body) {
   int64_t t = int64_t{block_index_x()} * run;
@@ -116,7 +118,8 @@ struct Walk {
   }
 };
 
-// The dx of a run's last W-1 tokens, where their sequence goes on, is left to the next run, which reads their rows with its first ones: a wait less.
+// The dx of a run's last W-1 tokens, where their sequence goes on, is left to the next run, which reads their rows with
+// its first ones: a wait less.
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
   constexpr int kAhead = sizeof(T) == 2 ? 4 : 2;
@@ -169,7 +172,8 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
       FW_UNROLL for (int k = 0; k < N; ++k) dc[k] *= dy[k];
       add_to_dx(dy, dc);
     }
-    const int steps = stop == next ? count + W - 1 : count;  // after the sequence there is nothing, which completes its last dx
+    // after the sequence there is nothing, which completes its last dx
+    const int steps = stop == next ? count + W - 1 : count;
     for (int group = 0; group < steps; group += kAhead) {
       FW_UNROLL for (int r = 0; r < kAhead; ++r) {
         const int i = group + r;
@@ -200,7 +204,8 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
       }
     }
   });
-  FW_UNROLL for (int j = 0; j < W; ++j) store_floats_at_once(a.dweight + (int64_t{block_index_x()} * W + j) * a.x.cols + column, dtaps[j]);
+  FW_UNROLL for (int j = 0; j < W; ++j)
+      store_floats_at_once(a.dweight + (int64_t{block_index_x()} * W + j) * a.x.cols + column, dtaps[j]);
   store_floats_at_once(a.dbias + int64_t{block_index_x()} * a.x.cols + column, dbias);
 }
 
@@ -213,7 +218,8 @@ FW_DEVICE float input_at(const GatedConvArgs<T>& a, int64_t n, int64_t begin, in
 
 // each(j, x[t-j]); returns bias + sum_j w_j x[t-j].
 template <class T, class Each>
-FW_DEVICE float convolve(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t t, int64_t column, const Each& each) {
+FW_DEVICE float convolve(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t t, int64_t column,
+                         const Each& each) {
   float sum = a.bias[column];
   for (int j = 0; j < a.width; ++j) {
     const float x = input_at(a, n, begin, t - begin - j, column);
@@ -262,14 +268,17 @@ __global__ void __launch_bounds__(kThreads) any_gated_conv_backward_kernel(const
   a.dbias[int64_t{block_index_x()} * a.x.cols + column] = dbias;
 }
 
-Dim3 grid_of(int64_t runs, int64_t columns) { return {static_cast<unsigned>(runs), static_cast<unsigned>(parts_of(columns, kThreads))}; }
+Dim3 grid_of(int64_t runs, int64_t columns) {
+  return {static_cast<unsigned>(runs), static_cast<unsigned>(parts_of(columns, kThreads))};
+}
 
 // Of the usual width, and rows in packets.
 template <class T>
 bool is_usual(const GatedConvArgs<T>& a) {
   const auto in_rows = [](const auto& x) { return x.data == nullptr || in_packets<T>(x.data, x.stride); };
-  return a.width == kUsualWidth && a.x.cols % kPacket<T> == 0 && in_rows(a.x) && in_rows(a.gate) && in_rows(a.dy) && in_rows(a.y) && in_rows(a.dgate) &&
-         (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols)) && in_packets<float>(a.bias, 0);
+  return a.width == kUsualWidth && a.x.cols % kPacket<T> == 0 && in_rows(a.x) && in_rows(a.gate) && in_rows(a.dy) &&
+         in_rows(a.y) && in_rows(a.dgate) && (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols)) &&
+         in_packets<float>(a.bias, 0);
 }
 
 }  // namespace
@@ -277,14 +286,17 @@ bool is_usual(const GatedConvArgs<T>& a) {
 namespace ops {
 
 template <class T>
-void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
-                        const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight,
+                        const Wide<T>* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
+                        Mat<T> y) {
   void* stream = exec.device.stream();
-  GatedConvArgs<T> a{x, gate, {}, y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, nullptr, nullptr};
+  GatedConvArgs<T> a{x,       gate,    {},     y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout),
+                     tail_in, nullptr, nullptr};
   if (layout.host.single_tokens()) a.run = 1;
   const int64_t runs = parts_of(x.rows, a.run);
   if (is_usual(a)) {
-    launch_following(x.rows, gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+    launch_following(x.rows, gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth>,
+                     grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
   } else {
     launch_following(x.rows, any_gated_conv_forward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }
@@ -292,17 +304,21 @@ void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, 
 }
 
 template <class T>
-void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
-                         const PassLayout& layout, const T* tail_in, Mat<T> dx, Mat<T> dgate, Wide<T>* dweight, Wide<T>* dbias) {
+void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight,
+                         const Wide<T>* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
+                         Mat<T> dgate, Wide<T>* dweight, Wide<T>* dbias) {
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   void* stream = exec.device.stream();
   const int64_t runs = parts_of(x.rows, kRun);
   float* weight_sums = partial_sums(exec.arena, runs, x.cols * width);
   float* bias_sums = partial_sums(exec.arena, runs, x.cols);
-  const GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, weight_sums, bias_sums};
+  const GatedConvArgs<T> a{
+      x,       gate,        dy,       dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout),
+      tail_in, weight_sums, bias_sums};
   if (is_usual(a)) {
-    launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+    launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads,
+           0, stream, a);
   } else {
     launch(any_gated_conv_backward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }
@@ -310,11 +326,12 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                \
-  template void gated_conv_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, T*,  \
-                                      Mat<T>);                                                                                                           \
-  template void gated_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, \
-                                       const T*, Mat<T>, Mat<T>, float*, float*);
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void gated_conv_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, \
+                                      const PassLayout&, const T*, T*, Mat<T>);                                        \
+  template void gated_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*,         \
+                                       const float*, int64_t, const PassLayout&, const T*, Mat<T>, Mat<T>, float*,     \
+                                       float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -1,9 +1,10 @@
-// Gated RMSNorm per head on the device: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias. Backward, with h = dy weight act(x):
+// Gated RMSNorm per head on the device: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias.
+// Backward, with h = dy weight act(x):
 //   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
-// A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its sums are shuffles; a row of
-// one packet a lane stays in registers, and several of them are on their way at a time; a wider one is read twice.
-// Backward has half as many warps an SM as forward: what a row needs, its rstd too, is asked for kAhead rows before, nothing is computed twice, and
-// dgate, which does not wait for the mean, leaves first.
+// A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its
+// sums are shuffles. A row of one packet a lane stays in registers, and several of them are on their way at a time; a
+// wider one is read twice. Backward has half as many warps an SM as forward. What a row needs, its rstd too, is asked
+// for kAhead rows before. Nothing is computed twice, and dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"
@@ -74,8 +75,10 @@ FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
 template <class T, int N, bool kKept, bool kBias>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
   constexpr int kAhead = kKept ? 4 : 1;
-  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
-  // A parameter, which no kernel in front writes. After the wait it would stand in line after the weights that the product after this kernel asks for.
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes,
+            lane = static_cast<int>(thread_index()) % a.lanes;
+  // A parameter, which no kernel in front writes. After the wait it would stand in line after the weights that the
+  // product after this kernel asks for.
   float kept_weight[N] = {};
   if constexpr (kKept) {
     if (lane * N < a.dim) load_floats(a.weight + lane * N, kept_weight);
@@ -145,7 +148,8 @@ struct RowPlace {
   unsigned token, head;
   template <class T>
   FW_DEVICE RowPlace(const GatedArgs<T>& a, int64_t row)
-      : token(static_cast<unsigned>(row) / static_cast<unsigned>(a.heads)), head(static_cast<unsigned>(row) - token * static_cast<unsigned>(a.heads)) {}
+      : token(static_cast<unsigned>(row) / static_cast<unsigned>(a.heads)),
+        head(static_cast<unsigned>(row) - token * static_cast<unsigned>(a.heads)) {}
   FW_DEVICE void step(unsigned tokens, unsigned of_heads, unsigned heads) {
     token += tokens, head += of_heads;
     if (head >= heads) head -= heads, ++token;
@@ -162,7 +166,8 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
   constexpr int kAhead = 2;
   follow();                                                 // for the kernel that adds the sums
   float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
-  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, c = static_cast<int>(thread_index()) % a.lanes * N;
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes,
+            c = static_cast<int>(thread_index()) % a.lanes * N;
   const unsigned heads = static_cast<unsigned>(a.heads), tokens = static_cast<unsigned>(a.rows / a.heads);
   const unsigned step_tokens = static_cast<unsigned>(slots) / heads, step_heads = static_cast<unsigned>(slots) % heads;
   const bool gated = a.kind != GateKind::kNone, has_columns = c < a.dim;
@@ -232,7 +237,8 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads) wide_gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
   follow();
   float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
-  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes,
+            lane = static_cast<int>(thread_index()) % a.lanes;
   const int64_t first = int64_t{block_index_x()} * slots * a.rotations + slot;
   const bool gated = a.kind != GateKind::kNone;
   float* own = sums + slot * a.dim;
@@ -291,9 +297,10 @@ __global__ void __launch_bounds__(kThreads) wide_gated_rmsnorm_backward_kernel(c
 template <class T, class Run>
 void with_form(GatedArgs<T>& a, const Run& run) {
   const auto in_rows = [&](const void* data, int64_t stride) { return data == nullptr || in_packets<T>(data, stride); };
-  const bool packets = a.dim % kPacket<T> == 0 && in_rows(a.o.data, a.o.stride) && in_rows(a.gate.data, a.gate.stride) && in_rows(a.dy.data, a.dy.stride) &&
-                       in_rows(a.out.data, a.out.stride) && in_rows(a.dgate.data, a.dgate.stride) && in_packets<float>(a.weight, 0) &&
-                       (a.gate_bias == nullptr || in_packets<float>(a.gate_bias, 0));
+  const bool packets = a.dim % kPacket<T> == 0 && in_rows(a.o.data, a.o.stride) &&
+                       in_rows(a.gate.data, a.gate.stride) && in_rows(a.dy.data, a.dy.stride) &&
+                       in_rows(a.out.data, a.out.stride) && in_rows(a.dgate.data, a.dgate.stride) &&
+                       in_packets<float>(a.weight, 0) && (a.gate_bias == nullptr || in_packets<float>(a.gate_bias, 0));
   const auto with_lanes = [&]<int N>() {
     a.lanes = 1;
     while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
@@ -311,8 +318,9 @@ void with_form(GatedArgs<T>& a, const Run& run) {
 namespace ops {
 
 template <class T>
-void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gate, const Wide<T>* gate_bias, const Wide<T>* weight, Wide<T> eps,
-                           int64_t head_dim, GateKind kind, Mat<T> y, Wide<T>* rstd) {
+void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gate, const Wide<T>* gate_bias,
+                           const Wide<T>* weight, Wide<T> eps, int64_t head_dim, GateKind kind, Mat<T> y,
+                           Wide<T>* rstd) {
   if (o.rows == 0) return;
   const int64_t heads = o.cols / head_dim;
   if (kind == GateKind::kNone) gate = {};
@@ -333,14 +341,17 @@ void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gat
                  gate_bias};
   with_form(a, [&]<int N, bool kKept>() {
     const int64_t rows = kThreads / a.lanes * (kKept ? 4 : 1);
-    launch_following(o.rows, gate_bias != nullptr ? gated_rmsnorm_forward_kernel<T, N, kKept, true> : gated_rmsnorm_forward_kernel<T, N, kKept, false>,
+    launch_following(o.rows,
+                     gate_bias != nullptr ? gated_rmsnorm_forward_kernel<T, N, kKept, true>
+                                          : gated_rmsnorm_forward_kernel<T, N, kKept, false>,
                      Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0, exec.device.stream(), a);
   });
 }
 
 template <class T>
-void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const Wide<T>* gate_bias, const Wide<T>* weight,
-                            const Wide<T>* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, Wide<T>* dweight) {
+void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> gate,
+                            const Wide<T>* gate_bias, const Wide<T>* weight, const Wide<T>* rstd, int64_t head_dim,
+                            GateKind kind, Mat<T> d_o, Mat<T> dgate, Wide<T>* dweight) {
   if (o.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t heads = o.cols / head_dim;
@@ -365,7 +376,8 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
     a.rotations = kept ? std::max(kHeadNormRotations, a.lanes) : kHeadNormRotations;
     const int64_t blocks = parts_of(a.rows, slots * a.rotations);
     a.partial = partial_sums(exec.arena, head_norm_sums(a.rows), head_dim);
-    launch(kernel, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim), exec.device.stream(), a);
+    launch(kernel, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim),
+           exec.device.stream(), a);
     add_column_sums(a.partial, blocks, head_dim, dweight, exec.device.stream());
   };
   with_form(a, [&]<int N, bool kKept>() {
@@ -378,10 +390,11 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                   \
-  template void gated_rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, float, int64_t, GateKind, Mat<T>, float*); \
-  template void gated_rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, const float*, int64_t,      \
-                                          GateKind, Mat<T>, Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                         \
+  template void gated_rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*,  \
+                                         float, int64_t, GateKind, Mat<T>, float*);                               \
+  template void gated_rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, \
+                                          const float*, const float*, int64_t, GateKind, Mat<T>, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -30,7 +30,8 @@ struct SigmoidGateBackward : Plain {
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[0][k] * in[1][k] * (1.0f - in[1][k] * inverse);
   }
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const Nothing& none, int64_t row, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const Nothing& none, int64_t row, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     (*this)(none, row, in, out);
     FW_UNROLL for (int k = 0; k < N; ++k) sums[0][k] += out[0][k];
   }
@@ -58,7 +59,8 @@ struct DecayGate {
   }
   // in: dg, x;  sums: of dx, of dg g
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const DecayColumns<N>& of, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[2][N]) const {
+  FW_DEVICE void operator()(const DecayColumns<N>& of, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[2][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       const float z = in[1][k] + of.shift[k], scaled = in[0][k] * of.rate[k];
       const float dx = scaled * sigmoid(z);
@@ -79,34 +81,39 @@ void sigmoid_gate_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* bi
 }
 
 template <class T>
-void sigmoid_gate_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> y, Wide<T> scale, Mat<T> dx, Wide<T>* dbias) {
+void sigmoid_gate_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> y, Wide<T> scale, Mat<T> dx,
+                           Wide<T>* dbias) {
   const SigmoidGateBackward f{{}, 1.0f / scale};
   if (dbias == nullptr) return elementwise<2>(f, y.rows, y.cols, operands(dy, y), operands(dx), exec.device.stream());
-  elementwise_sums<1, 2>(exec, f, y.rows, y.cols, operands(dy, y), operands(dx), [&](const float* partial, int64_t blocks) {
-    add_group_sums(partial, blocks, y.cols, y.cols, dbias, exec.arena, exec.device.stream());
-  });
+  elementwise_sums<1, 2>(exec, f, y.rows, y.cols, operands(dy, y), operands(dx),
+                         [&](const float* partial, int64_t blocks) {
+                           add_group_sums(partial, blocks, y.cols, y.cols, dbias, exec.arena, exec.device.stream());
+                         });
 }
 
 template <class T>
-void decay_gate_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* a_log, const Wide<T>* dt_bias, int64_t group, Mat<Wide<T>> g) {
+void decay_gate_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* a_log, const Wide<T>* dt_bias,
+                        int64_t group, Mat<Wide<T>> g) {
   elementwise<4>(DecayGate{a_log, dt_bias, group}, x.rows, x.cols, operands(x), operands(g), exec.device.stream());
 }
 
 template <class T>
-void decay_gate_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, const Wide<T>* a_log, const Wide<T>* dt_bias, int64_t group, Mat<T> dx,
-                         Wide<T>* da_log, Wide<T>* ddt_bias) {
+void decay_gate_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, const Wide<T>* a_log,
+                         const Wide<T>* dt_bias, int64_t group, Mat<T> dx, Wide<T>* da_log, Wide<T>* ddt_bias) {
   void* stream = exec.device.stream();
-  elementwise_sums<2, 2>(exec, DecayGate{a_log, dt_bias, group}, x.rows, x.cols, operands(dg, x), operands(dx), [&](const float* partial, int64_t blocks) {
-    add_column_sums(partial, blocks, x.cols, ddt_bias, stream);
-    add_group_sums(partial + blocks * x.cols, blocks, x.cols, group, da_log, exec.arena, stream);
-  });
+  elementwise_sums<2, 2>(exec, DecayGate{a_log, dt_bias, group}, x.rows, x.cols, operands(dg, x), operands(dx),
+                         [&](const float* partial, int64_t blocks) {
+                           add_column_sums(partial, blocks, x.cols, ddt_bias, stream);
+                           add_group_sums(partial + blocks * x.cols, blocks, x.cols, group, da_log, exec.arena, stream);
+                         });
 }
 
 #define FW_INSTANTIATE(T)                                                                                             \
   template void sigmoid_gate_forward<T>(const Exec<T>&, Mat<const T>, const float*, float, Mat<T>);                   \
   template void sigmoid_gate_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, float, Mat<T>, float*);          \
   template void decay_gate_forward<T>(const Exec<T>&, Mat<const T>, const float*, const float*, int64_t, Mat<float>); \
-  template void decay_gate_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, const float*, const float*, int64_t, Mat<T>, float*, float*);
+  template void decay_gate_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, const float*, const float*,    \
+                                       int64_t, Mat<T>, float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -1,18 +1,18 @@
-// Two kernels. For bf16 rows at multiples of 16 bytes tensor cores take up to eight rows of x at the price of one: a block has 16 rows of W, its
-// warps share their columns, and a lane asks for 16 bytes of row g = lane / 4 and of row g + 8 and of row g of x. The order of the columns inside
-// a product is free as long as both operands have the same, so the four words of such a packet are the operands of two products as they
-// come: word 0 and 1 of the first, 2 and 3 of the second. The weight is read at the speed of memory only if enough of it is on its
-// way: eight turns a warp ask for 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. The warps' sums meet in shared memory
-// and are added in their order.
-// After a norm the columns of x are multiplied by its weight as they are loaded, and the row's 1 / rms, which is of all columns, multiplies the sums at the
-// end: the warps' squares meet where their sums do, so it costs no barrier. The norm's weight is fetched before the wait as W is. With SwiGLU a block's 16
-// rows are eight of W's upper half and the eight that belong to them of the lower.
-// After a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all threads of each block: a kernel of its own
-// takes as long as the product, most of it the way from one to the other.
-// What a result is added to is asked for with x, not after the sums.
-// Two products of ranks, which are over before they have begun, are one launch.
-// Otherwise each warp has a row of W, and lane l takes the packets l, l + 32, ... of it against all rows of x.
-// The weight does not change while a token is decoded, so a block asks for its first packets before the kernel before it is over.
+// Two kernels. For bf16 rows at multiples of 16 bytes tensor cores take up to eight rows of x at the price of one. A
+// block has 16 rows of W and its warps share their columns. A lane (g = lane / 4) asks for 16 bytes of row g, of row g
+// + 8 and of row g of x. The order of the columns inside a product is free as long as both operands have the same. So
+// the four words of such a packet are the operands of two products as they come: word 0 and 1 of the first, 2 and 3 of
+// the second. The weight is read at the speed of memory only if enough of it is on its way: eight turns a warp ask for
+// 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. The warps' sums meet in shared memory and are added
+// in their order. After a norm the columns of x are multiplied by its weight as they are loaded. The row's 1 / rms,
+// which is of all columns, multiplies the sums at the end. The warps' squares meet where their sums do, so it costs no
+// barrier. The norm's weight is fetched before the wait as W is. With SwiGLU a block's 16 rows are eight of W's upper
+// half and the eight that belong to them of the lower. After a gated norm of heads x is made as that operation by
+// itself makes and rounds it, in shared memory, by all threads of each block. A kernel of its own takes as long as the
+// product, most of it the way from one to the other. What a result is added to is asked for with x, not after the sums.
+// Two products of ranks, which are over before they have begun, are one launch. Otherwise each warp has a row of W, and
+// lane l takes the packets l, l + 32, ... of it against all rows of x. The weight does not change while a token is
+// decoded, so a block asks for its first packets before the kernel before it is over.
 #include <algorithm>
 #include <type_traits>
 
@@ -61,8 +61,8 @@ constexpr int kTileRows = 16;        // rows of W of a block
 constexpr int64_t kRotaryCols = 32;  // columns of a warp's turn: four lanes of eight
 constexpr int kTurns = 8;            // on their way at once
 
-// x after a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since registers are short alongside those of
-// the weight. Rows lie so far apart that two meet no bank.
+// x after a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since
+// registers are short alongside those of the weight. Rows lie so far apart that two meet no bank.
 constexpr int kRowGap = 32;                 // numbers
 constexpr int kGatedAhead = 2;              // rows
 constexpr int64_t kMostGated = 100 * 1024;  // bytes of eight rows; wider ones are the operations' by themselves
@@ -70,8 +70,10 @@ template <class T, int kThreads>
 struct GatedRows {
   static constexpr int N = 8;
   const GemmM8Args<T>& a;
-  T* rows;          // [a.rows] of a.in + kRowGap
-  float weight[N];  // of the thread's packet: a parameter, so it is asked for ahead of the wait. All its packets stand there in their heads
+  T* rows;  // [a.rows] of a.in + kRowGap
+  // of the thread's packet: a parameter, so it is asked for ahead of the wait. All its packets stand there in their
+  // heads
+  float weight[N];
 
   FW_DEVICE void ask() { load_floats(a.norm + static_cast<int>(thread_index()) * N % a.head_dim, weight); }
   FW_DEVICE void make() const {
@@ -81,7 +83,9 @@ struct GatedRows {
     for (int rotation = 0; rotation < rotations * a.rows; rotation += kGatedAhead) {
       // Turns of rows, one row after the other.
       const auto row_of = [&](int i) { return (rotation + i) / rotations; };
-      const auto column_of = [&](int i) { return ((rotation + i) % rotations * kThreads + static_cast<int>(thread_index())) * N; };
+      const auto column_of = [&](int i) {
+        return ((rotation + i) % rotations * kThreads + static_cast<int>(thread_index())) * N;
+      };
       Packet<T, N> xs[kGatedAhead], gates[kGatedAhead];
       FW_UNROLL for (int i = 0; i < kGatedAhead; ++i) {
         const int m = row_of(i), c = column_of(i);
@@ -118,7 +122,8 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   const auto row_of = [&](int64_t o) { return o < a.out ? o : a.out - 1; };
   const T* upper = a.weight + row_of(first + group) * a.weight_stride;
   const T* lower = a.weight + (kHalves ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
-  // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of its weight, or x after a gated norm.
+  // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of
+  // its weight, or x after a gated norm.
   float* const parts = reinterpret_cast<float*>(shared_memory());
   float* const squares = parts + kWarps * kTileRows * 8;
   float* const norm = squares + kWarps * 8 + warp * kTurns * kRotaryCols;
@@ -213,7 +218,8 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
 }
 
 template <class T, int kWarps, Front kFront, bool kHalves>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_tile_kernel(const GemmM8Args<T> a) {
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
+    few_rows_tile_kernel(const GemmM8Args<T> a) {
   few_rows_tile<T, kWarps, kFront, kHalves>(a);
 }
 // Two products of one width, one in y 0 and one in y 1.
@@ -222,7 +228,8 @@ struct GemmM8Pair {
   GemmM8Args<T> of[2];
 };
 template <class T, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_pair_kernel(const __grid_constant__ GemmM8Pair<T> pair) {
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
+    few_rows_pair_kernel(const __grid_constant__ GemmM8Pair<T> pair) {
   const GemmM8Args<T>& a = pair.of[block_index_y()];
   if (int64_t{block_index_x()} * kTileRows < a.out) few_rows_tile<T, kWarps, Front::kNone, false>(a);
 }
@@ -260,18 +267,23 @@ __global__ void __launch_bounds__(kRowWarps * 32) few_rows_kernel(const GemmM8Ar
 // Bytes of shared memory of a block.
 int64_t shared_of(int warps, Front front, int64_t rows, int64_t in) {
   const int64_t floats = warps * (kTileRows * 8 + (front == Front::kNorm ? 8 + kTurns * kRotaryCols : 0));
-  return static_cast<int64_t>(sizeof(float)) * floats + (front == Front::kGatedHeads ? static_cast<int64_t>(sizeof(Bf16)) * rows * (in + kRowGap) : 0);
+  return static_cast<int64_t>(sizeof(float)) * floats +
+         (front == Front::kGatedHeads ? static_cast<int64_t>(sizeof(Bf16)) * rows * (in + kRowGap) : 0);
 }
 
 template <class T, int kWarps, Front kFront, bool kHalves>
 void launch_tiles(const GemmM8Args<T>& a, void* stream) {
   constexpr int kOutputs = kHalves ? kTileRows / 2 : kTileRows;
-  launch_overlapped(few_rows_tile_kernel<T, kWarps, kFront, kHalves>, Dim3{static_cast<unsigned>((a.out + kOutputs - 1) / kOutputs)}, kWarps * 32,
+  launch_overlapped(few_rows_tile_kernel<T, kWarps, kFront, kHalves>,
+                    Dim3{static_cast<unsigned>((a.out + kOutputs - 1) / kOutputs)}, kWarps * 32,
                     static_cast<size_t>(shared_of(kWarps, kFront, a.rows, a.in)), stream, a);
 }
 
-// As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others alongside it.
-int warps_for(int64_t in) { return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : in <= 8 * kRotaryCols * kTurns ? 8 : 16; }
+// As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others
+// alongside it.
+int warps_for(int64_t in) {
+  return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : in <= 8 * kRotaryCols * kTurns ? 8 : 16;
+}
 template <class T, Front kFront, bool kHalves>
 void launch_tiles_for(const GemmM8Args<T>& a, void* stream) {
   const int warps = warps_for(a.in);
@@ -286,13 +298,15 @@ constexpr int kPairWarps = 1;
 void launch_pair(const GemmM8Pair<Bf16>& pair, void* stream) {
   const GemmM8Args<Bf16>& a = pair.of[0];
   const int64_t out = std::max(a.out, pair.of[1].out);
-  launch_overlapped(few_rows_pair_kernel<Bf16, kPairWarps>, Dim3{static_cast<unsigned>((out + kTileRows - 1) / kTileRows), 2}, kPairWarps * 32,
+  launch_overlapped(few_rows_pair_kernel<Bf16, kPairWarps>,
+                    Dim3{static_cast<unsigned>((out + kTileRows - 1) / kTileRows), 2}, kPairWarps * 32,
                     static_cast<size_t>(shared_of(kPairWarps, Front::kNone, a.rows, a.in)), stream, pair);
 }
 
 template <class T, int N>
 void launch_rows(const GemmM8Args<T>& a, void* stream) {
-  launch_overlapped(few_rows_kernel<T, N>, Dim3{static_cast<unsigned>((a.out + kRowWarps - 1) / kRowWarps)}, kRowWarps * 32, 0, stream, a);
+  launch_overlapped(few_rows_kernel<T, N>, Dim3{static_cast<unsigned>((a.out + kRowWarps - 1) / kRowWarps)},
+                    kRowWarps * 32, 0, stream, a);
 }
 
 }  // namespace
@@ -300,9 +314,19 @@ void launch_rows(const GemmM8Args<T>& a, void* stream) {
 template <class T>
 void gemm_m8_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat<T> y, Write write, void* stream) {
   if (x.rows == 0 || weight.rows == 0) return;
-  const GemmM8Args<T> a{
-      x.data, weight.data, bias, y.data, x.stride, weight.stride, y.stride, x.cols, weight.rows, static_cast<int>(x.rows), write == Write::kAccumulate};
-  const bool packets = x.cols % kPacket<T> == 0 && in_packets<T>(x.data, x.stride) && in_packets<T>(weight.data, weight.stride);
+  const GemmM8Args<T> a{x.data,
+                        weight.data,
+                        bias,
+                        y.data,
+                        x.stride,
+                        weight.stride,
+                        y.stride,
+                        x.cols,
+                        weight.rows,
+                        static_cast<int>(x.rows),
+                        write == Write::kAccumulate};
+  const bool packets =
+      x.cols % kPacket<T> == 0 && in_packets<T>(x.data, x.stride) && in_packets<T>(weight.data, weight.stride);
   if (!packets) return launch_rows<T, 1>(a, stream);
   if constexpr (std::is_same_v<T, Bf16>) {
     launch_tiles_for<T, Front::kNone, false>(a, stream);
@@ -320,17 +344,21 @@ namespace fw {
 
 static_assert(kGemvMaxM == cuda::kGemmM8MaxM);
 
-bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps, const Weight<float>& weight, const float* bias, bool swiglu,
-                           Mat<Bf16> y) {
+bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps,
+                           const Weight<float>& weight, const float* bias, bool swiglu, Mat<Bf16> y) {
   using namespace cuda;
   const Mat<const Bf16> w = operand<Bf16>(weight);
-  if (x.rows > kGemmM8MaxM || x.cols % kPacket<Bf16> != 0 || !in_packets<Bf16>(x.data, x.stride) || !in_packets<Bf16>(w.data, w.stride)) return false;
+  if (x.rows > kGemmM8MaxM || x.cols % kPacket<Bf16> != 0 || !in_packets<Bf16>(x.data, x.stride) ||
+      !in_packets<Bf16>(w.data, w.stride))
+    return false;
   if (x.rows == 0 || y.cols == 0) return true;
-  GemmM8Args<Bf16> a{x.data, w.data, bias, y.data, x.stride, w.stride, y.stride, x.cols, y.cols, static_cast<int>(x.rows), false};
+  GemmM8Args<Bf16> a{
+      x.data, w.data, bias, y.data, x.stride, w.stride, y.stride, x.cols, y.cols, static_cast<int>(x.rows), false};
   a.norm = norm;
   a.eps = eps;
   void* const stream = exec.device.stream();
-  swiglu ? launch_tiles_for<Bf16, Front::kNorm, true>(a, stream) : launch_tiles_for<Bf16, Front::kNorm, false>(a, stream);
+  swiglu ? launch_tiles_for<Bf16, Front::kNorm, true>(a, stream)
+         : launch_tiles_for<Bf16, Front::kNorm, false>(a, stream);
   return true;
 }
 
@@ -345,23 +373,39 @@ bool linear_pair_on_cuda(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, 
     const LinearPart<Bf16>& of = i == 0 ? first : second;
     const Mat<const Bf16>& w = weights[i];
     if (!in_packets<Bf16>(of.x.data, of.x.stride) || !in_packets<Bf16>(w.data, w.stride) || w.rows == 0) return false;
-    pair.of[i] = {of.x.data, w.data, of.bias, of.y.data, of.x.stride, w.stride, of.y.stride, of.x.cols, w.rows, static_cast<int>(of.x.rows), false};
+    pair.of[i] = {of.x.data, w.data,      of.bias,   of.y.data, of.x.stride,
+                  w.stride,  of.y.stride, of.x.cols, w.rows,    static_cast<int>(of.x.rows),
+                  false};
   }
   launch_pair(pair, exec.device.stream());
   return true;
 }
 
-bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps, int64_t head_dim, GateKind kind,
-                          const Weight<float>& weight, Mat<Bf16> y, Write write) {
+bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps,
+                          int64_t head_dim, GateKind kind, const Weight<float>& weight, Mat<Bf16> y, Write write) {
   using namespace cuda;
   const Mat<const Bf16> w = operand<Bf16>(weight);
   const int64_t packets = head_dim / kPacket<Bf16>;
-  if (head_dim % kPacket<Bf16> != 0 || packets > 32 || 32 % packets != 0 || o.cols % head_dim != 0 || o.rows > kGemmM8MaxM) return false;
-  if (shared_of(8, Front::kGatedHeads, kGemmM8MaxM, o.cols) > kMostGated) return false;  // by the width alone, as a row's bits are
-  if (!in_packets<Bf16>(o.data, o.stride) || !in_packets<Bf16>(w.data, w.stride) || !in_packets<float>(norm, 0)) return false;
+  if (head_dim % kPacket<Bf16> != 0 || packets > 32 || 32 % packets != 0 || o.cols % head_dim != 0 ||
+      o.rows > kGemmM8MaxM)
+    return false;
+  // by the width alone, as a row's bits are
+  if (shared_of(8, Front::kGatedHeads, kGemmM8MaxM, o.cols) > kMostGated) return false;
+  if (!in_packets<Bf16>(o.data, o.stride) || !in_packets<Bf16>(w.data, w.stride) || !in_packets<float>(norm, 0))
+    return false;
   if (kind != GateKind::kNone && !in_packets<Bf16>(gate.data, gate.stride)) return false;
   if (o.rows == 0 || y.cols == 0) return true;
-  GemmM8Args<Bf16> a{o.data, w.data, nullptr, y.data, o.stride, w.stride, y.stride, o.cols, y.cols, static_cast<int>(o.rows), write == Write::kAccumulate};
+  GemmM8Args<Bf16> a{o.data,
+                     w.data,
+                     nullptr,
+                     y.data,
+                     o.stride,
+                     w.stride,
+                     y.stride,
+                     o.cols,
+                     y.cols,
+                     static_cast<int>(o.rows),
+                     write == Write::kAccumulate};
   a.norm = norm, a.eps = eps;
   a.gate = gate.data, a.gate_stride = gate.stride, a.head_dim = static_cast<int>(head_dim), a.kind = kind;
   launch_tiles_for<Bf16, Front::kGatedHeads, false>(a, exec.device.stream());

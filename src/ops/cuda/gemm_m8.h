@@ -1,5 +1,5 @@
-// y = x W^T of few rows on the device: what a decoded token asks of a weight. Bound by the reading of the weight, which no library's
-// product for whole tiles reaches with one row.
+// y = x W^T of few rows on the device: what a decoded token asks of a weight. Bound by the reading of the weight, which
+// no library's product for whole tiles reaches with one row.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@ namespace fw::cuda {
 // The most rows that gemm_m8_linear takes; beyond, tensor cores pay.
 inline constexpr int64_t kGemmM8MaxM = 8;
 
-// y = x W^T + bias (+ y where kAccumulate), sums in float32, rounded once;  x [M, in], W [out, in], y [M, out], M at most kGemmM8MaxM; bias
-// [out] or null. Columns are contiguous, strides free. A row's bits do not depend on the rows alongside it. T is float or Bf16.
+// y = x W^T + bias (+ y where kAccumulate), sums in float32, rounded once;  x [M, in], W [out, in], y [M, out], M at
+// most kGemmM8MaxM; bias [out] or null. Columns are contiguous, strides free. A row's bits do not depend on the rows
+// alongside it. T is float or Bf16.
 template <class T>
 void gemm_m8_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat<T> y, Write write, void* stream);
 

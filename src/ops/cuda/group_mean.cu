@@ -1,6 +1,7 @@
 // Means over a head's columns on the device: y[t, h] = mean of x[t, h group ...], and backward dx += dy / group.
-// Forward reads x alone, backward reads and writes dx: memory limits both as long as a packet costs few instructions, so a thread keeps its columns over
-// several rows, and a packet that lies within one head takes one number of dy; the sums of bf16 values are products with ones.
+// Forward reads x alone, backward reads and writes dx. Memory limits both as long as a packet costs few instructions.
+// So a thread keeps its columns over several rows, and a packet that lies within one head takes one number of dy. The
+// sums of bf16 values are products with ones.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_lanes.cuh"
 
@@ -16,9 +17,11 @@ struct Zero : Plain {
   }
 };
 
-// What a thread has of its head in its rows, of which the next are `down` further: all are asked for before the first is used. All threads of a warp call it.
+// What a thread has of its head in its rows, of which the next are `down` further: all are asked for before the first
+// is used. All threads of a warp call it.
 template <int N, int kRows, bool kProducts, class T>
-FW_DEVICE void row_sums(const T* x, int64_t stride, const HeadCut& cut, int head, int lane, int64_t first, int64_t down, float (&sums)[kRows]) {
+FW_DEVICE void row_sums(const T* x, int64_t stride, const HeadCut& cut, int head, int lane, int64_t first, int64_t down,
+                        float (&sums)[kRows]) {
   float of_pairs[kRows / 2][4] = {};
   for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
     const int c = left + lane * N;
@@ -43,19 +46,23 @@ FW_DEVICE void row_sums(const T* x, int64_t stride, const HeadCut& cut, int head
   }
 }
 
-// As many lanes of a head as there are rows share them: each exchange halves what a lane has, and a lane divides and stores one row's mean.
+// As many lanes of a head as there are rows share them: each exchange halves what a lane has, and a lane divides and
+// stores one row's mean.
 template <class T, int N, int kRows, bool kProducts>
 __global__ void __launch_bounds__(kElementThreads, kProducts ? kRows == 8 ? 4 : 6 : 3)
     group_mean_kernel(const T* x, int64_t x_stride, T* y, int64_t y_stride, const HeadCut cut) {
   follow();
   const Place place(cut.cut);
-  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes, lane = static_cast<int>(place.packet) & (lanes - 1);
+  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
+            lane = static_cast<int>(place.packet) & (lanes - 1);
   const int64_t down = kElementThreads >> cut.cut.log_across, first = place.block * down * kRows + place.row;
   float sums[kRows] = {};
-  row_sums<N, kRows, kProducts>(x, x_stride, cut, head, lane, first, down, sums);  // those without a head take part in the exchanges
+  // those without a head take part in the exchanges
+  row_sums<N, kRows, kProducts>(x, x_stride, cut, head, lane, first, down, sums);
   const auto store = [&](int i, float sum) {
     const int64_t row = first + i * down;
-    if (head < cut.heads && row < cut.cut.rows) y[row * y_stride + head] = stored<T>(sum / static_cast<float>(cut.group));
+    if (head < cut.heads && row < cut.cut.rows)
+      y[row * y_stride + head] = stored<T>(sum / static_cast<float>(cut.group));
   };
   if (lanes < kRows) {
     for (int mask = lanes / 2; mask > (kProducts ? kProductLanes / 2 : 0); mask /= 2) {
@@ -86,7 +93,8 @@ template <class T>
 void launch_group_mean(Mat<const T> x, Mat<T> y, void* stream) {
   const int64_t group = x.cols / y.cols;
   const auto run = [&]<int N, int kRows, bool kProducts>(const HeadCut& cut) {
-    launch_following(y.rows, group_mean_kernel<T, N, kRows, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(cut.cut.row_blocks(cut.cut.down() * kRows)))},
+    launch_following(y.rows, group_mean_kernel<T, N, kRows, kProducts>,
+                     Dim3{static_cast<unsigned>(cut.blocks(cut.cut.row_blocks(cut.cut.down() * kRows)))},
                      kElementThreads, 0, stream, x.data, x.stride, y.data, y.stride, cut);
   };
   if (group % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) {
@@ -108,9 +116,11 @@ __global__ void __launch_bounds__(kElementThreads)
   follow();
   const Place place(cut);
   if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kMeanRows + place.row;
+  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
+                first = place.block * down * kMeanRows + place.row;
   int heads[kHeads];
-  FW_UNROLL for (int k = 0; k < kHeads; ++k) heads[k] = static_cast<int>(static_cast<unsigned>(c + k) / static_cast<unsigned>(group));
+  FW_UNROLL for (int k = 0; k < kHeads; ++k) heads[k] =
+      static_cast<int>(static_cast<unsigned>(c + k) / static_cast<unsigned>(group));
   Packet<T, N> held[kMeanRows];
   T gradients[kMeanRows][kHeads] = {};
   FW_UNROLL for (int i = 0; i < kMeanRows; ++i) {
@@ -134,8 +144,10 @@ __global__ void __launch_bounds__(kElementThreads)
 template <class T, int N, int kHeads>
 void launch_group_mean_backward(Mat<const T> dy, Mat<T> dx, void* stream) {
   const Cut cut(dx.rows, dx.cols / N, 8);
-  launch_following(dx.rows, group_mean_backward_kernel<T, N, kHeads>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kMeanRows) * cut.column_blocks)},
-                   kElementThreads, 0, stream, dy.data, dy.stride, dx.data, dx.stride, static_cast<int>(dx.cols / dy.cols), cut);
+  launch_following(dx.rows, group_mean_backward_kernel<T, N, kHeads>,
+                   Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kMeanRows) * cut.column_blocks)},
+                   kElementThreads, 0, stream, dy.data, dy.stride, dx.data, dx.stride,
+                   static_cast<int>(dx.cols / dy.cols), cut);
 }
 
 }  // namespace
@@ -156,8 +168,10 @@ void group_mean_backward(const Exec<T>& exec, Mat<const T> dy, Mat<T> dx) {
   if (dx.cols == dy.cols) return add_rows(exec, dy, dx);
   constexpr int kN = kPacket<T>;
   void* stream = exec.device.stream();
-  if (dx.cols % kN != 0 || !in_packets<T>(dx.data, dx.stride)) return launch_group_mean_backward<T, 1, 1>(dy, dx, stream);
-  dx.cols / dy.cols % kN == 0 ? launch_group_mean_backward<T, kN, 1>(dy, dx, stream) : launch_group_mean_backward<T, kN, kN>(dy, dx, stream);
+  if (dx.cols % kN != 0 || !in_packets<T>(dx.data, dx.stride))
+    return launch_group_mean_backward<T, 1, 1>(dy, dx, stream);
+  dx.cols / dy.cols % kN == 0 ? launch_group_mean_backward<T, kN, 1>(dy, dx, stream)
+                              : launch_group_mean_backward<T, kN, kN>(dy, dx, stream);
 }
 
 #define FW_INSTANTIATE(T)                                                    \

@@ -1,12 +1,14 @@
-// Sums over lanes of several numbers at once: each exchange halves them, so that 32 sums over a warp take 31 exchanges in place of 160.
+// Sums over lanes of several numbers at once: each exchange halves them, so that 32 sums over a warp take 31 exchanges
+// in place of 160.
 #pragma once
 
 #include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 
-// Sums over the kLanes lanes whose numbers differ in the bits from kStride on: lane i is left with those of the numbers v[j kCount / kLanes] and after,
-// j = i / kStride % kLanes, in v[0], .... kCount, kLanes, kStride: powers of two, kLanes <= kCount.
+// Sums over the kLanes lanes whose numbers differ in the bits from kStride on: lane i is left with those of the numbers
+// v[j kCount / kLanes] and after, j = i / kStride % kLanes, in v[0], .... kCount, kLanes, kStride: powers of two,
+// kLanes <= kCount.
 template <int kLanes, int kStride, int kCount>
 FW_DEVICE void halve(float (&v)[kCount]) {
   static_assert(kLanes * kStride <= 32 && kLanes <= kCount);

@@ -32,7 +32,8 @@ struct HeadScale : HeadScalar<true> {
 // in: dy, x, dx
 struct HeadScaleBackward : HeadScalar<true> {
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       out[0][k] = in[2][k] + f.of[k] * in[0][k];
       sums[0][k] += in[0][k] * in[1][k] * (f.of[k] * (1.0f - f.of[k]));
@@ -60,7 +61,8 @@ struct HeadSum : HeadScalar<false> {
 template <int kSign>
 struct HeadSumBackward : HeadScalar<false> {
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       out[0][k] = in[2][k] + kSign * f.of[k] * in[0][k];
       sums[0][k] += kSign * in[0][k] * in[1][k];
@@ -68,8 +70,8 @@ struct HeadSumBackward : HeadScalar<false> {
   }
 };
 
-// partial [blocks of rows, heads]. kConstantRows rows of a thread are on their way at all times, and the sums of a head's columns meet in the block: what is
-// left to add is small.
+// partial [blocks of rows, heads]. kConstantRows rows of a thread are on their way at all times, and the sums of a
+// head's columns meet in the block: what is left to add is small.
 constexpr int kConstantRows = kHeadConstantRows / 8;  // in a block of 8 threads below each other or more
 
 // A thread has its columns of turns kConstantRows rows.
@@ -79,7 +81,8 @@ __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
   follow();
   float* shared = reinterpret_cast<float*>(shared_memory());  // [rows side by side, heads of the block]
   const Place place(cut.cut);
-  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes, lane = static_cast<int>(place.packet) & (lanes - 1);
+  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
+            lane = static_cast<int>(place.packet) & (lanes - 1);
   const int log_heads = cut.cut.log_across - cut.log_lanes, down = kElementThreads >> cut.cut.log_across;
   float sum = 0, products[2][4] = {};
   for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
@@ -131,9 +134,12 @@ void head_scale_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* s, i
 }
 
 template <class T>
-void head_scale_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx, Wide<T>* ds) {
+void head_scale_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group,
+                         Mat<T> dx, Wide<T>* ds) {
   elementwise_sums<1, 2>(exec, HeadScaleBackward{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
-                         [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
+                         [&](const float* partial, int64_t blocks) {
+                           add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream());
+                         });
 }
 
 template <class T>
@@ -151,8 +157,8 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
   const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
     const int rotations = dy.rows >= 16384 ? 4 : dy.rows >= 8192 ? 2 : 1;
     const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * rotations);
-    launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
-           sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, rotations, partial);
+    launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))},
+           kElementThreads, sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, rotations, partial);
     add_column_sums(partial, row_blocks, heads, ds, stream);
   };
   if (group % kPacket<T> == 0 && in_packets<T>(dy.data, dy.stride)) {
@@ -173,9 +179,12 @@ void head_subtract_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* s
 }
 
 template <class T>
-void head_subtract_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx, Wide<T>* ds) {
+void head_subtract_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group,
+                            Mat<T> dx, Wide<T>* ds) {
   elementwise_sums<1, 2>(exec, HeadSumBackward<-1>{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
-                         [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
+                         [&](const float* partial, int64_t blocks) {
+                           add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream());
+                         });
 }
 
 template <class T>
@@ -184,19 +193,24 @@ void head_add_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* s, int
 }
 
 template <class T>
-void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx, Wide<T>* ds) {
+void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx,
+                       Wide<T>* ds) {
   elementwise_sums<1, 2>(exec, HeadSumBackward<1>{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
-                         [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
+                         [&](const float* partial, int64_t blocks) {
+                           add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream());
+                         });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                     \
-  template void head_scale_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                           \
-  template void head_scale_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);    \
-  template void head_constant_forward<T>(const Exec<T>&, const float*, int64_t, Mat<T>);                                      \
-  template void head_constant_backward<T>(const Exec<T>&, Mat<const T>, int64_t, float*);                                     \
-  template void head_subtract_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                        \
-  template void head_subtract_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*); \
-  template void head_add_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                             \
+#define FW_INSTANTIATE(T)                                                                                            \
+  template void head_scale_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                  \
+  template void head_scale_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>,    \
+                                       float*);                                                                      \
+  template void head_constant_forward<T>(const Exec<T>&, const float*, int64_t, Mat<T>);                             \
+  template void head_constant_backward<T>(const Exec<T>&, Mat<const T>, int64_t, float*);                            \
+  template void head_subtract_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);               \
+  template void head_subtract_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, \
+                                          float*);                                                                   \
+  template void head_add_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                    \
   template void head_add_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

@@ -1,6 +1,7 @@
-// Operations on heads of tokens whose columns meet in sums: norms, and products of two rows. A warp has a head of a token at a time, a lane every 32nd column
-// of it. What is summed over tokens, column by column, is kept in shared memory by the warp, added up over the block's warps in their order and then over the
-// blocks (column_sums.h), whose run of tokens is fixed: the order is that of the shape alone.
+// Operations on heads of tokens whose columns meet in sums: norms, and products of two rows. A warp has a head of a
+// token at a time, a lane every 32nd column of it. What is summed over tokens, column by column, is kept in shared
+// memory by the warp. It is added up over the block's warps in their order and then over the blocks (column_sums.h).
+// The run of tokens of a block is fixed, so the order is that of the shape alone.
 //
 // f is what the operation computes:
 //   f(t, first, dim, lane, sums)   of token t, the columns from `first` to first + dim; sums [count, dim]: of this warp, each lane its own columns
@@ -45,8 +46,10 @@ FW_DEVICE float head_sum(int64_t first, int dim, int lane, const Value& value) {
 template <bool kSums, class F>
 __global__ void head_rows_kernel(const F f, int64_t tokens, int run, int dim, int count, float* partial) {
   follow();
-  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()), warps = static_cast<int>(block_size() / 32);
-  const int64_t first = int64_t{block_index_y()} * dim, begin = int64_t{block_index_x()} * run, end = min(begin + run, tokens);
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()),
+            warps = static_cast<int>(block_size() / 32);
+  const int64_t first = int64_t{block_index_y()} * dim, begin = int64_t{block_index_x()} * run,
+                end = min(begin + run, tokens);
   float* const shared = reinterpret_cast<float*>(shared_memory());  // [warps, count, dim]
   float* const sums = kSums ? shared + warp * count * dim : nullptr;
   if constexpr (kSums) {
@@ -70,21 +73,25 @@ template <class T, class F>
 void for_head_rows(const Exec<T>& exec, const F& f, int64_t tokens, int64_t heads, int64_t dim) {
   constexpr int kWarps = 4, kRun = 8;
   if (tokens == 0) return;
-  launch_following(tokens, head_rows_kernel<false, F>, Dim3{static_cast<unsigned>(parts_of(tokens, kRun)), static_cast<unsigned>(heads)}, 32 * kWarps, 0,
+  launch_following(tokens, head_rows_kernel<false, F>,
+                   Dim3{static_cast<unsigned>(parts_of(tokens, kRun)), static_cast<unsigned>(heads)}, 32 * kWarps, 0,
                    exec.device.stream(), f, tokens, kRun, static_cast<int>(dim), 0, static_cast<float*>(nullptr));
 }
 
-// With `count` sums of a column: add(partial, runs) is called with partial [count, runs, heads dim]. They have to fit into a block's shared memory.
+// With `count` sums of a column: add(partial, runs) is called with partial [count, runs, heads dim]. They have to fit
+// into a block's shared memory.
 template <class T, class F, class Add>
-void sum_head_rows(const Exec<T>& exec, const F& f, int64_t count, int64_t tokens, int64_t heads, int64_t dim, const Add& add) {
+void sum_head_rows(const Exec<T>& exec, const F& f, int64_t count, int64_t tokens, int64_t heads, int64_t dim,
+                   const Add& add) {
   if (tokens == 0) return;
   constexpr int64_t kShared = 48 << 10;
   const Arena::Mark mark = exec.arena.mark();
-  const int64_t runs = parts_of(tokens, kHeadRun), of_warp = count * dim * int64_t{sizeof(float)}, warps = std::clamp<int64_t>(kShared / of_warp, 1, 8);
+  const int64_t runs = parts_of(tokens, kHeadRun), of_warp = count * dim * int64_t{sizeof(float)},
+                warps = std::clamp<int64_t>(kShared / of_warp, 1, 8);
   float* const partial = partial_sums(exec.arena, count * runs, heads * dim);
-  launch(head_rows_kernel<true, F>, Dim3{static_cast<unsigned>(runs), static_cast<unsigned>(heads)}, static_cast<unsigned>(32 * warps),
-         static_cast<size_t>(of_warp * warps), exec.device.stream(), f, tokens, static_cast<int>(kHeadRun), static_cast<int>(dim), static_cast<int>(count),
-         partial);
+  launch(head_rows_kernel<true, F>, Dim3{static_cast<unsigned>(runs), static_cast<unsigned>(heads)},
+         static_cast<unsigned>(32 * warps), static_cast<size_t>(of_warp * warps), exec.device.stream(), f, tokens,
+         static_cast<int>(kHeadRun), static_cast<int>(dim), static_cast<int>(count), partial);
   add(partial, runs);
   exec.arena.rewind(mark);
 }

@@ -1,4 +1,5 @@
-// Kinds of layers (FW_LAYER_OP of ops.def) whose operations the CUDA device has, and so a plan for it, and what bounds them.
+// Kinds of layers (FW_LAYER_OP of ops.def) whose operations the CUDA device has, and so a plan for it, and what bounds
+// them.
 #pragma once
 
 namespace fw::cuda::kinds {

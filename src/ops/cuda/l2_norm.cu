@@ -11,7 +11,8 @@ struct Unit {
   float eps;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
-    const float factor = 1.0f / sqrtf(head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * x.get(t, c); }) + eps);
+    const float factor =
+        1.0f / sqrtf(head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * x.get(t, c); }) + eps);
     for_head(first, dim, lane, [&](int64_t c, int) { y.set(t, c, factor * x.get(t, c)); });
   }
 };
@@ -23,8 +24,10 @@ struct UnitBackward {
   float eps;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
-    const float factor = 1.0f / sqrtf(head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * x.get(t, c); }) + eps);
-    const float along = factor * factor * factor * head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * dy.get(t, c); });
+    const float factor =
+        1.0f / sqrtf(head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * x.get(t, c); }) + eps);
+    const float along = factor * factor * factor *
+                        head_sum(first, dim, lane, [&](int64_t c, int) { return x.get(t, c) * dy.get(t, c); });
     for_head(first, dim, lane, [&](int64_t c, int) { dx.set(t, c, factor * dy.get(t, c) - along * x.get(t, c)); });
   }
 };

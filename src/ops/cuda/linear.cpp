@@ -16,7 +16,8 @@ template <class T>
 constexpr fw_dtype kDtype = std::is_same_v<T, float> ? FW_F32 : FW_BF16;
 
 template <class T, class R>
-void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c, Mat<const R> addend) {
+void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c,
+              Mat<const R> addend) {
   Product p;
   p.m = c.rows;
   p.n = c.cols;
@@ -45,7 +46,8 @@ Mat<const R> added(Mat<R> c, bool accumulate) {
 
 // Where the kernel of some rows takes them, what it does; else false. Few rows have a kernel of their own.
 template <class T>
-bool on_some_rows(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, const float* bias, Mat<const T> addend, Mat<T> y) {
+bool on_some_rows(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, const float* bias,
+                  Mat<const T> addend, Mat<T> y) {
   if constexpr (std::is_same_v<T, Bf16>) {
     const Mat<const Bf16> w = operand<Bf16>(weight);
     if (!takes_gemm_m64(x, w)) return false;
@@ -60,10 +62,12 @@ bool on_some_rows(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weig
 template <class T>
 Mat<const T> operand(const Weight<float>& weight) {
   if constexpr (std::is_same_v<T, float>) {
-    if (weight.values.data == nullptr) fail_internal("linear: expected the values of a weight [{}, {}]", weight.values.rows, weight.values.cols);
+    if (weight.values.data == nullptr)
+      fail_internal("linear: expected the values of a weight [{}, {}]", weight.values.rows, weight.values.cols);
     return weight.values;
   } else {
-    if (weight.rounded.data == nullptr) fail_internal("linear: expected the bf16 copy of a weight [{}, {}]", weight.values.rows, weight.values.cols);
+    if (weight.rounded.data == nullptr)
+      fail_internal("linear: expected the bf16 copy of a weight [{}, {}]", weight.values.rows, weight.values.cols);
     return weight.rounded;
   }
 }
@@ -74,8 +78,10 @@ void linear_product(const Exec<T>& exec, Mat<const T> x, const Weight<float>& we
 }
 
 template <class T>
-void linear_gradients(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Weight<float>& weight, Mat<T> dx, Mat<float> dweight, Write write) {
-  if (dx.data != nullptr) multiply(exec, dy, false, operand<T>(weight), false, dx, added(dx, write == Write::kAccumulate));
+void linear_gradients(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Weight<float>& weight, Mat<T> dx,
+                      Mat<float> dweight, Write write) {
+  if (dx.data != nullptr)
+    multiply(exec, dy, false, operand<T>(weight), false, dx, added(dx, write == Write::kAccumulate));
   if (dweight.data != nullptr) multiply(exec, dy, true, x, false, dweight, added(dweight, true));
 }
 
@@ -83,13 +89,16 @@ template Mat<const float> operand<float>(const Weight<float>&);
 template Mat<const Bf16> operand<Bf16>(const Weight<float>&);
 template void linear_product(const Exec<float>&, Mat<const float>, const Weight<float>&, Mat<float>, Write);
 template void linear_product(const Exec<Bf16>&, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>, Write);
-template void linear_gradients(const Exec<float>&, Mat<const float>, Mat<const float>, const Weight<float>&, Mat<float>, Mat<float>, Write);
-template void linear_gradients(const Exec<Bf16>&, Mat<const Bf16>, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>, Mat<float>, Write);
+template void linear_gradients(const Exec<float>&, Mat<const float>, Mat<const float>, const Weight<float>&, Mat<float>,
+                               Mat<float>, Write);
+template void linear_gradients(const Exec<Bf16>&, Mat<const Bf16>, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>,
+                               Mat<float>, Write);
 
 namespace ops {
 
 template <class T>
-void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y, Write write) {
+void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y,
+                    Write write) {
   if (x.rows == 0) return;
   // A decoded token's products read the weight once, however few its rows.
   if (x.rows <= kGemmM8MaxM) return gemm_m8_linear<T>(x, operand<T>(weight), bias, y, write, exec.device.stream());
@@ -102,7 +111,8 @@ template <class T>
 void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<const T> addend, Mat<T> y) {
   if (x.rows == 0) return;
   if (x.rows > kGemmM8MaxM) {
-    if (!on_some_rows<T>(exec, x, weight, nullptr, addend, y)) multiply(exec, x, false, operand<T>(weight), true, y, addend);
+    if (!on_some_rows<T>(exec, x, weight, nullptr, addend, y))
+      multiply(exec, x, false, operand<T>(weight), true, y, addend);
     return;
   }
   copy_rows<T>(exec, addend, y);
@@ -110,17 +120,18 @@ void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> wei
 }
 
 template <class T>
-void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> dx, Mat<Wide<T>> dweight, Wide<T>* dbias,
-                     Write write) {
+void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> dx,
+                     Mat<Wide<T>> dweight, Wide<T>* dbias, Write write) {
   if (dy.rows == 0) return;
   linear_gradients(exec, dy, x, weight, dx, dweight, write);
   if (dbias != nullptr) add_bias_gradient(exec, dy, dbias);
 }
 
-#define FW_INSTANTIATE(T)                                                                                    \
-  template void linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const float*, Mat<T>, Write); \
-  template void linear_add_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, Mat<const T>, Mat<T>);    \
-  template void linear_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Weight<float>, Mat<T>, Mat<float>, float*, Write);
+#define FW_INSTANTIATE(T)                                                                                         \
+  template void linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const float*, Mat<T>, Write);      \
+  template void linear_add_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, Mat<const T>, Mat<T>);         \
+  template void linear_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Weight<float>, Mat<T>, Mat<float>, \
+                                   float*, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -22,7 +22,8 @@ struct LogSigmoidDecay {
   }
   // in: dg, x
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const GroupValues<N>& shift, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const GroupValues<N>& shift, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       out[0][k] = in[0][k] * scale * sigmoid(-(in[1][k] + shift.of[k]));
       sums[0][k] += out[0][k];
@@ -35,19 +36,24 @@ struct LogSigmoidDecay {
 namespace ops {
 
 template <class T>
-void log_sigmoid_decay_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* bias, Wide<T> scale, Mat<Wide<T>> g) {
+void log_sigmoid_decay_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* bias, Wide<T> scale,
+                               Mat<Wide<T>> g) {
   elementwise<4>(LogSigmoidDecay{bias, scale}, x.rows, x.cols, operands(x), operands(g), exec.device.stream());
 }
 
 template <class T>
-void log_sigmoid_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, const Wide<T>* bias, Wide<T> scale, Mat<T> dx, Wide<T>* dbias) {
+void log_sigmoid_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, const Wide<T>* bias,
+                                Wide<T> scale, Mat<T> dx, Wide<T>* dbias) {
   elementwise_sums<1, 2>(exec, LogSigmoidDecay{bias, scale}, x.rows, x.cols, operands(dg, x), operands(dx),
-                         [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, x.cols, dbias, exec.device.stream()); });
+                         [&](const float* partial, int64_t blocks) {
+                           add_column_sums(partial, blocks, x.cols, dbias, exec.device.stream());
+                         });
 }
 
-#define FW_INSTANTIATE(T)                                                                                    \
-  template void log_sigmoid_decay_forward<T>(const Exec<T>&, Mat<const T>, const float*, float, Mat<float>); \
-  template void log_sigmoid_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, const float*, float, Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                          \
+  template void log_sigmoid_decay_forward<T>(const Exec<T>&, Mat<const T>, const float*, float, Mat<float>);       \
+  template void log_sigmoid_decay_backward<T>(const Exec<T>&, Mat<const float>, Mat<const T>, const float*, float, \
+                                              Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

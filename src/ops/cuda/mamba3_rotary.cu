@@ -1,11 +1,13 @@
-// The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are sums over tokens of its dt times
-// tanh(angle): chunks of kRotaryChunk tokens are summed first, in double, a scan over a sequence's chunks leaves the turns before each (the marks), and whoever
-// wants a token's begins at its chunk's mark. Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over
-// the tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is summed in registers; the sum over the
-// tokens after a token is that of its chunk and those after, a second scan, less what the chunk has before the token, so that its two halves need not
-// meet:
+// The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are
+// sums over tokens of its dt times tanh(angle). Chunks of kRotaryChunk tokens are summed first, in double. A scan over
+// a sequence's chunks leaves the turns before each (the marks). Whoever wants a token's begins at its chunk's mark.
+// Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over the
+// tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is
+// summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second scan, less
+// what the chunk has before the token, so that its two halves need not meet:
 //   dTheta_t = I_chunk - E_t        E_t = sum of dtheta over the chunk's tokens before t
-// A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that are not turned.
+// A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that
+// are not turned.
 #include <cmath>
 
 #include "ops/cuda/column_sums.h"
@@ -44,13 +46,16 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const AngleArgs<T> a) 
   double* const shared = reinterpret_cast<double*>(shared_memory());  // [kSpan, NA] where they are shared
   const RotaryOffsets::Chunk chunk = a.places.chunk(block_index_x());
   if (chunk.count <= 0) return;
-  const int thread = static_cast<int>(thread_index()), columns = a.own ? a.heads * a.angles : a.angles, all = a.heads * a.angles;
+  const int thread = static_cast<int>(thread_index()), columns = a.own ? a.heads * a.angles : a.angles,
+            all = a.heads * a.angles;
   const auto tanh_at = [&](int t, int c) {
     const double value = tanh(static_cast<double>(number(a.angle.data[(chunk.begin + t) * a.angle.stride + c])));
     a.tanhs[(chunk.begin + t) * columns + c] = static_cast<float>(value);
     return value;
   };
-  const auto half_step = [&](int t, int h) { return 0.5 * static_cast<double>(number(a.dt.data[(chunk.begin + t) * a.dt.stride + h])); };
+  const auto half_step = [&](int t, int h) {
+    return 0.5 * static_cast<double>(number(a.dt.data[(chunk.begin + t) * a.dt.stride + h]));
+  };
   if (!a.own) {
     for (int i = thread; i < chunk.count * a.angles; i += kThreads) shared[i] = tanh_at(i / a.angles, i % a.angles);
     sync_threads();
@@ -59,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const AngleArgs<T> a) 
   for (int c = thread; c < all; c += kThreads) {
     const int h = c / a.angles;
     double sum = 0;
-    for (int t = 0; t < chunk.count; ++t) sum += (a.own ? tanh_at(t, c) : shared[t * a.angles + c - h * a.angles]) * half_step(t, h);
+    for (int t = 0; t < chunk.count; ++t)
+      sum += (a.own ? tanh_at(t, c) : shared[t * a.angles + c - h * a.angles]) * half_step(t, h);
     if (a.totals != nullptr) a.totals[int64_t{block_index_x()} * all + c] = sum;
   }
 }
@@ -78,7 +84,9 @@ struct ScanBackward {     // what a chunk and those after it sum to
   int64_t marks;
 };
 
-FW_DEVICE double value_of(const ScanForward& a, int64_t mark, int64_t cols, int64_t c) { return a.totals[mark * cols + c]; }
+FW_DEVICE double value_of(const ScanForward& a, int64_t mark, int64_t cols, int64_t c) {
+  return a.totals[mark * cols + c];
+}
 FW_DEVICE double value_of(const ScanBackward& a, int64_t mark, int64_t cols, int64_t c) {
   double sum = 0;
   for (int part = 0; part < a.parts; ++part) sum += static_cast<double>(a.totals[(part * a.marks + mark) * cols + c]);
@@ -110,12 +118,15 @@ FW_DEVICE void store_end(const ScanBackward& a, int64_t n, int64_t cols, int64_t
 }
 
 template <bool kBack, class Scan>
-__global__ void __launch_bounds__(32 * kMostRuns) scan_chunks_kernel(const Scan a, const RotaryOffsets places, int64_t cols) {
+__global__ void __launch_bounds__(32 * kMostRuns)
+    scan_chunks_kernel(const Scan a, const RotaryOffsets places, int64_t cols) {
   follow();
   constexpr int kAhead = 8;
   double* const sums = reinterpret_cast<double*>(shared_memory());  // [runs, 32]
-  const int lane = static_cast<int>(lane_index()), run = static_cast<int>(warp_index()), runs = static_cast<int>(block_size() / 32);
-  const int64_t n = block_index_x(), c = int64_t{block_index_y()} * 32 + lane, first = places.first_mark(n), count = places.chunks(n);
+  const int lane = static_cast<int>(lane_index()), run = static_cast<int>(warp_index()),
+            runs = static_cast<int>(block_size() / 32);
+  const int64_t n = block_index_x(), c = int64_t{block_index_y()} * 32 + lane, first = places.first_mark(n),
+                count = places.chunks(n);
   const int64_t of_run = (count + runs - 1) / runs, begin = min(count, run * of_run), end = min(count, begin + of_run);
   const auto mark = [&](int64_t i) { return first + (kBack ? count - 1 - i : i); };
   const bool active = c < cols;
@@ -123,7 +134,8 @@ __global__ void __launch_bounds__(32 * kMostRuns) scan_chunks_kernel(const Scan 
   const auto for_chunks = [&](const auto& body) {
     for (int64_t from = begin; from < end; from += kAhead) {
       double values[kAhead];
-      FW_UNROLL for (int i = 0; i < kAhead; ++i) values[i] = from + i < end ? value_of(a, mark(from + i), cols, c) : 0.0;
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) values[i] =
+          from + i < end ? value_of(a, mark(from + i), cols, c) : 0.0;
       FW_UNROLL for (int i = 0; i < kAhead; ++i) {
         if (from + i < end) body(mark(from + i), values[i]);
       }
@@ -146,10 +158,12 @@ __global__ void __launch_bounds__(32 * kMostRuns) scan_chunks_kernel(const Scan 
 template <bool kBack, class Scan>
 void scan_chunks(const Scan& scan, const PassLayout& layout, int64_t cols, int64_t rows, void* stream) {
   int64_t most = 0;
-  for (int64_t n = 0; n < layout.host.count(); ++n) most = std::max(most, parts_of(layout.host.length(n), kRotaryChunk));
+  for (int64_t n = 0; n < layout.host.count(); ++n)
+    most = std::max(most, parts_of(layout.host.length(n), kRotaryChunk));
   unsigned runs = 1;
   while (runs < kMostRuns && static_cast<int64_t>(runs) * 8 < most) runs *= 2;
-  launch_following(rows, scan_chunks_kernel<kBack, Scan>, Dim3{static_cast<unsigned>(layout.host.count()), static_cast<unsigned>(parts_of(cols, 32))},
+  launch_following(rows, scan_chunks_kernel<kBack, Scan>,
+                   Dim3{static_cast<unsigned>(layout.host.count()), static_cast<unsigned>(parts_of(cols, 32))},
                    32 * runs, sizeof(double) * 32 * runs, stream, scan, RotaryOffsets(layout), cols);
 }
 
@@ -178,10 +192,13 @@ struct Channels {
   int first, second;
   bool both;
   FW_DEVICE Channels(const PairShape& s, int pair)
-      : first(s.halves ? pair : 2 * pair), second(s.halves ? pair + s.state / 2 : 2 * pair + 1), both(second < s.state) {}
+      : first(s.halves ? pair : 2 * pair),
+        second(s.halves ? pair + s.state / 2 : 2 * pair + 1),
+        both(second < s.state) {}
 };
 
-// The two channels of a row, as they are stored until they are used; adjacent ones that lie at a multiple of both are one access.
+// The two channels of a row, as they are stored until they are used; adjacent ones that lie at a multiple of both are
+// one access.
 template <class T, bool kAdjacent>
 struct RowPair {
   using Raw = std::conditional_t<sizeof(T) == 4, float2, uint32_t>;
@@ -239,10 +256,16 @@ struct RowArgs {
     return tanhs + t * tanh_columns() + (shape.own ? head * shape.angles : 0) + min(pair, shape.angles - 1);
   }
   FW_DEVICE float dt_at(int64_t t, int head) const { return number(dt.data[t * dt.stride + head]); }
-  FW_DEVICE int column(int head, int row) const { return (row * shape.groups + head / (shape.heads / shape.groups)) * shape.state; }
-  FW_DEVICE const float* bias(const float* of, int head, int row) const { return of + (int64_t{head} * shape.rank + row) * shape.state; }
+  FW_DEVICE int column(int head, int row) const {
+    return (row * shape.groups + head / (shape.heads / shape.groups)) * shape.state;
+  }
+  FW_DEVICE const float* bias(const float* of, int head, int row) const {
+    return of + (int64_t{head} * shape.rank + row) * shape.state;
+  }
 };
-FW_DEVICE float2 bias_pair(const float* bias, const Channels& c) { return make_float2(bias[c.first], c.both ? bias[c.second] : 0.0f); }
+FW_DEVICE float2 bias_pair(const float* bias, const Channels& c) {
+  return make_float2(bias[c.first], c.both ? bias[c.second] : 0.0f);
+}
 FW_DEVICE float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
 template <class T>
@@ -251,8 +274,8 @@ struct ForwardArgs {
   Mat<float> met;  // with kOneRow
 };
 
-// kOneRow: R = 1, and a head in one tile of threads: the product of its rows is made here. Threads without channels of their own, and tokens after the chunk,
-// read what others have, so that no branch stands between the loads.
+// kOneRow: R = 1, and a head in one tile of threads: the product of its rows is made here. Threads without channels of
+// their own, and tokens after the chunk, read what others have, so that no branch stands between the loads.
 template <class T, bool kAdjacent, bool kOneRow>
 __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<T> a, const ForwardArgs<T> to) {
   follow();
@@ -264,14 +287,17 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
   if (chunk.count <= 0) return;
   const int thread = static_cast<int>(thread_index()), of_block = thread / s.lanes, in_block = kThreads / s.lanes;
   const int first_head = static_cast<int>(block_index_y()) * in_block, head = min(first_head + of_block, s.heads - 1);
-  const int pair = static_cast<int>(block_index_z()) * s.lanes + thread % s.lanes, warps = static_cast<int>(block_size() / 32);
+  const int pair = static_cast<int>(block_index_z()) * s.lanes + thread % s.lanes,
+            warps = static_cast<int>(block_size() / 32);
   const bool active = first_head + of_block < s.heads && pair < s.pairs, rotated = pair < s.angles;
   const Channels channels(s, min(pair, s.pairs - 1));
   const float* const tanhs = a.tanh_at(chunk.begin, head, pair);
-  const T *const dts = a.dt.data + chunk.begin * a.dt.stride + head, *const q_token = a.q.data + chunk.begin * a.q.stride,
+  const T *const dts = a.dt.data + chunk.begin * a.dt.stride + head,
+                 *const q_token = a.q.data + chunk.begin * a.q.stride,
                  *const k_token = a.k.data + chunk.begin * a.k.stride;
-  const int tanh_stride = a.tanh_columns(), dt_stride = static_cast<int>(a.dt.stride), q_stride = static_cast<int>(a.q.stride),
-            k_stride = static_cast<int>(a.k.stride), rank = kOneRow ? 1 : s.rank;
+  const int tanh_stride = a.tanh_columns(), dt_stride = static_cast<int>(a.dt.stride),
+            q_stride = static_cast<int>(a.q.stride), k_stride = static_cast<int>(a.k.stride),
+            rank = kOneRow ? 1 : s.rank;
   double rotations = rotated ? a.turns_before(block_index_x(), head, pair) : 0.0;
   const auto pass = [&]<bool kTurns>() {  // kTurns: the warp has pairs that are turned
     for (int from = 0; from < chunk.count; from += kAhead) {
@@ -279,7 +305,8 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
       float2 circle[kAhead];
       if constexpr (kTurns) {
         float half[kAhead];
-        FW_UNROLL for (int i = 0; i < kAhead; ++i) half[i] = 0.5f * tanhs[place(i) * tanh_stride] * number(dts[place(i) * dt_stride]);
+        FW_UNROLL for (int i = 0; i < kAhead; ++i) half[i] =
+            0.5f * tanhs[place(i) * tanh_stride] * number(dts[place(i) * dt_stride]);
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           rotations += static_cast<double>(rotated && from + i < chunk.count ? half[i] : 0.0f);
           circle[i] = circle_of(static_cast<float>(rotations - rint(rotations)));
@@ -292,10 +319,12 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
           q[i] = Pair::load(q_token + place(i) * q_stride + column, channels);
           k[i] = Pair::load(k_token + place(i) * k_stride + column, channels);
         }
-        const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels), k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
+        const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels),
+                     k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
         T* const q_to = to.q_rows.data + (chunk.begin * rank + row) * to.q_rows.stride + head * s.state;
         T* const k_to = to.k_rows.data + (chunk.begin * rank + row) * to.k_rows.stride + head * s.state;
-        const int q_step = rank * static_cast<int>(to.q_rows.stride), k_step = rank * static_cast<int>(to.k_rows.stride);
+        const int q_step = rank * static_cast<int>(to.q_rows.stride),
+                  k_step = rank * static_cast<int>(to.k_rows.stride);
         float product[kAhead];
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           const float2 x = plus(Pair::numbers(q[i]), q_bias), y = plus(Pair::numbers(k[i]), k_bias);
@@ -350,7 +379,8 @@ __global__ void __launch_bounds__(kThreads) met_kernel(const RowArgs<T> a, Mat<f
     for (int j = 0; j < s.rank; ++j) {
       const T *q = a.q.data + t * a.q.stride + a.column(head, i), *k = a.k.data + t * a.k.stride + a.column(head, j);
       float sum = 0;
-      for (int n = lane; n < s.state; n += 32) sum += (number(q[n]) + a.bias(a.q_bias, head, i)[n]) * (number(k[n]) + a.bias(a.k_bias, head, j)[n]);
+      for (int n = lane; n < s.state; n += 32)
+        sum += (number(q[n]) + a.bias(a.q_bias, head, i)[n]) * (number(k[n]) + a.bias(a.k_bias, head, j)[n]);
       sum = warp_sum(sum);
       if (lane == 0) met.data[t * met.stride + (head * s.rank + i) * s.rank + j] = sum;
     }
@@ -371,24 +401,29 @@ struct BackwardArgs {
   int64_t tokens, marks;
 };
 
-// A block has the heads of a group, a row of a token, and some chunks side by side. As above no branch stands between the loads.
+// A block has the heads of a group, a row of a token, and some chunks side by side. As above no branch stands between
+// the loads.
 template <class T, bool kAdjacent, bool kOneRow>
 __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs<T> a, const BackwardArgs<T> g) {
   constexpr int kAhead = 8;
   using Pair = RowPair<T, kAdjacent>;
   const PairShape& s = a.shape;
   float4* const shared = reinterpret_cast<float4*>(shared_memory());  // [2, chunks of the block, lanes]: of the biases
-  const int thread = static_cast<int>(thread_index()), place_of_chunk = thread / s.lanes, lane_of_head = thread % s.lanes, chunks = kThreads / s.lanes;
-  const int rank = kOneRow ? 1 : s.rank, group = static_cast<int>(block_index_y()) / rank, row = static_cast<int>(block_index_y()) % rank;
-  const int pair = static_cast<int>(block_index_z()) * s.lanes + lane_of_head, heads = s.heads / s.groups, all = s.heads * s.angles;
+  const int thread = static_cast<int>(thread_index()), place_of_chunk = thread / s.lanes,
+            lane_of_head = thread % s.lanes, chunks = kThreads / s.lanes;
+  const int rank = kOneRow ? 1 : s.rank, group = static_cast<int>(block_index_y()) / rank,
+            row = static_cast<int>(block_index_y()) % rank;
+  const int pair = static_cast<int>(block_index_z()) * s.lanes + lane_of_head, heads = s.heads / s.groups,
+            all = s.heads * s.angles;
   const int64_t mark = int64_t{block_index_x()} * chunks + place_of_chunk;
   RotaryOffsets::Chunk chunk = mark < g.marks ? a.places.chunk(mark) : RotaryOffsets::Chunk{};
   if (chunk.count <= 0) chunk = {};
   const bool active = pair < s.pairs && chunk.count > 0, rotated = active && pair < s.angles;
   const Channels channels(s, min(pair, s.pairs - 1));
   const int angle_warps = (s.angles + 31) / 32, warp_of_pair = pair / 32;
-  const int tanh_stride = a.tanh_columns(), dt_stride = static_cast<int>(a.dt.stride), q_stride = static_cast<int>(a.q.stride),
-            k_stride = static_cast<int>(a.k.stride), dq_step = rank * static_cast<int>(g.dq_rows.stride), dk_step = rank * static_cast<int>(g.dk_rows.stride),
+  const int tanh_stride = a.tanh_columns(), dt_stride = static_cast<int>(a.dt.stride),
+            q_stride = static_cast<int>(a.q.stride), k_stride = static_cast<int>(a.k.stride),
+            dq_step = rank * static_cast<int>(g.dq_rows.stride), dk_step = rank * static_cast<int>(g.dk_rows.stride),
             dmet_stride = static_cast<int>(g.dmet.stride);
   const T *const q_token = a.q.data + chunk.begin * a.q.stride, *const k_token = a.k.data + chunk.begin * a.k.stride;
   float2 of_q[kSpan] = {}, of_k[kSpan] = {};
@@ -396,10 +431,14 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
   for (int head = group * heads; head < (group + 1) * heads; ++head) {
     float2 sum_q = {}, sum_k = {};
     float before = 0, of_dt[kSpan] = {};  // E
-    const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels), k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
+    const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels),
+                 k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
     double rotations = rotated ? a.turns_before(mark, head, pair) : 0.0;
-    const float *const tanhs = a.tanh_at(chunk.begin, head, pair), *const dmets = g.dmet.data + chunk.begin * g.dmet.stride + head * rank * rank;
-    const T *const dts = a.dt.data + chunk.begin * a.dt.stride + head, *const q_at = q_token + a.column(head, row), *const k_at = k_token + a.column(head, row);
+    const float *const tanhs = a.tanh_at(chunk.begin, head, pair), *const dmets = g.dmet.data +
+                                                                                  chunk.begin * g.dmet.stride +
+                                                                                  head * rank * rank;
+    const T *const dts = a.dt.data + chunk.begin * a.dt.stride + head, *const q_at = q_token + a.column(head, row),
+                   *const k_at = k_token + a.column(head, row);
     const T* const dq_at = g.dq_rows.data + (chunk.begin * rank + row) * g.dq_rows.stride + head * s.state;
     const T* const dk_at = g.dk_rows.data + (chunk.begin * rank + row) * g.dk_rows.stride + head * s.state;
     const auto pass = [&]<bool kTurns>() {  // kTurns: the warp has pairs that are turned
@@ -431,7 +470,8 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
             of_dt[t] = -kept * tanh_here[i] * before;
             if (s.own) {
               if (rotated && there)
-                g.of_angle[(row * g.tokens + chunk.begin + t) * all + head * s.angles + pair] = -dt[i] * (1.0f - tanh_here[i] * tanh_here[i]) * before;
+                g.of_angle[(row * g.tokens + chunk.begin + t) * all + head * s.angles + pair] =
+                    -dt[i] * (1.0f - tanh_here[i] * tanh_here[i]) * before;
             } else {
               of_angle[t] -= dt[i] * before;
             }
@@ -443,9 +483,14 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
           } else {
             const float* const weights = dmets + place(i) * dmet_stride;
             for (int j = 0; j < rank; ++j) {
-              const T *const other_k = k_token + place(i) * k_stride + a.column(head, j), *const other_q = q_token + place(i) * q_stride + a.column(head, j);
-              const float2 x = plus(Pair::numbers(Pair::load(other_k, channels)), bias_pair(a.bias(a.k_bias, head, j), channels));
-              const float2 y = plus(Pair::numbers(Pair::load(other_q, channels)), bias_pair(a.bias(a.q_bias, head, j), channels));
+              const T *const other_k = k_token + place(i) * k_stride + a.column(head, j), *const other_q =
+                                                                                              q_token +
+                                                                                              place(i) * q_stride +
+                                                                                              a.column(head, j);
+              const float2 x =
+                  plus(Pair::numbers(Pair::load(other_k, channels)), bias_pair(a.bias(a.k_bias, head, j), channels));
+              const float2 y =
+                  plus(Pair::numbers(Pair::load(other_q, channels)), bias_pair(a.bias(a.q_bias, head, j), channels));
               const float of_x = weights[row * rank + j], of_y = weights[j * rank + row];
               bq = make_float2(bq.x + of_x * x.x, bq.y + of_x * x.y);
               bk = make_float2(bk.x + of_y * y.x, bk.y + of_y * y.y);
@@ -462,7 +507,8 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
       if (rotated) g.totals[(row * g.marks + mark) * all + head * s.angles + pair] = before;
       const float sum = sums_by_halving(of_dt);  // of token lane / 2
       const int t = static_cast<int>(lane_index()) / 2;
-      if (lane_index() % 2 == 0 && t < chunk.count) g.of_dt[((row * angle_warps + warp_of_pair) * g.tokens + chunk.begin + t) * s.heads + head] = sum;
+      if (lane_index() % 2 == 0 && t < chunk.count)
+        g.of_dt[((row * angle_warps + warp_of_pair) * g.tokens + chunk.begin + t) * s.heads + head] = sum;
     } else {
       pass.template operator()<false>();
     }
@@ -489,14 +535,15 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
     Pair::store(g.dk.data + token * g.dk.stride + column, channels, of_k[t].x, of_k[t].y);
     if (!rotated || s.own) continue;
     const float tanh_here = *a.tanh_at(token, 0, pair);
-    g.of_angle[((group * rank + row) * g.tokens + token) * s.angles + pair] = (1.0f - tanh_here * tanh_here) * of_angle[t];
+    g.of_angle[((group * rank + row) * g.tokens + token) * s.angles + pair] =
+        (1.0f - tanh_here * tanh_here) * of_angle[t];
   }
 }
 
 // What all chunks after and a token's own give it: d_dt, a warp a head, and dangle, a thread a column.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    angle_gradients_kernel(const RowArgs<T> a, const BackwardArgs<T> g, const float* behind, Mat<T> dangle, Mat<T> d_dt) {
+__global__ void __launch_bounds__(kThreads) angle_gradients_kernel(const RowArgs<T> a, const BackwardArgs<T> g,
+                                                                   const float* behind, Mat<T> dangle, Mat<T> d_dt) {
   const PairShape& s = a.shape;
   const RotaryOffsets::Chunk chunk = a.places.chunk(block_index_x());
   const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()), all = s.heads * s.angles;
@@ -529,10 +576,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void make_angles(const Mamba3Shape& shape, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, int64_t marks, float* tanhs, double* totals,
-                 void* stream) {
+void make_angles(const Mamba3Shape& shape, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, int64_t marks,
+                 float* tanhs, double* totals, void* stream) {
   const bool own = angle.cols > shape.angles;
-  const AngleArgs<T> args{angle, dt, RotaryOffsets(layout), static_cast<int>(shape.heads), static_cast<int>(shape.angles), own, tanhs, totals};
+  const AngleArgs<T> args{
+      angle, dt,    RotaryOffsets(layout), static_cast<int>(shape.heads), static_cast<int>(shape.angles), own,
+      tanhs, totals};
   launch_following(dt.rows, angles_kernel<T>, Dim3{static_cast<unsigned>(marks)}, kThreads,
                    own ? 0 : sizeof(double) * kSpan * static_cast<size_t>(shape.angles), stream, args);
 }
@@ -542,8 +591,9 @@ void make_angles(const Mamba3Shape& shape, Mat<const T> angle, Mat<const T> dt, 
 namespace ops {
 
 template <class T>
-void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const Wide<T>* q_bias, const Wide<T>* k_bias,
-                           Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, Wide<T>* start, Wide<T>* marks, Mat<T> q_rows, Mat<T> k_rows,
+void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k,
+                           const Wide<T>* q_bias, const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt,
+                           const PassLayout& layout, Wide<T>* start, Wide<T>* marks, Mat<T> q_rows, Mat<T> k_rows,
                            Mat<Wide<T>> met) {
   if (dt.rows == 0) return;
   void* const stream = exec.device.stream();
@@ -556,26 +606,33 @@ void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<co
   const PairShape pairs(shape, angle.cols > shape.angles);
   const RowArgs<T> args{pairs, RotaryOffsets(layout), q, k, dt, q_bias, k_bias, scratch.tanhs, before};
   const ForwardArgs<T> to{q_rows, k_rows, met};
-  const bool one = shape.rank == 1 && pairs.tiles == 1, adjacent = adjacent_pairs<const T>(shape, {q, k, q_rows, k_rows});
+  const bool one = shape.rank == 1 && pairs.tiles == 1,
+             adjacent = adjacent_pairs<const T>(shape, {q, k, q_rows, k_rows});
   const int in_block = pairs.at_once();
-  const Dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(parts_of(shape.heads, in_block)), static_cast<unsigned>(pairs.tiles)};
+  const Dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(parts_of(shape.heads, in_block)),
+                  static_cast<unsigned>(pairs.tiles)};
   const auto run = [&]<bool kAdjacent, bool kOneRow>() {
-    launch_following(dt.rows, rotary_forward_kernel<T, kAdjacent, kOneRow>, grid, static_cast<unsigned>(pairs.lanes * in_block),
-                     sizeof(float) * kSpan * (kThreads / 32), stream, args, to);
+    launch_following(dt.rows, rotary_forward_kernel<T, kAdjacent, kOneRow>, grid,
+                     static_cast<unsigned>(pairs.lanes * in_block), sizeof(float) * kSpan * (kThreads / 32), stream,
+                     args, to);
   };
   if (one) {
     adjacent ? run.template operator()<true, true>() : run.template operator()<false, true>();
     return;
   }
   adjacent ? run.template operator()<true, false>() : run.template operator()<false, false>();
-  launch_following(dt.rows, met_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads / 32))}, kThreads, 0, stream, args, met);
+  launch_following(dt.rows, met_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads / 32))},
+                   kThreads, 0, stream, args, met);
 }
 
 template <class T>
-void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows, Mat<const Wide<T>> dmet, Mat<const T> q,
-                            Mat<const T> k, const Wide<T>* q_bias, const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* marks,
-                            const PassLayout& layout, Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, Wide<T>* dq_bias, Wide<T>* dk_bias, Wide<T>* dstart) {
-  const int64_t sequences = layout.host.count(), count = rotary_checkpoints(dt.rows, sequences), all = shape.heads * shape.angles;
+void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows,
+                            Mat<const Wide<T>> dmet, Mat<const T> q, Mat<const T> k, const Wide<T>* q_bias,
+                            const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* marks,
+                            const PassLayout& layout, Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt,
+                            Wide<T>* dq_bias, Wide<T>* dk_bias, Wide<T>* dstart) {
+  const int64_t sequences = layout.host.count(), count = rotary_checkpoints(dt.rows, sequences),
+                all = shape.heads * shape.angles;
   void* const stream = exec.device.stream();
   if (dt.rows == 0) {
     if (dstart != nullptr) exec.device.fill(dstart, 0, sizeof(float) * static_cast<size_t>(sequences * all));
@@ -588,10 +645,12 @@ void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
   const int chunks = pairs.at_once();
   const int64_t blocks = parts_of(count, chunks), biases = shape.heads * shape.rank * shape.state;
   const RowArgs<T> args{pairs, RotaryOffsets(layout), q, k, dt, q_bias, k_bias, scratch.tanhs, marks};
-  const BackwardArgs<T> back{dq_rows,       dk_rows,          dmet,    dq,   dk, scratch.of_q_bias, scratch.of_k_bias, scratch.totals,
-                             scratch.of_dt, scratch.of_angle, dt.rows, count};
+  const BackwardArgs<T> back{
+      dq_rows,       dk_rows,          dmet,    dq,   dk, scratch.of_q_bias, scratch.of_k_bias, scratch.totals,
+      scratch.of_dt, scratch.of_angle, dt.rows, count};
   const bool one = shape.rank == 1, adjacent = adjacent_pairs<const T>(shape, {q, k, dq_rows, dk_rows, dq, dk});
-  const Dim3 grid{static_cast<unsigned>(blocks), static_cast<unsigned>(shape.groups * shape.rank), static_cast<unsigned>(pairs.tiles)};
+  const Dim3 grid{static_cast<unsigned>(blocks), static_cast<unsigned>(shape.groups * shape.rank),
+                  static_cast<unsigned>(pairs.tiles)};
   const auto run = [&]<bool kAdjacent, bool kOneRow>() {
     launch(rotary_backward_kernel<T, kAdjacent, kOneRow>, grid, static_cast<unsigned>(pairs.lanes * chunks),
            2 * sizeof(float4) * static_cast<size_t>(pairs.lanes * chunks), stream, args, back);
@@ -603,16 +662,20 @@ void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
   }
   add_column_sums(scratch.of_q_bias, blocks, biases, dq_bias, stream);
   add_column_sums(scratch.of_k_bias, blocks, biases, dk_bias, stream);
-  scan_chunks<true>(ScanBackward{scratch.totals, scratch.behind, dstart, static_cast<int>(shape.rank), count}, layout, all, dt.rows, stream);
-  launch(angle_gradients_kernel<T>, Dim3{static_cast<unsigned>(count)}, kThreads, 0, stream, args, back, scratch.behind, dangle, d_dt);
+  scan_chunks<true>(ScanBackward{scratch.totals, scratch.behind, dstart, static_cast<int>(shape.rank), count}, layout,
+                    all, dt.rows, stream);
+  launch(angle_gradients_kernel<T>, Dim3{static_cast<unsigned>(count)}, kThreads, 0, stream, args, back, scratch.behind,
+         dangle, d_dt);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                  \
-  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, const float*, Mat<const T>,         \
-                                         Mat<const T>, const PassLayout&, float*, float*, Mat<T>, Mat<T>, Mat<float>);                                     \
-  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const T>,    \
-                                          const float*, const float*, Mat<const T>, Mat<const T>, const float*, const PassLayout&, Mat<T>, Mat<T>, Mat<T>, \
-                                          Mat<T>, float*, float*, float*);
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void mamba3_rotary_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, const float*, \
+                                         const float*, Mat<const T>, Mat<const T>, const PassLayout&, float*, float*,  \
+                                         Mat<T>, Mat<T>, Mat<float>);                                                  \
+  template void mamba3_rotary_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>,              \
+                                          Mat<const float>, Mat<const T>, Mat<const T>, const float*, const float*,    \
+                                          Mat<const T>, Mat<const T>, const float*, const PassLayout&, Mat<T>, Mat<T>, \
+                                          Mat<T>, Mat<T>, float*, float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -1,5 +1,9 @@
-// The trapezoid of a Mamba-3 layer around the recurrence of its rows on the device (ops/cpu/mamba3_rows.cpp has the formulas): step and decay, weights, what
-// the token before a pass still writes, and what a token's own rows read too much or too little, with the skip.
+// The trapezoid of a Mamba-3 layer around the recurrence of its rows on the device (ops/cpu/mamba3_rows.cpp has the
+// formulas):
+// - step and decay,
+// - weights,
+// - what the token before a pass still writes,
+// - what a token's own rows read too much or too little, with the skip.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_rows.cuh"
 #include "ops/cuda/math.cuh"
@@ -49,7 +53,8 @@ struct Time {
   }
   // in: d_dt, dg, dt_in, a_in;  out: ddt_in, da_in;  sums: of ddt_in
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const TimeColumns<N>& of, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const TimeColumns<N>& of, int64_t, const float (&in)[I][N], float (&out)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       const float x = in[2][k] + of.shift[k];
       const Rate a = rate(in[3][k]);
@@ -74,8 +79,9 @@ struct WeightArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) weights_kernel(const WeightArgs<T> a, Place2d<const float> g, Place2d<float> now, Place2d<float> ahead,
-                                                           Place2d<T> gate, Place2d<float> row_g, Place2d<float> first) {
+__global__ void __launch_bounds__(kThreads)
+    weights_kernel(const WeightArgs<T> a, Place2d<const float> g, Place2d<float> now, Place2d<float> ahead,
+                   Place2d<T> gate, Place2d<float> row_g, Place2d<float> first) {
   follow();
   const int64_t item = int64_t{block_index_x()} * kThreads + thread_index(), t = item / a.heads, h = item - t * a.heads;
   if (t < a.places.count) {  // one of the sequences, too
@@ -117,7 +123,8 @@ __global__ void __launch_bounds__(kThreads) weight_gradients_kernel(const Weight
   } else if (d.dfirst.data != nullptr) {
     before = d.dfirst.get(n, h);
   }
-  const float lam = sigmoid(a.trap.get(t, h)), rest = sigmoid(-a.trap.get(t, h)), of_now = d.dnow.get(t, h) + of_gate(t);
+  const float lam = sigmoid(a.trap.get(t, h)), rest = sigmoid(-a.trap.get(t, h)),
+              of_now = d.dnow.get(t, h) + of_gate(t);
   d.dtrap.set(t, h, a.dt.get(t, h) * (of_now - before) * lam * rest);
   d.d_dt.set(t, h, d.d_dt.get(t, h) + lam * of_now + rest * before);
   d.dg.set(t, h, d.drow_g.get(t * a.rank, h));
@@ -135,16 +142,19 @@ struct CarryArgs {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    carry_kernel(const CarryArgs<T> a, Place2d<const float> first, Place2d<const T> k_rows, Place2d<const T> v_rows, T* k_last, T* v_last, float* s) {
+    carry_kernel(const CarryArgs<T> a, Place2d<const float> first, Place2d<const T> k_rows, Place2d<const T> v_rows,
+                 T* k_last, T* v_last, float* s) {
   follow();
-  const int64_t n = block_index_x() / a.heads, h = block_index_x() % a.heads, end = a.offsets[n + 1], size = a.state * a.head_dim;
+  const int64_t n = block_index_x() / a.heads, h = block_index_x() % a.heads, end = a.offsets[n + 1],
+                size = a.state * a.head_dim;
   if (a.offsets[n] == end) return;
   float* const to = s + int64_t{block_index_x()} * size;
   const float weight = first.get(n, h);
   for (int64_t i = thread_index(); i < size; i += kThreads) {
     const int64_t c = i / a.head_dim, p = i - c * a.head_dim;
     float sum = 0;
-    for (int64_t r = 0; r < a.rank; ++r) sum += number(k_last[a.key(n, r, h) + c]) * number(v_last[a.value(n, r, h) + p]);
+    for (int64_t r = 0; r < a.rank; ++r)
+      sum += number(k_last[a.key(n, r, h) + c]) * number(v_last[a.value(n, r, h) + p]);
     to[i] += weight * sum;
   }
   sync_threads();  // they have been read
@@ -159,8 +169,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) carry_gradients_kernel(const CarryArgs<T> a, const float* ds, Place2d<const float> first, const T* k_last,
-                                                                   const T* v_last, Place2d<float> dfirst, T* dk_last, T* dv_last) {
+__global__ void __launch_bounds__(kThreads)
+    carry_gradients_kernel(const CarryArgs<T> a, const float* ds, Place2d<const float> first, const T* k_last,
+                           const T* v_last, Place2d<float> dfirst, T* dk_last, T* dv_last) {
   float* const sums = reinterpret_cast<float*>(shared_memory());  // [warps]
   const int64_t n = block_index_x() / a.heads, h = block_index_x() % a.heads;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
@@ -170,7 +181,8 @@ __global__ void __launch_bounds__(kThreads) carry_gradients_kernel(const CarryAr
   for (int64_t i = warp; i < a.rank * a.state; i += kThreads / 32) {
     const int64_t r = i / a.state, c = i - r * a.state;
     float along = 0;
-    for (int64_t p = lane; p < a.head_dim; p += 32) along += of[c * a.head_dim + p] * number(v_last[a.value(n, r, h) + p]);
+    for (int64_t p = lane; p < a.head_dim; p += 32)
+      along += of[c * a.head_dim + p] * number(v_last[a.value(n, r, h) + p]);
     along = warp_sum(along);
     all += number(k_last[a.key(n, r, h) + c]) * along;
     if (dk_last != nullptr && lane == 0) dk_last[a.key(n, r, h) + c] = stored<T>(weight * along);
@@ -218,7 +230,8 @@ __global__ void __launch_bounds__(kElementThreads) diag_kernel(const DiagArgs<T>
   constexpr int kAhead = kOneRow ? 4 : 1;
   const Place place(cut);
   if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kAhead + place.row;
+  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
+                first = place.block * down * kAhead + place.row;
   const int h = static_cast<int>(c) / a.dim;
   Packet<T, N> o[kAhead], v[kAhead];
   if constexpr (kOneRow) {
@@ -255,17 +268,20 @@ FW_DEVICE float lanes_sum(float x, int lanes) {
   return x;
 }
 
-// lanes: a power of two; one row of one packet a lane (kOneRow) stays in registers, several heads of which are asked for at a time.
+// lanes: a power of two; one row of one packet a lane (kOneRow) stays in registers, several heads of which are asked
+// for at a time.
 template <class T, int N, bool kOneRow>
 __global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs<T> a, int lanes) {
   constexpr int kAhead = kOneRow ? 4 : 1;
-  const int slots = kThreads / lanes, slot = static_cast<int>(thread_index()) / lanes, lane = static_cast<int>(thread_index()) % lanes;
+  const int slots = kThreads / lanes, slot = static_cast<int>(thread_index()) / lanes,
+            lane = static_cast<int>(thread_index()) % lanes;
   const int64_t first = int64_t{block_index_x()} * slots * kAhead + slot, heads = a.tokens * a.heads;
   Packet<T, N> grad[kAhead], v[kAhead], dv[kAhead];
   const auto at = [&](const auto& m, int64_t row, int64_t h) { return m.data + row * m.stride + h * a.dim; };
   if constexpr (kOneRow) {
     FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-      const int64_t item = first + int64_t{i} * slots, t = static_cast<unsigned>(item) / static_cast<unsigned>(a.heads), h = item - t * a.heads;
+      const int64_t item = first + int64_t{i} * slots, t = static_cast<unsigned>(item) / static_cast<unsigned>(a.heads),
+                    h = item - t * a.heads;
       if (item >= heads || lane * N >= a.dim) continue;
       grad[i].load(at(a.d_o, t, h) + lane * N);
       v[i].load(at(a.v, t, h) + lane * N);
@@ -273,7 +289,8 @@ __global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs
     }
   }
   FW_UNROLL for (int ahead = 0; ahead < kAhead; ++ahead) {
-    const int64_t item = first + int64_t{ahead} * slots, t = static_cast<unsigned>(item) / static_cast<unsigned>(a.heads);
+    const int64_t item = first + int64_t{ahead} * slots,
+                  t = static_cast<unsigned>(item) / static_cast<unsigned>(a.heads);
     const int h = static_cast<int>(item - t * a.heads), rank = kOneRow ? 1 : a.rank;
     const bool there = item < heads;  // lanes without a head take part in the sums
     float of_now = 0, of_ahead = 0, of_skip = 0;
@@ -336,22 +353,26 @@ __global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs
 // in: one number a column;  sums: of it
 struct Sum : Plain {
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) sums[0][k] += in[0][k];
   }
 };
 
 template <class T>
-DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> met, Mat<const T> v, Mat<const float> now, Mat<const float> ahead, const float* skip) {
+DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> met, Mat<const T> v, Mat<const float> now,
+                      Mat<const float> ahead, const float* skip) {
   DiagArgs<T> a{};
-  a.heads = static_cast<int>(shape.heads), a.dim = static_cast<int>(shape.head_dim), a.rank = static_cast<int>(shape.rank), a.tokens = now.rows;
+  a.heads = static_cast<int>(shape.heads), a.dim = static_cast<int>(shape.head_dim),
+  a.rank = static_cast<int>(shape.rank), a.tokens = now.rows;
   a.met = Place2d(met), a.now = Place2d(now), a.ahead = Place2d(ahead), a.v = v, a.skip = skip;
   return a;
 }
 
 template <class T>
 WeightArgs<T> weight_args(const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout) {
-  return {PassPlaces(layout), static_cast<int>(shape.heads), static_cast<int>(shape.rank), dt.rows, Place2d(dt), Place2d(trap)};
+  return {PassPlaces(layout), static_cast<int>(shape.heads), static_cast<int>(shape.rank), dt.rows, Place2d(dt),
+          Place2d(trap)};
 }
 
 template <class T>
@@ -364,57 +385,69 @@ CarryArgs<T> carry_args(const Mamba3Shape& shape, const int64_t* offsets) {
 namespace ops {
 
 template <class T>
-void mamba3_time_forward(const Exec<T>& exec, const Mamba3Decay& decay, Mat<const T> dt_in, Mat<const T> a_in, const Wide<T>* bias, Mat<T> dt, Mat<Wide<T>> g) {
-  elementwise<4>(Time{DecayRate(decay), bias}, dt.rows, dt.cols, operands(dt_in, a_in), operands(dt, g), exec.device.stream());
+void mamba3_time_forward(const Exec<T>& exec, const Mamba3Decay& decay, Mat<const T> dt_in, Mat<const T> a_in,
+                         const Wide<T>* bias, Mat<T> dt, Mat<Wide<T>> g) {
+  elementwise<4>(Time{DecayRate(decay), bias}, dt.rows, dt.cols, operands(dt_in, a_in), operands(dt, g),
+                 exec.device.stream());
 }
 
 template <class T>
-void mamba3_time_backward(const Exec<T>& exec, const Mamba3Decay& decay, Mat<const T> d_dt, Mat<const Wide<T>> dg, Mat<const T> dt_in, Mat<const T> a_in,
-                          const Wide<T>* bias, Mat<T> ddt_in, Mat<T> da_in, Wide<T>* dbias) {
-  elementwise_sums<1, 2>(exec, Time{DecayRate(decay), bias}, dt_in.rows, dt_in.cols, operands(d_dt, dg, dt_in, a_in), operands(ddt_in, da_in),
-                         [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, dt_in.cols, dbias, exec.device.stream()); });
+void mamba3_time_backward(const Exec<T>& exec, const Mamba3Decay& decay, Mat<const T> d_dt, Mat<const Wide<T>> dg,
+                          Mat<const T> dt_in, Mat<const T> a_in, const Wide<T>* bias, Mat<T> ddt_in, Mat<T> da_in,
+                          Wide<T>* dbias) {
+  elementwise_sums<1, 2>(exec, Time{DecayRate(decay), bias}, dt_in.rows, dt_in.cols, operands(d_dt, dg, dt_in, a_in),
+                         operands(ddt_in, da_in), [&](const float* partial, int64_t blocks) {
+                           add_column_sums(partial, blocks, dt_in.cols, dbias, exec.device.stream());
+                         });
 }
 
 template <class T>
-void mamba3_weights_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap, Mat<const Wide<T>> g, const PassLayout& layout,
-                            Mat<Wide<T>> now, Mat<Wide<T>> ahead, Mat<T> gate, Mat<Wide<T>> row_g, Mat<Wide<T>> first) {
+void mamba3_weights_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap,
+                            Mat<const Wide<T>> g, const PassLayout& layout, Mat<Wide<T>> now, Mat<Wide<T>> ahead,
+                            Mat<T> gate, Mat<Wide<T>> row_g, Mat<Wide<T>> first) {
   const int64_t items = std::max(dt.rows, layout.host.count()) * shape.heads;
-  launch_following(dt.rows, weights_kernel<T>, Dim3{static_cast<unsigned>(parts_of(items, kThreads))}, kThreads, 0, exec.device.stream(),
-                   weight_args<T>(shape, dt, trap, layout), Place2d(g), Place2d(now), Place2d(ahead), Place2d(gate), Place2d(row_g), Place2d(first));
+  launch_following(dt.rows, weights_kernel<T>, Dim3{static_cast<unsigned>(parts_of(items, kThreads))}, kThreads, 0,
+                   exec.device.stream(), weight_args<T>(shape, dt, trap, layout), Place2d(g), Place2d(now),
+                   Place2d(ahead), Place2d(gate), Place2d(row_g), Place2d(first));
 }
 
 template <class T>
-void mamba3_weights_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> dnow, Mat<const Wide<T>> dahead, Mat<const T> dgate,
-                             Mat<const Wide<T>> drow_g, Mat<const Wide<T>> dfirst, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout, Mat<T> d_dt,
-                             Mat<T> dtrap, Mat<Wide<T>> dg) {
-  const WeightGradients<T> d{Place2d(dnow), Place2d(dahead), Place2d(drow_g), Place2d(dfirst), Place2d(dgate), Place2d(d_dt), Place2d(dtrap), Place2d(dg)};
-  launch(weight_gradients_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads))}, kThreads, 0, exec.device.stream(),
-         weight_args<T>(shape, dt, trap, layout), d);
+void mamba3_weights_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> dnow,
+                             Mat<const Wide<T>> dahead, Mat<const T> dgate, Mat<const Wide<T>> drow_g,
+                             Mat<const Wide<T>> dfirst, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout,
+                             Mat<T> d_dt, Mat<T> dtrap, Mat<Wide<T>> dg) {
+  const WeightGradients<T> d{Place2d(dnow),  Place2d(dahead), Place2d(drow_g), Place2d(dfirst),
+                             Place2d(dgate), Place2d(d_dt),   Place2d(dtrap),  Place2d(dg)};
+  launch(weight_gradients_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads))}, kThreads,
+         0, exec.device.stream(), weight_args<T>(shape, dt, trap, layout), d);
 }
 
 template <class T>
-void mamba3_carry_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> first, Mat<const T> k_rows, Mat<const T> v_rows,
-                          const PassLayout& layout, T* k_last, T* v_last, Wide<T>* s) {
-  launch_following(k_rows.rows, carry_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads, 0, exec.device.stream(),
-                   carry_args<T>(shape, layout.offsets), Place2d(first), Place2d(k_rows), Place2d(v_rows), k_last, v_last, s);
+void mamba3_carry_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> first, Mat<const T> k_rows,
+                          Mat<const T> v_rows, const PassLayout& layout, T* k_last, T* v_last, Wide<T>* s) {
+  launch_following(k_rows.rows, carry_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)},
+                   kThreads, 0, exec.device.stream(), carry_args<T>(shape, layout.offsets), Place2d(first),
+                   Place2d(k_rows), Place2d(v_rows), k_last, v_last, s);
 }
 
 template <class T>
-void mamba3_carry_backward(const Exec<T>& exec, const Mamba3Shape& shape, const Wide<T>* ds, Mat<const Wide<T>> first, const T* k_last, const T* v_last,
-                           Mat<Wide<T>> dfirst, T* dk_last, T* dv_last) {
-  launch(carry_gradients_kernel<T>, Dim3{static_cast<unsigned>(first.rows * shape.heads)}, kThreads, sizeof(float) * (kThreads / 32), exec.device.stream(),
-         carry_args<T>(shape, nullptr), ds, Place2d(first), k_last, v_last, Place2d(dfirst), dk_last, dv_last);
+void mamba3_carry_backward(const Exec<T>& exec, const Mamba3Shape& shape, const Wide<T>* ds, Mat<const Wide<T>> first,
+                           const T* k_last, const T* v_last, Mat<Wide<T>> dfirst, T* dk_last, T* dv_last) {
+  launch(carry_gradients_kernel<T>, Dim3{static_cast<unsigned>(first.rows * shape.heads)}, kThreads,
+         sizeof(float) * (kThreads / 32), exec.device.stream(), carry_args<T>(shape, nullptr), ds, Place2d(first),
+         k_last, v_last, Place2d(dfirst), dk_last, dv_last);
 }
 
 template <class T>
-void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
-                         Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> o) {
+void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> met, Mat<const T> v,
+                         Mat<const Wide<T>> now, Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> o) {
   constexpr int kN = kPacket<T>;
   DiagArgs<T> a = diag_args(shape, met, v, now, ahead, skip);
   a.o = o;
   const auto run = [&]<int N, bool kOneRow>() {
     const Cut cut(a.tokens, o.cols / N, 8);
-    launch_following(a.tokens, diag_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * (kOneRow ? 4 : 1)) * cut.column_blocks)},
+    launch_following(a.tokens, diag_kernel<T, N, kOneRow>,
+                     Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * (kOneRow ? 4 : 1)) * cut.column_blocks)},
                      kElementThreads, 0, exec.device.stream(), a, cut);
   };
   const bool packets = shape.head_dim % kN == 0 && in_packets<T>(o.data, o.stride) && in_packets<T>(v.data, v.stride);
@@ -426,8 +459,9 @@ void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<cons
 }
 
 template <class T>
-void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> met, Mat<const T> v, Mat<const Wide<T>> now,
-                          Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> dv, Mat<Wide<T>> dmet, Mat<Wide<T>> dnow, Mat<Wide<T>> dahead, Wide<T>* dskip) {
+void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> met,
+                          Mat<const T> v, Mat<const Wide<T>> now, Mat<const Wide<T>> ahead, const Wide<T>* skip,
+                          Mat<T> dv, Mat<Wide<T>> dmet, Mat<Wide<T>> dnow, Mat<Wide<T>> dahead, Wide<T>* dskip) {
   constexpr int kN = kPacket<T>;
   const int64_t heads = now.rows * shape.heads;
   if (heads == 0) return;
@@ -438,34 +472,44 @@ void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
   a.of_skip = skip != nullptr ? near_sums(exec.arena, now.rows, shape.heads) : nullptr;
   const auto run = [&]<int N, bool kOneRow>(int lanes) {
     const int64_t of_block = int64_t{kThreads / lanes} * (kOneRow ? 4 : 1);
-    launch(diag_gradients_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(parts_of(heads, of_block))}, kThreads, 0, stream, a, lanes);
+    launch(diag_gradients_kernel<T, N, kOneRow>, Dim3{static_cast<unsigned>(parts_of(heads, of_block))}, kThreads, 0,
+           stream, a, lanes);
   };
   const auto with_lanes = [&]<int N>() {
     int lanes = 1;
     while (lanes < 32 && lanes * N < a.dim) lanes *= 2;
-    shape.rank == 1 && lanes* N >= a.dim ? run.template operator()<N, true>(lanes) : run.template operator()<N, false>(lanes);
+    shape.rank == 1 && lanes* N >= a.dim ? run.template operator()<N, true>(lanes)
+                                         : run.template operator()<N, false>(lanes);
   };
-  const bool packets = a.dim % kN == 0 && in_packets<T>(d_o.data, d_o.stride) && in_packets<T>(v.data, v.stride) && in_packets<T>(dv.data, dv.stride);
+  const bool packets = a.dim % kN == 0 && in_packets<T>(d_o.data, d_o.stride) && in_packets<T>(v.data, v.stride) &&
+                       in_packets<T>(dv.data, dv.stride);
   packets ? with_lanes.template operator()<kN>() : with_lanes.template operator()<1>();
   if (skip == nullptr) return;
-  elementwise_sums<1, 4>(exec, Sum{}, now.rows, shape.heads, operands(Mat<const float>(a.of_skip, now.rows, shape.heads)), Operands<>{},
-                         [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, shape.heads, dskip, stream); });
+  elementwise_sums<1, 4>(
+      exec, Sum{}, now.rows, shape.heads, operands(Mat<const float>(a.of_skip, now.rows, shape.heads)), Operands<>{},
+      [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, shape.heads, dskip, stream); });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                     \
-  template void mamba3_time_forward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, const float*, Mat<T>, Mat<float>);                     \
-  template void mamba3_time_backward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const T>, const float*, Mat<T>, \
-                                        Mat<T>, float*);                                                                                                      \
-  template void mamba3_weights_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const float>, const PassLayout&, Mat<float>,    \
-                                          Mat<float>, Mat<T>, Mat<float>, Mat<float>);                                                                        \
-  template void mamba3_weights_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const float>, Mat<const T>, Mat<const float>,            \
-                                           Mat<const float>, Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<float>);                      \
-  template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, float*); \
-  template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const float*, Mat<const float>, const T*, const T*, Mat<float>, T*, T*);         \
-  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, const float*,  \
-                                       Mat<T>);                                                                                                               \
-  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const float>, Mat<const T>, Mat<const float>, Mat<const float>, \
-                                        const float*, Mat<T>, Mat<float>, Mat<float>, Mat<float>, float*);
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void mamba3_time_forward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const T>, const float*,   \
+                                       Mat<T>, Mat<float>);                                                            \
+  template void mamba3_time_backward<T>(const Exec<T>&, const Mamba3Decay&, Mat<const T>, Mat<const float>,            \
+                                        Mat<const T>, Mat<const T>, const float*, Mat<T>, Mat<T>, float*);             \
+  template void mamba3_weights_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>,              \
+                                          Mat<const float>, const PassLayout&, Mat<float>, Mat<float>, Mat<T>,         \
+                                          Mat<float>, Mat<float>);                                                     \
+  template void mamba3_weights_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const float>,     \
+                                           Mat<const T>, Mat<const float>, Mat<const float>, Mat<const T>,             \
+                                           Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<float>);               \
+  template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>,            \
+                                        Mat<const T>, const PassLayout&, T*, T*, float*);                              \
+  template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const float*, Mat<const float>, const T*, \
+                                         const T*, Mat<float>, T*, T*);                                                \
+  template void mamba3_diag_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const float>, Mat<const T>,             \
+                                       Mat<const float>, Mat<const float>, const float*, Mat<T>);                      \
+  template void mamba3_diag_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const float>,            \
+                                        Mat<const T>, Mat<const float>, Mat<const float>, const float*, Mat<T>,        \
+                                        Mat<float>, Mat<float>, Mat<float>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

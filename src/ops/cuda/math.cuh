@@ -12,7 +12,8 @@ FW_DEVICE float sigmoid(float x) { return rcp_fast(1.0f + exp2_fast(-kLog2E * x)
 // d silu(x) / dx, given s = sigmoid(x).
 FW_DEVICE float silu_slope(float x, float s) { return s * (1.0f + x * (1.0f - s)); }
 
-// log((1 + u) / (1 - u)) for |u| <= 1/3: the series of 2 atanh(u), which keeps its digits where the logarithm of a number near 1 has lost them.
+// log((1 + u) / (1 - u)) for |u| <= 1/3: the series of 2 atanh(u), which keeps its digits where the logarithm of a
+// number near 1 has lost them.
 FW_DEVICE float log_ratio(float u) {
   const float square = u * u;
   float sum = 2.0f / 13.0f;

@@ -1,6 +1,7 @@
-// The regularised least squares of a Mesa layer on the device, one token after the other (ops.def): with H = exp(g) H + beta k k^T in double,
-// (H + Diag(lambda)) x = rhs by Cholesky or by conjugate gradients. A block has a head of a sequence. Lower triangles lie in shared memory, row by row, H in
-// one and the matrix that is taken apart in another, whose last row is the right-hand side: it is solved forward as the columns are made.
+// The regularised least squares of a Mesa layer on the device, one token after the other (ops.def). H = exp(g) H + beta
+// k k^T in double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky or by conjugate gradients. A block has a head
+// of a sequence. Lower triangles lie in shared memory, row by row: H in one, and in another the matrix that is taken
+// apart. The last row of that one is the right-hand side, which is solved forward as the columns are made.
 #include <bit>
 #include <cmath>
 
@@ -45,7 +46,8 @@ struct SolveMemory {
     sums = take(kWarps);
   }
   static size_t bytes(int64_t K) {
-    return sizeof(double) * static_cast<size_t>(triangle(static_cast<int>(K)) + triangle(static_cast<int>(K) + 1) + 5 * K + kWarps);
+    return sizeof(double) *
+           static_cast<size_t>(triangle(static_cast<int>(K)) + triangle(static_cast<int>(K) + 1) + 5 * K + kWarps);
   }
 };
 
@@ -75,7 +77,8 @@ FW_DEVICE double block_dot(const SolveMemory& m, const double* a, const double* 
 
 // The triangle a of H + Diag(lambda), under it the right-hand side: x. Afterwards x is there for all threads.
 FW_DEVICE void by_cholesky(const SolveMemory& m, int K) {
-  const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()),
+            warp = static_cast<int>(warp_index());
   for (int c = 0; c < K; ++c) {
     sync_threads();
     const double root = sqrt(m.a[triangle(c) + c]);
@@ -104,7 +107,8 @@ FW_DEVICE void by_cholesky(const SolveMemory& m, int K) {
 
 // From x = 0 until the residual is at most `tolerance` of the right-hand side, or `steps` steps are done.
 FW_DEVICE void by_conjugate_gradients(const SolveMemory& m, int K, int64_t steps, double tolerance) {
-  const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()),
+            warp = static_cast<int>(warp_index());
   sync_threads();
   for (int i = thread; i < K; i += kThreads) m.x[i] = 0, m.r[i] = m.p[i] = m.a[triangle(K) + i];
   double square = block_dot(m, m.r, m.r, K);
@@ -133,8 +137,10 @@ FW_DEVICE void by_conjugate_gradients(const SolveMemory& m, int K, int64_t steps
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T> a) {
-  const int K = static_cast<int>(a.shape.key_dim), thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index());
-  const int64_t task = block_index_x(), n = task / a.shape.heads, head = task % a.shape.heads, first = head * K, width = a.shape.value_dim + K;
+  const int K = static_cast<int>(a.shape.key_dim), thread = static_cast<int>(thread_index()),
+            lane = static_cast<int>(lane_index());
+  const int64_t task = block_index_x(), n = task / a.shape.heads, head = task % a.shape.heads, first = head * K,
+                width = a.shape.value_dim + K;
   const SolveMemory m(shared_memory(), K);
   for (int i = thread; i < K; i += kThreads) {
     const double x = a.lambda[first + i];
@@ -145,7 +151,9 @@ __global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T>
       for (int j = lane; j <= i; j += 32) body(i, j, triangle(i) + j);
     }
   };
-  for_triangle([&](int i, int j, int at) { m.h[at] = a.state == nullptr ? 0.0 : double{a.state[(task * K + i) * width + a.shape.value_dim + j]}; });
+  for_triangle([&](int i, int j, int at) {
+    m.h[at] = a.state == nullptr ? 0.0 : double{a.state[(task * K + i) * width + a.shape.value_dim + j]};
+  });
   for (int64_t t = a.places.offsets[n]; t < a.places.offsets[n + 1]; ++t) {
     sync_threads();  // x has been stored, the key may be written
     for (int i = thread; i < K; i += kThreads) {
@@ -153,7 +161,8 @@ __global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T>
       m.a[triangle(K) + i] = number(a.rhs.data[t * a.rhs.stride + first + i]);
     }
     sync_threads();
-    const double decay = exp(double{a.g.data[t * a.g.stride + head]}), gain = number(a.beta.data[t * a.beta.stride + head]);
+    const double decay = exp(double{a.g.data[t * a.g.stride + head]}),
+                 gain = number(a.beta.data[t * a.beta.stride + head]);
     for_triangle([&](int i, int j, int at) {
       const double h = decay * m.h[at] + gain * m.key[i] * m.key[j];
       m.h[at] = h;
@@ -164,7 +173,8 @@ __global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T>
     } else {
       by_cholesky(m, K);
     }
-    for (int i = thread; i < K; i += kThreads) a.x.data[t * a.x.stride + first + i] = stored<T>(static_cast<float>(m.x[i]));
+    for (int i = thread; i < K; i += kThreads)
+      a.x.data[t * a.x.stride + first + i] = stored<T>(static_cast<float>(m.x[i]));
   }
 }
 
@@ -182,7 +192,8 @@ struct LambdaBackward {
     return s;
   }
   template <int N, int I, int O>
-  FW_DEVICE void operator()(const Slopes<N>& s, int64_t, const float (&in)[I][N], float (&)[O][N], float (&sums)[1][N]) const {
+  FW_DEVICE void operator()(const Slopes<N>& s, int64_t, const float (&in)[I][N], float (&)[O][N],
+                            float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) sums[0][k] += s.of[k] * (in[0][k] * in[1][k]);
   }
 };
@@ -192,23 +203,28 @@ struct LambdaBackward {
 namespace ops {
 
 template <class T>
-void mesa_solve(const Exec<T>& exec, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T> beta, Mat<const Wide<T>> g, const Wide<T>* lambda,
-                const PassLayout& layout, const Wide<T>* state, Mat<T> x) {
-  if (shape.key_dim > kMostKey) fail_usage("mesa: expected key heads of at most {} channels on CUDA, got {}", kMostKey, shape.key_dim);
+void mesa_solve(const Exec<T>& exec, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T> beta,
+                Mat<const Wide<T>> g, const Wide<T>* lambda, const PassLayout& layout, const Wide<T>* state, Mat<T> x) {
+  if (shape.key_dim > kMostKey)
+    fail_usage("mesa: expected key heads of at most {} channels on CUDA, got {}", kMostKey, shape.key_dim);
   if (x.rows == 0) return;
-  launch(mesa_solve_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads, SolveMemory::bytes(shape.key_dim),
-         exec.device.stream(), SolveArgs<T>{shape, rhs, k, beta, g, lambda, PassPlaces(layout), state, x});
+  launch(mesa_solve_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads,
+         SolveMemory::bytes(shape.key_dim), exec.device.stream(),
+         SolveArgs<T>{shape, rhs, k, beta, g, lambda, PassPlaces(layout), state, x});
 }
 
 template <class T>
-void mesa_lambda_backward(const Exec<T>& exec, Mat<const T> x, Mat<const T> y, const Wide<T>* lambda, Wide<T>* dlambda) {
+void mesa_lambda_backward(const Exec<T>& exec, Mat<const T> x, Mat<const T> y, const Wide<T>* lambda,
+                          Wide<T>* dlambda) {
   elementwise_sums<1, 4>(exec, LambdaBackward{lambda}, x.rows, x.cols, operands(x, y), operands(),
-                         [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, x.cols, dlambda, exec.device.stream()); });
+                         [&](const float* partial, int64_t blocks) {
+                           add_column_sums(partial, blocks, x.cols, dlambda, exec.device.stream());
+                         });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                    \
-  template void mesa_solve<T>(const Exec<T>&, const MesaShape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const float>, const float*, const PassLayout&, \
-                              const float*, Mat<T>);                                                                                                         \
+#define FW_INSTANTIATE(T)                                                                                 \
+  template void mesa_solve<T>(const Exec<T>&, const MesaShape&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                              Mat<const float>, const float*, const PassLayout&, const float*, Mat<T>);   \
   template void mesa_lambda_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

@@ -1,4 +1,5 @@
-// The CUDA device's functions of ops.def, one operation a file. T is float or Bf16; parameters and statistics are floats.
+// The CUDA device's functions of ops.def, one operation a file. T is float or Bf16; parameters and statistics are
+// floats.
 #pragma once
 
 #include "ops/exec.h"

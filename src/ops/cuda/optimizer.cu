@@ -1,6 +1,7 @@
-// The optimiser on the device, over the pieces of all parameters in their flat buffers: the sum of squares of the gradients in double, and AdamW. A
-// block has a piece. A piece's sum has the order of its threads, the sum of the pieces that of the pieces: both of the shape alone. AdamW takes values whole
-// or split and moments in float or bf16: 28, 28, 24 or 20 bytes a parameter.
+// The optimiser on the device, over the pieces of all parameters in their flat buffers: the sum of squares of the
+// gradients in double, and AdamW. A block has a piece. A piece's sum has the order of its threads, the sum of the
+// pieces that of the pieces: both of the shape alone. AdamW takes values whole or split and moments in float or bf16:
+// 28, 28, 24 or 20 bytes a parameter.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
@@ -25,7 +26,8 @@ FW_DEVICE double block_sum(double x, double* shared) {
   return shared[0];
 }
 
-// body(i), a template of N: kN numbers at a multiple of kN, or one; the piece's numbers before and after those are taken alone.
+// body(i), a template of N: kN numbers at a multiple of kN, or one; the piece's numbers before and after those are
+// taken alone.
 template <int kN, class Body>
 FW_DEVICE void for_piece(const ParamPiece& piece, const Body& body) {
   const int64_t begin = piece.begin, end = begin + piece.count, thread = thread_index();
@@ -51,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) piece_squares_kernel(const X* x, con
 
 // One block; a thread has neighbouring pieces.
 __global__ void __launch_bounds__(kThreads) add_squares_kernel(const double* sums, int64_t count, double* to) {
-  const int64_t each = (count + kThreads - 1) / kThreads, begin = min(count, each * thread_index()), end = min(count, begin + each);
+  const int64_t each = (count + kThreads - 1) / kThreads, begin = min(count, each * thread_index()),
+                end = min(count, begin + each);
   double sum = 0;
   for (int64_t i = begin; i < end; ++i) sum += sums[i];
   sum = block_sum(sum, reinterpret_cast<double*>(shared_memory()));
@@ -88,10 +91,12 @@ FW_DEVICE void load_random(const AdamWStep<float>& s, int64_t i, uint32_t (&x)[N
   }
 }
 
-// Multiplications and additions are fused where the host fuses them (cpu/adamw.cpp), and nowhere else: the bits are the same.
+// Multiplications and additions are fused where the host fuses them (cpu/adamw.cpp), and nowhere else: the bits are the
+// same.
 template <bool kSplit, bool kNarrow>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const AdamWStep<float> s, const ParamPiece* pieces, const float* grads, const ParamValues<float> values, const MomentValues<float> moments) {
+    adamw_kernel(const AdamWStep<float> s, const ParamPiece* pieces, const float* grads,
+                 const ParamValues<float> values, const MomentValues<float> moments) {
   const ParamPiece piece = pieces[block_index_x()];
   const float decay = piece.decay != 0 ? s.decay : 0.0f;
   for_piece<kSplit || kNarrow ? 8 : 4>(piece, [&]<int N>(int64_t i) {
@@ -101,7 +106,8 @@ __global__ void __launch_bounds__(kThreads)
       uint32_t rounded[N], rest[N];
       load_halves(values.rounded, i, rounded);
       load_halves(values.rest, i, rest);
-      FW_UNROLL for (int k = 0; k < N; ++k) value[k] = bits_float(join_value({static_cast<uint16_t>(rounded[k]), static_cast<uint16_t>(rest[k])}));
+      FW_UNROLL for (int k = 0; k < N; ++k) value[k] =
+          bits_float(join_value({static_cast<uint16_t>(rounded[k]), static_cast<uint16_t>(rest[k])}));
     } else {
       load_floats(values.values + i, value);
     }
@@ -156,7 +162,8 @@ template <class X>
 void sum_squares(Arena& arena, void* stream, const X* x, ParamPieces pieces, double* sum) {
   const Arena::Mark mark = arena.mark();
   double* sums = square_sums(arena, pieces.count);
-  launch(piece_squares_kernel<X>, Dim3{static_cast<unsigned>(pieces.count)}, kThreads, kThreads * sizeof(double), stream, x, pieces.data, sums);
+  launch(piece_squares_kernel<X>, Dim3{static_cast<unsigned>(pieces.count)}, kThreads, kThreads * sizeof(double),
+         stream, x, pieces.data, sums);
   launch(add_squares_kernel, Dim3{1}, kThreads, kThreads * sizeof(double), stream, sums, pieces.count, sum);
   arena.rewind(mark);
 }
@@ -176,11 +183,11 @@ void bf16_square_sum(const Exec<T>& exec, const Bf16* x, ParamPieces pieces, dou
 }
 
 template <class T>
-void adamw(const Exec<T>& exec, const AdamWStep<Wide<T>>& step, ParamPieces pieces, const Wide<T>* grads, ParamValues<Wide<T>> values,
-           MomentValues<Wide<T>> moments) {
+void adamw(const Exec<T>& exec, const AdamWStep<Wide<T>>& step, ParamPieces pieces, const Wide<T>* grads,
+           ParamValues<Wide<T>> values, MomentValues<Wide<T>> moments) {
   const auto run = [&]<bool kSplit, bool kNarrow>() {
-    launch(adamw_kernel<kSplit, kNarrow>, Dim3{static_cast<unsigned>(pieces.count)}, kThreads, 0, exec.device.stream(), step, pieces.data, grads, values,
-           moments);
+    launch(adamw_kernel<kSplit, kNarrow>, Dim3{static_cast<unsigned>(pieces.count)}, kThreads, 0, exec.device.stream(),
+           step, pieces.data, grads, values, moments);
   };
   const bool narrow = moments.first == nullptr;
   if (values.values == nullptr) {
@@ -190,10 +197,11 @@ void adamw(const Exec<T>& exec, const AdamWStep<Wide<T>>& step, ParamPieces piec
   }
 }
 
-#define FW_INSTANTIATE(T)                                                              \
-  template void square_sum<T>(const Exec<T>&, const float*, ParamPieces, double*);     \
-  template void bf16_square_sum<T>(const Exec<T>&, const Bf16*, ParamPieces, double*); \
-  template void adamw<T>(const Exec<T>&, const AdamWStep<float>&, ParamPieces, const float*, ParamValues<float>, MomentValues<float>);
+#define FW_INSTANTIATE(T)                                                                                        \
+  template void square_sum<T>(const Exec<T>&, const float*, ParamPieces, double*);                               \
+  template void bf16_square_sum<T>(const Exec<T>&, const Bf16*, ParamPieces, double*);                           \
+  template void adamw<T>(const Exec<T>&, const AdamWStep<float>&, ParamPieces, const float*, ParamValues<float>, \
+                         MomentValues<float>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -1,5 +1,6 @@
-// How elementwise kernels move rows: packets of 16 bytes, 4 floats or 8 bf16 values, or of one number where rows do not begin at multiples of
-// 16 bytes. A packet stays as it is stored until it is used, so that many of them fit into the registers while they are on their way.
+// How elementwise kernels move rows: packets of 16 bytes, 4 floats or 8 bf16 values, or of one number where rows do not
+// begin at multiples of 16 bytes. A packet stays as it is stored until it is used, so that many of them fit into the
+// registers while they are on their way.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,14 @@ FW_DEVICE T stored(float x) {
 template <class T>
 inline constexpr int kPacket = 16 / static_cast<int>(sizeof(T));
 
-// 8 or 16 bytes in one instruction, where the compiler has taken a packet of numbers that were computed apart and not put it together again (the convolutions
-// and the embedding's gradient: look for STG.E without .64 or .128). Not of packets that are only moved: the words would be joined as soon as they have come,
-// so that the next load waits (a copy of rows takes a sixth longer).
+// 8 or 16 bytes in one instruction. Used where the compiler has taken a packet of numbers that were computed apart and
+// not put it together again (the convolutions and the embedding's gradient). Look for STG.E without .64 or .128. Not of
+// packets that are only moved: the words would be joined as soon as they have come, so that the next load waits (a copy
+// of rows takes a sixth longer).
 __extension__ using Words4 = unsigned __int128;
-FW_DEVICE void store_words(void* to, const uint32_t (&words)[2]) { *static_cast<uint64_t*>(to) = words[0] | uint64_t{words[1]} << 32; }
+FW_DEVICE void store_words(void* to, const uint32_t (&words)[2]) {
+  *static_cast<uint64_t*>(to) = words[0] | uint64_t{words[1]} << 32;
+}
 FW_DEVICE void store_words(void* to, const uint32_t (&words)[4]) {
   const uint64_t low = words[0] | uint64_t{words[1]} << 32, high = words[2] | uint64_t{words[3]} << 32;
   *static_cast<Words4*>(to) = low | Words4{high} << 64;
@@ -118,7 +122,8 @@ FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
   if constexpr (N == 1) {
     to[0] = x[0];
   } else {
-    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) =
+        make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
   }
 }
 template <int N>
@@ -126,7 +131,8 @@ FW_DEVICE void store_floats_at_once(float* to, const float (&x)[N]) {
   if constexpr (N == 1) {
     to[0] = x[0];
   } else {
-    FW_UNROLL for (int k = 0; k < N; k += 4) store_words(to + k, {float_bits(x[k]), float_bits(x[k + 1]), float_bits(x[k + 2]), float_bits(x[k + 3])});
+    FW_UNROLL for (int k = 0; k < N; k += 4)
+        store_words(to + k, {float_bits(x[k]), float_bits(x[k + 1]), float_bits(x[k + 2]), float_bits(x[k + 3])});
   }
 }
 

@@ -1,6 +1,6 @@
-// Softmax attention of the engine's list. bf16 tensors of this pass alone go to the kernels on warp-group instructions (attention.h) where the GPU has
-// them; everything else comes here: float32, head dimensions those do not take, keys in pages. The same contract: no T x T matrix, no atomics, a
-// sequence has the same bits alone and packed.
+// Softmax attention of the engine's list. bf16 tensors of this pass alone go to the kernels on warp-group instructions
+// (attention.h) where the GPU has them; everything else comes here: float32, head dimensions those do not take, keys in
+// pages. The same contract: no T x T matrix, no atomics, a sequence has the same bits alone and packed.
 //
 //   forward, and first pass back   a block has a query of a head: its threads in groups of as many neighbours as a row has packets take keys in turn,
 //                                  each group with sums of its own, which are added up in the order of the groups
@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kRowThreads) gather_keys_kernel(const GatherAr
   }
   const int64_t begin = a.places.offsets[low], length = a.places.offsets[low + 1] - begin;
   const int64_t before = a.offsets[low + 1] - a.offsets[low] - length, i = r - a.offsets[low];
-  const Bf16* from = i < before ? page_row(a.past, low, a.places.before(low) - before + i) : a.now.data + (begin + i - before) * a.now.stride;
+  const Bf16* from = i < before ? page_row(a.past, low, a.places.before(low) - before + i)
+                                : a.now.data + (begin + i - before) * a.now.stride;
   for (int64_t c = int64_t{thread_index()} * 8; c < a.to.cols; c += kRowThreads * 8) {
     Packet<Bf16, 8> packet;
     packet.load(from + c);
@@ -176,27 +177,30 @@ __global__ void __launch_bounds__(kRowThreads) gather_keys_kernel(const GatherAr
   }
 }
 
-Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows * heads + kRowThreads - 1) / kRowThreads)}; }
+Dim3 each_lse(int64_t rows, int64_t heads) {
+  return {static_cast<unsigned>((rows * heads + kRowThreads - 1) / kRowThreads)};
+}
 
 template <class T, class... Mats>
 bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
   return takes_warp_groups<T>(shape, past, matrices...) && has_warp_groups();
 }
 
-const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past, Arena& arena, void* stream,
-                                  int32_t& count) {
+const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past,
+                                  Arena& arena, void* stream, int32_t& count) {
   std::vector<AttentionSequence> sequences;
   sequences.reserve(static_cast<size_t>(layout.host.count()));
   int64_t key = 0;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
     const int64_t keys = layout.host.length(n) + (with_past ? KeysBefore::of(layout, shape.window, n) : 0);
-    sequences.push_back(
-        {static_cast<int32_t>(layout.host.begin(n)), static_cast<int32_t>(layout.host.length(n)), static_cast<int32_t>(key), static_cast<int32_t>(keys)});
+    sequences.push_back({static_cast<int32_t>(layout.host.begin(n)), static_cast<int32_t>(layout.host.length(n)),
+                         static_cast<int32_t>(key), static_cast<int32_t>(keys)});
     key += keys;
   }
   const std::vector<AttentionTile> tiles = attention_tiles(sequences, of_keys, shape.window);
   count = static_cast<int32_t>(tiles.size());
-  static_assert(sizeof(AttentionTile) == kAttentionTileNumbers * sizeof(int32_t) && kAttentionRows == kAttentionTileRows);
+  static_assert(sizeof(AttentionTile) == kAttentionTileNumbers * sizeof(int32_t) &&
+                kAttentionRows == kAttentionTileRows);
   int32_t* memory = attention_list(arena, count);
   upload(reinterpret_cast<const int32_t*>(tiles.data()), int64_t{count} * kAttentionTileNumbers, memory, stream);
   return reinterpret_cast<const AttentionTile*>(memory);
@@ -209,21 +213,25 @@ TokenArg token_arg(Mat<T> x, int64_t dim) {
 
 // What both passes are given; the pass's own tensors are its to add.
 template <class T>
-PlainArgs<T> plain_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
-                        Pages<T> past_v) {
+PlainArgs<T> plain_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                        const PassLayout& layout, Pages<T> past_k, Pages<T> past_v) {
   PlainArgs<T> a{.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)};
-  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads), a.dim = static_cast<int>(shape.dim);
+  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads),
+  a.dim = static_cast<int>(shape.dim);
   a.window = shape.window;
   a.scale = static_cast<float>(shape.scale);
   return a;
 }
 template <class T>
-AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat<const T> o, const AttentionShape& shape, Arena& arena) {
+AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat<const T> o,
+                             const AttentionShape& shape, Arena& arena) {
   const int64_t rows = q.rows;
   AttentionArgs args;
-  args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
+  args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim),
+  args.o = token_arg(o, shape.dim);
   args.lse = attention_rows(arena, shape, rows);
-  args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads), args.dim = static_cast<int32_t>(shape.dim);
+  args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads),
+  args.dim = static_cast<int32_t>(shape.dim);
   args.window = static_cast<int32_t>(shape.window);
   args.sm_count = static_cast<int32_t>(persistent_ctas());
   args.query_rows = args.key_rows = rows;
@@ -232,19 +240,22 @@ AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat
 }
 
 // The keys and values that earlier passes left, and this pass's after them, one sequence after the other.
-void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16> k, Mat<const Bf16> v, const AttentionShape& shape, const PassLayout& layout,
-                       const KeysBefore& before, Pages<Bf16> past_k, Pages<Bf16> past_v, Mat<Bf16> o, Mat<float> lse) {
+void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16> k, Mat<const Bf16> v,
+                       const AttentionShape& shape, const PassLayout& layout, const KeysBefore& before,
+                       Pages<Bf16> past_k, Pages<Bf16> past_v, Mat<Bf16> o, Mat<float> lse) {
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   std::vector<int32_t> offsets = {0};
   for (int64_t n = 0; n < before.sequences; ++n)
-    offsets.push_back(offsets.back() + static_cast<int32_t>(layout.host.length(n) + KeysBefore::of(layout, shape.window, n)));
+    offsets.push_back(offsets.back() +
+                      static_cast<int32_t>(layout.host.length(n) + KeysBefore::of(layout, shape.window, n)));
   int32_t* device_offsets = key_offsets(exec.arena, before.sequences);
   upload(offsets.data(), before.sequences + 1, device_offsets, stream);
-  const Mat<Bf16> keys = all_keys<Bf16>(exec.arena, shape, before.rows), values = all_keys<Bf16>(exec.arena, shape, before.rows);
+  const Mat<Bf16> keys = all_keys<Bf16>(exec.arena, shape, before.rows),
+                  values = all_keys<Bf16>(exec.arena, shape, before.rows);
   const PassPlaces places(layout);
-  launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kRowThreads, 0, stream, GatherArgs{k, past_k, places, device_offsets, keys},
-         GatherArgs{v, past_v, places, device_offsets, values});
+  launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kRowThreads, 0, stream,
+         GatherArgs{k, past_k, places, device_offsets, keys}, GatherArgs{v, past_v, places, device_offsets, values});
   AttentionArgs args = attention_args<Bf16>(q, keys, values, o, shape, exec.arena);
   args.key_rows = before.rows;
   args.tiles = upload_tiles(shape, layout, false, true, exec.arena, stream, args.tile_count);
@@ -258,14 +269,15 @@ void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16
 namespace ops {
 
 template <class T>
-void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout,
-                       Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<Wide<T>> lse) {
+void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                       const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<Wide<T>> lse) {
   if (q.rows == 0) return;
   void* stream = exec.device.stream();
   const KeysBefore before(layout, shape.window);
   if (layout.host_positions != nullptr && !before.any) past_k = past_v = {};
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (past_k && layout.host_positions != nullptr && on_warp_groups<T>(shape, Pages<T>(), q, k, v, o) && aligned(past_k) && aligned(past_v))
+    if (past_k && layout.host_positions != nullptr && on_warp_groups<T>(shape, Pages<T>(), q, k, v, o) &&
+        aligned(past_k) && aligned(past_v))
       return forward_with_past(exec, q, k, v, shape, layout, before, past_k, past_v, o, lse);
   }
   if (on_warp_groups<T>(shape, past_k, q, k, v, o)) {
@@ -279,24 +291,28 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
   }
   PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);
   a.out = o, a.lse = lse;
-  with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
-    const size_t groups = static_cast<size_t>(kRowThreads / a.lanes);
-    launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
-           sizeof(float) * groups * static_cast<size_t>(shape.dim + 2), stream, a);
-  });
+  with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v),
+            [&]<int N, int kVectors>() {
+              const size_t groups = static_cast<size_t>(kRowThreads / a.lanes);
+              launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)},
+                     kRowThreads, sizeof(float) * groups * static_cast<size_t>(shape.dim + 2), stream, a);
+            });
 }
 
 template <class T>
-void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
-                        const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<const T> o, Mat<const Wide<T>> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
+void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v,
+                        const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k, Pages<T> past_v,
+                        Mat<const T> o, Mat<const Wide<T>> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
   if (q.rows == 0) return;
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   float* delta = attention_rows(exec.arena, shape, q.rows);
-  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv), inside = on_groups && rotates_whole_heads(shape);
+  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv),
+             inside = on_groups && rotates_whole_heads(shape);
   if (on_groups) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
-    args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
+    args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim),
+    args.dv = token_arg(dv, shape.dim);
     args.delta = delta;
     if (inside) args.theta = shape.theta, args.positions = layout.positions;
     launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kRowThreads, 0, stream, lse, args.lse);
@@ -308,22 +324,26 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);
     a.o = o, a.d_o = d_o, a.out = dq, a.dk = dk, a.dv = dv, a.delta = delta;
     a.lse = Mat<float>(const_cast<float*>(lse.data), lse.rows, lse.cols, lse.stride);  // only read
-    const bool packets = aligned(q) && aligned(k) && aligned(v) && aligned(o) && aligned(d_o) && aligned(past_k) && aligned(past_v);
+    const bool packets =
+        aligned(q) && aligned(k) && aligned(v) && aligned(o) && aligned(d_o) && aligned(past_k) && aligned(past_v);
     with_form(a, packets, [&]<int N, int kVectors>() {
       const size_t rows = sizeof(float) * static_cast<size_t>(kRowThreads / a.lanes * shape.dim);
-      launch(plain_backward_queries_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, rows, stream, a);
-      launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kRowThreads, 2 * rows, stream, a);
+      launch(plain_backward_queries_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)},
+             kRowThreads, rows, stream, a);
+      launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)},
+             kRowThreads, 2 * rows, stream, a);
     });
   }
   if (shape.turns() && !inside) rotary_heads(exec, dq, dk, shape, layout, Turn::kBack);
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                    \
-  template void attention_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, \
-                                     Mat<T>, Mat<float>);                                                                                                    \
-  template void attention_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&,      \
-                                      Pages<T>, Pages<T>, Mat<const T>, Mat<const float>, Mat<T>, Mat<T>, Mat<T>);
+#define FW_INSTANTIATE(T)                                                                                             \
+  template void attention_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, \
+                                     const PassLayout&, Pages<T>, Pages<T>, Mat<T>, Mat<float>);                      \
+  template void attention_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,         \
+                                      const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<const T>,     \
+                                      Mat<const float>, Mat<T>, Mat<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -19,8 +19,12 @@ constexpr size_t kAlign = 256;  // bytes; more is not looked at when an algorith
 size_t bytes_of(int64_t rows, int64_t cols, int64_t stride, fw_dtype dtype) {
   return static_cast<size_t>((rows - 1) * stride + cols) * (dtype == FW_BF16 ? 2 : 4);
 }
-size_t a_bytes(const cuda::Product& p) { return bytes_of(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k, p.a_stride, p.operands); }
-size_t b_bytes(const cuda::Product& p) { return bytes_of(p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.b_stride, p.operands); }
+size_t a_bytes(const cuda::Product& p) {
+  return bytes_of(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k, p.a_stride, p.operands);
+}
+size_t b_bytes(const cuda::Product& p) {
+  return bytes_of(p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.b_stride, p.operands);
+}
 size_t c_bytes(const cuda::Product& p) { return bytes_of(p.m, p.n, p.c_stride, p.result); }
 bool adds_another(const cuda::Product& p) { return p.addend != nullptr && p.addend != p.c; }
 
@@ -59,7 +63,8 @@ int64_t ProductRecord::count() const { return static_cast<int64_t>(list_->produc
 
 double ProductRecord::flops() const {
   double sum = 0;
-  for (const cuda::Product& p : list_->products) sum += 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  for (const cuda::Product& p : list_->products)
+    sum += 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
   return sum;
 }
 
@@ -73,8 +78,10 @@ std::vector<double> ProductRecord::seconds_alone(Device& device, int repeats) {
   }
   const size_t pool = std::max<size_t>(2 * operand + 4 * kAlign, size_t{128} << 20);
   Buffer<Bf16> operands(device, static_cast<int64_t>(pool / sizeof(Bf16)));
-  Buffer<std::byte> results(device, static_cast<int64_t>(result + kAlign)), addends(device, static_cast<int64_t>(addend + kAlign));
-  // Random numbers, since zeros take less power; one block of them again and again. As floats they are numbers of about the same size.
+  Buffer<std::byte> results(device, static_cast<int64_t>(result + kAlign)),
+      addends(device, static_cast<int64_t>(addend + kAlign));
+  // Random numbers, since zeros take less power; one block of them again and again. As floats they are numbers of about
+  // the same size.
   std::vector<Bf16> block(size_t{1} << 20);
   Random random(11);
   for (Bf16& x : block) {
@@ -82,7 +89,8 @@ std::vector<double> ProductRecord::seconds_alone(Device& device, int repeats) {
     round_to_bf16(1, &value, &x);
   }
   for (int64_t at = 0; at < operands.size(); at += static_cast<int64_t>(block.size()))
-    operands.write(at, std::span<const Bf16>(block).first(std::min(block.size(), static_cast<size_t>(operands.size() - at))));
+    operands.write(
+        at, std::span<const Bf16>(block).first(std::min(block.size(), static_cast<size_t>(operands.size() - at))));
 
   std::vector<cuda::Product> moved = list_->products;
   auto* const base = reinterpret_cast<std::byte*>(operands.data());

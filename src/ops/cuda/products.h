@@ -1,5 +1,5 @@
-// Matrix products on the device: NVIDIA's cuBLASLt, which is opened at run time (library/cublaslt.cpp), or in the emulation host arithmetic in its
-// place (tests/emulation/products.cpp).
+// Matrix products on the device: NVIDIA's cuBLASLt, which is opened at run time (library/cublaslt.cpp), or in the
+// emulation host arithmetic in its place (tests/emulation/products.cpp).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace fw::cuda {
 
-// C [m, n] = op(A) op(B) (+ the addend); row-major, rows at any stride. A and B have one type, bf16 or float32, C either; sums are float32, products of float32
-// are not rounded to fewer digits. m, n, k > 0.
+// C [m, n] = op(A) op(B) (+ the addend); row-major, rows at any stride. A and B have one type, bf16 or float32, C
+// either; sums are float32, products of float32 are not rounded to fewer digits. m, n, k > 0.
 struct Product {
   int64_t m = 0, n = 0, k = 0;
   fw_dtype operands = FW_BF16, result = FW_BF16;
@@ -28,8 +28,9 @@ struct Product {
 
 inline constexpr size_t kProductsWorkspace = size_t{64} << 20;  // of the device's memory, taken by the first product
 
-// Queued on the stream. The same product has the same bits: which of the library's algorithms runs is chosen once for a shape, and none of them adds up
-// in the order of its arrival or in bf16. Throws DeviceError where the library is missing, saying what loads it.
+// Queued on the stream. The same product has the same bits: which of the library's algorithms runs is chosen once for a
+// shape, and none of them adds up in the order of its arrival or in bf16. Throws DeviceError where the library is
+// missing, saying what loads it.
 void multiply(const Product& product, void* stream);
 
 // Called with each product of an operation, before it is queued: for who listens (ops/product_record.h).

@@ -1,9 +1,9 @@
 // RMSNorm on the device, with the addition of the residual stream before it or without.
 //   with n = x rstd and h = dy weight:   dx = rstd (h - n mean(h n))     dweight = sum over rows of dy n
-// Forward reads x (and delta) and writes y (and x) once, backward reads dy and x (dx to add to) and writes dx once: what limits them is
-// memory alone. In forward a warp has a row, so that a row needs no barrier, and keeps it in registers, up to eight packets a lane (2,048 bf16
-// numbers); wider rows, few rows, and in backward all but the narrowest, take a block of eight warps, and those that are wider still (16,384) or not
-// aligned are read twice.
+// Forward reads x (and delta) and writes y (and x) once, backward reads dy and x (dx to add to) and writes dx once:
+// what limits them is memory alone. In forward a warp has a row, so that a row needs no barrier, and keeps it in
+// registers, up to eight packets a lane (2,048 bf16 numbers). Wider rows, few rows, and in backward all but the
+// narrowest, take a block of eight warps, and those that are wider still (16,384) or not aligned are read twice.
 // x after an addition is rounded as it is stored, and the norm is that of the rounded row: backward sees the same.
 #include <algorithm>
 #include <type_traits>
@@ -34,7 +34,8 @@ struct NormArgs {
   float* partial = nullptr;  // backward: [blocks, cols]
 };
 
-// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again after the block's next barrier.
+// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again after the
+// block's next barrier.
 template <int kRowWarps>
 FW_DEVICE float row_sum(float x, float* scratch) {
   x = warp_sum(x);
@@ -47,7 +48,8 @@ FW_DEVICE float row_sum(float x, float* scratch) {
   return x;
 }
 
-// Packets of a row that are a thread's own: place, place + step, ... body(i, column) for the i-th; kVectors 0: as many as there are.
+// Packets of a row that are a thread's own: place, place + step, ... body(i, column) for the i-th; kVectors 0: as many
+// as there are.
 template <int kVectors, class Body>
 FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, const Body& body) {
   if constexpr (kVectors > 0) {
@@ -63,8 +65,8 @@ FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, cons
 template <class T, int N, int kVectors, int kRowWarps, bool kAdd>
 __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArgs<T> a) {
   constexpr int kStep = kRowWarps * 32;
-  // The few rows of decoded tokens have a block each: their weight, a parameter, is here before the kernel in front is over, and so ahead of the weights that
-  // the product after this kernel asks for.
+  // The few rows of decoded tokens have a block each. Their weight, a parameter, is here before the kernel in front is
+  // over, and so ahead of the weights that the product after this kernel asks for.
   constexpr bool kWeightFirst = kRowWarps > 1 && kVectors > 0 && kVectors <= 2;
   const int place = static_cast<int>(thread_index()) % kStep;
   const int64_t row = int64_t{block_index_x()} * (kWarps / kRowWarps) + thread_index() / kStep;
@@ -123,22 +125,25 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
   });
 }
 
-// A warp (block) has the rows slot, slot + slots, ... and sums its share of dweight over them; a block's warps add theirs in order. Rows of few packets a
-// thread are asked for kAhead rows before they are used, their rstd too: a block has few warps to hide it after.
+// A warp (block) has the rows slot, slot + slots, ... and sums its share of dweight over them; a block's warps add
+// theirs in order. Rows of few packets a thread are asked for kAhead rows before they are used, their rstd too: a block
+// has few warps to hide it after.
 template <class T, int N, int kVectors, int kRowWarps, bool kAccumulate, int kAhead>
 __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormArgs<T> a) {
   follow();  // for the kernel that adds the sums
   constexpr int kStep = kRowWarps * 32, kSlots = kWarps / kRowWarps;
   const int place = static_cast<int>(thread_index()) % kStep, slot = static_cast<int>(thread_index()) / kStep;
   const int64_t packets = a.cols / N;
-  float* scratch = reinterpret_cast<float*>(shared_memory());  // [2, kWarps], a row's and the next one's; then [cols] sums of the block where packets are kept
+  // [2, kWarps], a row's and the next one's; then [cols] sums of the block where packets are kept
+  float* scratch = reinterpret_cast<float*>(shared_memory());
   float* sums = scratch + 2 * kWarps;
   float* partial = a.partial + int64_t{block_index_x()} * a.cols;
 
   constexpr int kKept = kVectors > 0 ? kVectors : 1;
   float dweight[kKept][N] = {};
   if constexpr (kVectors == 0) {
-    for_packets<0>(place, kStep, packets, N, [&](int, int64_t c) { FW_UNROLL for (int k = 0; k < N; ++k) partial[c + k] = 0; });
+    for_packets<0>(place, kStep, packets, N,
+                   [&](int, int64_t c) { FW_UNROLL for (int k = 0; k < N; ++k) partial[c + k] = 0; });
   }
   struct Row {
     Packet<T, N> x[kKept], dy[kKept];
@@ -231,8 +236,8 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
   }
 }
 
-// Calls run(N, vectors, warps of a row) with numbers of the compiler. Backward, which keeps three numbers where forward keeps one, spreads a row
-// over a block early.
+// Calls run(N, vectors, warps of a row) with numbers of the compiler. Backward, which keeps three numbers where forward
+// keeps one, spreads a row over a block early.
 template <class T, bool kRowsOfWarps, class Run>
 void with_form(bool aligned, int64_t cols, const Run& run) {
   constexpr int kN = kPacket<T>;
@@ -256,18 +261,20 @@ void with_form(bool aligned, int64_t cols, const Run& run) {
 
 template <class T>
 bool aligned(const NormArgs<T>& a) {
-  return in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) && (a.delta == nullptr || in_packets<T>(a.delta, a.delta_stride)) &&
-         in_packets<float>(a.weight, 0);
+  return in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) &&
+         (a.delta == nullptr || in_packets<T>(a.delta, a.delta_stride)) && in_packets<float>(a.weight, 0);
 }
 
 template <class T, bool kAdd>
 void launch_forward(const NormArgs<T>& a, void* stream) {
   const auto run = [&](auto n, auto vectors, auto warps) {
     const int64_t rows = kWarps / warps.value;  // of a block
-    launch_following(a.rows, rmsnorm_forward_kernel<T, n.value, vectors.value, warps.value, kAdd>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)},
-                     kThreads, kWarps * sizeof(float), stream, a);
+    launch_following(a.rows, rmsnorm_forward_kernel<T, n.value, vectors.value, warps.value, kAdd>,
+                     Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, kWarps * sizeof(float), stream,
+                     a);
   };
-  a.rows <= kOverlappedRows ? with_form<T, false>(aligned(a), a.cols, run) : with_form<T, true>(aligned(a), a.cols, run);
+  a.rows <= kOverlappedRows ? with_form<T, false>(aligned(a), a.cols, run)
+                            : with_form<T, true>(aligned(a), a.cols, run);
 }
 
 template <class T, bool kAccumulate>
@@ -278,10 +285,11 @@ void launch_backward(NormArgs<T> a, float* dweight, const Exec<T>& exec) {
     const int64_t rows = kWarps / warps.value;
     const int64_t blocks = std::min(kNormBlocks, (a.rows + rows - 1) / rows);
     a.partial = partial_sums(exec.arena, norm_sums(a.rows), a.cols);
-    const size_t shared = sizeof(float) * (2 * kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
+    const size_t shared =
+        sizeof(float) * (2 * kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
     constexpr int kAhead = vectors.value == 1 ? 2 : vectors.value == 2 ? 1 : 0;
-    launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, kAhead>, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream,
-           a);
+    launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, kAhead>,
+           Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream, a);
     add_column_sums(a.partial, blocks, a.cols, dweight, stream);
   });
   exec.arena.rewind(mark);
@@ -294,29 +302,35 @@ namespace ops {
 template <class T>
 void rmsnorm_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, Wide<T> eps, Mat<T> y, Wide<T>* rstd) {
   if (x.rows == 0) return;
-  NormArgs<T> a{x.rows, x.cols, const_cast<T*>(x.data), nullptr, y.data, x.stride, 0, y.stride, weight, rstd, eps};  // x is only read
+  // x is only read
+  NormArgs<T> a{x.rows, x.cols, const_cast<T*>(x.data), nullptr, y.data, x.stride, 0, y.stride, weight, rstd, eps};
   launch_forward<T, false>(a, exec.device.stream());
 }
 
 template <class T>
-void add_rmsnorm_forward(const Exec<T>& exec, Mat<T> x, Mat<const T> delta, const Wide<T>* weight, Wide<T> eps, Mat<T> y, Wide<T>* rstd) {
+void add_rmsnorm_forward(const Exec<T>& exec, Mat<T> x, Mat<const T> delta, const Wide<T>* weight, Wide<T> eps,
+                         Mat<T> y, Wide<T>* rstd) {
   if (x.rows == 0) return;
-  launch_forward<T, true>({x.rows, x.cols, x.data, delta.data, y.data, x.stride, delta.stride, y.stride, weight, rstd, eps}, exec.device.stream());
+  launch_forward<T, true>(
+      {x.rows, x.cols, x.data, delta.data, y.data, x.stride, delta.stride, y.stride, weight, rstd, eps},
+      exec.device.stream());
 }
 
 template <class T>
-void rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, const Wide<T>* rstd, Mat<T> dx, Wide<T>* dweight,
-                      Write write) {
+void rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, const Wide<T>* rstd,
+                      Mat<T> dx, Wide<T>* dweight, Write write) {
   if (x.rows == 0) return;
   const NormArgs<T> a{x.rows,    x.cols, const_cast<T*>(x.data),  dy.data, dx.data, x.stride, dy.stride,
                       dx.stride, weight, const_cast<float*>(rstd)};  // both only read
-  write == Write::kAccumulate ? launch_backward<T, true>(a, dweight, exec) : launch_backward<T, false>(a, dweight, exec);
+  write == Write::kAccumulate ? launch_backward<T, true>(a, dweight, exec)
+                              : launch_backward<T, false>(a, dweight, exec);
 }
 
-#define FW_INSTANTIATE(T)                                                                                          \
-  template void rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, const float*, float, Mat<T>, float*);             \
-  template void add_rmsnorm_forward<T>(const Exec<T>&, Mat<T>, Mat<const T>, const float*, float, Mat<T>, float*); \
-  template void rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, Mat<T>, float*, Write);
+#define FW_INSTANTIATE(T)                                                                                           \
+  template void rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, const float*, float, Mat<T>, float*);              \
+  template void add_rmsnorm_forward<T>(const Exec<T>&, Mat<T>, Mat<const T>, const float*, float, Mat<T>, float*);  \
+  template void rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, Mat<T>, \
+                                    float*, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

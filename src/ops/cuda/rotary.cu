@@ -27,7 +27,8 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a) {
   float2* rotations = reinterpret_cast<float2*>(shared_memory());  // [a.tokens, half]: cosine, sine
   const int64_t first = int64_t{block_index_x()} * a.tokens;
-  const int tokens = static_cast<int>(min(int64_t{a.tokens}, a.rows - first)), thread = static_cast<int>(thread_index());
+  const int tokens = static_cast<int>(min(int64_t{a.tokens}, a.rows - first)),
+            thread = static_cast<int>(thread_index());
   for (int i = thread; i < tokens * a.half; i += kThreads) {
     const int token = i / a.half, c = i - token * a.half;
     const float angle = rotary_angle(rotary_share(a.log2_step, c), a.places.place_of(first + token));
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
 namespace ops {
 
 template <class T>
-void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn rotation) {
+void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout,
+            Turn rotation) {
   if (x.rows == 0 || rotated == 0) return;
   const int half = static_cast<int>(rotated / 2), tokens = x.rows <= kOverlappedRows ? 1 : kTokens;
   const RotaryArgs<T> args{x.data,

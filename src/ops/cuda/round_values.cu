@@ -1,4 +1,5 @@
-// Values rounded to bf16 as the upper halves of split values are (ops/split_value.h): a thread has four neighbours at a time.
+// Values rounded to bf16 as the upper halves of split values are (ops/split_value.h): a thread has four neighbours at a
+// time.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* from, int6
 
 template <int N>
 void launch_round(const float* from, int64_t packets, Bf16* to, void* stream) {
-  launch(round_kernel<N>, Dim3{static_cast<unsigned>((packets + kAhead * kThreads - 1) / (kAhead * kThreads))}, kThreads, 0, stream, from, packets, to);
+  launch(round_kernel<N>, Dim3{static_cast<unsigned>((packets + kAhead * kThreads - 1) / (kAhead * kThreads))},
+         kThreads, 0, stream, from, packets, to);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table; and a sum of two flat ranges.
+// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table; and a sum of two
+// flat ranges.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/sequences.cuh"
@@ -25,7 +26,9 @@ struct LastRows {
   Mat<const T> from;
   Mat<T> to;
   const int64_t* offsets;
-  FW_DEVICE Move<T> row(int64_t n) const { return {from.data + (offsets[n + 1] - 1) * from.stride, to.data + n * to.stride}; }
+  FW_DEVICE Move<T> row(int64_t n) const {
+    return {from.data + (offsets[n + 1] - 1) * from.stride, to.data + n * to.stride};
+  }
 };
 
 template <class T>
@@ -35,7 +38,8 @@ struct StoreRows {
   Pages<T> pages;
   FW_DEVICE Move<T> row(int64_t t) const {
     const int64_t n = places.sequence_of(t), begin = places.begin_of(n), length = places.begin_of(n + 1) - begin;
-    if (t - begin < length - pages.per_sequence * pages.rows) return {nullptr, nullptr};  // a later token takes its place
+    // a later token takes its place
+    if (t - begin < length - pages.per_sequence * pages.rows) return {nullptr, nullptr};
     return {from.data + t * from.stride, page_row(pages, n, places.before(n) + t - begin)};
   }
 };
@@ -54,7 +58,8 @@ __global__ void __launch_bounds__(kElementThreads) move_rows_kernel(const Rows r
   constexpr int kAhead = 4;
   const Place place(cut);
   if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kAhead + place.row;
+  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
+                first = place.block * down * kAhead + place.row;
   Packet<T, N> packets[kAhead];
   T* to[kAhead] = {};
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
@@ -74,7 +79,8 @@ void move_rows(const Rows& rows, int64_t count, int64_t cols, bool aligned, void
   constexpr int kN = kPacket<T>;
   const auto run = [&]<int N>() {
     const Cut cut(count, cols / N, 8);
-    launch_following(count, move_rows_kernel<T, N, Rows>, Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)},
+    launch_following(count, move_rows_kernel<T, N, Rows>,
+                     Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)},
                      kElementThreads, 0, stream, rows, cut);
   };
   if (aligned && cols % kN == 0) {
@@ -119,7 +125,8 @@ void subtract_rows(const Exec<T>& exec, Mat<const T> from, Mat<T> to) {
 
 template <class T>
 void last_rows(const Exec<T>& exec, Mat<const T> from, const PassLayout& layout, Mat<T> to) {
-  move_rows<T>(LastRows<T>{from, to, layout.offsets}, layout.host.count(), from.cols, aligned(from) && aligned(to), exec.device.stream());
+  move_rows<T>(LastRows<T>{from, to, layout.offsets}, layout.host.count(), from.cols, aligned(from) && aligned(to),
+               exec.device.stream());
 }
 
 // The pages of a table may lie anywhere, as the host cannot tell: a number at a time.

@@ -1,5 +1,5 @@
-// Before and after the recurrence of RWKV-7 (Peng et al. 2025) on the device: formulas and gradients as ops/cpu/rwkv7.cpp has them, head by head, and the mix
-// with the first layer's value, number by number.
+// Before and after the recurrence of RWKV-7 (Peng et al. 2025) on the device: formulas and gradients as
+// ops/cpu/rwkv7.cpp has them, head by head, and the mix with the first layer's value, number by number.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_rows.cuh"
 #include "ops/cuda/math.cuh"
@@ -16,7 +16,8 @@ struct Inverse {
   bool moves;
 };
 template <class T>
-FW_DEVICE Inverse inverse_norm(const Place2d<const T>& k, const float* k_k, float eps, int64_t t, int64_t first, int dim, int lane) {
+FW_DEVICE Inverse inverse_norm(const Place2d<const T>& k, const float* k_k, float eps, int64_t t, int64_t first,
+                               int dim, int lane) {
   const float norm = sqrtf(head_sum(first, dim, lane,
                                     [&](int64_t c, int) {
                                       const float x = k.get(t, c) * k_k[c];
@@ -57,10 +58,12 @@ struct FrontBackward {
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float* sums) const {
     const Inverse norm = inverse_norm(k, k_k, eps, t, first, dim, lane);
-    const float along = head_sum(first, dim, lane,
-                                 [&](int64_t c, int) { return (dp.get(t, c) + df.get(t, c) * sigmoid(rate.get(t, c))) * (k.get(t, c) * k_k[c] * norm.value); });
+    const float along = head_sum(first, dim, lane, [&](int64_t c, int) {
+      return (dp.get(t, c) + df.get(t, c) * sigmoid(rate.get(t, c))) * (k.get(t, c) * k_k[c] * norm.value);
+    });
     for_head(first, dim, lane, [&](int64_t c, int i) {
-      const float in = k.get(t, c), a = sigmoid(rate.get(t, c)), s = sigmoid(decay.get(t, c)), unit = in * k_k[c] * norm.value;
+      const float in = k.get(t, c), a = sigmoid(rate.get(t, c)), s = sigmoid(decay.get(t, c)),
+                  unit = in * k_k[c] * norm.value;
       const float of_f = df.get(t, c), of_key = dkey.get(t, c);
       const float dkk = (dp.get(t, c) + of_f * a - (norm.moves ? unit * along : 0.0f)) * norm.value;
       ddecay.set(t, c, -kDecayScale * s * (1.0f - s) * dg.get(t, c));
@@ -80,7 +83,8 @@ struct Bonus {
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
     const float sum = head_sum(first, dim, lane, [&](int64_t c, int) { return r.get(t, c) * key.get(t, c) * r_k[c]; });
-    for_head(first, dim, lane, [&](int64_t c, int) { y.set(t, c, (o.get(t, c) + sum * v.get(t, c)) * gate.get(t, c)); });
+    for_head(first, dim, lane,
+             [&](int64_t c, int) { y.set(t, c, (o.get(t, c) + sum * v.get(t, c)) * gate.get(t, c)); });
   }
 };
 
@@ -92,7 +96,8 @@ struct BonusBackward {
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float* sums) const {
     const float sum = head_sum(first, dim, lane, [&](int64_t c, int) { return r.get(t, c) * key.get(t, c) * r_k[c]; });
-    const float dsum = head_sum(first, dim, lane, [&](int64_t c, int) { return dy.get(t, c) * gate.get(t, c) * v.get(t, c); });
+    const float dsum =
+        head_sum(first, dim, lane, [&](int64_t c, int) { return dy.get(t, c) * gate.get(t, c) * v.get(t, c); });
     for_head(first, dim, lane, [&](int64_t c, int i) {
       const float grad = dy.get(t, c), gated = grad * gate.get(t, c), read = r.get(t, c), written = key.get(t, c);
       dgate.set(t, c, grad * (o.get(t, c) + sum * v.get(t, c)));
@@ -130,17 +135,19 @@ struct MixedBackward : Plain {
 namespace ops {
 
 template <class T>
-void rwkv7_front_forward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<const T> decay, Mat<const T> rate, Mat<const T> k, const Wide<T>* k_k,
-                         const Wide<T>* k_a, Mat<Wide<T>> g, Mat<T> p, Mat<T> f, Mat<T> key) {
+void rwkv7_front_forward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<const T> decay, Mat<const T> rate,
+                         Mat<const T> k, const Wide<T>* k_k, const Wide<T>* k_a, Mat<Wide<T>> g, Mat<T> p, Mat<T> f,
+                         Mat<T> key) {
   const Front<T> front{Place2d(decay), Place2d(rate), Place2d(k), Place2d(g), Place2d(p),
                        Place2d(f),     Place2d(key),  k_k,        k_a,        static_cast<float>(shape.key_eps)};
   for_head_rows(exec, front, k.rows, k.cols / shape.dim, shape.dim);
 }
 
 template <class T>
-void rwkv7_front_backward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<const Wide<T>> dg, Mat<const T> dp, Mat<const T> df, Mat<const T> dkey,
-                          Mat<const T> decay, Mat<const T> rate, Mat<const T> k, const Wide<T>* k_k, const Wide<T>* k_a, Mat<T> ddecay, Mat<T> drate, Mat<T> dk,
-                          Wide<T>* dk_k, Wide<T>* dk_a) {
+void rwkv7_front_backward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<const Wide<T>> dg, Mat<const T> dp,
+                          Mat<const T> df, Mat<const T> dkey, Mat<const T> decay, Mat<const T> rate, Mat<const T> k,
+                          const Wide<T>* k_k, const Wide<T>* k_a, Mat<T> ddecay, Mat<T> drate, Mat<T> dk, Wide<T>* dk_k,
+                          Wide<T>* dk_a) {
   const FrontBackward<T> back{Place2d(dg),
                               Place2d(dp),
                               Place2d(df),
@@ -166,35 +173,44 @@ void mixed_value_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> to, M
 }
 
 template <class T>
-void mixed_value_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Mat<const T> to, Mat<const T> gate, Mat<T> dx, Mat<T> dto, Mat<T> dgate) {
-  elementwise<1>(MixedBackward{}, x.rows, x.cols, operands(dy, x, to, gate, Mat<const T>(dto)), operands(dx, dto, dgate), exec.device.stream());
+void mixed_value_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Mat<const T> to, Mat<const T> gate,
+                          Mat<T> dx, Mat<T> dto, Mat<T> dgate) {
+  elementwise<1>(MixedBackward{}, x.rows, x.cols, operands(dy, x, to, gate, Mat<const T>(dto)),
+                 operands(dx, dto, dgate), exec.device.stream());
 }
 
 template <class T>
-void bonus_gate_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> r, Mat<const T> key, Mat<const T> v, Mat<const T> gate, const Wide<T>* r_k,
-                        int64_t dim, Mat<T> y) {
-  for_head_rows(exec, Bonus<T>{Place2d(o), Place2d(r), Place2d(key), Place2d(v), Place2d(gate), Place2d(y), r_k}, o.rows, o.cols / dim, dim);
+void bonus_gate_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> r, Mat<const T> key, Mat<const T> v,
+                        Mat<const T> gate, const Wide<T>* r_k, int64_t dim, Mat<T> y) {
+  for_head_rows(exec, Bonus<T>{Place2d(o), Place2d(r), Place2d(key), Place2d(v), Place2d(gate), Place2d(y), r_k},
+                o.rows, o.cols / dim, dim);
 }
 
 template <class T>
-void bonus_gate_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> r, Mat<const T> key, Mat<const T> v, Mat<const T> gate,
-                         const Wide<T>* r_k, int64_t dim, Mat<T> d_o, Mat<T> dr, Mat<T> dkey, Mat<T> dv, Mat<T> dgate, Wide<T>* dr_k) {
+void bonus_gate_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> r, Mat<const T> key,
+                         Mat<const T> v, Mat<const T> gate, const Wide<T>* r_k, int64_t dim, Mat<T> d_o, Mat<T> dr,
+                         Mat<T> dkey, Mat<T> dv, Mat<T> dgate, Wide<T>* dr_k) {
   const BonusBackward<T> back{Place2d(dy),  Place2d(o),  Place2d(r),    Place2d(key), Place2d(v),     Place2d(gate),
                               Place2d(d_o), Place2d(dr), Place2d(dkey), Place2d(dv),  Place2d(dgate), r_k};
-  sum_head_rows<1>(exec, back, o.rows, o.cols / dim, dim,
-                   [&](const float* partial, int64_t runs) { add_column_sums(partial, runs, o.cols, dr_k, exec.device.stream()); });
+  sum_head_rows<1>(exec, back, o.rows, o.cols / dim, dim, [&](const float* partial, int64_t runs) {
+    add_column_sums(partial, runs, o.cols, dr_k, exec.device.stream());
+  });
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                   \
-  template void rwkv7_front_forward<T>(const Exec<T>&, const Rwkv7Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, Mat<float>, \
-                                       Mat<T>, Mat<T>, Mat<T>);                                                                                             \
-  template void rwkv7_front_backward<T>(const Exec<T>&, const Rwkv7Shape&, Mat<const float>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,        \
-                                        Mat<const T>, Mat<const T>, const float*, const float*, Mat<T>, Mat<T>, Mat<T>, float*, float*);                    \
-  template void mixed_value_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<T>);                                                   \
-  template void mixed_value_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<T>, Mat<T>, Mat<T>);                    \
-  template void bonus_gate_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>); \
-  template void bonus_gate_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const float*,    \
-                                       int64_t, Mat<T>, Mat<T>, Mat<T>, Mat<T>, Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                           \
+  template void rwkv7_front_forward<T>(const Exec<T>&, const Rwkv7Shape&, Mat<const T>, Mat<const T>, Mat<const T>, \
+                                       const float*, const float*, Mat<float>, Mat<T>, Mat<T>, Mat<T>);             \
+  template void rwkv7_front_backward<T>(const Exec<T>&, const Rwkv7Shape&, Mat<const float>, Mat<const T>,          \
+                                        Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,       \
+                                        const float*, const float*, Mat<T>, Mat<T>, Mat<T>, float*, float*);        \
+  template void mixed_value_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<T>);           \
+  template void mixed_value_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,     \
+                                        Mat<T>, Mat<T>, Mat<T>);                                                    \
+  template void bonus_gate_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,       \
+                                      Mat<const T>, const float*, int64_t, Mat<T>);                                 \
+  template void bonus_gate_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,      \
+                                       Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, Mat<T>, Mat<T>,   \
+                                       Mat<T>, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

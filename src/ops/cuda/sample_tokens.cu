@@ -1,7 +1,9 @@
-// Sampling on the device: what ops/cpu/sampling.cpp does with a sorted row, without sorting. A block has a sequence. Top-k, top-p, min-p and the draw itself
-// all keep a beginning of the order "likelier first, of equal ones the smaller id", so only how much the kept ones weigh has to be known, and at which token a
-// weight is reached: a search in which seven bounds at a time halve the range of logits three times. Weights are whole numbers, 2^44 for the likeliest token,
-// so that their sums do not depend on an order; what weighs less than one is never drawn. exp() is a table of 64 powers of two and a polynomial, to 1e-14.
+// Sampling on the device: what ops/cpu/sampling.cpp does with a sorted row, without sorting. A block has a sequence.
+// Top-k, top-p, min-p and the draw itself all keep a beginning of the order "likelier first, of equal ones the smaller
+// id". So only two things have to be known: how much the kept ones weigh, and at which token a weight is reached. A
+// search finds them, in which seven bounds at a time halve the range of logits three times. Weights are whole numbers,
+// 2^44 for the likeliest token, so that their sums do not depend on an order; what weighs less than one is never drawn.
+// exp() is a table of 64 powers of two and a polynomial, to 1e-14.
 #include <bit>
 #include <cmath>
 
@@ -43,7 +45,8 @@ struct Shared {
 
 FW_DEVICE uint64_t warp_sum_64(uint64_t x) {
   FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-    const uint32_t low = shuffle_xor(static_cast<uint32_t>(x), mask), high = shuffle_xor(static_cast<uint32_t>(x >> 32), mask);
+    const uint32_t low = shuffle_xor(static_cast<uint32_t>(x), mask),
+                   high = shuffle_xor(static_cast<uint32_t>(x >> 32), mask);
     x += uint64_t{high} << 32 | low;
   }
   return x;
@@ -81,7 +84,8 @@ FW_DEVICE double scaled_exp(double x, int bits, const double* powers) {
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + bits + (k >> 6)) << 52) * (powers[k & 63] * series);
 }
 
-// The largest of numbers that of(i) gives for i < count, and its first place; a place of -1 where one is NaN. For every thread.
+// The largest of numbers that of(i) gives for i < count, and its first place; a place of -1 where one is NaN. For every
+// thread.
 template <class Of>
 FW_DEVICE void block_likeliest(int count, const Of& of, Shared& shared, float& top, int& at) {
   top = -INFINITY, at = INT32_MAX;
@@ -97,7 +101,8 @@ FW_DEVICE void block_likeliest(int count, const Of& of, Shared& shared, float& t
     bad |= shuffle_xor(bad, mask);
     if (x > top || (x == top && i < at)) top = x, at = i;
   }
-  if (lane_index() == 0) shared.tops[warp_index()] = top, shared.ids[warp_index()] = at, shared.counts[warp_index()] = bad;
+  if (lane_index() == 0)
+    shared.tops[warp_index()] = top, shared.ids[warp_index()] = at, shared.counts[warp_index()] = bad;
   sync_threads();
   top = shared.tops[0], at = shared.ids[0], bad = shared.counts[0];
   for (int w = 1; w < kWarps; ++w) {
@@ -133,8 +138,8 @@ struct Border {
   uint64_t above, one;  // the weight (or number) of all above; the weight of one on it
 };
 
-// The largest key from `low` on at which the weight (or, with counts, the number) of all tokens with this key or a larger one reaches target >= 1; there is
-// one.
+// The largest key from `low` on at which the weight (or, with counts, the number) of all tokens with this key or a
+// larger one reaches target >= 1; there is one.
 template <class T>
 FW_DEVICE Border border_of(const Row<T>& row, bool counts, uint32_t low, uint64_t target, Shared& shared) {
   const int thread = static_cast<int>(thread_index());
@@ -249,10 +254,12 @@ FW_DEVICE int draw(const Row<T>& row, const Sampling& sampling, double uniform, 
 
 FW_DEVICE double log_sum(int count, const auto& of, float top, Shared& shared) {
   double sum = 0;
-  for (int i = static_cast<int>(thread_index()); i < count; i += kThreads) sum += scaled_exp(static_cast<double>(of(i)) - top, 0, shared.powers);
+  for (int i = static_cast<int>(thread_index()); i < count; i += kThreads)
+    sum += scaled_exp(static_cast<double>(of(i)) - top, 0, shared.powers);
   FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
     const uint64_t bits = std::bit_cast<uint64_t>(sum);
-    const uint32_t low = shuffle_xor(static_cast<uint32_t>(bits), mask), high = shuffle_xor(static_cast<uint32_t>(bits >> 32), mask);
+    const uint32_t low = shuffle_xor(static_cast<uint32_t>(bits), mask),
+                   high = shuffle_xor(static_cast<uint32_t>(bits >> 32), mask);
     sum += std::bit_cast<double>(uint64_t{high} << 32 | low);
   }
   if (lane_index() == 0) shared.reals[warp_index()] = sum;
@@ -327,15 +334,20 @@ __global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_co
 namespace ops {
 
 template <class T>
-void sample_tokens(const Exec<T>& exec, Mat<const T> logits, int64_t vocab, const Sampling& sampling, const DrawStreams& streams) {
+void sample_tokens(const Exec<T>& exec, Mat<const T> logits, int64_t vocab, const Sampling& sampling,
+                   const DrawStreams& streams) {
   const ArenaMark mark(exec.arena);
-  DrawArgs<T> a{logits, static_cast<int>(vocab), sampling, sampling.temperature == 0 ? 0 : 1 / sampling.temperature, streams, nullptr, 0, {}};
+  DrawArgs<T> a{logits,   static_cast<int>(vocab),
+                sampling, sampling.temperature == 0 ? 0 : 1 / sampling.temperature,
+                streams,  nullptr,
+                0,        {}};
   if (sampling.repetition_penalty != 1) a.scores = penalised_logits(exec.arena, logits.rows, vocab);
   a.streams.uniform = nullptr;
   for (; a.first < logits.rows; a.first += kMostAtOnce) {
     const int64_t count = std::min<int64_t>(kMostAtOnce, logits.rows - a.first);
     std::copy_n(streams.uniform + a.first, count, a.uniform);
-    launch_overlapped(sample_tokens_kernel<T>, Dim3{static_cast<unsigned>(count)}, kThreads, sizeof(Shared), exec.device.stream(), a);
+    launch_overlapped(sample_tokens_kernel<T>, Dim3{static_cast<unsigned>(count)}, kThreads, sizeof(Shared),
+                      exec.device.stream(), a);
   }
 }
 

@@ -1,5 +1,6 @@
-// What the CUDA device's operations take from the arena and give back when they return: each asks here, and so does a plan (ops/planned_cuda.cpp), which
-// computes nothing and needs no CUDA. Sizes are functions of the shape; where a kernel's form changes a size a little, that of the largest is taken.
+// What the CUDA device's operations take from the arena and give back when they return: each asks here, and so does a
+// plan (ops/planned_cuda.cpp), which computes nothing and needs no CUDA. Sizes are functions of the shape; where a
+// kernel's form changes a size a little, that of the largest is taken.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +29,12 @@ inline int64_t elementwise_sum_rows(int64_t rows) { return parts_of(rows, kSumRo
 
 // head_constant, backward: a sum of each head and block of kHeadConstantRows rows, or more.
 inline constexpr int64_t kHeadConstantRows = 64;
-inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) { return partial_sums(arena, parts_of(rows, kHeadConstantRows), heads); }
+inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) {
+  return partial_sums(arena, parts_of(rows, kHeadConstantRows), heads);
+}
 
-// RMS norm, backward. Four blocks for each SM of a large device: part of the result's bits, so never the device's own number.
+// RMS norm, backward. Four blocks for each SM of a large device: part of the result's bits, so never the device's own
+// number.
 inline constexpr int64_t kNormBlocks = 528;
 inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
 
@@ -51,7 +55,9 @@ struct BoundsScratch {
 };
 
 // Sampling with a repetition penalty: logits as it changes them.
-inline float* penalised_logits(Arena& arena, int64_t sequences, int64_t vocab) { return arena.alloc<float>(sequences * vocab); }
+inline float* penalised_logits(Arena& arena, int64_t sequences, int64_t vocab) {
+  return arena.alloc<float>(sequences * vocab);
+}
 
 // Embedding, backward: the sort of the tokens by id, and sums of the parts of the sorted list.
 inline constexpr int kSortTile = 2048, kSortDigits = 256, kEmbeddingRun = 16;
@@ -74,7 +80,8 @@ struct LogitsSlice {
   int64_t rows;
   Mat<T> logits;  // [rows, vocab]
   float* nll;
-  // 128 Mi logits at most where the vocabulary allows it, so that the products are large and the logits small alongside the activations.
+  // 128 Mi logits at most where the vocabulary allows it, so that the products are large and the logits small alongside
+  // the activations.
   LogitsSlice(Arena& arena, int64_t all_rows, int64_t vocab, float* losses)
       : rows(std::min(all_rows, std::max<int64_t>(256, (int64_t{1} << 27) / vocab / 128 * 128))) {
     constexpr int64_t kAlign = 128 / static_cast<int64_t>(sizeof(T));
@@ -84,8 +91,9 @@ struct LogitsSlice {
   }
 };
 
-// Selective scan: rows of the state, channels of a block, and groups of sequences whose gradients of parameters are summed apart. Few blocks are made smaller,
-// so that more SMs have one; what that decides is part of the bits, so it is not the device's own number.
+// Selective scan: rows of the state, channels of a block, and groups of sequences whose gradients of parameters are
+// summed apart. Few blocks are made smaller, so that more SMs have one; what that decides is part of the bits, so it is
+// not the device's own number.
 inline constexpr int64_t kScanGroups = 32, kScanFewStates = 16, kScanMostStates = 64, kScanBlocks = 264;
 inline int64_t scan_channels(int64_t channels, int64_t states, int64_t sequences, bool packets) {
   if (states > kScanFewStates) return 8;
@@ -95,8 +103,8 @@ template <class... Mats>
 bool scan_in_packets(const Mats&... matrices) {
   return ((in_sixteens(matrices) && matrices.cols % (16 / static_cast<int64_t>(sizeof(*matrices.data))) == 0) && ...);
 }
-// Parts that every sequence is cut into, side by side: exact, for a token's step multiplies the elements of the state. Worth a pass more where there would be
-// blocks for half of the machine at most; 1: not cut.
+// Parts that every sequence is cut into, side by side: exact, for a token's step multiplies the elements of the state.
+// Worth a pass more where there would be blocks for half of the machine at most; 1: not cut.
 inline int64_t scan_parts(const SeqLayout& layout, int64_t channels, int64_t states, bool packets) {
   constexpr int64_t kLeastParts = 2, kLeastTokens = 512;
   int64_t longest = 0;
@@ -119,8 +127,10 @@ struct SelectiveScratch {
   float *of_keys, *of_square;  // [blocks, T, 2 N]; [blocks, T], of Longhorn
   float *of_a, *of_skip;       // [groups, D, N], of Mamba; [groups, D]
   // pieces: parts of all sequences.
-  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t pieces, int64_t channels, int64_t states, bool packets) {
-    const int64_t groups = std::min(pieces, kScanGroups), blocks = parts_of(channels, scan_channels(channels, states, groups, packets));
+  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t pieces, int64_t channels, int64_t states,
+                   bool packets) {
+    const int64_t groups = std::min(pieces, kScanGroups),
+                  blocks = parts_of(channels, scan_channels(channels, states, groups, packets));
     of_keys = arena.alloc<float>(blocks * tokens * 2 * states);
     of_square = law == ScanLaw::kMamba ? nullptr : arena.alloc<float>(blocks * tokens);
     of_a = law == ScanLaw::kMamba ? arena.alloc<float>(groups * channels * states) : nullptr;
@@ -128,26 +138,35 @@ struct SelectiveScratch {
   }
 };
 
-// Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [marks, H NA], and the turns before them where the caller wants no marks.
+// Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [marks, H NA], and the turns before
+// them where the caller wants no marks.
 struct RotaryScratch {
   float* tanhs;
   double* totals;
   float* marks;
-  RotaryScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences, bool has_marks)
+  RotaryScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences,
+                bool has_marks)
       : tanhs(arena.alloc<float>(tokens * columns)),
         totals(arena.alloc<double>(rotary_checkpoints(tokens, sequences) * shape.heads * shape.angles)),
-        marks(has_marks ? nullptr : arena.alloc<float>(rotary_checkpoints(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
+        marks(has_marks ? nullptr
+                        : arena.alloc<float>(rotary_checkpoints(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
 };
 // Gradients of the skip, [T, H], and of a factor [H, R, P].
 inline float* near_sums(Arena& arena, int64_t tokens, int64_t heads) { return arena.alloc<float>(tokens * heads); }
-inline float* factor_sums(Arena& arena, const Mamba3Shape& shape) { return arena.alloc<float>(shape.rank * shape.heads * shape.head_dim); }
-// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks after (mamba3_rotary.cu).
+inline float* factor_sums(Arena& arena, const Mamba3Shape& shape) {
+  return arena.alloc<float>(shape.rank * shape.heads * shape.head_dim);
+}
+// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of
+// the chunks after (mamba3_rotary.cu).
 struct RotaryBackwardScratch {
   float *tanhs, *of_q_bias, *of_k_bias, *totals, *behind, *of_dt, *of_angle;
   // Chunks of a block: as many as 256 threads have room for, of a thread for two channels.
-  static int64_t chunks_at_once(int64_t state) { return 256 / std::min<int64_t>(256, parts_of(parts_of(state, 2), 32) * 32); }
+  static int64_t chunks_at_once(int64_t state) {
+    return 256 / std::min<int64_t>(256, parts_of(parts_of(state, 2), 32) * 32);
+  }
   RotaryBackwardScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences) {
-    const int64_t marks = rotary_checkpoints(tokens, sequences), all = shape.heads * shape.angles, blocks = parts_of(marks, chunks_at_once(shape.state));
+    const int64_t marks = rotary_checkpoints(tokens, sequences), all = shape.heads * shape.angles,
+                  blocks = parts_of(marks, chunks_at_once(shape.state));
     tanhs = arena.alloc<float>(tokens * columns);
     of_q_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
     of_k_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
@@ -158,15 +177,19 @@ struct RotaryBackwardScratch {
   }
 };
 
-// Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 128 channels, and no keys of earlier passes.
+// Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 128 channels, and no keys of
+// earlier passes.
 template <class T, class... Mats>
 bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
   if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
   return (in_sixteens(matrices) && ...);
 }
 // Kernels of attention that turn heads themselves: whole ones of 64 or 128 channels.
-inline bool rotates_whole_heads(const AttentionShape& shape) { return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128); }
-// Keys and values of earlier passes are copied before those of this one for them, where the host knows how many there are.
+inline bool rotates_whole_heads(const AttentionShape& shape) {
+  return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128);
+}
+// Keys and values of earlier passes are copied before those of this one for them, where the host knows how many there
+// are.
 struct KeysBefore {
   int64_t sequences = 0, rows = 0;  // of all keys: those before, that may be seen, and those of the pass
   bool any = false;                 // before
@@ -190,8 +213,11 @@ inline int64_t attention_tile_count(const PassLayout& layout) {
   for (int64_t n = 0; n < layout.host.count(); ++n) count += parts_of(layout.host.length(n), kAttentionTileRows);
   return count;
 }
-inline int32_t* attention_list(Arena& arena, int64_t tiles) { return arena.alloc<int32_t>(tiles * kAttentionTileNumbers); }
-// Decoding: the rows that a token sees are cut into runs of which each has a block: kDecodeRun rows, or more where there would be more than kDecodeRuns.
+inline int32_t* attention_list(Arena& arena, int64_t tiles) {
+  return arena.alloc<int32_t>(tiles * kAttentionTileNumbers);
+}
+// Decoding: the rows that a token sees are cut into runs of which each has a block: kDecodeRun rows, or more where
+// there would be more than kDecodeRuns.
 inline constexpr int64_t kDecodeRun = 128, kDecodeRuns = 64;
 template <class T>
 int64_t decode_runs(const AttentionShape& shape, const Pages<T>& past) {
@@ -203,6 +229,8 @@ inline float* decode_parts(Arena& arena, const AttentionShape& shape, int64_t se
   return arena.alloc<float>(sequences * shape.heads * runs * (shape.dim + 2));
 }
 // [heads, rows]: of the log-sums, and of delta.
-inline float* attention_rows(Arena& arena, const AttentionShape& shape, int64_t rows) { return arena.alloc<float>(shape.heads * rows); }
+inline float* attention_rows(Arena& arena, const AttentionShape& shape, int64_t rows) {
+  return arena.alloc<float>(shape.heads * rows);
+}
 
 }  // namespace fw::cuda

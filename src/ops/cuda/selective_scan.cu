@@ -1,9 +1,11 @@
-// A state S [N, D] with a decay of each of its elements on the device (ops/cpu/selective_scan.cpp has the formulas). A thread has kOf rows of a channel's
-// column of the state in registers, kLanes neighbouring threads have the channel: many short chains, each with its elements side by side. What a chunk of
-// tokens reads lies in shared memory while the next chunk's is on its way. Forward leaves a mark of the state before every chunk; backward goes through the
-// chunks from the last, makes a chunk's states and decays again from its mark and keeps them in registers. What is summed over lanes (y, dz, the gradient of
-// the step over a channel's; dq and dk over channels) is halved from token to token (halving.cuh). After the last token of a chunk steps and values are zero:
-// they change nothing. Sums have an order of the shape alone.
+// A state S [N, D] with a decay of each of its elements on the device (ops/cpu/selective_scan.cpp has the formulas). A
+// thread has kOf rows of a channel's column of the state in registers, kLanes neighbouring threads have the channel:
+// many short chains, each with its elements side by side. What a chunk of tokens reads lies in shared memory while the
+// next chunk's is on its way. Forward leaves a mark of the state before every chunk; backward goes through the chunks
+// from the last, makes a chunk's states and decays again from its mark and keeps them in registers. What is summed over
+// lanes (y, dz, the gradient of the step over a channel's; dq and dk over channels) is halved from token to token
+// (halving.cuh). After the last token of a chunk steps and values are zero: they change nothing. Sums have an order of
+// the shape alone.
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"
@@ -35,13 +37,15 @@ struct ScanArgs {
 };
 
 // A part of a sequence: tokens from `begin` of the sequence on, at multiples of a stage.
-constexpr int kStage = 4 * kSpan;  // forward stages several chunks at a time: what does not grow with the tokens of a stage, barriers and the way through
-                                   // memory, is most of a short one
+// forward stages several chunks at a time: what does not grow with the tokens of a stage, barriers and the way through
+constexpr int kStage = 4 * kSpan;
+// memory, is most of a short one
 struct ScanPart {
   int64_t begin, length;
   template <class T>
   FW_DEVICE ScanPart(const ScanArgs<T>& a, int64_t sequence, int part) {
-    const int64_t all = a.offsets[sequence + 1] - a.offsets[sequence], of_part = ((all + a.parts - 1) / a.parts + kStage - 1) / kStage * kStage;
+    const int64_t all = a.offsets[sequence + 1] - a.offsets[sequence],
+                  of_part = ((all + a.parts - 1) / a.parts + kStage - 1) / kStage * kStage;
     begin = min(all, of_part * part);
     length = min(all - begin, of_part);
   }
@@ -62,12 +66,14 @@ struct ScanBackwardArgs {
 // Who does what: the block's channels, in threads of kLanes each. kPackets: rows are taken in packets of 16 bytes.
 template <class T, int kLanesOf, int kThreadsOf, bool kPackets>
 struct Form {
-  static constexpr int kLanes = kLanesOf, kThreads = kThreadsOf, kStates = kLanes * kOf, kChannels = kThreads / kLanes, kWarps = kThreads / 32;
+  static constexpr int kLanes = kLanesOf, kThreads = kThreadsOf, kStates = kLanes * kOf, kChannels = kThreads / kLanes,
+                       kWarps = kThreads / 32;
   static constexpr int kWide = kPackets ? kPacket<T> : 1;
   static_assert(kChannels % kWide == 0 && kStates % kWide == 0);
 };
 
-// A stage's rows of kColumns columns on their way into shared memory, as floats, zeros after its tokens and after the last column.
+// A stage's rows of kColumns columns on their way into shared memory, as floats, zeros after its tokens and after the
+// last column.
 template <class T, class F, int kTokens, int kColumns>
 struct RowsAhead {
   static constexpr int kOfRow = kColumns / F::kWide, kCount = (kTokens * kOfRow + F::kThreads - 1) / F::kThreads;
@@ -75,9 +81,11 @@ struct RowsAhead {
 
   FW_DEVICE void load(const Mat<const T>& from, int64_t begin, int count, int64_t column) {
     FW_UNROLL for (int i = 0; i < kCount; ++i) {
-      const int place = static_cast<int>(thread_index()) + i * F::kThreads, t = place / kOfRow, c = place % kOfRow * F::kWide;
+      const int place = static_cast<int>(thread_index()) + i * F::kThreads, t = place / kOfRow,
+                c = place % kOfRow * F::kWide;
       held[i] = {};
-      if (place < kTokens * kOfRow && t < count && column + c < from.cols) held[i].load(from.data + (begin + t) * from.stride + column + c);
+      if (place < kTokens * kOfRow && t < count && column + c < from.cols)
+        held[i].load(from.data + (begin + t) * from.stride + column + c);
     }
   }
   FW_DEVICE void store(float* to) const {  // [kTokens, kColumns]
@@ -112,7 +120,8 @@ struct Chunk {
   static constexpr int kFloats = 2 * kColumns + 2 * kKeys + kTokens;
   float *u, *step, *q, *k, *square;
   FW_DEVICE explicit Chunk(float* memory)
-      : u(memory), step(memory + kColumns), q(memory + 2 * kColumns), k(q + kKeys), square(k + kKeys) {}  // k, q: at multiples of 16 bytes
+      // k, q: at multiples of 16 bytes
+      : u(memory), step(memory + kColumns), q(memory + 2 * kColumns), k(q + kKeys), square(k + kKeys) {}
 };
 
 template <class T, class F, int kTokens>
@@ -150,7 +159,9 @@ FW_DEVICE void make_squares(const Chunk<F, kTokens>& chunk) {
 template <ScanLaw law, class T>
 FW_DEVICE void load_rates(const ScanArgs<T>& a, int64_t c, int first, bool active, float (&rate)[kOf]) {
   FW_UNROLL for (int i = 0; i < kOf; ++i) {
-    rate[i] = law == ScanLaw::kMamba && active && first + i < a.q.cols ? -kLog2E * exp_fast(a.a_log[c * a.q.cols + first + i]) : 0.0f;
+    rate[i] = law == ScanLaw::kMamba && active && first + i < a.q.cols
+                  ? -kLog2E * exp_fast(a.a_log[c * a.q.cols + first + i])
+                  : 0.0f;
   }
 }
 
@@ -169,8 +180,10 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
     scan_forward_kernel(const ScanArgs<T> a, const float* s_in, float* s_out, float* marks, Mat<T> y) {
   const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
   float* const out = chunk.u + Chunk<F, kStage>::kFloats;  // [kStage, channels]
-  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes, first_row = lane * kOf;
-  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
+  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes,
+            first_row = lane * kOf;
+  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel,
+                D = a.u.cols;
   const int N = static_cast<int>(a.q.cols), of_sequence = static_cast<int>(block_index_z());
   const bool active = c < D;
   float s[kOf], rate[kOf];
@@ -178,7 +191,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
   const auto has = [&](int i) { return active && first_row + i < N; };
   const float* const start = a.starts != nullptr ? a.starts + int64_t{of_sequence} * N * D : s_in;
   const int64_t place = a.starts != nullptr ? sequence * a.parts : sequence;
-  FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] = has(i) && start != nullptr ? start[(place * N + first_row + i) * D + c] : 0.0f;
+  FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] =
+      has(i) && start != nullptr ? start[(place * N + first_row + i) * D + c] : 0.0f;
   const float skip = active ? a.skip[c] : 0.0f;
   const ScanPart part(a, sequence, of_sequence);
   const int64_t first = a.offsets[sequence] + part.begin, length = part.length;
@@ -197,12 +211,14 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
           if (has(i)) marks[a.mark(sequence, (part.begin + from + span) / kSpan, first_row + i, c)] = s[i];
         }
       }
-      float reads[kSpan / F::kLanes];  // stored after all loads of the span: a store between would hold back those of the next tokens
+      // stored after all loads of the span: a store between would hold back those of the next tokens
+      float reads[kSpan / F::kLanes];
       FW_UNROLL for (int group = 0; group < kSpan; group += F::kLanes) {
         float read[F::kLanes];
         FW_UNROLL for (int j = 0; j < F::kLanes; ++j) {
           const int t = span + group + j;
-          const float u = chunk.u[t * F::kChannels + channel], e = write_size<law>(chunk.step[t * F::kChannels + channel], chunk.square + t), z = e * u;
+          const float u = chunk.u[t * F::kChannels + channel],
+                      e = write_size<law>(chunk.step[t * F::kChannels + channel], chunk.square + t), z = e * u;
           float k[kOf], q[kOf];
           load_floats(chunk.k + t * F::kStates + first_row, k);
           load_floats(chunk.q + t * F::kStates + first_row, q);
@@ -216,7 +232,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
         halve<F::kLanes, 1>(read);
         reads[group / F::kLanes] = read[0] + skip * chunk.u[(span + group + lane) * F::kChannels + channel];
       }
-      FW_UNROLL for (int i = 0; i < kSpan / F::kLanes; ++i) out[(span + i * F::kLanes + lane) * F::kChannels + channel] = reads[i];
+      FW_UNROLL for (int i = 0; i < kSpan / F::kLanes; ++i)
+          out[(span + i * F::kLanes + lane) * F::kChannels + channel] = reads[i];
     }
     sync_threads();
     store_rows<T, F>(out, y, first + from, count, column);
@@ -227,14 +244,17 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
   }
 }
 
-// What a part makes of a state, or from its end of a gradient dy is given of: `states`, from zero, and `decays`, what it multiplies elements by. Of all parts
-// but the last (backward: the first), which no other one follows.
+// What a part makes of a state, or from its end of a gradient dy is given of: `states`, from zero, and `decays`, what
+// it multiplies elements by. Of all parts but the last (backward: the first), which no other one follows.
 template <class T, ScanLaw law, class F, bool kBack>
-__global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArgs<T> a, const Mat<const T> dy, float* states, float* decays) {
+__global__ void __launch_bounds__(F::kThreads, 2)
+    scan_part_kernel(const ScanArgs<T> a, const Mat<const T> dy, float* states, float* decays) {
   const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
-  const int thread = static_cast<int>(thread_index()), channel = thread / F::kLanes, first_row = thread % F::kLanes * kOf, N = static_cast<int>(a.q.cols);
+  const int thread = static_cast<int>(thread_index()), channel = thread / F::kLanes,
+            first_row = thread % F::kLanes * kOf, N = static_cast<int>(a.q.cols);
   const int of_sequence = static_cast<int>(block_index_z()) + (kBack ? 1 : 0);
-  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
+  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel,
+                D = a.u.cols;
   const bool active = c < D;
   float s[kOf] = {}, kept[kOf], rate[kOf];
   load_rates<law>(a, c, first_row, active, rate);
@@ -281,9 +301,11 @@ __global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArg
 
 constexpr int kJoinThreads = 256;
 
-// The states before each part (kBack: gradients after it), in the place of what the parts make of zero. from: [sequences, N D] or null.
+// The states before each part (kBack: gradients after it), in the place of what the parts make of zero. from:
+// [sequences, N D] or null.
 template <bool kBack>
-__global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* from, const float* decays, int parts, int64_t elements, float* states) {
+__global__ void __launch_bounds__(kJoinThreads)
+    join_parts_kernel(const float* from, const float* decays, int parts, int64_t elements, float* states) {
   const int64_t i = int64_t{block_index_x()} * kJoinThreads + thread_index(), sequence = block_index_y();
   if (i >= elements) return;
   float carry = from != nullptr ? from[sequence * elements + i] : 0.0f;
@@ -296,20 +318,25 @@ __global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* f
   }
 }
 
-// Shared memory of backward after the chunk's: dy, du, dstep [kSpan, channels]; sums of dq and dk [warps, kSpan, 2 states]; with Longhorn those of |k|^2.
+// Shared memory of backward after the chunk's: dy, du, dstep [kSpan, channels]; sums of dq and dk [warps, kSpan, 2
+// states]; with Longhorn those of |k|^2.
 template <class F>
 constexpr int kBackwardFloats = Chunk<F, kSpan>::kFloats + 4 * kSpan* F::kChannels + F::kWarps* kSpan * 2 * F::kStates;
 
 template <class T, ScanLaw law, class F>
 __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanArgs<T> a, const ScanBackwardArgs<T> g) {
-  constexpr int kColumns = kSpan * F::kChannels, kBoth = 2 * F::kStates, kWarpChannels = 32 / F::kLanes, kLeft = 2 * kOf / kWarpChannels;
+  constexpr int kColumns = kSpan * F::kChannels, kBoth = 2 * F::kStates, kWarpChannels = 32 / F::kLanes,
+                kLeft = 2 * kOf / kWarpChannels;
   static_assert(kLeft > 0);
   const Chunk<F, kSpan> chunk(reinterpret_cast<float*>(shared_memory()));
-  float *const dy = chunk.u + Chunk<F, kSpan>::kFloats, *const du = dy + kColumns, *const dstep = du + kColumns, *const of_square = dstep + kColumns;
+  float *const dy = chunk.u + Chunk<F, kSpan>::kFloats, *const du = dy + kColumns, *const dstep = du + kColumns,
+               *const of_square = dstep + kColumns;
   float* const sums = of_square + kColumns;
-  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes, first_row = lane * kOf;
+  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes,
+            first_row = lane * kOf;
   const int warp = static_cast<int>(warp_index()), part = static_cast<int>(lane_index()) / F::kLanes;
-  const int64_t group = block_index_x(), block = block_index_y(), column = block * F::kChannels, c = column + channel, D = a.u.cols, all = a.u.rows;
+  const int64_t group = block_index_x(), block = block_index_y(), column = block * F::kChannels, c = column + channel,
+                D = a.u.cols, all = a.u.rows;
   const int N = static_cast<int>(a.q.cols);
   const bool active = c < D;
   const auto has = [&](int i) { return active && first_row + i < N; };
@@ -320,18 +347,21 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
     const int64_t sequence = a.parts == 1 ? piece : piece / a.parts;
     const int of_sequence = static_cast<int>(piece - sequence * a.parts);
     float ds[kOf], mark[kOf];
-    const float* const end = a.starts != nullptr ? a.starts : g.ds_out;  // by pieces, which are sequences where these are not cut
-    FW_UNROLL for (int i = 0; i < kOf; ++i) ds[i] = has(i) && end != nullptr ? end[(piece * N + first_row + i) * D + c] : 0.0f;
+    // by pieces, which are sequences where these are not cut
+    const float* const end = a.starts != nullptr ? a.starts : g.ds_out;
+    FW_UNROLL for (int i = 0; i < kOf; ++i) ds[i] =
+        has(i) && end != nullptr ? end[(piece * N + first_row + i) * D + c] : 0.0f;
     const ScanPart part_of(a, sequence, of_sequence);
-    const int64_t first = a.offsets[sequence] + part_of.begin, length = part_of.length, chunks = (length + kSpan - 1) / kSpan,
-                  marks_before = part_of.begin / kSpan;
+    const int64_t first = a.offsets[sequence] + part_of.begin, length = part_of.length,
+                  chunks = (length + kSpan - 1) / kSpan, marks_before = part_of.begin / kSpan;
     ChunkAhead<T, F, kSpan> ahead;
     RowsAhead<T, F, kSpan, F::kChannels> dy_ahead;
     const auto load = [&](int64_t at) {
       const int count = static_cast<int>(min(int64_t{kSpan}, length - at * kSpan));
       ahead.load(a, first + at * kSpan, count, column);
       dy_ahead.load(g.dy, first + at * kSpan, count, column);
-      FW_UNROLL for (int i = 0; i < kOf; ++i) mark[i] = has(i) ? g.marks[a.mark(sequence, marks_before + at, first_row + i, c)] : 0.0f;
+      FW_UNROLL for (int i = 0; i < kOf; ++i) mark[i] =
+          has(i) ? g.marks[a.mark(sequence, marks_before + at, first_row + i, c)] : 0.0f;
     };
     if (chunks > 0) load(chunks - 1);
     for (int64_t at = chunks - 1; at >= 0; --at) {
@@ -360,7 +390,8 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
         float of_z[F::kLanes], of_e[F::kLanes], left[F::kLanes][kLeft];
         FW_UNROLL for (int j = F::kLanes - 1; j >= 0; --j) {
           const int t = from + j, place = t * F::kChannels + channel;
-          const float grad_y = dy[place], e = write_size<law>(chunk.step[place], chunk.square + t), z = e * chunk.u[place];
+          const float grad_y = dy[place], e = write_size<law>(chunk.step[place], chunk.square + t),
+                      z = e * chunk.u[place];
           float k[kOf], q[kOf], of_keys[2 * kOf], dz = 0, de = 0;
           load_floats(chunk.k + t * F::kStates + first_row, k);
           load_floats(chunk.q + t * F::kStates + first_row, q);
@@ -445,7 +476,8 @@ constexpr int kKeyThreads = 256;
 
 // dq, dk [T, N] from the blocks' sums; of_square is null but with Longhorn.
 template <class T>
-__global__ void __launch_bounds__(kKeyThreads) add_keys_kernel(const float* of_keys, const float* of_square, int blocks, Mat<const T> k, Mat<T> dq, Mat<T> dk) {
+__global__ void __launch_bounds__(kKeyThreads)
+    add_keys_kernel(const float* of_keys, const float* of_square, int blocks, Mat<const T> k, Mat<T> dq, Mat<T> dk) {
   const int64_t i = int64_t{block_index_x()} * kKeyThreads + thread_index(), t = i / k.cols, n = i % k.cols;
   if (t >= k.rows) return;
   float sum_q = 0, sum_k = 0, square = 0;
@@ -462,11 +494,13 @@ __global__ void __launch_bounds__(kKeyThreads) add_keys_kernel(const float* of_k
 // Calls run(law, form) with numbers of the compiler. sequences: side by side.
 template <class T, class Run>
 void with_form(ScanLaw law, int64_t states, int64_t channels, int64_t sequences, bool packets, const Run& run) {
-  if (states > kScanMostStates) fail_usage("mixer.mamba.state_size: expected at most {} on CUDA, got {}", kScanMostStates, states);
+  if (states > kScanMostStates)
+    fail_usage("mixer.mamba.state_size: expected at most {} on CUDA, got {}", kScanMostStates, states);
   const auto with_law = [&]<ScanLaw of>() {
     if (states > kScanFewStates) return run.template operator()<of, Form<T, 16, 128, false>>();
     if (!packets) return run.template operator()<of, Form<T, 4, 128, false>>();
-    if (scan_channels(channels, states, sequences, true) == 32) return run.template operator()<of, Form<T, 4, 128, true>>();
+    if (scan_channels(channels, states, sequences, true) == 32)
+      return run.template operator()<of, Form<T, 4, 128, true>>();
     run.template operator()<of, Form<T, 4, 256, true>>();
   };
   if (law == ScanLaw::kMamba) return with_law.template operator()<ScanLaw::kMamba>();
@@ -475,17 +509,20 @@ void with_form(ScanLaw law, int64_t states, int64_t channels, int64_t sequences,
 
 // The starts of all parts, where there are several.
 template <bool kBack, class T>
-void cut(const Exec<T>& exec, ScanLaw law, ScanArgs<T>& a, const Mat<const T>& dy, int64_t sequences, bool packets, const float* from,
-         const ScanPartsScratch& between) {
+void cut(const Exec<T>& exec, ScanLaw law, ScanArgs<T>& a, const Mat<const T>& dy, int64_t sequences, bool packets,
+         const float* from, const ScanPartsScratch& between) {
   if (between.states == nullptr) return;
   void* const stream = exec.device.stream();
   with_form<T>(law, a.q.cols, a.u.cols, sequences, packets, [&]<ScanLaw of, class F>() {
-    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(a.u.cols, F::kChannels)), static_cast<unsigned>(a.parts - 1)};
-    launch(scan_part_kernel<T, of, F, kBack>, grid, F::kThreads, sizeof(float) * Chunk<F, kStage>::kFloats, stream, a, dy, between.states, between.decays);
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(a.u.cols, F::kChannels)),
+                    static_cast<unsigned>(a.parts - 1)};
+    launch(scan_part_kernel<T, of, F, kBack>, grid, F::kThreads, sizeof(float) * Chunk<F, kStage>::kFloats, stream, a,
+           dy, between.states, between.decays);
   });
   const int64_t elements = a.u.cols * a.q.cols;
-  launch(join_parts_kernel<kBack>, Dim3{static_cast<unsigned>(parts_of(elements, kJoinThreads)), static_cast<unsigned>(sequences)}, kJoinThreads, 0, stream,
-         from, between.decays, a.parts, elements, between.states);
+  launch(join_parts_kernel<kBack>,
+         Dim3{static_cast<unsigned>(parts_of(elements, kJoinThreads)), static_cast<unsigned>(sequences)}, kJoinThreads,
+         0, stream, from, between.decays, a.parts, elements, between.states);
   a.starts = between.states;
 }
 
@@ -494,8 +531,9 @@ void cut(const Exec<T>& exec, ScanLaw law, ScanArgs<T>& a, const Mat<const T>& d
 namespace ops {
 
 template <class T>
-void selective_scan_forward(const Exec<T>& exec, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const Wide<T>* a_log,
-                            const Wide<T>* skip, const PassLayout& layout, const Wide<T>* s_in, Wide<T>* s_out, Wide<T>* marks, Mat<T> y) {
+void selective_scan_forward(const Exec<T>& exec, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q,
+                            Mat<const T> k, const Wide<T>* a_log, const Wide<T>* skip, const PassLayout& layout,
+                            const Wide<T>* s_in, Wide<T>* s_out, Wide<T>* marks, Mat<T> y) {
   const int64_t sequences = layout.host.count();
   const bool packets = scan_in_packets(u, step, q, k, y);
   const int64_t parts = scan_parts(layout.host, u.cols, q.cols, packets);
@@ -504,18 +542,22 @@ void selective_scan_forward(const Exec<T>& exec, ScanLaw law, Mat<const T> u, Ma
   ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets, static_cast<int>(parts), nullptr};
   cut<false>(exec, law, a, Mat<const T>{}, sequences, packets, s_in, between);
   with_form<T>(law, q.cols, u.cols, sequences, packets, [&]<ScanLaw of, class F>() {
-    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(u.cols, F::kChannels)), static_cast<unsigned>(parts)};
-    launch(scan_forward_kernel<T, of, F>, grid, F::kThreads, sizeof(float) * (Chunk<F, kStage>::kFloats + kStage * F::kChannels), exec.device.stream(), a, s_in,
-           s_out, marks, y);
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(u.cols, F::kChannels)),
+                    static_cast<unsigned>(parts)};
+    launch(scan_forward_kernel<T, of, F>, grid, F::kThreads,
+           sizeof(float) * (Chunk<F, kStage>::kFloats + kStage * F::kChannels), exec.device.stream(), a, s_in, s_out,
+           marks, y);
   });
 }
 
 template <class T>
-void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k,
-                             const Wide<T>* a_log, const Wide<T>* skip, const PassLayout& layout, const Wide<T>* marks, const Wide<T>* ds_out, Mat<T> du,
+void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step,
+                             Mat<const T> q, Mat<const T> k, const Wide<T>* a_log, const Wide<T>* skip,
+                             const PassLayout& layout, const Wide<T>* marks, const Wide<T>* ds_out, Mat<T> du,
                              Mat<T> dstep, Mat<T> dq, Mat<T> dk, Wide<T>* da_log, Wide<T>* dskip, Wide<T>* ds_in) {
   const bool packets = scan_in_packets(u, step, q, k, dy, du, dstep);
-  const int64_t sequences = layout.host.count(), parts = scan_parts(layout.host, u.cols, q.cols, packets), tokens = u.rows;
+  const int64_t sequences = layout.host.count(), parts = scan_parts(layout.host, u.cols, q.cols, packets),
+                tokens = u.rows;
   const int64_t pieces = sequences * parts, groups = std::min(pieces, kScanGroups);
   if (sequences == 0) return;
   void* stream = exec.device.stream();
@@ -524,24 +566,28 @@ void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, 
   const ScanPartsScratch between(exec.arena, sequences, parts, u.cols, q.cols);
   ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets, static_cast<int>(parts), nullptr};
   cut<true>(exec, law, a, dy, sequences, packets, ds_out, between);
-  const ScanBackwardArgs<T> g{dy, marks, ds_out, du, dstep, ds_in, scratch.of_keys, scratch.of_square, scratch.of_a, scratch.of_skip, pieces, groups};
+  const ScanBackwardArgs<T> g{dy,           marks,           ds_out,          du,
+                              dstep,        ds_in,           scratch.of_keys, scratch.of_square,
+                              scratch.of_a, scratch.of_skip, pieces,          groups};
   int64_t blocks = 0;
   with_form<T>(law, q.cols, u.cols, groups, packets, [&]<ScanLaw of, class F>() {
     blocks = parts_of(u.cols, F::kChannels);
-    launch(scan_backward_kernel<T, of, F>, Dim3{static_cast<unsigned>(groups), static_cast<unsigned>(blocks)}, F::kThreads, sizeof(float) * kBackwardFloats<F>,
-           stream, a, g);
+    launch(scan_backward_kernel<T, of, F>, Dim3{static_cast<unsigned>(groups), static_cast<unsigned>(blocks)},
+           F::kThreads, sizeof(float) * kBackwardFloats<F>, stream, a, g);
   });
-  launch(add_keys_kernel<T>, Dim3{static_cast<unsigned>(parts_of(tokens * q.cols, kKeyThreads))}, kKeyThreads, 0, stream, g.of_keys, g.of_square,
-         static_cast<int>(blocks), k, dq, dk);
+  launch(add_keys_kernel<T>, Dim3{static_cast<unsigned>(parts_of(tokens * q.cols, kKeyThreads))}, kKeyThreads, 0,
+         stream, g.of_keys, g.of_square, static_cast<int>(blocks), k, dq, dk);
   if (law == ScanLaw::kMamba) add_column_sums(g.of_a, groups, u.cols * q.cols, da_log, stream);
   add_column_sums(g.of_skip, groups, u.cols, dskip, stream);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                               \
-  template void selective_scan_forward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*,  \
-                                          const PassLayout&, const float*, float*, float*, Mat<T>);                                                     \
-  template void selective_scan_backward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const float*, \
-                                           const float*, const PassLayout&, const float*, const float*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, float*, float*, \
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void selective_scan_forward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>,           \
+                                          Mat<const T>, const float*, const float*, const PassLayout&, const float*,   \
+                                          float*, float*, Mat<T>);                                                     \
+  template void selective_scan_backward<T>(const Exec<T>&, ScanLaw, Mat<const T>, Mat<const T>, Mat<const T>,          \
+                                           Mat<const T>, Mat<const T>, const float*, const float*, const PassLayout&,  \
+                                           const float*, const float*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, float*, float*, \
                                            float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

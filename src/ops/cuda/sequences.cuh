@@ -14,7 +14,10 @@ struct PassPlaces {
   bool single;  // a token each: nothing is looked up, since what is decoded waits for every load
 
   explicit PassPlaces(const PassLayout& layout)
-      : offsets(layout.offsets), positions(layout.positions), count(layout.host.count()), single(layout.host.single_tokens()) {}
+      : offsets(layout.offsets),
+        positions(layout.positions),
+        count(layout.host.count()),
+        single(layout.host.single_tokens()) {}
 
   // The sequence of token t: the last that begins at or before it.
   FW_DEVICE int64_t sequence_of(int64_t t) const {
@@ -39,7 +42,8 @@ struct PassPlaces {
 template <class T>
 FW_DEVICE T* page_row(const Pages<T>& pages, int64_t n, int64_t position) {
   const int64_t page = n * pages.per_sequence + position / pages.rows % pages.per_sequence;
-  return (pages.table != nullptr ? global_memory(pages.table[page]) : pages.first + page * pages.rows * pages.width) + position % pages.rows * pages.width;
+  return (pages.table != nullptr ? global_memory(pages.table[page]) : pages.first + page * pages.rows * pages.width) +
+         position % pages.rows * pages.width;
 }
 
 }  // namespace fw::cuda

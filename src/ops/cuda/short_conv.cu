@@ -1,10 +1,10 @@
-// Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] + b (w_j = weight[c, W-1-j]; b 0 where there is no
-// bias):
+// Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] + b (w_j =
+// weight[c, W-1-j]; b 0 where there is no bias):
 //   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]     db = sum_t dp[t]
-// A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in
-// registers: each row is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx: memory limits both,
-// so the packets of several tokens are asked for before the first is used, and the sigmoid is the fast one. Runs have a fixed length: the order of the sums of
-// dw is that of the shape alone.
+// A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in registers: each row
+// is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx.
+// Memory limits both, so the packets of several tokens are asked for before the first is used, and the sigmoid is the
+// fast one. Runs have a fixed length: the order of the sums of dw is that of the shape alone.
 #include <type_traits>
 
 #include "ops/cuda/column_sums.h"
@@ -20,7 +20,8 @@ namespace fw::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;
-// Of a thread, where rows are aligned; eight bf16 values to a load keep so much in registers that too few warps hide the memory (measured).
+// Of a thread, where rows are aligned; eight bf16 values to a load keep so much in registers that too few warps hide
+// the memory (measured).
 constexpr int kColumns = 4;
 constexpr int64_t kForwardRun = 64, kBackwardRun = kConvRun;  // tokens
 constexpr int kMostWidth = 8;
@@ -81,7 +82,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
     const T* x = a.x + t * a.x_stride + column;
     T* y = a.y + t * a.y_stride + column;
     Packet<T, N> packets[kAhead];
-    const auto load_ahead = [&](const T* from) { FW_UNROLL for (int i = 0; i < kAhead; ++i) packets[i].load(from + i * a.x_stride); };
+    const auto load_ahead = [&](const T* from) {
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) packets[i].load(from + i * a.x_stride);
+    };
     if (t + kAhead <= stop) load_ahead(x);
     while (t + kAhead <= stop) {
       Packet<T, N> now[kAhead];
@@ -190,13 +193,17 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
     t = stop;
   }
   float* partial = a.partial + (int64_t{block_index_x()} * a.cols + column) * W;
-  FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) partial[i * W + W - 1 - j] = dtaps[j][i]; }
+  FW_UNROLL for (int i = 0; i < N; ++i) {
+    FW_UNROLL for (int j = 0; j < W; ++j) partial[i * W + W - 1 - j] = dtaps[j][i];
+  }
   if (a.partial_bias != nullptr) {
     FW_UNROLL for (int i = 0; i < N; ++i) a.partial_bias[int64_t{block_index_x()} * a.cols + column + i] = dbias[i];
   }
 }
 
-Dim3 grid_of(int64_t x, int64_t columns) { return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)}; }
+Dim3 grid_of(int64_t x, int64_t columns) {
+  return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)};
+}
 
 // Calls run(N, W) with numbers of the compiler.
 template <class T, class Run>
@@ -204,7 +211,8 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
   const auto with_width = [&]<int W>() {
     constexpr bool kNarrow = W <= 4;  // wider windows do not fit into the registers in packets
     const bool packets = a.cols % kPacket<T> == 0 && in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) &&
-                         (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) && (a.tail == nullptr || in_packets<T>(a.tail, a.cols)) &&
+                         (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) &&
+                         (a.tail == nullptr || in_packets<T>(a.tail, a.cols)) &&
                          (a.tail_out == nullptr || in_packets<T>(a.tail_out, a.cols));
     if (kNarrow && packets) {
       run(std::integral_constant<int, (kNarrow ? kColumns : 1)>{}, std::integral_constant<int, W>{});
@@ -239,40 +247,48 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
 namespace ops {
 
 template <class T>
-void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width, const PassLayout& layout,
-                        const T* tail_in, T* tail_out, Mat<T> y) {
-  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in, nullptr, bias};
+void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
+                        const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+  ConvArgs<T> a{x.rows,  x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in,
+                nullptr, bias};
   void* stream = exec.device.stream();
-  // Decoding: a thread has read all of a tail before it writes it. Otherwise blocks that begin later may still want the old one.
+  // Decoding: a thread has read all of a tail before it writes it. Otherwise blocks that begin later may still want the
+  // old one.
   const bool single = layout.host.single_tokens();
   if (single) a.run = 1, a.tail_out = width > 1 ? tail_out : nullptr;
   with_form(a, width, [&](auto n, auto w) {
-    launch_following(x.rows, short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + a.run - 1) / a.run, x.cols / n.value), kThreads, 0, stream, a);
+    launch_following(x.rows, short_conv_forward_kernel<T, n.value, w.value>,
+                     grid_of((x.rows + a.run - 1) / a.run, x.cols / n.value), kThreads, 0, stream, a);
   });
   if (!single) store_tails(x, layout, tail_in, width, tail_out, stream);
 }
 
 template <class T>
-void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
-                         const PassLayout& layout, const T* tail_in, Mat<T> dx, Wide<T>* dweight, Wide<T>* dbias) {
+void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight,
+                         const Wide<T>* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
+                         Wide<T>* dweight, Wide<T>* dbias) {
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
   float* partial = partial_sums(exec.arena, runs, x.cols * width);
-  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in, partial, bias};
+  ConvArgs<T> a{x.rows,   x.cols,    PassPlaces(layout), x.data, dy.data, dx.data,
+                x.stride, dy.stride, dx.stride,          weight, tail_in, partial,
+                bias};
   if (bias != nullptr) a.partial_bias = partial_sums(exec.arena, runs, x.cols);
   void* stream = exec.device.stream();
-  with_form(a, width,
-            [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });
+  with_form(a, width, [&](auto n, auto w) {
+    launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a);
+  });
   add_column_sums(partial, runs, x.cols * width, dweight, stream);
   if (bias != nullptr) add_column_sums(a.partial_bias, runs, x.cols, dbias, stream);
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                    \
-  template void short_conv_forward<T>(const Exec<T>&, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, T*, Mat<T>);           \
-  template void short_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, Mat<T>, \
-                                       float*, float*);
+#define FW_INSTANTIATE(T)                                                                                      \
+  template void short_conv_forward<T>(const Exec<T>&, Mat<const T>, const float*, const float*, int64_t,       \
+                                      const PassLayout&, const T*, T*, Mat<T>);                                \
+  template void short_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, \
+                                       int64_t, const PassLayout&, const T*, Mat<T>, float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -35,8 +35,10 @@ void swiglu_forward(const Exec<T>& exec, Mat<const T> gate, Mat<const T> up, Mat
 }
 
 template <class T>
-void swiglu_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> gate, Mat<const T> up, Mat<T> dgate, Mat<T> dup) {
-  elementwise<2>(SwigluBackward{}, dy.rows, dy.cols, operands(dy, gate, up), operands(dgate, dup), exec.device.stream());
+void swiglu_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> gate, Mat<const T> up, Mat<T> dgate,
+                     Mat<T> dup) {
+  elementwise<2>(SwigluBackward{}, dy.rows, dy.cols, operands(dy, gate, up), operands(dgate, dup),
+                 exec.device.stream());
 }
 
 #define FW_INSTANTIATE(T)                                                              \

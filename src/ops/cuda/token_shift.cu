@@ -1,7 +1,7 @@
 // A token alongside the one before it, over packed sequences, on the device: y_j[t] = x[t] + (x[t-1] - x[t]) m_j, and
 //   dx[t] = sum_j dy_j[t] (1 - m_j) + dy_j[t+1] m_j     dm_j = sum_t dy_j[t] (x[t-1] - x[t])
-// The row before a sequence is its tail's, or zeros. A thread has neighbouring columns of a run of tokens; runs have a fixed length, so that the order of the
-// sums is that of the shape alone.
+// The row before a sequence is its tail's, or zeros. A thread has neighbouring columns of a run of tokens; runs have a
+// fixed length, so that the order of the sums is that of the shape alone.
 #include "base/error.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
@@ -68,7 +68,9 @@ __global__ void __launch_bounds__(kThreads) token_shift_forward_kernel(const Shi
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N, d = a.x.cols;
   if (column >= d) return;
   float mix[kCount][N];
-  FW_UNROLL for (int j = 0; j < kCount; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) mix[j][i] = a.mix[j * d + column + i]; }
+  FW_UNROLL for (int j = 0; j < kCount; ++j) {
+    FW_UNROLL for (int i = 0; i < N; ++i) mix[j][i] = a.mix[j * d + column + i];
+  }
   for_run(a, [&](int64_t t, int64_t n) {
     float here[N], before[N];
     load_row(a.x.data + t * a.x.stride + column, here);
@@ -86,7 +88,9 @@ __global__ void __launch_bounds__(kThreads) token_shift_backward_kernel(const Sh
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N, d = a.x.cols;
   if (column >= d) return;
   float mix[kCount][N], sums[kCount][N] = {};
-  FW_UNROLL for (int j = 0; j < kCount; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) mix[j][i] = a.mix[j * d + column + i]; }
+  FW_UNROLL for (int j = 0; j < kCount; ++j) {
+    FW_UNROLL for (int i = 0; i < N; ++i) mix[j][i] = a.mix[j * d + column + i];
+  }
   for_run(a, [&](int64_t t, int64_t n) {
     float here[N], before[N], dx[N] = {};
     load_row(a.x.data + t * a.x.stride + column, here);
@@ -114,8 +118,8 @@ void with_form(const ShiftArgs<T>& a, int64_t count, const Run& run) {
   const auto packets = [](const void* data, int64_t stride) {
     return reinterpret_cast<uintptr_t>(data) % (kColumns * sizeof(T)) == 0 && stride % kColumns == 0;
   };
-  const bool wide =
-      a.x.cols % kColumns == 0 && packets(a.x.data, a.x.stride) && packets(a.to.data, a.to.stride) && packets(a.dy.data, a.dy.stride) && packets(a.tail, 0);
+  const bool wide = a.x.cols % kColumns == 0 && packets(a.x.data, a.x.stride) && packets(a.to.data, a.to.stride) &&
+                    packets(a.dy.data, a.dy.stride) && packets(a.tail, 0);
   const auto with_count = [&]<int N>() {
     if (count == 1) return run.template operator()<N, 1>();
     if (count == 6) return run.template operator()<N, 6>();
@@ -127,7 +131,8 @@ void with_form(const ShiftArgs<T>& a, int64_t count, const Run& run) {
 template <class T>
 Dim3 grid_of(const ShiftArgs<T>& a, int columns) {
   const int64_t threads = (a.x.cols + columns - 1) / columns;
-  return {static_cast<unsigned>(parts_of(a.x.rows, kShiftRun)), static_cast<unsigned>((threads + kThreads - 1) / kThreads)};
+  return {static_cast<unsigned>(parts_of(a.x.rows, kShiftRun)),
+          static_cast<unsigned>((threads + kThreads - 1) / kThreads)};
 }
 
 }  // namespace
@@ -135,32 +140,37 @@ Dim3 grid_of(const ShiftArgs<T>& a, int columns) {
 namespace ops {
 
 template <class T>
-void token_shift_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* mix, int64_t count, const PassLayout& layout, const T* tail_in, T* tail_out,
-                         Mat<T> y) {
+void token_shift_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* mix, int64_t count,
+                         const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   const ShiftArgs<T> a{x, {}, y, mix, PassPlaces(layout), tail_in, nullptr};
   if (x.rows > 0) {
     with_form(a, count, [&]<int N, int kCount>() {
-      launch_following(x.rows, token_shift_forward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0, exec.device.stream(), a);
+      launch_following(x.rows, token_shift_forward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0,
+                       exec.device.stream(), a);
     });
   }
   store_tails(x, layout, tail_in, 2, tail_out, exec.device.stream());
 }
 
 template <class T>
-void token_shift_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* mix, int64_t count, const PassLayout& layout, const T* tail_in,
-                          Mat<T> dx, Wide<T>* dmix) {
+void token_shift_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* mix, int64_t count,
+                          const PassLayout& layout, const T* tail_in, Mat<T> dx, Wide<T>* dmix) {
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = parts_of(x.rows, kShiftRun), columns = count * x.cols;
   const ShiftArgs<T> a{x, dy, dx, mix, PassPlaces(layout), tail_in, partial_sums(exec.arena, runs, columns)};
-  with_form(a, count, [&]<int N, int kCount>() { launch(token_shift_backward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0, exec.device.stream(), a); });
+  with_form(a, count, [&]<int N, int kCount>() {
+    launch(token_shift_backward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0, exec.device.stream(), a);
+  });
   add_column_sums(a.dmix, runs, columns, dmix, exec.device.stream());
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                             \
-  template void token_shift_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, T*, Mat<T>); \
-  template void token_shift_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                      \
+  template void token_shift_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, const PassLayout&, \
+                                       const T*, T*, Mat<T>);                                                  \
+  template void token_shift_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t,     \
+                                        const PassLayout&, const T*, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -10,6 +10,8 @@ ProductRecord::~ProductRecord() = default;
 void ProductRecord::stop() {}
 int64_t ProductRecord::count() const { return 0; }
 double ProductRecord::flops() const { return 0; }
-std::vector<double> ProductRecord::seconds_alone(Device&, int repeats) { return std::vector<double>(static_cast<size_t>(repeats)); }
+std::vector<double> ProductRecord::seconds_alone(Device&, int repeats) {
+  return std::vector<double>(static_cast<size_t>(repeats));
+}
 
 }  // namespace fw

@@ -20,17 +20,23 @@ class CpuCall final : public Call {
   size_t forward_bytes() const override { return cpu::forward_elements<T>(plan()) * sizeof(T); }
   size_t backward_bytes() const override { return cpu::backward_elements<T>(plan()) * sizeof(T); }
   size_t saved_bytes() const override { return static_cast<size_t>(plan().saved_elements()) * sizeof(T); }
-  size_t backward_alone_bytes() const override { return backward_bytes() + static_cast<size_t>(padded(plan().saved_elements())) * sizeof(T); }
+  size_t backward_alone_bytes() const override {
+    return backward_bytes() + static_cast<size_t>(padded(plan().saved_elements())) * sizeof(T);
+  }
 
   std::string text() const override {
     const Plan& p = plan();
-    const char* form = p.form == FW_FORM_TOKEN ? "token" : p.form == FW_FORM_CHUNK ? "chunk" : "chunk, sequences of one token by the token form";
-    const std::string checkpoints = p.checkpoints.interval > 0 ? fmt::format("checkpoints: every {} tokens\n", p.checkpoints.interval) : "";
+    const char* form = p.form == FW_FORM_TOKEN   ? "token"
+                       : p.form == FW_FORM_CHUNK ? "chunk"
+                                                 : "chunk, sequences of one token by the token form";
+    const std::string checkpoints =
+        p.checkpoints.interval > 0 ? fmt::format("checkpoints: every {} tokens\n", p.checkpoints.interval) : "";
     return fmt::format(
-        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\n{}threads: {}\nworkspace forward: {} bytes\n"
+        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\n{}threads: "
+        "{}\nworkspace forward: {} bytes\n"
         "workspace backward: {} bytes\nsaved: {} bytes\n",
-        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, checkpoints, p.threads, forward_bytes(), backward_bytes(),
-        saved_bytes());
+        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, checkpoints, p.threads,
+        forward_bytes(), backward_bytes(), saved_bytes());
   }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
@@ -40,7 +46,8 @@ class CpuCall final : public Call {
     cpu::scan_forward<T>(plan(), inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
   }
 
-  void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
+  void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
+                void* workspace) const override {
     const ThreadsOfCall threads(plan().threads);  // every thread has its part of the workspace
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> cotangents = check_outputs<T>(plan(), d, TensorRole::kGradient);
@@ -66,8 +73,11 @@ std::unique_ptr<Call> call(Plan plan) {
 
 const Backend& cpu_backend() {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-  static constexpr Backend kBackend = {"the CPU", true, kAny, kAny, kAny, 0, false, false, [](const Rule&, int64_t, int64_t) -> const char* { return nullptr; },
-                                       [] {},     call};
+  static constexpr Backend kBackend = {
+      "the CPU", true,  kAny,
+      kAny,      kAny,  0,
+      false,     false, [](const Rule&, int64_t, int64_t) -> const char* { return nullptr; },
+      [] {},     call};
   return kBackend;
 }
 

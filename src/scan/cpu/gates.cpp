@@ -108,7 +108,8 @@ TokenTensor<T> GatePass<T>::rows_of(const TokenTensor<T>& like, T* data) const {
 template <class T>
 template <class Body>
 void GatePass<T>::for_blocks(Body&& body) const {
-  parallel_for(blocks(), [&](int64_t block) { body(block, block * kBlock, std::min(plan_.tokens(), (block + 1) * kBlock)); });
+  parallel_for(blocks(),
+               [&](int64_t block) { body(block, block * kBlock, std::min(plan_.tokens(), (block + 1) * kBlock)); });
 }
 
 template <class T>
@@ -119,7 +120,8 @@ Inputs<T> GatePass<T>::values(const Inputs<T>& in) const {
     if (!gate.spec.logits() || !x) continue;
     const TokenTensor<T> values = made.*kInputTokens<T>[gate.spec.token] = rows_of(x, gate.values);
     const DecayParameters<T>& parameters = parameters_of(in, gate.spec);
-    const std::vector<T> bias = row_of(x, parameters.dt_bias, T(0), false), rate = row_of(x, parameters.a_log, T(1), true);
+    const std::vector<T> bias = row_of(x, parameters.dt_bias, T(0), false),
+                         rate = row_of(x, parameters.a_log, T(1), true);
     const GateLaw<T> law = gate_law<T>(gate.spec);
     for_blocks([&](int64_t, int64_t begin, int64_t end) {
       std::vector<T> logits(bias.size()), row_values(bias.size());
@@ -138,7 +140,8 @@ Inputs<T> GatePass<T>::open(const Inputs<T>& in, const Inputs<T>& grads) const {
   Inputs<T> opened = grads;
   for (const Gate& gate : gates_) {
     TokenTensor<T>& of = opened.*kInputTokens<T>[gate.spec.token];
-    if (gate.spec.logits() && (of || parameters_of(grads, gate.spec))) of = rows_of(in.*kInputTokens<T>[gate.spec.token], gate.grads);
+    if (gate.spec.logits() && (of || parameters_of(grads, gate.spec)))
+      of = rows_of(in.*kInputTokens<T>[gate.spec.token], gate.grads);
   }
   return opened;
 }
@@ -150,7 +153,8 @@ void GatePass<T>::close(const Inputs<T>& in, const Inputs<T>& opened, const Inpu
     if (!gate.spec.logits() || !dvalues) continue;
     const TokenTensor<T>& dx = grads.*kInputTokens<T>[gate.spec.token];
     const DecayParameters<T>& parameters = parameters_of(in, gate.spec);
-    const std::vector<T> bias = row_of(x, parameters.dt_bias, T(0), false), rate = row_of(x, parameters.a_log, T(1), true);
+    const std::vector<T> bias = row_of(x, parameters.dt_bias, T(0), false),
+                         rate = row_of(x, parameters.a_log, T(1), true);
     const GateLaw<T> law = gate_law<T>(gate.spec);
     const int64_t stride = padded(row(x));
     for_blocks([&](int64_t block, int64_t begin, int64_t end) {
@@ -160,7 +164,8 @@ void GatePass<T>::close(const Inputs<T>& in, const Inputs<T>& opened, const Inpu
       for (int64_t token = begin; token < end; ++token) {
         load_row(plan_, x, token, logits.data());
         std::copy_n(dvalues.data + token * row(x), row(x), d.data());
-        gate_kernels<T>().backward(law, row(x), logits.data(), bias.data(), rate.data(), d.data(), d.data(), sums, sums + stride);
+        gate_kernels<T>().backward(law, row(x), logits.data(), bias.data(), rate.data(), d.data(), d.data(), sums,
+                                   sums + stride);
         if (dx) store_row(plan_, d.data(), dx, token);
       }
     });
@@ -170,7 +175,8 @@ void GatePass<T>::close(const Inputs<T>& in, const Inputs<T>& opened, const Inpu
     for (int64_t part = 0; part < 2; ++part) {
       all[part].assign(static_cast<size_t>(row(x)), 0.0);
       for (int64_t block = 0; block < blocks(); ++block) {
-        for (int64_t i = 0; i < row(x); ++i) all[part][static_cast<size_t>(i)] += static_cast<double>(gate.parts[(block * 2 + part) * stride + i]);
+        for (int64_t i = 0; i < row(x); ++i)
+          all[part][static_cast<size_t>(i)] += static_cast<double>(gate.parts[(block * 2 + part) * stride + i]);
       }
     }
     store_sums(x, all[0], to.dt_bias);

@@ -1,5 +1,6 @@
-// Gates given as logits: their values are made before the heads run and their gradients taken back to the logits behind them, each in rows of
-// all heads of a token, so that neither kernels nor stage know how a gate was given. A call without logits takes no room here and copies nothing.
+// Gates given as logits. Their values are made before the heads run and their gradients taken back to the logits behind
+// them, each in rows of all heads of a token. So neither kernels nor stage know how a gate was given. A call without
+// logits takes no room here and copies nothing.
 #pragma once
 
 #include <array>
@@ -19,9 +20,11 @@ class GatePass {
 
   // The inputs with values where the caller has logits.
   Inputs<T> values(const Inputs<T>& in) const;
-  // The gradients that the heads are to write: those of values where the caller has logits, and for sums over them where he asks for those alone.
+  // The gradients that the heads are to write: those of values where the caller has logits, and for sums over them
+  // where he asks for those alone.
   Inputs<T> open(const Inputs<T>& in, const Inputs<T>& grads) const;
-  // From `opened` to what the caller asks for: logits, a_log, dt_bias. Sums over tokens are taken in blocks of a fixed number, in order.
+  // From `opened` to what the caller asks for: logits, a_log, dt_bias. Sums over tokens are taken in blocks of a fixed
+  // number, in order.
   void close(const Inputs<T>& in, const Inputs<T>& opened, const Inputs<T>& grads) const;
 
  private:

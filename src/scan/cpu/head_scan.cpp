@@ -10,7 +10,8 @@
 namespace fw::cpu {
 
 template <class T>
-HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns)
+HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv,
+                      int64_t column0, int64_t columns)
     : plan_(plan),
       in_(in),
       s_(scratch),
@@ -50,18 +51,20 @@ const float* rounded_values(LocalScratch& scratch, int64_t rows, int64_t cols, c
   return y;
 }
 
-void bf16_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
-                  int64_t ldc) {
+void bf16_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b,
+                  int64_t ldb, float beta, float* c, int64_t ldc) {
   LocalScratch scratch;
   const int64_t rows_a = ta == Trans::kNo ? m : k, cols_a = ta == Trans::kNo ? k : m;
   const int64_t rows_b = tb == Trans::kNo ? k : n, cols_b = tb == Trans::kNo ? n : k;
   if (!bf16_products_supported()) {
     const float* a_values = rounded_values(scratch, rows_a, cols_a, a, lda);
-    gemm(ta, tb, m, n, k, 1.0F, a_values, cols_a, rounded_values(scratch, rows_b, cols_b, b, ldb), cols_b, beta, c, ldc);
+    gemm(ta, tb, m, n, k, 1.0F, a_values, cols_a, rounded_values(scratch, rows_b, cols_b, b, ldb), cols_b, beta, c,
+         ldc);
     return;
   }
   if (beta != 0.0F && beta != 1.0F) {
-    for (int64_t i = 0; i < m; ++i) std::transform(c + i * ldc, c + i * ldc + n, c + i * ldc, [&](float x) { return beta * x; });
+    for (int64_t i = 0; i < m; ++i)
+      std::transform(c + i * ldc, c + i * ldc + n, c + i * ldc, [&](float x) { return beta * x; });
   }
   const Bf16* a_bits = rounded(scratch, rows_a, cols_a, a, lda);
   bf16_gemm(ta, tb, m, n, k, a_bits, cols_a, rounded(scratch, rows_b, cols_b, b, ldb), cols_b, beta != 0.0F, c, ldc);
@@ -70,8 +73,8 @@ void bf16_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const flo
 }  // namespace
 
 template <class T>
-void HeadScan<T>::product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c,
-                          int64_t ldc) const {
+void HeadScan<T>::product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b,
+                          int64_t ldb, T beta, T* c, int64_t ldc) const {
   if constexpr (std::is_same_v<T, float>) {
     if (plan_.bf16_operands) return bf16_product(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
   }
@@ -162,7 +165,8 @@ void HeadScan<T>::channel_key_tiles(int64_t key, int64_t L, bool make_tri) {
       dk_.channel_prefix(n, nb_, kp_, 1 - lag_, lag_, alpha, re, L * kp_, s_.local, n * kp_, nullptr);
       product(Trans::kNo, Trans::kYes, nb_ * n, a, plan_.K, s_.local, kp_, keys, kp_, T(0), s_.block, a);
       for (int64_t b = 0; b < nb_; ++b) {
-        for (int64_t i = 0; i < n; ++i) std::memcpy(tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
+        for (int64_t i = 0; i < n; ++i)
+          std::memcpy(tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
       }
     }
     dk_.diagonal(n, nb_, lag_, kp_, alpha, re, L * kp_, w + a * kp_, tri + a * cp_ + a, cp_, L * cp_);
@@ -183,11 +187,13 @@ void HeadScan<T>::decay_tiles(int64_t L, bool make_tri) {
   if (scalar) {
     s_.lead[0] = 1;
     dk_.scalar(L, s_.alpha, s_.prefix, s_.suffix, s_.ratio, cp_);
-    for (int64_t key = 0; key < nk_; ++key) dk_.scale_rows(L, kp_, s_.suffix, s_.w + key_block(key, L), kp_, s_.wc + key_block(key, L), kp_);
+    for (int64_t key = 0; key < nk_; ++key)
+      dk_.scale_rows(L, kp_, s_.suffix, s_.w + key_block(key, L), kp_, s_.wc + key_block(key, L), kp_);
   }
   for (int64_t key = 0; make_tri && key < nk_; ++key) {
     T* tri = s_.tri + triangle_block(key, L);
-    if (!channel) product(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, s_.re, kp_, s_.w + key_block(key, L), kp_, T(0), tri, cp_);
+    if (!channel)
+      product(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, s_.re, kp_, s_.w + key_block(key, L), kp_, T(0), tri, cp_);
     dk_.mask(L, nb_, lag_, tri, cp_, scalar ? s_.ratio : nullptr, cp_);
   }
 }
@@ -211,13 +217,16 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
   decay_tiles(L, true);
   const bool scalar = decay_ == DecayKind::kScalar;
   const T* re = decay_ == DecayKind::kChannel ? s_.rebar : s_.re;
-  // What the erase finds is the last block of values: R itself, or U = -(I + T_f)^-1 (E S_0 + T_w Z) with a vector f of its own.
+  // What the erase finds is the last block of values: R itself, or U = -(I + T_f)^-1 (E S_0 + T_w Z) with a vector f of
+  // its own.
   T* found = s_.z + erase_block(L);
   const T* erase_triangle = s_.tri + triangle_block(nk_ - 1, L) + L * cp_;
-  if (have_state) product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
+  if (have_state)
+    product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
   if (plan_.rule.is_delta()) {
     if (nk_ == 2) std::memset(found, 0, sizeof(T) * static_cast<size_t>(L * vp_));
-    if (have_state) rk_.subtract_rows(L, vp_, scalar ? erase_prefix() : nullptr, s_.products + L * vp_, vp_, found, vp_);
+    if (have_state)
+      rk_.subtract_rows(L, vp_, scalar ? erase_prefix() : nullptr, s_.products + L * vp_, vp_, found, vp_);
     if (nk_ == 2) {
       product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri + L * cp_, cp_, s_.z, vp_, T(0), s_.products + L * vp_, vp_);
       rk_.subtract_rows(L, vp_, nullptr, s_.products + L * vp_, vp_, found, vp_);
@@ -233,12 +242,13 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
     if (scalar) {
       dk_.scale_rows(L, vp_, s_.prefix, s_.products, vp_, o, ldo);
     } else {
-      for (int64_t i = 0; i < L; ++i) std::memcpy(o + i * ldo, s_.products + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+      for (int64_t i = 0; i < L; ++i)
+        std::memcpy(o + i * ldo, s_.products + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
     }
   }
   for (int64_t key = 0; key < nk_; ++key) {
-    product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri + triangle_block(key, L), cp_, s_.z + value_block(key, L), vp_, have_state || key > 0 ? T(1) : T(0), o,
-            ldo);
+    product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri + triangle_block(key, L), cp_, s_.z + value_block(key, L), vp_,
+            have_state || key > 0 ? T(1) : T(0), o, ldo);
   }
   if (!direct && out.o) rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
   update_state(L, have_state, s_.state, s_.z, s_.state);
@@ -273,8 +283,8 @@ template <class T>
 bool HeadScan<T>::in_place(const Outputs<T>& out) const {
   const bool same_rows = !in_.initial_state || in_.initial_state.stride_r == out.final_state.stride_r;
   const bool bf16 = in_.initial_state.bf16 != nullptr || out.final_state.bf16 != nullptr;
-  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && !out.checkpoints && end_ >= 0 && same_rows && !bf16 &&
-         vp_ == columns_;
+  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && !out.checkpoints &&
+         end_ >= 0 && same_rows && !bf16 && vp_ == columns_;
 }
 
 template <class T>
@@ -390,7 +400,8 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
     const int64_t begin = c * plan_.chunk, L = rows_of(c);
     if (saved != nullptr) {
       T* dst = saved + plan_.state_index(n_, c, hv_) + column0_;
-      for (int64_t k = 0; k < plan_.K; ++k) std::memcpy(dst + k * full_vp, s_.state + k * vp_, sizeof(T) * static_cast<size_t>(vp_));
+      for (int64_t k = 0; k < plan_.K; ++k)
+        std::memcpy(dst + k * full_vp, s_.state + k * vp_, sizeof(T) * static_cast<size_t>(vp_));
     }
     load_streams(begin, L, true);
     if (token) {
@@ -402,9 +413,11 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
     store_checkpoint(out, begin + L);
     if (saved == nullptr) continue;
     T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
-    for (int64_t i = 0; i < L; ++i) std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+    for (int64_t i = 0; i < L; ++i)
+      std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
     if (!token && column0_ == 0) {
-      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
+      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri,
+                  sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
     }
   }
   if (out.final_state && end_ >= 0) store_state(s_.state, out.final_state, end_);

@@ -32,9 +32,10 @@ class Bump {
   int64_t used_ = 0;
 };
 
-// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E. Where the erase takes away along
-// a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f; z, dz the values that go along them: z, then what the erase found (else
-// one block of both, R); tri, dtri and diag those of each key.
+// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E.
+// Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f.
+// Z, dz the values that go along them: z, then what the erase found (else one block of both, R); tri, dtri and diag
+// those of each key.
 template <class T>
 struct HeadScratch {
   HeadScratch(const Plan& plan, bool backward, Bump<T>& bump) {
@@ -79,13 +80,17 @@ struct HeadScratch {
   T *re, *w, *wc, *z, *o, *state, *alpha, *total, *suffix, *tri, *products;
   T *lead, *prefix;  // prefix behind a 1: of rows of E that lag
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
-  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr, *diag = nullptr, *dlocal = nullptr;
+  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr,
+    *diag = nullptr, *dlocal = nullptr;
   T* history = nullptr;
   int64_t history_rows = 0;
 };
 
-// Gradients that reach the preconditioner from the value heads of a group: of M (laid out like it; the first head writes, the
-// others add) and, past its state, of its gates ([N][H][tokens of n], added to). Null: none.
+// Gradients that reach the preconditioner from the value heads of a group:
+// - of M (laid out like it; the first head writes, the others add),
+// - past its state, of its gates ([N][H][tokens of n], added to).
+//
+// Null: none.
 template <class T>
 struct PrecondGradRows {
   T *dm = nullptr, *dg = nullptr, *dbeta = nullptr;
@@ -95,12 +100,14 @@ template <class T>
 class HeadScan {
  public:
   // column0, columns: the block of value columns (forward). m: preconditioner rows (precond_row) or null.
-  HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns);
+  HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv,
+           int64_t column0, int64_t columns);
 
   // o (not written when out.o is absent) and the final state; saved may be null. Not of a sequence that has no slot.
   void forward(const Outputs<T>& out, T* saved);
   // Gradients of this head. `first`: no other head of the group has written yet.
-  void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first);
+  void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond,
+                bool first);
 
  private:
   // Streams of rows [begin, begin + L): re, w (and f), z (unless with_z is false), alpha.
@@ -114,15 +121,18 @@ class HeadScan {
   void token_forward(int64_t begin, int64_t L, T* state, int64_t ld, const Outputs<T>& out);
   void update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after);
 
-  void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate);
+  void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate,
+                      bool need_dstate);
   void channel_backward(int64_t key, int64_t L, bool have_dstate);
   void token_backward(int64_t c, const Outputs<T>& d, const T* saved);
   void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
   double state_gradient(int64_t c, const T* saved);
-  void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail, const Inputs<T>& grads, bool first);
+  void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail,
+                            const Inputs<T>& grads, bool first);
 
   // C [m, n] = op(A) op(B) + beta C; the operands rounded to bf16 where the plan says so.
-  void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) const;
+  void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
+               T beta, T* c, int64_t ldc) const;
 
   // The token form on the final state's own memory, which then holds the initial state: the caller's state is read and
   // written once a token and never copied when it is updated in place.

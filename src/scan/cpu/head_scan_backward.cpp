@@ -16,12 +16,15 @@ void negate_rows(const RowKernels<T>& kernels, int64_t rows, int64_t cols, const
 }  // namespace
 
 // dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`. Where there is a g, what a
-// token reads of its own write (the diagonal of dA) is left out of dre and dw and kept in `diag`: see chunk_decay_gradient.
+// token reads of its own write (the diagonal of dA) is left out of dre and dw and kept in `diag`: see
+// chunk_decay_gradient.
 template <class T>
-void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate) {
+void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate,
+                                 bool need_dstate) {
   const int64_t begin = c * plan_.chunk, L = rows_of(c);
   const int64_t K = plan_.K;
-  const bool is_delta = plan_.rule.is_delta(), scalar = decay_ == DecayKind::kScalar, channel = decay_ == DecayKind::kChannel;
+  const bool is_delta = plan_.rule.is_delta(), scalar = decay_ == DecayKind::kScalar,
+             channel = decay_ == DecayKind::kChannel;
   const T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_);
   const T* state = saved + plan_.state_index(n_, c, hv_);
   const T* tri = saved + plan_.triangle_index(n_, c, hv_);
@@ -36,11 +39,13 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   } else {
     std::memset(d_o, 0, sizeof(T) * static_cast<size_t>(L * vp_));
   }
-  const auto values = [&](int64_t key) { return key + 1 < nk_ ? s_.z : residual; };  // Z of a key w that has nothing to do with the erase; R
+  // Z of a key w that has nothing to do with the erase; R
+  const auto values = [&](int64_t key) { return key + 1 < nk_ ? s_.z : residual; };
   // dR = A^T dO + Kc dS;  dZ = P = (I + T)^-T dR
   product(Trans::kYes, Trans::kNo, L, vp_, L, tri_found, cp_, d_o, vp_, T(0), d_found, vp_);
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
-  if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc + key_block(nk_ - 1, L), kp_, s_.dstate, vp_, T(1), d_found, vp_);
+  if (have_dstate)
+    product(Trans::kNo, Trans::kNo, L, vp_, K, wc + key_block(nk_ - 1, L), kp_, s_.dstate, vp_, T(1), d_found, vp_);
   if (is_delta) {
     rk_.solve_transposed(L, tri_found + L * cp_, cp_, d_found, vp_, vp_);
     negate_rows(rk_, L, vp_, d_found, minus_p);
@@ -62,7 +67,9 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   if (have_state) {
     product(Trans::kNo, Trans::kYes, nb_ * L, K, vp_, s_.products, vp_, state, vp_, T(0), s_.dre, kp_);
     if (scalar) {
-      for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, kp_, b == 1 ? erase_prefix() : s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_, kp_);
+      for (int64_t b = 0; b < nb_; ++b)
+        dk_.scale_rows(L, kp_, b == 1 ? erase_prefix() : s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_,
+                       kp_);
     }
     if (channel) dk_.channel_prefix(L, nb_, kp_, 0, lag_, s_.alpha, s_.dre, L * kp_, s_.dre, L * kp_, nullptr);
   }
@@ -83,8 +90,10 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
       continue;
     }
     const T* dtri = s_.dtri + triangle_block(key, L);
-    product(Trans::kNo, Trans::kNo, nb_ * L, K, L, dtri, cp_, s_.w + key_block(key, L), kp_, have_state || key > 0 ? T(1) : T(0), s_.dre, kp_);
-    product(Trans::kYes, Trans::kNo, L, K, nb_ * L, dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw + key_block(key, L), kp_);
+    product(Trans::kNo, Trans::kNo, nb_ * L, K, L, dtri, cp_, s_.w + key_block(key, L), kp_,
+            have_state || key > 0 ? T(1) : T(0), s_.dre, kp_);
+    product(Trans::kYes, Trans::kNo, L, K, nb_ * L, dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0),
+            s_.dw + key_block(key, L), kp_);
   }
   if (!need_dstate) return;
 
@@ -93,7 +102,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   const T* re = s_.re;
   if (scalar) {
     for (int64_t b = 0; b < nb_; ++b)
-      dk_.scale_rows(L, vp_, b == 1 ? erase_prefix() : s_.prefix, s_.products + b * L * vp_, vp_, s_.products + b * L * vp_, vp_);
+      dk_.scale_rows(L, vp_, b == 1 ? erase_prefix() : s_.prefix, s_.products + b * L * vp_, vp_,
+                     s_.products + b * L * vp_, vp_);
     beta *= s_.prefix[L - 1];
   }
   if (channel) {
@@ -103,8 +113,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   product(Trans::kYes, Trans::kNo, K, vp_, nb_ * L, re, kp_, s_.products, vp_, beta, s_.dstate, vp_);
 }
 
-// Channel decay: the adjoint of channel_key_tiles, anchors from the last to the first. dw comes in as the gradient of the keys
-// at the chunk's end and moves from anchor to anchor.
+// Channel decay: the adjoint of channel_key_tiles, anchors from the last to the first. dw comes in as the gradient of
+// the keys at the chunk's end and moves from anchor to anchor.
 template <class T>
 void HeadScan<T>::channel_backward(int64_t key, int64_t L, bool have_dstate) {
   const int64_t subs = (L + kSubChunk - 1) / kSubChunk;
@@ -126,7 +136,8 @@ void HeadScan<T>::channel_backward(int64_t key, int64_t L, bool have_dstate) {
     const T* keys = anchored + kSubChunk * j * (j - 1) / 2 * kp_;
     dk_.channel_prefix(n, nb_, kp_, 1 - lag_, lag_, alpha, s_.re + a * kp_, L * kp_, s_.local, n * kp_, nullptr);
     for (int64_t b = 0; b < nb_; ++b) {
-      for (int64_t i = 0; i < n; ++i) std::memcpy(s_.block + (b * n + i) * a, dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
+      for (int64_t i = 0; i < n; ++i)
+        std::memcpy(s_.block + (b * n + i) * a, dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
     }
     product(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, s_.block, a, s_.local, kp_, T(1), dw, kp_);
     product(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
@@ -136,8 +147,8 @@ void HeadScan<T>::channel_backward(int64_t key, int64_t L, bool have_dstate) {
   if (moving) dk_.anchor(0, rows, to, lag_, kp_, s_.alpha, dw, nullptr, dw);
   for (int64_t a = 0; a < L; a += kSubChunk) {
     const int64_t n = std::min(kSubChunk, L - a);
-    dk_.diagonal_backward(n, nb_, lag_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, w + a * kp_, dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_,
-                          L * kp_, dw + a * kp_);
+    dk_.diagonal_backward(n, nb_, lag_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, w + a * kp_,
+                          dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_, L * kp_, dw + a * kp_);
   }
 }
 
@@ -156,7 +167,8 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   grad.in.w = s_.w;
   grad.in.lag = lag_ > 0;
   std::memcpy(s_.state, saved + plan_.state_index(n_, c, hv_), sizeof(T) * static_cast<size_t>(plan_.K * vp_));
-  std::memcpy(s_.z + erase_block(L), saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_), sizeof(T) * static_cast<size_t>(L * vp_));
+  std::memcpy(s_.z + erase_block(L), saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_),
+              sizeof(T) * static_cast<size_t>(L * vp_));
   grad.in.state = s_.state;
   grad.in.u = s_.z + erase_block(L);
   if (nk_ == 2) {
@@ -192,14 +204,16 @@ double HeadScan<T>::state_gradient(int64_t c, const T* saved) {
   return sum;
 }
 
-// dg of a chunk (recurrence.md 5). Its gradient with respect to the cumulative log-decay is r dr + e de - w dw a row, and
-// the sum of these from any row on, plus rowsum(S_C (.) dS_C), is the gradient of that row's g. Summed from the chunk's
-// start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the diagonal, which
-// enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is exactly 0.
-// A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and takes of each row the sum that less was added
-// to: so the rows behind the last one that has a cotangent get exactly 0 and not what rounding leaves of the others.
+// dg of a chunk (recurrence.md 5). Its gradient with respect to the cumulative log-decay is r dr + e de - w dw a row,
+// and the sum of these from any row on, plus rowsum(S_C (.) dS_C), is the gradient of that row's g. Summed from the
+// chunk's start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the
+// diagonal, which enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is
+// exactly 0. A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and
+// takes of each row the sum that less was added to. So the rows behind the last one that has a cotangent get exactly 0,
+// and not what rounding leaves of the others.
 template <class T>
-void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail, const Inputs<T>& grads, bool first) {
+void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail,
+                                       const Inputs<T>& grads, bool first) {
   const int64_t begin = c * plan_.chunk;
   rk_.decay_terms(L, nb_, lag_, nk_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
   const T *e = s_.re + L * kp_, *de = s_.dre + L * kp_;
@@ -209,7 +223,8 @@ void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, boo
     if (have_state) rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
     for (int64_t k = 0; k < (have_state ? first_erase : 0); ++k) s_.head[k] -= e[k] * de[k];
     const int64_t head = head_of(grads.g);
-    rk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
+    rk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head),
+                   !first && grads.g.heads != plan_.HV);
     return;
   }
   std::vector<double> sums(static_cast<size_t>(L)), after(static_cast<size_t>(L)), added_after(static_cast<size_t>(L));
@@ -223,7 +238,8 @@ void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, boo
     }
   }
   double sum = have_state ? state_gradient(c, saved) : 0;
-  for (int64_t k = 0; k < (have_state ? first_erase : 0); ++k) sum -= static_cast<double>(e[k]) * static_cast<double>(de[k]);
+  for (int64_t k = 0; k < (have_state ? first_erase : 0); ++k)
+    sum -= static_cast<double>(e[k]) * static_cast<double>(de[k]);
   double added = std::abs(sum);
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
   for (int64_t row = 0; row < L; ++row) {
@@ -252,7 +268,8 @@ void HeadScan<T>::token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>
 }
 
 template <class T>
-void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first) {
+void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved,
+                           const PrecondGradRows<T>& precond, bool first) {
   const bool token = plan_.token_form(n_);
   bool have_dstate = static_cast<bool>(d.final_state);
   if (have_dstate) {
@@ -289,11 +306,13 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dz = s_.dz;
     tile.dq = grads.q.rows(plan_, n_, begin, h_);
     tile.dk = grads.k.rows(plan_, n_, begin, h_);
-    if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);  // behind what the decay has written there
+    // behind what the decay has written there
+    if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
     tile.df_out = grads.erase_write.rows(plan_, n_, begin, h_);
-    for_all_scalars([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); }, tile.dscalars, grads);
+    for_all_scalars([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); },
+                    tile.dscalars, grads);
     tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
     tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);
     if (precond.dm != nullptr) tile.dm = {precond.dm + precond_token(begin) * kp_, kp_};
@@ -307,7 +326,9 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
   if (grads.initial_state) store_state(s_.dstate, grads.initial_state, n_);
 }
 
-template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*, const PrecondGradRows<float>&, bool);
-template void HeadScan<double>::backward(const Outputs<double>&, const Inputs<double>&, const double*, const PrecondGradRows<double>&, bool);
+template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*,
+                                        const PrecondGradRows<float>&, bool);
+template void HeadScan<double>::backward(const Outputs<double>&, const Inputs<double>&, const double*,
+                                         const PrecondGradRows<double>&, bool);
 
 }  // namespace fw::cpu

@@ -1,7 +1,8 @@
-// Small vector kernels under the CPU scan, chosen at run time for the processor (Highway). They work on tiles: row-major
-// scratch whose rows are padded with zeros to a multiple of kPad, so that only loads and stores of the caller's tensors have tails.
-// L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E] online, [R] offline. lag is 1 where the erase looks at the state
-// before its row's decay, as if the rows of E stood one earlier; else 0.
+// Small vector kernels under the CPU scan, chosen at run time for the processor (Highway). They work on tiles:
+// row-major scratch whose rows are padded with zeros to a multiple of kPad, so that only loads and stores of the
+// caller's tensors have tails. L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E]
+// online, [R] offline. lag is 1 where the erase looks at the state before its row's decay, as if the rows of E stood
+// one earlier; else 0.
 #pragma once
 
 #include <cstdint>
@@ -69,27 +70,31 @@ struct DecayKernels {
   // Scalar decay of L rows: alpha = exp(g); prefix[r] = prod alpha[0..r]; suffix[s] = prod alpha[s+1..L-1];
   // ratio [L, ld] lower triangle: prod alpha[s+1..r], 0 above.
   void (*scalar)(int64_t L, const T* alpha, T* prefix, T* suffix, T* ratio, int64_t ld);
-  // tri[b][r][s] (nb blocks of L rows) *= ratio[r][s] (1 if null; in block 1 ratio[r - lag][s]), 0 where s > r, and in block 1 where s == r.
+  // tri[b][r][s] (nb blocks of L rows) *= ratio[r][s] (1 if null; in block 1 ratio[r - lag][s]), 0 where s > r, and in
+  // block 1 where s == r.
   void (*mask)(int64_t L, int64_t nb, int64_t lag, T* tri, int64_t ld, const T* ratio, int64_t ld_ratio);
   // dst[i] = factor[i] * src[i], rows of `cols` (padded) values; dst may be src.
   void (*scale_rows)(int64_t rows, int64_t cols, const T* factor, const T* src, int64_t ld_src, T* dst, int64_t ld_dst);
   // alpha = exp(g) of caller rows.
   void (*exp_rows)(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t ld);
-  // dst[b][r] = src[b][r] (.) prod alpha[first..r], in block 1 prod alpha[first..r-lag]; total (may be null) = prod alpha[0..L-1] (for first = 0).
-  // first = 0: from the state before the tile; first = 1: from its first row.
-  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src, int64_t block_src, T* dst,
-                         int64_t block_dst, T* total);
-  // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid - lag (scaled by prod alpha[s+1..mid-lag]);
-  // rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: in place on src, all rows as
-  // they are multiplied (the adjoint moves gradients the same way).
-  void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src, const T* w, T* dst);
-  // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k] (in block 1 to r - lag), zero above
-  // the diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
-  void (*diagonal)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld,
-                   int64_t block_tri);
+  // dst[b][r] = src[b][r] (.) prod alpha[first..r], in block 1 prod alpha[first..r-lag]; total (may be null) = prod
+  // alpha[0..L-1] (for first = 0). first = 0: from the state before the tile; first = 1: from its first row.
+  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src,
+                         int64_t block_src, T* dst, int64_t block_dst, T* total);
+  // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid - lag (scaled by prod
+  // alpha[s+1..mid-lag]); rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: in
+  // place on src, all rows as they are multiplied (the adjoint moves gradients the same way).
+  void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src,
+                 const T* w, T* dst);
+  // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k] (in block 1 to r -
+  // lag). It is zero above the diagonal, and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri
+  // apart.
+  void (*diagonal)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x,
+                   const T* w, T* tri, int64_t ld, int64_t block_tri);
   // Its adjoint below the diagonal: dx += ..., dw += ..., from dtri (entries on and above the diagonal are not read).
-  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri,
-                            int64_t ld, int64_t block_tri, T* dx, int64_t block_dx, T* dw);
+  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x,
+                            int64_t block_x, const T* w, const T* dtri, int64_t ld, int64_t block_tri, T* dx,
+                            int64_t block_dx, T* dw);
 };
 template <class T>
 const DecayKernels<T>& decay_kernels();
@@ -107,11 +112,13 @@ struct RowKernels {
   void (*add_rows)(int64_t n, const T* y, T* x);
   // out[k] = sum_v a[k][v] b[k][v]
   void (*row_dots)(int64_t rows, int64_t cols, const T* a, const T* b, T* out);
-  // out[t][k] = sum_b x_b dx_b - sum w dw over nk keys, blocks as far apart: the gradient of the cumulative log-decay (recurrence.md 5). With lag row t of E
-  // adds to the row before it, the first one to none.
-  void (*decay_terms)(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out);
+  // out[t][k] = sum_b x_b dx_b - sum w dw over nk keys, blocks as far apart: the gradient of the cumulative log-decay
+  // (recurrence.md 5). With lag row t of E adds to the row before it, the first one to none.
+  void (*decay_terms)(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx,
+                      int64_t block, const T* w, const T* dw, T* out);
   // dg[r] (+)= head - sum_{s < r} terms[s], where a row of alpha = 0 sets the sum to 0. head is used up.
-  void (*channel_dg)(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* head, RowView<T> dg, bool add);
+  void (*channel_dg)(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* head, RowView<T> dg,
+                     bool add);
   // dx[t] += diag[t] w[t], dw[t] += diag[t] x[t]: what a token's read takes of its own write
   void (*add_diagonal)(int64_t L, int64_t cols, const T* diag, const T* x, const T* w, T* dx, T* dw);
   // Copies between caller rows and padded tiles.
@@ -132,8 +139,9 @@ struct TokenTile {
   bool channel = false;
   bool lag = false;  // the erase looks before the decay
   const T *r = nullptr, *e = nullptr, *w = nullptr, *z = nullptr;
-  const T* f = nullptr;  // what the erase takes away along; null: w, and u = z less what it found. Else u is that alone: S += w z^T + f u^T
-  T* state = nullptr;    // [K, V], rows ld_state apart (backward: V), updated
+  // what the erase takes away along; null: w, and u = z less what it found. Else u is that alone: S += w z^T + f u^T
+  const T* f = nullptr;
+  T* state = nullptr;  // [K, V], rows ld_state apart (backward: V), updated
   int64_t ld_state = 0;
   T* u = nullptr;  // [rows, V]: residuals (scratch)
   T* o = nullptr;  // [rows, V]
@@ -172,7 +180,8 @@ struct PrecondTask {
 
 template <class T>
 struct PrecondGrad {
-  PrecondTask<T> in;                                      // m, history as forward left them; state: A before the first row
+  // m, history as forward left them; state: A before the first row
+  PrecondTask<T> in;
   const T* dm = nullptr;                                  // [rows, padded K]
   const T *dg_direct = nullptr, *dbeta_direct = nullptr;  // [rows]: of g and beta past A, or null
   T* dstate = nullptr;                                    // [padded K]: in the gradient of the last A, out of the first
@@ -189,13 +198,14 @@ struct PrecondKernels {
 template <class T>
 const PrecondKernels<T>& precond_kernels();
 
-// ---- kernels_gates.cpp: gates given as logits (rule/gate_law.h). Rows of n numbers with bias and rate = exp(a_log) of their own; all have room for a
-// multiple of kPad.
+// ---- kernels_gates.cpp: gates given as logits (rule/gate_law.h). Rows of n numbers with bias and rate = exp(a_log) of
+// their own; all have room for a multiple of kPad.
 template <class T>
 struct GateKernels {
   void (*forward)(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, T* value);
   // dx is written, dbias and drate are added to. dx may be dvalue.
-  void (*backward)(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, const T* dvalue, T* dx, T* dbias, T* drate);
+  void (*backward)(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, const T* dvalue, T* dx,
+                   T* dbias, T* drate);
 };
 template <class T>
 const GateKernels<T>& gate_kernels();

@@ -49,7 +49,8 @@ void decay_mask(int64_t L, int64_t nb, int64_t lag, T* tri, int64_t ld, const T*
       const int64_t keep = b == 0 ? r + 1 : r;
       if (ratio != nullptr) {
         const T* factor = ratio + (r - (b == 1 && keep > 0 ? lag : 0)) * ld_ratio;
-        for (int64_t s = 0; s < keep; s += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + s), hn::LoadU(d, factor + s)), d, row + s);
+        for (int64_t s = 0; s < keep; s += lanes)
+          hn::StoreU(hn::Mul(hn::LoadU(d, row + s), hn::LoadU(d, factor + s)), d, row + s);
       }
       for (int64_t s = keep; s < ld; ++s) row[s] = 0;
     }
@@ -62,7 +63,8 @@ void scale_rows(int64_t rows, int64_t cols, const T* factor, const T* src, int64
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < rows; ++i) {
     const auto f = hn::Set(d, factor[i]);
-    for (int64_t j = 0; j < cols; j += lanes) hn::StoreU(hn::Mul(f, hn::LoadU(d, src + i * ld_src + j)), d, dst + i * ld_dst + j);
+    for (int64_t j = 0; j < cols; j += lanes)
+      hn::StoreU(hn::Mul(f, hn::LoadU(d, src + i * ld_src + j)), d, dst + i * ld_dst + j);
   }
 }
 
@@ -80,8 +82,8 @@ void exp_rows(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t 
 }
 
 template <class T>
-void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst,
-                    T* total) {
+void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src,
+                    int64_t block_src, T* dst, int64_t block_dst, T* total) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < cols; j += lanes) {
@@ -91,7 +93,8 @@ void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t 
       if (r >= first) product = hn::Mul(product, hn::LoadU(d, alpha + r * cols + j));
       for (int64_t b = 0; b < nb; ++b) {
         const auto factor = b == 1 && lag > 0 ? before : product;
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, src + b * block_src + r * cols + j)), d, dst + b * block_dst + r * cols + j);
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, src + b * block_src + r * cols + j)), d,
+                   dst + b * block_dst + r * cols + j);
       }
     }
     if (total != nullptr) hn::StoreU(product, d, total + j);
@@ -99,7 +102,8 @@ void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t 
 }
 
 template <class T>
-void anchor(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src, const T* w, T* dst) {
+void anchor(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src, const T* w,
+            T* dst) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const T* fresh = w != nullptr ? w : src;
@@ -112,13 +116,14 @@ void anchor(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, co
       // The anchor itself is row mid - lag: rows before it are already multiplied up to and including its alpha.
       if (s > mid - lag) product = hn::Mul(product, hn::LoadU(d, alpha + s * cols + j));
     }
-    for (int64_t s = 0; s < mid; ++s) hn::StoreU(hn::Mul(product, hn::LoadU(d, src + s * cols + j)), d, dst + s * cols + j);
+    for (int64_t s = 0; s < mid; ++s)
+      hn::StoreU(hn::Mul(product, hn::LoadU(d, src + s * cols + j)), d, dst + s * cols + j);
   }
 }
 
 template <class T>
-void diagonal(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld,
-              int64_t block_tri) {
+void diagonal(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w,
+              T* tri, int64_t ld, int64_t block_tri) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t b = 0; b < nb; ++b) {
@@ -156,8 +161,8 @@ void diagonal(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, 
 }
 
 template <class T>
-void diagonal_backward(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
-                       int64_t block_tri, T* dx, int64_t block_dx, T* dw) {
+void diagonal_backward(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x,
+                       const T* w, const T* dtri, int64_t ld, int64_t block_tri, T* dx, int64_t block_dx, T* dw) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < cols; j += lanes) {

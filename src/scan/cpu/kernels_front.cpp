@@ -86,9 +86,12 @@ class RowBuffers {
     if (x.p != nullptr && rule_.k_norm == Norm::kL2) s.p2 = row_dot(kp_, x.p, x.p);
     if (rule_.uses_key_form()) s.kmk = x.m != nullptr ? weighted_square(x.k, x.m) : row_dot(kp_, x.k, x.k);
     load_gates(
-        rule_, static_cast<bool>(tile_.precond_g), s, [i](const RowView<const T>& rows) { return *rows.row(i); }, tile_);
-    if (tile_.erase_gate && rule_.erase == Gate::kAveraged) s.erase = mean(row_of(tile_.erase_gate, i, tile_.K, b_), kp_, tile_.K);
-    if (tile_.write_gate_all) s.write = mean(row_of(tile_.write_gate_all, i, tile_.V_all, all_), padded(tile_.V_all), tile_.V_all);
+        rule_, static_cast<bool>(tile_.precond_g), s, [i](const RowView<const T>& rows) { return *rows.row(i); },
+        tile_);
+    if (tile_.erase_gate && rule_.erase == Gate::kAveraged)
+      s.erase = mean(row_of(tile_.erase_gate, i, tile_.K, b_), kp_, tile_.K);
+    if (tile_.write_gate_all)
+      s.write = mean(row_of(tile_.write_gate_all, i, tile_.V_all, all_), padded(tile_.V_all), tile_.V_all);
     return s;
   }
 
@@ -96,13 +99,16 @@ class RowBuffers {
   int64_t vp() const { return vp_; }
 
  private:
-  const T* row_of(const RowView<const T>& view, int64_t i, int64_t n, PadBuffer<T>& buffer) { return view ? buffer.load(view.row(i), n) : nullptr; }
+  const T* row_of(const RowView<const T>& view, int64_t i, int64_t n, PadBuffer<T>& buffer) {
+    return view ? buffer.load(view.row(i), n) : nullptr;
+  }
 
   // 1 - exp(g), with all its digits where g is near 0.
   const T* decay_key(const T* g) {
     const hn::ScalableTag<T> d;
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    for (int64_t j = 0; j < kp_; j += lanes) hn::StoreU(hn::Neg(hn::Expm1(d, hn::Max(hn::Set(d, kLowestLog<T>), hn::LoadU(d, g + j)))), d, &decay_key_[j]);
+    for (int64_t j = 0; j < kp_; j += lanes)
+      hn::StoreU(hn::Neg(hn::Expm1(d, hn::Max(hn::Set(d, kLowestLog<T>), hn::LoadU(d, g + j)))), d, &decay_key_[j]);
     return decay_key_.data();
   }
 
@@ -144,7 +150,8 @@ void front_forward(const FrontTile<T>& tile) {
     const RawRow<T> x = rows.raw(i);
     const FrontScalars<T> numbers = rows.scalars(i, x);
     const FrontCoefs<T> c = front_coefs(*tile.rule, tile.scale, numbers);
-    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
+    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q),
+               e_p = hn::Set(d, c.e_p);
     const auto w_k = hn::Set(d, c.w_k);
     T* r = tile.r + i * rows.kp();
     T* w = tile.w + i * rows.kp();
@@ -165,7 +172,8 @@ void front_forward(const FrontTile<T>& tile) {
     }
     if (x.f != nullptr) {
       const auto f_f = hn::Set(d, erase_write_factor(*tile.rule, numbers));
-      for (int64_t j = 0; j < rows.kp(); j += lanes) hn::StoreU(hn::Mul(f_f, hn::LoadU(d, x.f + j)), d, tile.f_out + i * rows.kp() + j);
+      for (int64_t j = 0; j < rows.kp(); j += lanes)
+        hn::StoreU(hn::Mul(f_f, hn::LoadU(d, x.f + j)), d, tile.f_out + i * rows.kp() + j);
     }
     if (tile.z == nullptr) continue;
     const T* v = rows.v(i);
@@ -182,7 +190,8 @@ void front_forward(const FrontTile<T>& tile) {
 
 // Gradients of the seven coefficients of row i, from those of the streams.
 template <class T>
-FrontCoefs<T> coefficient_gradients(const FrontTileGrad<T>& tile, int64_t i, const RawRow<T>& x, const T* v, const T* gate, int64_t kp, int64_t vp) {
+FrontCoefs<T> coefficient_gradients(const FrontTileGrad<T>& tile, int64_t i, const RawRow<T>& x, const T* v,
+                                    const T* gate, int64_t kp, int64_t vp) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const T* dr = tile.dr + i * kp;
@@ -191,7 +200,8 @@ FrontCoefs<T> coefficient_gradients(const FrontTileGrad<T>& tile, int64_t i, con
   const T* dz = tile.dz + i * vp;
   const auto one = hn::Set(d, T(1));
   const bool corrected = tile.in.rule->uses_read_correction();
-  auto sum_rq = hn::Zero(d), sum_rk = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_ep = hn::Zero(d), sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
+  auto sum_rq = hn::Zero(d), sum_rk = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_ep = hn::Zero(d),
+       sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
   for (int64_t j = 0; j < kp; j += lanes) {
     const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
     const auto mdr = hn::Mul(x.m_r != nullptr ? hn::LoadU(d, x.m_r + j) : one, hn::LoadU(d, dr + j));
@@ -229,7 +239,8 @@ void store_mean_gradient(const RowView<T>& view, int64_t i, int64_t n, T sum, bo
 }
 
 template <class T>
-void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const FrontScalars<T>& x, const FrontScalars<T>& dx) {
+void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const FrontScalars<T>& x,
+                            const FrontScalars<T>& dx) {
   const Rule& rule = *tile.in.rule;
   for_all_scalars(
       [i](const RowView<T>& to, T gradient) {
@@ -237,9 +248,11 @@ void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const Front
       },
       tile.dscalars, dx);
   if (tile.derase_gate && rule.erase == Gate::kScalar) *tile.derase_gate.row(i) = dx.erase;
-  if (tile.derase_gate && rule.erase == Gate::kAveraged) store_mean_gradient(tile.derase_gate, i, tile.in.K, dx.erase, tile.add_erase_gate);
+  if (tile.derase_gate && rule.erase == Gate::kAveraged)
+    store_mean_gradient(tile.derase_gate, i, tile.in.K, dx.erase, tile.add_erase_gate);
   if (tile.dwrite_gate && rule.write == Gate::kScalar) *tile.dwrite_gate.row(i) = dx.write;
-  if (tile.dwrite_gate && rule.write == Gate::kAveraged) store_mean_gradient(tile.dwrite_gate, i, tile.in.V, dx.write, false);
+  if (tile.dwrite_gate && rule.write == Gate::kAveraged)
+    store_mean_gradient(tile.dwrite_gate, i, tile.in.V, dx.write, false);
   if (tile.dlog_alpha_p) *tile.dlog_alpha_p.row(i) += dx.alpha_p * x.alpha_p;
   if (tile.dbeta_p) *tile.dbeta_p.row(i) += dx.beta_p;
 }
@@ -251,7 +264,8 @@ void front_backward(const FrontTileGrad<T>& tile) {
   const Rule& rule = *tile.in.rule;
   RowBuffers<T> rows(tile.in);
   const int64_t kp = rows.kp(), vp = rows.vp();
-  PadBuffer<T> dq_row(kp), dk_row(kp), dg_row(kp), dp_row(kp), df_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
+  PadBuffer<T> dq_row(kp), dk_row(kp), dg_row(kp), dp_row(kp), df_row(kp), db_row(kp), dm_row(kp), dv_row(vp),
+      dc_row(vp);
   const RowView<T> no_rows;
   const RowView<T>& db_rows = rule.erase == Gate::kChannel ? tile.derase_gate : no_rows;
   const RowView<T>& dc_rows = rule.write == Gate::kChannel ? tile.dwrite_gate : no_rows;
@@ -268,12 +282,15 @@ void front_backward(const FrontTileGrad<T>& tile) {
     const FrontCoefs<T> c = front_coefs(rule, tile.in.scale, s);
     const T* df = tile.df != nullptr ? tile.df + i * kp : nullptr;
     const FrontScalars<T> ds =
-        front_coefs_vjp(rule, tile.in.scale, s, coefficient_gradients(tile, i, x, v, gate, kp, vp), df != nullptr ? row_dot(kp, x.f, df) : T(0));
+        front_coefs_vjp(rule, tile.in.scale, s, coefficient_gradients(tile, i, x, v, gate, kp, vp),
+                        df != nullptr ? row_dot(kp, x.f, df) : T(0));
     store_scalar_gradients(tile, i, s, ds);
 
-    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
+    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q),
+               e_p = hn::Set(d, c.e_p);
     const auto w_k = hn::Set(d, c.w_k);
-    const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2), two_dp2 = hn::Set(d, T(2) * ds.p2), dkmk = hn::Set(d, ds.kmk);
+    const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2),
+               two_dp2 = hn::Set(d, T(2) * ds.p2), dkmk = hn::Set(d, ds.kmk);
     const auto two_dkmk = hn::Add(dkmk, dkmk);
     const bool has_kmk = rule.uses_key_form(), corrected = rule.uses_read_correction();
     T* dq_out = dq_row.open(tile.dq, i, tile.in.K, tile.add_key_head);
@@ -286,7 +303,8 @@ void front_backward(const FrontTileGrad<T>& tile) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
       auto mdr = hn::LoadU(d, dr + j), mdw = hn::LoadU(d, dw + j);
       if (dm_out != nullptr) {
-        auto dm = x.m_r != nullptr ? hn::Mul(mdr, FrontElements<Lanes>::read(r_q, r_k, q, k)) : hn::Mul(hn::Mul(mdw, w_k), k);
+        auto dm =
+            x.m_r != nullptr ? hn::Mul(mdr, FrontElements<Lanes>::read(r_q, r_k, q, k)) : hn::Mul(hn::Mul(mdw, w_k), k);
         if (has_kmk) dm = hn::MulAdd(hn::Mul(dkmk, k), k, dm);
         store_or_add(d, dm, dm_out + j, tile.add_m);
       }
@@ -310,12 +328,16 @@ void front_backward(const FrontTileGrad<T>& tile) {
       }
       if (dq_out != nullptr) store_or_add(d, dqv, dq_out + j, tile.add_key_head);
       if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_key_head);
-      if (dg_out != nullptr) store_or_add(d, hn::Mul(hn::Sub(k, one), dkv), dg_out + j, true);  // dk / dg = -exp(g) = k - 1
-      if (dp_out != nullptr) store_or_add(d, hn::MulAdd(e_p, bde, hn::Mul(two_dp2, hn::LoadU(d, x.p + j))), dp_out + j, tile.add_key_head);
+      // dk / dg = -exp(g) = k - 1
+      if (dg_out != nullptr) store_or_add(d, hn::Mul(hn::Sub(k, one), dkv), dg_out + j, true);
+      if (dp_out != nullptr)
+        store_or_add(d, hn::MulAdd(e_p, bde, hn::Mul(two_dp2, hn::LoadU(d, x.p + j))), dp_out + j, tile.add_key_head);
     }
-    if (T* df_out = df != nullptr ? df_row.open(tile.df_out, i, tile.in.K, tile.add_key_head) : nullptr; df_out != nullptr) {
+    if (T* df_out = df != nullptr ? df_row.open(tile.df_out, i, tile.in.K, tile.add_key_head) : nullptr;
+        df_out != nullptr) {
       const auto f_f = hn::Set(d, erase_write_factor(rule, s));
-      for (int64_t j = 0; j < kp; j += lanes) store_or_add(d, hn::Mul(f_f, hn::LoadU(d, df + j)), df_out + j, tile.add_key_head);
+      for (int64_t j = 0; j < kp; j += lanes)
+        store_or_add(d, hn::Mul(f_f, hn::LoadU(d, df + j)), df_out + j, tile.add_key_head);
       df_row.close();
     }
     dq_row.close();

@@ -19,7 +19,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 // exp(-|x|), and what it makes: s(x) and softplus(x).
 template <class D, class V = hn::Vec<D>>
 V falling_exponential(D d, V x) {
-  return hn::Exp(d, hn::Max(hn::Neg(hn::Abs(x)), hn::Set(d, sizeof(hn::TFromD<D>) == sizeof(float) ? hn::TFromD<D>(-104) : hn::TFromD<D>(-745))));
+  return hn::Exp(
+      d, hn::Max(hn::Neg(hn::Abs(x)),
+                 hn::Set(d, sizeof(hn::TFromD<D>) == sizeof(float) ? hn::TFromD<D>(-104) : hn::TFromD<D>(-745))));
 }
 template <class D, class V = hn::Vec<D>>
 V sigmoid(D d, V x, V e) {
@@ -62,12 +64,14 @@ void gate_forward(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, c
 }
 
 template <class T>
-void gate_backward(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, const T* dvalue, T* dx, T* dbias, T* drate) {
+void gate_backward(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, const T* dvalue, T* dx,
+                   T* dbias, T* drate) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto factor = hn::Set(d, law.factor), one = hn::Set(d, T(1));
   for (int64_t i = 0; i < n; i += lanes) {
-    const auto y = hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, bias + i)), a = hn::LoadU(d, rate + i), dz = hn::LoadU(d, dvalue + i);
+    const auto y = hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, bias + i)), a = hn::LoadU(d, rate + i),
+               dz = hn::LoadU(d, dvalue + i);
     auto slope = one, of_rate = hn::Zero(d);
     switch (law.given) {
       case Given::kValue:

@@ -57,7 +57,8 @@ template <class T, class V>
 HWY_INLINE V through_map(const PrecondMap<V>& map, V a, V m, V dm, V& dcenter) {
   using Math = Lanes<T>;
   if (!map.squashed) return hn::Neg(hn::Mul(dm, hn::Mul(m, m)));
-  const V shifted = hn::Add(a, map.eps), scale = Math::inverse(Math::one_plus_abs(PrecondElements<Math>::argument(map, shifted)));
+  const V shifted = hn::Add(a, map.eps),
+          scale = Math::inverse(Math::one_plus_abs(PrecondElements<Math>::argument(map, shifted)));
   const V dy = hn::Mul(hn::Mul(dm, m), hn::Mul(map.slope, hn::Mul(scale, scale)));
   dcenter = hn::Sub(dcenter, dy);
   return hn::Div(dy, shifted);
@@ -106,7 +107,8 @@ void precond_backward(PrecondGrad<T>& grad) {
     for (int64_t j = 0; j < kp; j += lanes) {
       auto da = hn::LoadU(d, grad.dstate + j);
       if (!map.previous) {
-        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_now + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), sum_center));
+        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_now + j), hn::LoadU(d, task.m + t * kp + j),
+                                        hn::LoadU(d, grad.dm + t * kp + j), sum_center));
       }
       const auto kv = hn::LoadU(d, k + j);
       sum_alpha = hn::MulAdd(da, hn::LoadU(d, a_before + j), sum_alpha);
@@ -117,12 +119,16 @@ void precond_backward(PrecondGrad<T>& grad) {
     const T raw_sum = hn::GetLane(hn::SumOfLanes(d, sum_gain));
     grad.dcenter += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum_center)));
     if (grad.dg) {
-      *grad.dg.row(t) = (alpha == T(0) ? T(0) : alpha * hn::GetLane(hn::SumOfLanes(d, sum_alpha))) + (grad.dg_direct != nullptr ? grad.dg_direct[t] : T(0));
+      *grad.dg.row(t) = (alpha == T(0) ? T(0) : alpha * hn::GetLane(hn::SumOfLanes(d, sum_alpha))) +
+                        (grad.dg_direct != nullptr ? grad.dg_direct[t] : T(0));
     }
-    if (grad.dbeta) *grad.dbeta.row(t) = kn * kn * raw_sum + (grad.dbeta_direct != nullptr ? grad.dbeta_direct[t] : T(0));
+    if (grad.dbeta)
+      *grad.dbeta.row(t) = kn * kn * raw_sum + (grad.dbeta_direct != nullptr ? grad.dbeta_direct[t] : T(0));
     // d/dk of gain kn^2 sum_i dA_i k_i^2; kn depends on |k|^2: d(kn^2)/dk = -2 kn^4 k.
     const T own = T(2) * gain * kn * kn;
-    const T common = task.rule->k_norm == Norm::kL2 && k2 + static_cast<T>(task.rule->norm_eps) > T(0) ? -T(2) * gain * kn * kn * kn * kn * raw_sum : T(0);
+    const T common = task.rule->k_norm == Norm::kL2 && k2 + static_cast<T>(task.rule->norm_eps) > T(0)
+                         ? -T(2) * gain * kn * kn * kn * kn * raw_sum
+                         : T(0);
     const auto own_v = hn::Set(d, own), common_v = hn::Set(d, common);
     T* dk = dk_buffer.open(grad.dk, t, task.K, true);
     for (int64_t j = 0; j < kp; j += lanes) {
@@ -131,7 +137,8 @@ void precond_backward(PrecondGrad<T>& grad) {
       da = hn::Mul(alpha_v, da);
       if (map.previous) {
         auto no_center = hn::Zero(d);
-        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_before + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), no_center));
+        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_before + j), hn::LoadU(d, task.m + t * kp + j),
+                                        hn::LoadU(d, grad.dm + t * kp + j), no_center));
       }
       hn::StoreU(da, d, grad.dstate + j);
     }

@@ -16,13 +16,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Row r of x minus sum over rows s in [begin, end) of coefficient(s) * x[s], a panel of columns at a time so that the
 // sums stay in registers. coefs points at the coefficient of row `begin`, the next one is `step` further.
 template <class T>
-void eliminate_row(int64_t r, int64_t begin, int64_t end, const T* coefs, int64_t step, T* x, int64_t ldx, int64_t cols) {
+void eliminate_row(int64_t r, int64_t begin, int64_t end, const T* coefs, int64_t step, T* x, int64_t ldx,
+                   int64_t cols) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t j = 0;
   for (; j + 4 * lanes <= cols; j += 4 * lanes) {
     T* xr = x + r * ldx + j;
-    auto a0 = hn::LoadU(d, xr), a1 = hn::LoadU(d, xr + lanes), a2 = hn::LoadU(d, xr + 2 * lanes), a3 = hn::LoadU(d, xr + 3 * lanes);
+    auto a0 = hn::LoadU(d, xr), a1 = hn::LoadU(d, xr + lanes), a2 = hn::LoadU(d, xr + 2 * lanes),
+         a3 = hn::LoadU(d, xr + 3 * lanes);
     const T* c = coefs;
     const T* xs = x + begin * ldx + j;
     for (int64_t s = begin; s < end; ++s, c += step, xs += ldx) {
@@ -40,7 +42,8 @@ void eliminate_row(int64_t r, int64_t begin, int64_t end, const T* coefs, int64_
   for (; j < cols; j += lanes) {
     auto a = hn::LoadU(d, x + r * ldx + j);
     const T* c = coefs;
-    for (int64_t s = begin; s < end; ++s, c += step) a = hn::NegMulAdd(hn::Set(d, *c), hn::LoadU(d, x + s * ldx + j), a);
+    for (int64_t s = begin; s < end; ++s, c += step)
+      a = hn::NegMulAdd(hn::Set(d, *c), hn::LoadU(d, x + s * ldx + j), a);
     hn::StoreU(a, d, x + r * ldx + j);
   }
 }
@@ -80,13 +83,15 @@ void row_dots(int64_t rows, int64_t cols, const T* a, const T* b, T* out) {
 }
 
 template <class T>
-void decay_terms(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out) {
+void decay_terms(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx, int64_t block,
+                 const T* w, const T* dw, T* out) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < L * cols; i += lanes) {
     auto sum = hn::Mul(hn::LoadU(d, x + i), hn::LoadU(d, dx + i));
     const int64_t erase = i + lag * cols;  // past the last row: of the chunk that follows
-    if (nb == 2 && erase < L * cols) sum = hn::MulAdd(hn::LoadU(d, x + block + erase), hn::LoadU(d, dx + block + erase), sum);
+    if (nb == 2 && erase < L * cols)
+      sum = hn::MulAdd(hn::LoadU(d, x + block + erase), hn::LoadU(d, dx + block + erase), sum);
     if (nk == 2) sum = hn::NegMulAdd(hn::LoadU(d, w + block + i), hn::LoadU(d, dw + block + i), sum);
     hn::StoreU(hn::NegMulAdd(hn::LoadU(d, w + i), hn::LoadU(d, dw + i), sum), d, out + i);
   }
@@ -150,8 +155,9 @@ void row_sums(int64_t rows, int64_t cols, const T* x, double* out) {
 
 template <class T>
 const RowKernels<T>& table_of() {
-  static const RowKernels<T> table = {&solve<T>,      &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>, &decay_terms<T>,
-                                      &channel_dg<T>, &add_diagonal<T>,     &load_rows<T>,     &store_rows<T>, &row_sums<T>};
+  static const RowKernels<T> table = {&solve<T>,     &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,
+                                      &row_dots<T>,  &decay_terms<T>,      &channel_dg<T>,    &add_diagonal<T>,
+                                      &load_rows<T>, &store_rows<T>,       &row_sums<T>};
   return table;
 }
 

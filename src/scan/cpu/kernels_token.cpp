@@ -103,14 +103,18 @@ void forward_erase(const TokenTile<T>& tile) {
   if (!tile.is_delta) return forward_sw128_tiles<T, kDecay, TokenErase::kNone, false>(tile);
   const bool own = tile.f != nullptr;
   if (kDecay != TokenDecay::kNone && tile.lag) {
-    return own ? forward_sw128_tiles<T, kDecay, TokenErase::kLag, true>(tile) : forward_sw128_tiles<T, kDecay, TokenErase::kLag, false>(tile);
+    return own ? forward_sw128_tiles<T, kDecay, TokenErase::kLag, true>(tile)
+               : forward_sw128_tiles<T, kDecay, TokenErase::kLag, false>(tile);
   }
-  return own ? forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, true>(tile) : forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, false>(tile);
+  return own ? forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, true>(tile)
+             : forward_sw128_tiles<T, kDecay, TokenErase::kDecayed, false>(tile);
 }
 
 template <class T>
 void token_forward(const TokenTile<T>& tile) {
-  const TokenDecay decay = tile.alpha == nullptr ? TokenDecay::kNone : tile.channel ? TokenDecay::kChannel : TokenDecay::kScalar;
+  const TokenDecay decay = tile.alpha == nullptr ? TokenDecay::kNone
+                           : tile.channel        ? TokenDecay::kChannel
+                                                 : TokenDecay::kScalar;
   switch (decay) {
     case TokenDecay::kNone:
       return forward_erase<T, TokenDecay::kNone>(tile);
@@ -144,7 +148,8 @@ void token_backward(const TokenTileGrad<T>& grad) {
     const T* u = tile.u + t * V;
     const T* z = own ? tile.z + t * V : nullptr;
     for (int64_t k = 0; k < K; ++k) {
-      const auto ak = hn::Set(d, alpha_at(tile, kp, t, k)), fk = hn::Set(d, f_rows[t * kp + k]), wk = hn::Set(d, tile.w[t * kp + k]);
+      const auto ak = hn::Set(d, alpha_at(tile, kp, t, k)), fk = hn::Set(d, f_rows[t * kp + k]),
+                 wk = hn::Set(d, tile.w[t * kp + k]);
       for (int64_t j = 0; j < V; j += lanes) {
         auto s = hn::MulAdd(fk, hn::LoadU(d, u + j), hn::Mul(ak, hn::LoadU(d, before + k * V + j)));
         if (own) s = hn::MulAdd(wk, hn::LoadU(d, z + j), s);
@@ -163,7 +168,8 @@ void token_backward(const TokenTileGrad<T>& grad) {
     for (int64_t j = 0; j < V; j += lanes) hn::StoreU(hn::Zero(d), d, du + j);
     for (int64_t j = 0; own && j < V; j += lanes) hn::StoreU(hn::Zero(d), d, dz + j);
     for (int64_t k = 0; k < K; ++k) {
-      const auto rk = hn::Set(d, tile.r[t * kp + k]), fk = hn::Set(d, f_rows[t * kp + k]), wk = hn::Set(d, tile.w[t * kp + k]);
+      const auto rk = hn::Set(d, tile.r[t * kp + k]), fk = hn::Set(d, f_rows[t * kp + k]),
+                 wk = hn::Set(d, tile.w[t * kp + k]);
       auto dr = hn::Zero(d), df = hn::Zero(d), dw = hn::Zero(d);
       T* ds = grad.dstate + k * V;
       for (int64_t j = 0; j < V; j += lanes) {

@@ -15,7 +15,8 @@ namespace {
 // What one thread has: float copies of narrower tensors, then the tiles of a head.
 template <class T>
 struct ThreadSpace {
-  ThreadSpace(const Plan& plan, bool backward, Bump<T>& bump) : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {}
+  ThreadSpace(const Plan& plan, bool backward, Bump<T>& bump)
+      : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {}
   Stage<T> stage;
   int64_t before_tiles;
   HeadScratch<T> tiles;
@@ -65,7 +66,8 @@ template <class T>
 class PrecondPass {
  public:
   // threads: thread_space() of this and the passes over heads.
-  PrecondPass(const Plan& plan, const Inputs<T>& in, const PrecondSpace<T>& space, bool backward, T* threads, int64_t elements)
+  PrecondPass(const Plan& plan, const Inputs<T>& in, const PrecondSpace<T>& space, bool backward, T* threads,
+              int64_t elements)
       : plan_(plan), space_(space), backward_(backward), threads_(threads), elements_(elements), kp_(padded(plan.K)) {
     in_.k = in.k;
     in_.precond_g = in.precond_g;
@@ -93,7 +95,8 @@ class PrecondPass {
       if (out == nullptr || !out->final_precond) return;
       if (plan_.slots.tokens == nullptr) return store(x.state, out->final_precond, plan_.slots.end(n));
       const T* const history = space_.history + row_index(n, h);
-      for (int64_t t = 0; t < plan_.length(n); ++t) store(history + t * kp_, out->final_precond, plan_.slots.after(n, t));
+      for (int64_t t = 0; t < plan_.length(n); ++t)
+        store(history + t * kp_, out->final_precond, plan_.slots.after(n, t));
     });
   }
 
@@ -122,7 +125,8 @@ class PrecondPass {
       precond_kernels<T>().backward(grad);
       dcenter[static_cast<size_t>(i)] = grad.dcenter;
       mine.stage.close(own, grads, n, hv, true);
-      if (grads.initial_precond) std::memcpy(grads.initial_precond.at(n, h), grad.dstate, sizeof(T) * static_cast<size_t>(plan_.K));
+      if (grads.initial_precond)
+        std::memcpy(grads.initial_precond.at(n, h), grad.dstate, sizeof(T) * static_cast<size_t>(plan_.K));
     });
   }
 
@@ -182,12 +186,14 @@ void check_slots(const Plan& plan) {
     if (slot >= count) fail_usage("{} of sequence {}: expected a slot below {}, got {}", name, n, count, slot);
   };
   for (int64_t n = 0; slots && n < plan.N; ++n) {
-    check(slots.accepted != nullptr ? "token_slots" : "slots", n, slots.start(n), plan.states);
-    if (slots.finals != nullptr) check("final_slots", n, slots.end(n), plan.final_states);
-    for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t) check("token_slots", n, slots.after(n, t), plan.final_states);
+    check(slots.accepted != nullptr ? "speculation.token_slots" : "state_pool.slots", n, slots.start(n), plan.states);
+    if (slots.finals != nullptr) check("state_pool.final_slots", n, slots.end(n), plan.final_states);
+    for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t)
+      check("speculation.token_slots", n, slots.after(n, t), plan.final_states);
   }
   for (int64_t n = 0; plan.checkpoints.slots != nullptr && n < plan.N; ++n) {
-    for (int64_t i = 0; i < plan.checkpoints_of(n); ++i) check("checkpoint_slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
+    for (int64_t i = 0; i < plan.checkpoints_of(n); ++i)
+      check("checkpoints.slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
   }
 }
 
@@ -248,7 +254,8 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
 }
 
 template <class T>
-void scan_backward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& d, const Inputs<T>& wanted, const T* saved, T* workspace) {
+void scan_backward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& d, const Inputs<T>& wanted,
+                   const T* saved, T* workspace) {
   Bump<T> bump(workspace);
   const GatePass<T> gates(plan, true, bump);
   const Inputs<T> in = gates.values(given), grads = gates.open(given, wanted);
@@ -273,7 +280,8 @@ void scan_backward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& d
     const Inputs<T> staged = mine.stage.open(head_grads);
     for (int64_t hv = first; hv < first + plan.group(); ++hv) {
       const Inputs<T> inputs = mine.stage.read(in, n, hv, hv == first);
-      HeadScan<T>(plan, inputs, mine.tiles, space.m, n, hv, 0, plan.V).backward(mine.stage.read(d, n, hv), staged, saved, space.grads, hv == first);
+      HeadScan<T>(plan, inputs, mine.tiles, space.m, n, hv, 0, plan.V)
+          .backward(mine.stage.read(d, n, hv), staged, saved, space.grads, hv == first);
       mine.stage.close(head_grads, staged, n, hv, hv + 1 == first + plan.group());
     }
   });

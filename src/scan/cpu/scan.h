@@ -1,5 +1,6 @@
-// The scan of the CPU behind its backend (scan/backend.h), on checked arguments. A task is one value head (forward: and one block of value columns)
-// or one key head with its group of value heads (backward) of one sequence; tasks share nothing that they write.
+// The scan of the CPU behind its backend (scan/backend.h), on checked arguments. A task is one value head (forward: and
+// one block of value columns) or one key head with its group of value heads (backward) of one sequence; tasks share
+// nothing that they write.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@ void scan_forward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, 
 
 // saved: as scan_forward left it. grads: tensors without data are not computed. workspace: backward_elements(plan).
 template <class T>
-void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* workspace);
+void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, const Inputs<T>& grads, const T* saved,
+                   T* workspace);
 
 }  // namespace fw::cpu

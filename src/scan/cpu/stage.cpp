@@ -28,13 +28,16 @@ TokenTensor<T> Stage<T>::copy_of(const TokenTensor<T>& tensor, T* slot) const {
 template <class T>
 void Stage<T>::widen(const TokenTensor<T>& tensor, const TokenTensor<T>& copy, int64_t n, int64_t hv) const {
   const int64_t first = tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group());
-  for (int64_t t = 0; t < plan_.length(n); ++t) tensor.widen(first + t * tensor.stride_t, tensor.dim, copy.data + t * copy.stride_t);
+  for (int64_t t = 0; t < plan_.length(n); ++t)
+    tensor.widen(first + t * tensor.stride_t, tensor.dim, copy.data + t * copy.stride_t);
 }
 
 template <class T>
-void Stage<T>::round(const TokenTensor<T>& copy, const TokenTensor<T>& tensor, int64_t n, int64_t hv, int64_t column0, int64_t columns) const {
+void Stage<T>::round(const TokenTensor<T>& copy, const TokenTensor<T>& tensor, int64_t n, int64_t hv, int64_t column0,
+                     int64_t columns) const {
   const int64_t first = tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group()) + column0;
-  for (int64_t t = 0; t < plan_.length(n); ++t) tensor.round(first + t * tensor.stride_t, columns, copy.data + t * copy.stride_t + column0);
+  for (int64_t t = 0; t < plan_.length(n); ++t)
+    tensor.round(first + t * tensor.stride_t, columns, copy.data + t * copy.stride_t + column0);
 }
 
 template <class T>
@@ -82,7 +85,8 @@ Inputs<T> Stage<T>::open_to_add(const Inputs<T>& grads, int64_t n, int64_t hv) {
 }
 
 template <class T>
-void Stage<T>::close(const Outputs<T>& out, const Outputs<T>& staged, int64_t n, int64_t hv, int64_t column0, int64_t columns) const {
+void Stage<T>::close(const Outputs<T>& out, const Outputs<T>& staged, int64_t n, int64_t hv, int64_t column0,
+                     int64_t columns) const {
   if (out.o.narrow()) round(staged.o, out.o, n, hv, column0, columns);
 }
 
@@ -90,7 +94,8 @@ template <class T>
 void Stage<T>::close(const Inputs<T>& grads, const Inputs<T>& staged, int64_t n, int64_t hv, bool key_heads) const {
   for (size_t i = 0; i < kTokenTensors; ++i) {
     const TokenTensor<T>& tensor = grads.*kInputTokens<T>[i];
-    if (tensor.narrow() && (key_heads || per_value_head(tensor))) round(staged.*kInputTokens<T>[i], tensor, n, hv, 0, tensor.dim);
+    if (tensor.narrow() && (key_heads || per_value_head(tensor)))
+      round(staged.*kInputTokens<T>[i], tensor, n, hv, 0, tensor.dim);
   }
 }
 

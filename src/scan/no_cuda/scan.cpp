@@ -14,16 +14,27 @@ namespace fw::cuda {
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() = default;
 
-void require_device(bool) { throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)"); }
+void require_device(bool) {
+  throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)");
+}
 
-FusedGates fuses_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FusedGates&, const Inputs<float>*, bool) { return {}; }
-void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*, void*) { require_device(false); }
-void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
+FusedGates fuses_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FusedGates&, const Inputs<float>*,
+                       bool) {
+  return {};
+}
+void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*,
+                  void*) {
+  require_device(false);
+}
+void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&,
+                   const Inputs<float>&, const void*, void*) {
   require_device(false);
 }
 
 void make_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
-void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) {
+  require_device(false);
+}
 
 void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
 void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }

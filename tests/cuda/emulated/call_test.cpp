@@ -1,4 +1,5 @@
-// What a call does before its kernels: which devices it takes, and the tables of packed sequences. The emulator says what the device is and counts grids.
+// What a call does before its kernels: which devices it takes, and the tables of packed sequences. The emulator says
+// what the device is and counts grids.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +20,8 @@ namespace {
 class OnGpu {
  public:
   OnGpu(const char* name, int major, int minor) : before_(fw::cuda::emulation::gpu) {
-    fw::cuda::emulation::gpu.name = name, fw::cuda::emulation::gpu.major = major, fw::cuda::emulation::gpu.minor = minor;
+    fw::cuda::emulation::gpu.name = name, fw::cuda::emulation::gpu.major = major,
+    fw::cuda::emulation::gpu.minor = minor;
   }
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;
@@ -33,7 +35,7 @@ class OnGpu {
 fw_status forward(fw_form form) {
   constexpr int64_t kTokens = 64, kDim = 64;
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("linear_attention", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;
@@ -42,31 +44,34 @@ fw_status forward(fw_form form) {
   desc.T = kTokens;
   desc.K = desc.V = kDim;
   fw_sizes sizes;
-  FW_INIT(&sizes);
+  fw_sizes_init(&sizes);
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
   const fw::DeviceMemory rows(4 * kTokens * kDim * sizeof(float)), workspace(std::max<size_t>(sizes.forward, 64));
   rows.fill(0);
   const int64_t shape[4] = {1, kTokens, 1, kDim};
-  const auto tensor = [&](int64_t i) { return fw_tensor_of(static_cast<float*>(rows.data()) + i * kTokens * kDim, FW_F32, 4, shape); };
+  const auto tensor = [&](int64_t i) {
+    return fw_tensor_of(static_cast<float*>(rows.data()) + i * kTokens * kDim, FW_F32, 4, shape);
+  };
   fw_inputs in;
-  FW_INIT(&in);
+  fw_inputs_init(&in);
   in.q = tensor(0), in.k = tensor(1), in.v = tensor(2);
   fw_outputs out;
-  FW_INIT(&out);
+  fw_outputs_init(&out);
   out.o = tensor(3);
   return fw_forward(&desc, &in, &out, nullptr, 0, workspace.data(), workspace.size());
 }
 
-// The library has machine code of 8.0 and 9.0a and nothing that a driver could translate: elsewhere the first launch would fail.
+// The library has machine code of 8.0 and 9.0a and nothing that a driver could translate: elsewhere the first launch
+// would fail.
 TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
   struct Case {
     const char* name;
     int major, minor;
     bool chunk, token;
   };
-  for (const Case& c :
-       {Case{"NVIDIA H200", 9, 0, true, true}, Case{"NVIDIA A100-SXM4-80GB", 8, 0, false, true}, Case{"NVIDIA L40S", 8, 9, false, true},
-        Case{"NVIDIA B200", 10, 0, false, false}, Case{"NVIDIA GeForce RTX 5090", 12, 0, false, false}, Case{"Tesla V100", 7, 0, false, false}}) {
+  for (const Case& c : {Case{"NVIDIA H200", 9, 0, true, true}, Case{"NVIDIA A100-SXM4-80GB", 8, 0, false, true},
+                        Case{"NVIDIA L40S", 8, 9, false, true}, Case{"NVIDIA B200", 10, 0, false, false},
+                        Case{"NVIDIA GeForce RTX 5090", 12, 0, false, false}, Case{"Tesla V100", 7, 0, false, false}}) {
     const OnGpu on(c.name, c.major, c.minor);
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const bool good = form == FW_FORM_CHUNK ? c.chunk : c.token;
@@ -75,7 +80,9 @@ TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
       if (good) continue;
       EXPECT_EQ(fw::cuda::emulation::grids_run(), before) << c.name;
       const std::string message = fw_last_error();
-      EXPECT_NE(message.find(fmt::format("{}, of compute capability {}.{}", c.name, c.major, c.minor)), std::string::npos) << message;
+      EXPECT_NE(message.find(fmt::format("{}, of compute capability {}.{}", c.name, c.major, c.minor)),
+                std::string::npos)
+          << message;
       EXPECT_NE(message.find("expected 9.0 (H100, H200, GH200)"), std::string::npos) << message;
     }
     EXPECT_EQ(fw_device_check(FW_DEVICE_CUDA), c.chunk ? FW_OK : FW_ERROR_DEVICE) << c.name;
@@ -84,7 +91,7 @@ TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
 
 TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   EXPECT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
   desc.device = FW_DEVICE_CUDA;
   desc.operands = FW_BF16;
@@ -104,12 +111,15 @@ TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
   EXPECT_EQ(text().find("segments: "), std::string::npos) << text();
 }
 
-// 100,001 sequences of all lengths that a table can be wrong at, in seven launches (26 before), and with a long one in as many as their bytes want.
+// 100,001 sequences of all lengths that a table can be wrong at, in seven launches (26 before), and with a long one in
+// as many as their bytes want.
 TEST(Uploads, TablesOfManySequencesTakeFewLaunches) {
   for (const int64_t longest : {int64_t{65535}, int64_t{65536}, int64_t{200000}}) {
-    for (const int64_t count : {int64_t{1}, int64_t{499}, int64_t{1000}, int64_t{1001}, int64_t{16001}, int64_t{100001}}) {
+    for (const int64_t count :
+         {int64_t{1}, int64_t{499}, int64_t{1000}, int64_t{1001}, int64_t{16001}, int64_t{100001}}) {
       std::vector<int64_t> sequences = {0};
-      for (int64_t i = 0; i < count; ++i) sequences.push_back(sequences.back() + (i == count / 2 ? longest : i * 7 % 130));
+      for (int64_t i = 0; i < count; ++i)
+        sequences.push_back(sequences.back() + (i == count / 2 ? longest : i * 7 % 130));
       std::vector<int32_t> offsets(static_cast<size_t>(count) + 1, -1), chunk_base = offsets;
       const int64_t before = fw::cuda::emulation::grids_run();
       fw::cuda::upload_sequences(sequences.data(), count, offsets.data(), chunk_base.data(), nullptr);
@@ -124,7 +134,8 @@ TEST(Uploads, TablesOfManySequencesTakeFewLaunches) {
   }
 }
 
-// More sequences than a grid's second or third dimension holds: each of one segment, whose state at its start is the sequence's.
+// More sequences than a grid's second or third dimension holds: each of one segment, whose state at its start is the
+// sequence's.
 TEST(Grids, JoinTakesAsManySequencesAsThereAre) {
   constexpr int32_t kCount = 65537, kTileK = 4, kValue = 8;
   std::vector<int32_t> first(kCount + 1);

@@ -1,4 +1,5 @@
-// What the emulation must find: kernels with one mistake each, and what the program says when it ends because of it. One line a test.
+// What the emulation must find: kernels with one mistake each, and what the program says when it ends because of it.
+// One line a test.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,8 +25,8 @@ void result(const char* name, bool right, const std::string& seen) {
 using Kernel = void (*)(const float*, float*);
 
 // Runs the kernel in a process of its own, which must abort with a message that contains this.
-void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096, bool behind = false,
-          unsigned cluster = 1) {
+void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096,
+          bool behind = false, unsigned cluster = 1) {
   std::fflush(stdout);
   int ends[2];
   if (pipe(ends)) std::abort();
@@ -49,7 +50,8 @@ void dies(const char* name, Kernel kernel, const char* message, unsigned threads
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  result(name, WIFSIGNALED(status) && said.find(message) != std::string::npos, "\"" + said + "\", expected \"" + message + "\"");
+  result(name, WIFSIGNALED(status) && said.find(message) != std::string::npos,
+         "\"" + said + "\", expected \"" + message + "\"");
 }
 
 // Whether it comes to its end, launched so that it may begin early.
@@ -150,7 +152,8 @@ void descriptor_in_a_row(const float*, float*) {
 void different_descriptors(const float*, float*) {
   float d[4];
   const uint32_t a[4] = {};
-  wgmma_rs<8, false>(d, a, wgmma_descriptor(shared_address(shared_memory()) + thread_index() / 64 * 1024, 16, 1024), false);
+  wgmma_rs<8, false>(d, a, wgmma_descriptor(shared_address(shared_memory()) + thread_index() / 64 * 1024, 16, 1024),
+                     false);
 }
 void part_of_warpgroup(const float*, float*) {
   float d[4];
@@ -222,7 +225,8 @@ void missed_phase(const float*, float* to) {
   if (thread_index() == 0) to[0] = 1;
 }
 
-// One kernel after the other: the first writes 1 (over the 3 of the inputs), the second doubles what it reads before or after it waits.
+// One kernel after the other: the first writes 1 (over the 3 of the inputs), the second doubles what it reads before or
+// after it waits.
 void writes_one(const float*, float* to) {
   if (thread_index() == 0) to[0] = 1;
 }
@@ -323,16 +327,21 @@ bool left() {
 }
 
 int run_all() {
-  dies("sync_threads that not all reach", half_at_barrier, "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
-  dies("named barrier that not all reach", half_at_barrier, "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
-  dies("lanes at different instructions", part_of_warp, "is at sync_warp while others of its warp or warpgroup wait at shuffle");
+  dies("sync_threads that not all reach", half_at_barrier,
+       "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
+  dies("named barrier that not all reach", half_at_barrier,
+       "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
+  dies("lanes at different instructions", part_of_warp,
+       "is at sync_warp while others of its warp or warpgroup wait at shuffle");
   dies("shuffle without a lane", lane_has_left, "leaves the kernel while others of its warp wait at shuffle");
-  dies("mbarrier with an arrival missing", never_arrives, "mbarrier_wait at offset 0 for parity 0; it is in phase 0, 1 of 2 arrivals missing");
+  dies("mbarrier with an arrival missing", never_arrives,
+       "mbarrier_wait at offset 0 for parity 0; it is in phase 0, 1 of 2 arrivals missing");
   dies("mbarrier with bytes missing", bytes_missing, "16 bytes missing");
   dies("mbarrier without init", not_initialized, "no barrier at offset 0");
   dies("mbarrier overwritten", overwritten, "no barrier at offset 0");
   dies("mbarrier with an arrival too many", too_many_arrivals, "more arrivals than its count 1");
-  dies("named barrier with a warp too many", too_many_at_named, "named barrier 1 for 128 threads; others wait at it for 64");
+  dies("named barrier with a warp too many", too_many_at_named,
+       "named barrier 1 for 128 threads; others wait at it for 64");
   dies("ldmatrix beyond the end", beyond_the_end, "ldmatrix: 16 bytes at offset 4096 of shared memory, which has 4096");
   dies("ldmatrix not aligned", not_aligned, "is not a multiple of 16");
   dies("cp_async_16 from an address not aligned", global_not_aligned, "cp_async_16: global address");
@@ -362,23 +371,28 @@ int run_all() {
   for (const char* early : {"0", "1"}) {
     const float waits = after_one(doubles<true>, early), reads_ahead = after_one(doubles<false>, early);
     const bool begins_early = *early == '1';
-    result(begins_early ? "reads before grid_dependency_wait, begun early" : "reads before grid_dependency_wait", reads_ahead == (begins_early ? 6 : 2),
-           std::to_string(reads_ahead));
-    result(begins_early ? "reads behind grid_dependency_wait, begun early" : "reads behind grid_dependency_wait", waits == 2, std::to_string(waits));
+    result(begins_early ? "reads before grid_dependency_wait, begun early" : "reads before grid_dependency_wait",
+           reads_ahead == (begins_early ? 6 : 2), std::to_string(reads_ahead));
+    result(begins_early ? "reads behind grid_dependency_wait, begun early" : "reads behind grid_dependency_wait",
+           waits == 2, std::to_string(waits));
   }
-  dies("grid_dependency_launch before the wait", launches_before_waiting, "grid_dependency_launch before grid_dependency_wait", 128, 0, true);
+  dies("grid_dependency_launch before the wait", launches_before_waiting,
+       "grid_dependency_launch before grid_dependency_wait", 128, 0, true);
   result("grid_dependency_launch_first", overlapped(launches_first), "");
   result("grid_dependency_launch behind the wait of another warp", overlapped(launches_after_waiting), "");
   for (const char* early : {"0", "1"}) {
-    for (const char* order : {"", "reverse", "3", "late"}) result("cluster_sync and cluster_memory", pass_on(early, order), "another number");
+    for (const char* order : {"", "reverse", "3", "late"})
+      result("cluster_sync and cluster_memory", pass_on(early, order), "another number");
   }
   result("cluster_sync of the threads that are left", left(), "another number");
-  dies("a block that reads in one that is over", passes_on<false>, "cluster_memory of block 0, which is over or has not begun", 128, 4096, false, 2);
+  dies("a block that reads in one that is over", passes_on<false>,
+       "cluster_memory of block 0, which is over or has not begun", 128, 4096, false, 2);
   dies("cluster_sync that not all blocks reach", one_block_stays_away, "block (1, 0, 0), thread", 128, 4096, false, 2);
   dies("cluster_memory of no block", of_another_cluster, "cluster_memory of block 2 of 2", 128, 4096, false, 2);
   dies("cluster_arrive twice", arrives_twice, "arrives at a barrier of the cluster again", 128, 4096, false, 2);
   dies("cluster_wait without cluster_arrive", waits_without_arriving, "has not arrived at it", 128, 4096, false, 2);
-  dies("a thread that leaves between them", leaves_between, "leaves the kernel between cluster_arrive and cluster_wait", 128, 4096, false, 2);
+  dies("a thread that leaves between them", leaves_between, "leaves the kernel between cluster_arrive and cluster_wait",
+       128, 4096, false, 2);
   dies("cluster_copy to no block", sends_to_no_block, "cluster_copy of block 2 of 2", 128, 4096, false, 2);
   dies("blocks that wait for what nobody sends", waits_for_another, "16 bytes missing", 128, 4096, false, 2);
   dies("a cluster too large", fresh_memory, "9 blocks in clusters of 9", 128, 4096, false, 9);

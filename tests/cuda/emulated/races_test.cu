@@ -1,5 +1,5 @@
-// What ThreadSanitizer must find in the emulation (emulation/races.h), and what it must not: small kernels with one mistake each, and
-// the same without it. One line a test. Only in builds with -fsanitize=thread.
+// What ThreadSanitizer must find in the emulation (emulation/races.h), and what it must not: small kernels with one
+// mistake each, and the same without it. One line a test. Only in builds with -fsanitize=thread.
 #include <cstdio>
 #include <vector>
 
@@ -26,7 +26,8 @@ void finds(const char* name, bool race, Kernel kernel, unsigned blocks = 1, unsi
   reports = 0;
   launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, 32768, nullptr, static_cast<float*>(memory));
   const bool right = (reports > 0) == race;
-  std::printf("%s %s: %d races reported, expected %s\n", right ? "ok    " : "WRONG ", name, reports, race ? "some" : "none");
+  std::printf("%s %s: %d races reported, expected %s\n", right ? "ok    " : "WRONG ", name, reports,
+              race ? "some" : "none");
   failures += !right;
 }
 
@@ -68,7 +69,9 @@ void arrival(float* out) {
 // A tile loaded and read again and again, the loader waiting until it has been read, or only the one before.
 template <bool kFree>
 void ring(float* memory) {
-  if (me() == 0) mbarrier_init(barrier(0), 1), mbarrier_init(barrier(1), 1), mbarrier_init(barrier(2), 96), mbarrier_init(barrier(3), 96);
+  if (me() == 0)
+    mbarrier_init(barrier(0), 1), mbarrier_init(barrier(1), 1), mbarrier_init(barrier(2), 96),
+        mbarrier_init(barrier(3), 96);
   sync_threads();
   for (int work_tile = 0; work_tile < 4; ++work_tile) {
     if (me() == 0) {
@@ -126,7 +129,8 @@ void leaving(float* memory) {
   tile()[me()] = 3;
   if (me() == 0) bulk_wait<0>();
 }
-// What threads have written and the asynchronous proxy then touches, with fences of nobody, of those who wrote, or of those who waited for them.
+// What threads have written and the asynchronous proxy then touches, with fences of nobody, of those who wrote, or of
+// those who waited for them.
 enum class Fence { kNone, kWriters, kWaiters };
 template <Fence kFence>
 void operands(float* out) {

@@ -1,5 +1,5 @@
-// Runs a reference problem through the kernels that go token by token and those of the preconditioner (scan/cuda/kernels.h), on a GPU or
-// in the emulation, and returns doubles. Outputs and workspaces begin as NaN.
+// Runs a reference problem through the kernels that go token by token and those of the preconditioner
+// (scan/cuda/kernels.h), on a GPU or in the emulation, and returns doubles. Outputs and workspaces begin as NaN.
 #pragma once
 
 #include <algorithm>
@@ -72,7 +72,8 @@ class TokenDevice {
     if (p.rule.decay == Decay::kScalar) a.g = input(in.g, s_.HV, 1);
     for_all_scalars([&](TokenArg& to, const std::vector<double>& values) { to = input(values, s_.HV, 1); }, a, in);
     a.erase_key = input(in.erase_key, s_.H, s_.K);
-    a.erase_gate = p.rule.erase == Gate::kScalar ? input(in.erase_gate, s_.HV, 1) : input(in.erase_gate, erase_heads(), s_.K);
+    a.erase_gate =
+        p.rule.erase == Gate::kScalar ? input(in.erase_gate, s_.HV, 1) : input(in.erase_gate, erase_heads(), s_.K);
     a.write_gate = p.rule.write == Gate::kScalar ? input(in.write_gate, s_.HV, 1) : input(in.write_gate, s_.HV, s_.V);
     a.precond_g = input(in.precond_g, s_.H, 1), a.precond_beta = input(in.precond_beta, s_.H, 1);
     if (!in.precond_center.empty()) x_.precond_center = floats(in.precond_center)->data();
@@ -119,7 +120,9 @@ class TokenDevice {
     if (run_.d_final) args.d_final_state = state(p_.d.final_state);
     if (!p_.in.initial_state.empty()) args.d_initial_state = fresh_state();
     TokenArgs& d = args.grads.d;
-    const auto head_output = [&](const std::vector<double>& like, int64_t dim) { return like.empty() ? TokenArg{} : output(s_.HV, dim, false, 0); };
+    const auto head_output = [&](const std::vector<double>& like, int64_t dim) {
+      return like.empty() ? TokenArg{} : output(s_.HV, dim, false, 0);
+    };
     d.q = head_output(p_.in.q, s_.K), d.k = head_output(p_.in.k, s_.K), d.v = head_output(p_.in.v, s_.V);
     d.g = head_output(p_.in.g, rule.decay == Decay::kChannel ? s_.K : 1);
     for_all_scalars([&](TokenArg& to, const std::vector<double>& like) { to = head_output(like, 1); }, d, p_.in);
@@ -133,7 +136,10 @@ class TokenDevice {
         args.grads.dbeta_p = floats(static_cast<size_t>(x_.tokens * s_.HV))->data();
       }
     }
-    args.workspace = floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_, sm_count()) / 4))->data();
+    args.workspace =
+        floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_, sm_count()) /
+                                   4))
+            ->data();
     token_backward(args, longest_, nullptr);
 
     const auto summed = [&](const TokenArg& from, int64_t heads, int64_t dim) {
@@ -147,7 +153,8 @@ class TokenDevice {
     grad.erase_key = summed(d.erase_key, s_.H, s_.K);
     grad.v = read(d.v, s_.HV, s_.V);
     grad.g = summed(d.g, rule.decay == Decay::kChannel ? g_heads() : s_.HV, rule.decay == Decay::kChannel ? s_.K : 1);
-    grad.erase_gate = summed(d.erase_gate, rule.erase == Gate::kScalar ? s_.HV : erase_heads(), rule.erase == Gate::kScalar ? 1 : s_.K);
+    grad.erase_gate = summed(d.erase_gate, rule.erase == Gate::kScalar ? s_.HV : erase_heads(),
+                             rule.erase == Gate::kScalar ? 1 : s_.K);
     grad.write_gate = read(d.write_gate, s_.HV, rule.write == Gate::kScalar ? 1 : s_.V);
     for_all_scalars([&](std::vector<double>& to, const TokenArg& from) { to = read(from, s_.HV, 1); }, grad, d);
     if (args.d_initial_state.data != nullptr) grad.initial_state = read_state(args.d_initial_state);
@@ -186,10 +193,14 @@ class TokenDevice {
   int64_t erase_heads() const { return s_.erase_heads == 0 ? s_.H : s_.erase_heads; }
 
   DeviceBuffer<float>* floats(size_t count) {
-    return floats_.emplace_back(std::make_unique<DeviceBuffer<float>>(std::vector<float>(count, std::numeric_limits<float>::quiet_NaN()))).get();
+    return floats_
+        .emplace_back(
+            std::make_unique<DeviceBuffer<float>>(std::vector<float>(count, std::numeric_limits<float>::quiet_NaN())))
+        .get();
   }
   DeviceBuffer<float>* floats(const std::vector<double>& values) {
-    return floats_.emplace_back(std::make_unique<DeviceBuffer<float>>(std::vector<float>(values.begin(), values.end()))).get();
+    return floats_.emplace_back(std::make_unique<DeviceBuffer<float>>(std::vector<float>(values.begin(), values.end())))
+        .get();
   }
   DeviceBuffer<uint16_t>* halves(const std::vector<double>& values) {
     std::vector<uint16_t> bits(values.size());
@@ -197,7 +208,8 @@ class TokenDevice {
     return halves_.emplace_back(std::make_unique<DeviceBuffer<uint16_t>>(bits)).get();
   }
   const int32_t* table(const std::vector<int32_t>& values) {
-    DeviceBuffer<int32_t>* buffer = ints_.emplace_back(std::make_unique<DeviceBuffer<int32_t>>(std::vector<int32_t>(values.size(), -7))).get();
+    DeviceBuffer<int32_t>* buffer =
+        ints_.emplace_back(std::make_unique<DeviceBuffer<int32_t>>(std::vector<int32_t>(values.size(), -7))).get();
     upload(values.data(), static_cast<int64_t>(values.size()), buffer->data(), nullptr);
     return buffer->data();
   }
@@ -226,7 +238,8 @@ class TokenDevice {
     if (values.empty() && (x_.tokens > 0 || heads * dim == 0)) return {};
     TokenArg a = arg(heads, dim, run_.bf16_inputs, run_.padding);
     std::vector<double> padded(static_cast<size_t>(x_.tokens * a.stride_t), std::nan(""));
-    for (int64_t t = 0; t < x_.tokens; ++t) std::copy_n(values.begin() + t * heads * dim, heads * dim, padded.begin() + t * a.stride_t);
+    for (int64_t t = 0; t < x_.tokens; ++t)
+      std::copy_n(values.begin() + t * heads * dim, heads * dim, padded.begin() + t * a.stride_t);
     a.data = run_.bf16_inputs ? static_cast<void*>(halves(padded)->data()) : floats(padded)->data();
     return a;
   }
@@ -256,7 +269,8 @@ class TokenDevice {
     std::vector<double> out;
     if (a.data == nullptr || x_.tokens == 0) return out;
     const std::vector<double> values = values_at(a.data, a.bf16 != 0);
-    for (int64_t t = 0; t < x_.tokens; ++t) out.insert(out.end(), values.begin() + t * a.stride_t, values.begin() + t * a.stride_t + heads * dim);
+    for (int64_t t = 0; t < x_.tokens; ++t)
+      out.insert(out.end(), values.begin() + t * a.stride_t, values.begin() + t * a.stride_t + heads * dim);
     return out;
   }
 
@@ -287,7 +301,9 @@ class TokenDevice {
     std::vector<double> all(static_cast<size_t>(slot_count_ * a.stride_n), std::nan(""));
     for (int64_t i = 0; values != nullptr && i < static_cast<int64_t>(values->size()); ++i) {
       const int64_t v = i % s_.V, k = i / s_.V % s_.K, h = i / s_.V / s_.K % s_.HV, n = i / s_.V / s_.K / s_.HV;
-      if (slot(n) >= 0) all[static_cast<size_t>(slot(n) * a.stride_n + h * a.stride_h + k * a.stride_k + v * a.stride_v)] = (*values)[static_cast<size_t>(i)];
+      if (slot(n) >= 0)
+        all[static_cast<size_t>(slot(n) * a.stride_n + h * a.stride_h + k * a.stride_k + v * a.stride_v)] =
+            (*values)[static_cast<size_t>(i)];
     }
     a.data = run_.bf16_state ? static_cast<void*>(halves(all)->data()) : floats(all)->data();
     return a;
@@ -297,7 +313,9 @@ class TokenDevice {
     std::vector<double> values(static_cast<size_t>(s_.sequences.count() * s_.HV * s_.K * s_.V));
     for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
       const int64_t v = i % s_.V, k = i / s_.V % s_.K, h = i / s_.V / s_.K % s_.HV, n = i / s_.V / s_.K / s_.HV;
-      if (slot(n) >= 0) values[static_cast<size_t>(i)] = all[static_cast<size_t>(slot(n) * a.stride_n + h * a.stride_h + k * a.stride_k + v * a.stride_v)];
+      if (slot(n) >= 0)
+        values[static_cast<size_t>(i)] =
+            all[static_cast<size_t>(slot(n) * a.stride_n + h * a.stride_h + k * a.stride_k + v * a.stride_v)];
     }
     return values;
   }
@@ -317,7 +335,9 @@ class TokenDevice {
     std::vector<double> all(static_cast<size_t>(slot_count_ * a.stride_n), std::nan(""));
     for (int64_t i = 0; values != nullptr && i < static_cast<int64_t>(values->size()); ++i) {
       const int64_t n = i / s_.K / s_.H;
-      if (slot(n) >= 0) all[static_cast<size_t>(slot(n) * a.stride_n + i / s_.K % s_.H * a.stride_h + i % s_.K)] = (*values)[static_cast<size_t>(i)];
+      if (slot(n) >= 0)
+        all[static_cast<size_t>(slot(n) * a.stride_n + i / s_.K % s_.H * a.stride_h + i % s_.K)] =
+            (*values)[static_cast<size_t>(i)];
     }
     a.data = floats(all)->data();
     return a;
@@ -327,7 +347,9 @@ class TokenDevice {
     std::vector<double> values(static_cast<size_t>(s_.sequences.count() * s_.H * s_.K));
     for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
       const int64_t n = i / s_.K / s_.H;
-      if (slot(n) >= 0) values[static_cast<size_t>(i)] = all[static_cast<size_t>(slot(n) * a.stride_n + i / s_.K % s_.H * a.stride_h + i % s_.K)];
+      if (slot(n) >= 0)
+        values[static_cast<size_t>(i)] =
+            all[static_cast<size_t>(slot(n) * a.stride_n + i / s_.K % s_.H * a.stride_h + i % s_.K)];
     }
     return values;
   }

@@ -1,6 +1,7 @@
-// token_forward, token_backward, the preconditioner, sum_groups and upload against the double reference: random rules over all axes,
-// random shapes, packed and uniform, bf16 and float32 tensors, both layouts of the state, slots; and that bits do not depend on what they
-// must not depend on. token_test [cases] [seed]; the exit status says whether all is right.
+// token_forward, token_backward, the preconditioner, sum_groups and upload against the double reference: random rules
+// over all axes, random shapes, packed and uniform, bf16 and float32 tensors, both layouts of the state, slots. And
+// that bits do not depend on what they must not depend on. token_test [cases] [seed]; the exit status says whether all
+// is right.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -17,7 +18,9 @@ namespace fw::cuda::test {
 namespace {
 
 std::mt19937_64 tma;
-int64_t draw(int64_t low, int64_t high) { return low + static_cast<int64_t>(tma() % static_cast<uint64_t>(high - low + 1)); }
+int64_t draw(int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(tma() % static_cast<uint64_t>(high - low + 1));
+}
 bool one_in(int64_t n) { return draw(1, n) == 1; }
 template <class T>
 T pick(std::initializer_list<T> list) {
@@ -31,7 +34,8 @@ Rule draw_rule() {
   if (one_in(2)) {
     const auto& list = one_in(2) ? presets() : ablations();
     Rule rule = list[static_cast<size_t>(draw(0, static_cast<int64_t>(list.size()) - 1))].rule;
-    rule.key_source = KeySource::kGiven;                                            // the kernels' own: a call makes other keys before them
+    // the kernels' own: a call makes other keys before them
+    rule.key_source = KeySource::kGiven;
     rule.erase_state = EraseState::kDecayed, rule.erase_write = EraseWrite::kTied;  // a call refuses others
     return rule;
   }
@@ -39,9 +43,11 @@ Rule draw_rule() {
     std::string text;
     for (const AxisInfo& axis : rule_axes()) {
       if (axis.name == "key_source" || axis.name == "erase_state" || axis.name == "erase_write") continue;
-      text += fmt::format("{}={} ", axis.name, axis.values[static_cast<size_t>(draw(0, static_cast<int64_t>(axis.values.size()) - 1))]);
+      text += fmt::format("{}={} ", axis.name,
+                          axis.values[static_cast<size_t>(draw(0, static_cast<int64_t>(axis.values.size()) - 1))]);
     }
-    for (const char* number : {"gain_bound=2", "precond_x=1", "precond_x=2", "norm_eps=0.01", "gain_eps=0.1", "lambda=1", "precond_ridge=0.1"}) {
+    for (const char* number : {"gain_bound=2", "precond_x=1", "precond_x=2", "norm_eps=0.01", "gain_eps=0.1",
+                               "lambda=1", "precond_ridge=0.1"}) {
       if (one_in(4)) text += fmt::format("{} ", number);
     }
     try {
@@ -62,7 +68,8 @@ double to_bf16(double x) {
   return static_cast<double>(y);
 }
 
-// size 0 to 2: a few sequences, longer and longer; 3: one token each; 4: the same of so many that a block has a whole head.
+// size 0 to 2: a few sequences, longer and longer; 3: one token each; 4: the same of so many that a block has a whole
+// head.
 ReferenceProblem draw_problem(const TokenRun& run, int64_t size) {
   Rule rule = draw_rule();
   while (size >= 3 && one_in(2) && !rule.uses_precond()) rule = draw_rule();
@@ -83,8 +90,12 @@ ReferenceProblem draw_problem(const TokenRun& run, int64_t size) {
   options.H = draw(1, 2);
   options.HV = options.H * draw(1, 2);
   if (size == 4 && options.HV == 1) options.H = options.HV = 2;
-  options.K = size == 4 ? pick<int64_t>({8, 64, 100, 128}) : size == 2 ? pick<int64_t>({8, 33, 64}) : pick<int64_t>({1, 8, 33, 64, 100, 128, 129, 250, 256});
-  options.V = size == 4 ? pick<int64_t>({20, 40, 65}) : size == 2 ? pick<int64_t>({1, 20, 64}) : pick<int64_t>({1, 20, 64, 100, 128, 200, 260});
+  options.K = size == 4   ? pick<int64_t>({8, 64, 100, 128})
+              : size == 2 ? pick<int64_t>({8, 33, 64})
+                          : pick<int64_t>({1, 8, 33, 64, 100, 128, 129, 250, 256});
+  options.V = size == 4   ? pick<int64_t>({20, 40, 65})
+              : size == 2 ? pick<int64_t>({1, 20, 64})
+                          : pick<int64_t>({1, 20, 64, 100, 128, 200, 260});
   options.gates_per_value_head = one_in(2);
   options.initial_state = !one_in(3);
   options.scale = one_in(2) ? 0.3 : 0;
@@ -129,9 +140,11 @@ ReferenceProblem jittered(ReferenceProblem p) {
 std::string describe(const ReferenceProblem& p, const TokenRun& run) {
   std::string lengths;
   for (int64_t n = 0; n < p.shape.sequences.count(); ++n) lengths += fmt::format(" {}", p.shape.sequences.length(n));
-  return fmt::format("{}; H={} HV={} K={} V={} lengths{}; bf16 in {} out {} state {} v_first {} packed {} in place {} padding {} d_o {} d_final {}",
-                     to_string(p.rule), p.shape.H, p.shape.HV, p.shape.K, p.shape.V, lengths, run.bf16_inputs, run.bf16_outputs, run.bf16_state, run.v_first,
-                     run.packed, run.in_place, run.padding, run.d_o, run.d_final);
+  return fmt::format(
+      "{}; H={} HV={} K={} V={} lengths{}; bf16 in {} out {} state {} v_first {} packed {} in place {} padding {} d_o "
+      "{} d_final {}",
+      to_string(p.rule), p.shape.H, p.shape.HV, p.shape.K, p.shape.V, lengths, run.bf16_inputs, run.bf16_outputs,
+      run.bf16_state, run.v_first, run.packed, run.in_place, run.padding, run.d_o, run.d_final);
 }
 
 void wrong(const std::string& what, const ReferenceProblem& p, const TokenRun& run) {
@@ -141,21 +154,24 @@ void wrong(const std::string& what, const ReferenceProblem& p, const TokenRun& r
 }
 
 template <class Struct>
-void check_close(const char* what, const Struct& got, const Struct& expected, double bound, double floor, double& worst_so_far, const ReferenceProblem& p,
-                 const TokenRun& run) {
+void check_close(const char* what, const Struct& got, const Struct& expected, double bound, double floor,
+                 double& worst_so_far, const ReferenceProblem& p, const TokenRun& run) {
   ++checks;
   const FieldError e = worst(compare(got, expected, floor));
   if (bound < 2e-3) worst_so_far = std::max(worst_so_far, e.error);
-  if (!(e.error <= bound)) wrong(fmt::format("{}: {} is off by {:.3g}, bound {:.3g}", what, e.name, e.error, bound), p, run);
+  if (!(e.error <= bound))
+    wrong(fmt::format("{}: {} is off by {:.3g}, bound {:.3g}", what, e.name, e.error, bound), p, run);
 }
 
 template <class Struct>
-void check_bits(const char* what, std::span<const ReferenceField<Struct>> fields, const Struct& got, const Struct& expected, const std::string& but,
-                const ReferenceProblem& p, const TokenRun& run) {
+void check_bits(const char* what, std::span<const ReferenceField<Struct>> fields, const Struct& got,
+                const Struct& expected, const std::string& but, const ReferenceProblem& p, const TokenRun& run) {
   ++checks;
   for (const auto& field : fields) {
     const std::vector<double>&x = got.*field.values, &y = expected.*field.values;
-    if (field.name == but || (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), 8 * x.size()) == 0))) continue;
+    if (field.name == but ||
+        (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), 8 * x.size()) == 0)))
+      continue;
     wrong(fmt::format("{}: bits of {} differ, by {:.3g}", what, field.name, relative_error(x, y)), p, run);
   }
 }
@@ -176,14 +192,16 @@ TokenRun draw_run() {
 
 // Outputs of one sequence of a batch, and gradients.
 template <class Struct>
-Struct part_of(std::span<const ReferenceField<Struct>> fields, const Struct& all, const SeqLayout& sequences, int64_t n) {
+Struct part_of(std::span<const ReferenceField<Struct>> fields, const Struct& all, const SeqLayout& sequences,
+               int64_t n) {
   Struct part;
   for (const auto& field : fields) {
     const std::vector<double>& values = all.*field.values;
     const std::string name = field.name;
     if (values.empty() || is_parameter(name)) continue;
     const bool tokens = of_tokens(name);
-    const int64_t rows = tokens ? sequences.tokens() : sequences.count(), row = static_cast<int64_t>(values.size()) / std::max<int64_t>(1, rows);
+    const int64_t rows = tokens ? sequences.tokens() : sequences.count(),
+                  row = static_cast<int64_t>(values.size()) / std::max<int64_t>(1, rows);
     const int64_t first = tokens ? sequences.begin(n) : n, count = tokens ? sequences.length(n) : 1;
     (part.*field.values).assign(values.begin() + first * row, values.begin() + (first + count) * row);
   }
@@ -208,7 +226,8 @@ void one_case(int64_t size) {
   const double out_bound = run.bf16_outputs || run.bf16_state ? 6e-3 : std::max(1e-5, 4 * out_moves);
   check_close("forward", out, expected, out_bound, 0, worst_output, p, run);
   const ReferenceInputs grads = TokenDevice(p, run).backward();
-  check_close("backward", grads, gradients, run.bf16_state ? 6e-3 : std::max(1e-4, 8 * grad_moves), 1e-2, worst_gradient, p, run);
+  check_close("backward", grads, gradients, run.bf16_state ? 6e-3 : std::max(1e-4, 8 * grad_moves), 1e-2,
+              worst_gradient, p, run);
 
   // Another time, and each sequence alone.
   check_bits("again", reference_output_fields(), TokenDevice(p, run).forward(), out, "", p, run);
@@ -219,10 +238,10 @@ void one_case(int64_t size) {
     TokenRun other = run;
     other.packed = one_in(2);
     other.in_place = one_in(2);
-    check_bits("alone", reference_output_fields(), TokenDevice(alone, other).forward(), part_of(reference_output_fields(), out, p.shape.sequences, n), "",
-               alone, other);
-    check_bits("alone", reference_input_fields(), TokenDevice(alone, other).backward(), part_of(reference_input_fields(), grads, p.shape.sequences, n),
-               "precond_center", alone, other);
+    check_bits("alone", reference_output_fields(), TokenDevice(alone, other).forward(),
+               part_of(reference_output_fields(), out, p.shape.sequences, n), "", alone, other);
+    check_bits("alone", reference_input_fields(), TokenDevice(alone, other).backward(),
+               part_of(reference_input_fields(), grads, p.shape.sequences, n), "precond_center", alone, other);
   }
   // Cut in two, the state handed on.
   if (!run.bf16_state && !run.bf16_outputs && one_in(2)) {
@@ -253,7 +272,8 @@ void one_case(int64_t size) {
   // Slots: some sequences are left alone.
   if (one_in(3)) {
     TokenRun slots = run;
-    for (int64_t n = 0; n < p.shape.sequences.count(); ++n) slots.slots.push_back(static_cast<int32_t>(2 * (p.shape.sequences.count() - n)));
+    for (int64_t n = 0; n < p.shape.sequences.count(); ++n)
+      slots.slots.push_back(static_cast<int32_t>(2 * (p.shape.sequences.count() - n)));
     const int64_t skipped = one_in(2) ? draw(0, p.shape.sequences.count() - 1) : -1;
     if (skipped >= 0) slots.slots[static_cast<size_t>(skipped)] = -1;
     const ReferenceOutputs other = TokenDevice(p, slots).forward();
@@ -265,7 +285,8 @@ void one_case(int64_t size) {
         }
         continue;
       }
-      check_bits("slots", reference_output_fields(), got, part_of(reference_output_fields(), out, p.shape.sequences, n), "", p, slots);
+      check_bits("slots", reference_output_fields(), got, part_of(reference_output_fields(), out, p.shape.sequences, n),
+                 "", p, slots);
     }
   }
 }
@@ -297,8 +318,10 @@ int main(int argc, char** argv) {
     tma.seed(seed * 1000003 + static_cast<uint64_t>(i));
     const int before = failures;
     one_case(i % 8 == 7 ? 2 : i % 4 == 3 ? 1 : i % 8 == 2 ? 3 : i % 16 == 6 ? 4 : 0);
-    if (failures != before) std::printf("  case %lld of seed %llu\n", static_cast<long long>(i), static_cast<unsigned long long>(seed));
+    if (failures != before)
+      std::printf("  case %lld of seed %llu\n", static_cast<long long>(i), static_cast<unsigned long long>(seed));
   }
-  std::printf("%d checks, %d wrong; largest error of outputs %.3g, of gradients %.3g\n", checks, failures, worst_output, worst_gradient);
+  std::printf("%d checks, %d wrong; largest error of outputs %.3g, of gradients %.3g\n", checks, failures, worst_output,
+              worst_gradient);
   return failures != 0;
 }

@@ -1,9 +1,10 @@
-// Gradients of rules without an erase, from the raw tensors and the states that the scans left (additive/rows.cuh has the formulas, here without z
-// in P and write): a block per chunk and value head.
+// Gradients of rules without an erase, from the raw tensors and the states that the scans left. additive/rows.cuh has
+// the formulas, here without z in P and write. A block per chunk and value head.
 //   dB_ij = (dO_i . v_j) r_i w_j z_j exp(G_i - G_j), i >= j
 //   dq = Diag(read) dO S^T + dB k      dk = Diag(write z) v D^T + dB^T q      dz = Diag(write) k D + P^T dO
 //   dG_i = q_i . dq_i - k_i . dk_i, and the sum of the later ones and of S_C (.) D is the gradient of a log-decay
-// Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the rest.
+// Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the
+// rest.
 //
 // Roles, 256 threads, two blocks an SM, which stay and take every grid-th chunk:
 //   warp     does                                              waits for                    says so to                shared memory
@@ -45,23 +46,26 @@ struct GradientOffsets {
 template <int kTileK>
 struct GradientShape {
   static constexpr int kMatrix = 64 * kTileK * 2;
-  static constexpr int kQ = 0, kK = kMatrix, kV = 2 * kMatrix, kDO = kV + kSw128Bytes, kS = kDO + kSw128Bytes, kD = kS + kMatrix, kP = kD + kMatrix,
-                       kB = kP + kSw128Bytes, kRows = kB + kSw128Bytes, kPlaces = (kRows + static_cast<int>(sizeof(GradientRows)) + 15) / 16 * 16,
+  static constexpr int kQ = 0, kK = kMatrix, kV = 2 * kMatrix, kDO = kV + kSw128Bytes, kS = kDO + kSw128Bytes,
+                       kD = kS + kMatrix, kP = kD + kMatrix, kB = kP + kSw128Bytes, kRows = kB + kSw128Bytes,
+                       kPlaces = (kRows + static_cast<int>(sizeof(GradientRows)) + 15) / 16 * 16,
                        kBarriers = kPlaces + (3 * static_cast<int>(sizeof(GradientOffsets)) + 15) / 16 * 16;
   static constexpr int kShared = kBarriers + 16;
   static_assert(2 * (kShared + 1024) <= 228 * 1024);
 };
 
-// d = (or +=) left right over 16 kSteps summed numbers. left: tile [row][summed] or its transpose; right: tile [column][summed] or its
-// transpose, of SW128 tiles.
+// d = (or +=) left right over 16 kSteps summed numbers. left: tile [row][summed] or its transpose; right: tile
+// [column][summed] or its transpose, of SW128 tiles.
 template <int kColumns, int kSteps, bool kLeftTransposed, bool kRightTransposed>
 FW_DEVICE void multiply(float (&d)[kColumns / 2], uint32_t left, uint32_t right, bool accumulate) {
-  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
+  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024),
+                 b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
   FW_UNROLL
   for (int s = 0; s < kSteps; ++s) {
     const int along = s / 4 * kSw128Bytes + s % 4 * 32, down = s * 2048;
     wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, descriptor_after(a, kLeftTransposed ? down : along),
-                                                          descriptor_after(b, kRightTransposed ? down : along), accumulate || s > 0);
+                                                          descriptor_after(b, kRightTransposed ? down : along),
+                                                          accumulate || s > 0);
   }
 }
 
@@ -74,14 +78,18 @@ FW_DEVICE void gather_quad(uint32_t (&w)[4], int thread) {
   w[0] = high ? c : x0, w[1] = high ? d : x1, w[2] = high ? x2 : c, w[3] = high ? x3 : d;
 }
 
-FW_DEVICE bool k256_rows(const Rows& x, int dim) { return x.bf16 != 0 && x.stride % 8 == 0 && dim % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0; }
+FW_DEVICE bool k256_rows(const Rows& x, int dim) {
+  return x.bf16 != 0 && x.stride % 8 == 0 && dim % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
+}
 
 // 8 row scales of a wide tensor: of columns first + 8 j + 2 (lane % 4) and the next. All lanes together.
-FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, int limit, const float (&x)[8], int thread) {
+FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, int limit, const float (&x)[8],
+                             int thread) {
   uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
   gather_quad(w, thread);
   const int column = first + 8 * (thread & 3);
-  if (valid && column < limit) *reinterpret_cast<uint4*>(out.data + 2 * (row * out.stride + column)) = make_uint4(w[0], w[1], w[2], w[3]);
+  if (valid && column < limit)
+    *reinterpret_cast<uint4*>(out.data + 2 * (row * out.stride + column)) = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 FW_DEVICE TileRows chunk_tile(const Rows& rows, int count, int column, int dim) {
@@ -99,8 +107,8 @@ FW_DEVICE void arrive_loaded(bool copied, uint64_t* full) {
   }
 }
 
-// Of SW128 tiles, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h, columns 8 g + 2 (lane % 4) and
-// the next.
+// Of SW128 tiles, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h,
+// columns 8 g + 2 (lane % 4) and the next.
 FW_DEVICE void load_fragment(uint32_t (&w)[4], uint32_t tile, int k, int thread) {
   const int lane = thread & 31, row = 16 * (thread >> 5 & 3) + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
   ldmatrix_x4(w, tile + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16));
@@ -117,8 +125,10 @@ FW_DEVICE float quad_sum(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// By a warp: where the rows of the item of a work tile lie, a tensor a lane; only the item's number, at least `items`, if there is none.
-FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int items, int value_blocks, GradientOffsets& to) {
+// By a warp: where the rows of the item of a work tile lie, a tensor a lane; only the item's number, at least `items`,
+// if there is none.
+FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int items, int value_blocks,
+                           GradientOffsets& to) {
   int item = static_cast<int>(block_index_x()) + work_tile * static_cast<int>(grid_size_x());
   if (item / args.problem.HV >= chunks_there(args.problem.sequences, INT32_MAX)) item = items;
   if (lane_index() == 0) to.item = item, to.work_tile = work_tile;
@@ -128,11 +138,17 @@ FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int 
   const int lane = static_cast<int>(lane_index());
   // Of a sequence alone the chunks do not begin at 0.
   const int order = item / x.HV, hv = item - order * x.HV;
-  const int chunk = sequences.chunk_base != nullptr ? order + sequences.chunk_base[0] : order, n = sequence_of_chunk(sequences, chunk);
+  const int chunk = sequences.chunk_base != nullptr ? order + sequences.chunk_base[0] : order,
+            n = sequence_of_chunk(sequences, chunk);
   const int first = (chunk - first_chunk(sequences, n)) * kChunk;
   if (lane < 11) {
     const TokenArgs& d = args.grads.d;
-    const TokenArg* const in = lane == 0 ? &x.in.v : lane == 1 ? &args.d_o : lane == 2 ? &x.in.q : lane == 3 ? &x.in.k : lane == 4 ? &x.in.g : &x.in.beta;
+    const TokenArg* const in = lane == 0   ? &x.in.v
+                               : lane == 1 ? &args.d_o
+                               : lane == 2 ? &x.in.q
+                               : lane == 3 ? &x.in.k
+                               : lane == 4 ? &x.in.g
+                                           : &x.in.beta;
     const TokenArg* const out = lane == 6 ? &d.q : lane == 7 ? &d.k : lane == 8 ? &d.v : lane == 9 ? &d.g : &d.beta;
     Rows r = rows_of(lane < 6 ? *in : *out, sequences, n, hv);
     if (r.data != nullptr) r.data += first * r.stride * (r.bf16 != 0 ? 2 : 4);
@@ -145,8 +161,8 @@ FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int 
   }
 }
 
-// Starts loading an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have there is too much, and
-// comes twice (measured with the states as well: half as many bytes again).
+// Starts loading an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have
+// there is too much, and comes twice (measured with the states as well: half as many bytes again).
 FW_DEVICE void prefetch_places(const AdditiveGradientArgs& args, const GradientOffsets& places, int thread) {
   const Problem& x = args.problem;
   const int tensor = thread / kChunk, row = thread % kChunk;
@@ -180,7 +196,8 @@ FW_DEVICE void make_factors(const Problem& x, const AdditiveScales& numbers, Gra
 FW_DEVICE int row_of(int thread) { return 16 * (thread >> 5 & 3) + ((thread & 31) >> 2); }
 
 template <int kTileK>
-__global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(const __grid_constant__ AdditiveGradientArgs args, int items) {
+__global__ void __launch_bounds__(kGradientThreads, 2)
+    additive_gradient_kernel(const __grid_constant__ AdditiveGradientArgs args, int items) {
   using Shape = GradientShape<kTileK>;
   char* const shared = shared_memory();
   GradientRows& rows = *reinterpret_cast<GradientRows*>(shared + Shape::kRows);
@@ -204,7 +221,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
   FW_NO_UNROLL
   for (int slot = 0; all_places[slot].item < items; slot = next_slot(slot)) {
     // Made again in each work tile, and not kept in registers.
-    const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0), group = warp / 4;
+    const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0),
+              group = warp / 4;
     const uint32_t base = shuffle(shared_address(shared), 0);
     const GradientOffsets& places = all_places[slot];
     AdditiveScales numbers{make_float2(0, 0), make_float2(1, 1)};
@@ -214,7 +232,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       FW_NO_UNROLL
       for (int i = 0; i < 2; ++i) {
         const TileRows t = chunk_tile(i == 0 ? places.q : places.k, places.count, 0, x.K);
-        copied = issue_rows<kTileK, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kQ : Shape::kK), thread) && copied;
+        copied =
+            issue_rows<kTileK, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kQ : Shape::kK), thread) && copied;
       }
       arrive_loaded(copied, keys_full);
     }
@@ -223,8 +242,10 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       if (thread == 0) {
         fence_async_shared();  // rows that are not stored whole went through this place (`slow`)
         mbarrier_expect(values_full, 2 * Shape::kMatrix);
-        bulk_load(shared + Shape::kS, args.states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix, values_full);
-        bulk_load(shared + Shape::kD, args.d_states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix, values_full);
+        bulk_load(shared + Shape::kS, args.states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix,
+                  values_full);
+        bulk_load(shared + Shape::kD, args.d_states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix,
+                  values_full);
       }
       bool copied = true;
       FW_NO_UNROLL
@@ -258,8 +279,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
     const auto store_pairs = [&](int to, int now) {
       FW_UNROLL
       for (int k = 0; k < 2; ++k) {
-        const uint32_t packed[4] = {pack_bf16(pairs[8 * k], pairs[8 * k + 1]), pack_bf16(pairs[8 * k + 2], pairs[8 * k + 3]),
-                                    pack_bf16(pairs[8 * k + 4], pairs[8 * k + 5]), pack_bf16(pairs[8 * k + 6], pairs[8 * k + 7])};
+        const uint32_t packed[4] = {
+            pack_bf16(pairs[8 * k], pairs[8 * k + 1]), pack_bf16(pairs[8 * k + 2], pairs[8 * k + 3]),
+            pack_bf16(pairs[8 * k + 4], pairs[8 * k + 5]), pack_bf16(pairs[8 * k + 6], pairs[8 * k + 7])};
         store_fragment(base + to, 2 * group + k, packed, now);
       }
       fence_async_shared();
@@ -269,7 +291,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       scale_pairs(now >> 5 & 3, pairs, rows.f, 4 * group, now & 31);
       store_pairs(Shape::kP, now);
     }
-    if (kTileK == 64 && all_places[next_slot(slot)].item < items) prefetch_places(args, all_places[next_slot(slot)], thread);
+    if (kTileK == 64 && all_places[next_slot(slot)].item < items)
+      prefetch_places(args, all_places[next_slot(slot)], thread);
 
     float keys[kTileK / 2] = {};  // dq or dk
     FW_UNROLL
@@ -284,7 +307,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       wgmma_fence();
       multiply<32, kTileK / 16, false, false>(values, base + Shape::kK, base + Shape::kD + group * 4096, false);
       wgmma_commit();
-      multiply<kTileK, 4, false, true>(keys, base + (group == 0 ? Shape::kDO : Shape::kV), base + (group == 0 ? Shape::kS : Shape::kD), true);
+      multiply<kTileK, 4, false, true>(keys, base + (group == 0 ? Shape::kDO : Shape::kV),
+                                       base + (group == 0 ? Shape::kS : Shape::kD), true);
       multiply<32, 4, false, false>(pairs, base + Shape::kDO, base + Shape::kV + group * 4096, true);
       wgmma_commit();
       float& all_dots = rows.tails[opaque(thread)];
@@ -319,7 +343,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
           uint32_t v[4];
           load_fragment(v, base + Shape::kV, 2 * group + k, now);
           FW_UNROLL
-          for (int e = 0; e < 4; ++e) value_dots[e % 2] += bf16_low(v[e]) * values[8 * k + 2 * e] + bf16_high(v[e]) * values[8 * k + 2 * e + 1];
+          for (int e = 0; e < 4; ++e)
+            value_dots[e % 2] += bf16_low(v[e]) * values[8 * k + 2 * e] + bf16_high(v[e]) * values[8 * k + 2 * e + 1];
         }
         FW_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -362,7 +387,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
     float tail = rows.tails[now] * rows.f.gamma;
     const float* const factors = group == 0 ? rows.f.read : rows.f.write;
     const uint32_t raw = base + (group == 0 ? Shape::kQ : Shape::kK);
-    const float f[2] = {factors[i] * (group == 0 ? 1.0f : rows.z[i]), factors[i + 8] * (group == 0 ? 1.0f : rows.z[i + 8])};
+    const float f[2] = {factors[i] * (group == 0 ? 1.0f : rows.z[i]),
+                        factors[i + 8] * (group == 0 ? 1.0f : rows.z[i + 8])};
     FW_UNROLL
     for (int e = 0; e < kTileK / 2; ++e) keys[e] *= f[e % 4 / 2];
     if (group == 1) {
@@ -371,7 +397,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
         uint32_t w[4];
         load_fragment(w, raw, k, now);
         FW_UNROLL
-        for (int e = 0; e < 4; ++e) tail += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
+        for (int e = 0; e < 4; ++e)
+          tail += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
       }
     }
     tail = warp_sum(tail);
@@ -404,7 +431,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       uint32_t w[4];
       load_fragment(w, raw, k, now);
       FW_UNROLL
-      for (int e = 0; e < 4; ++e) dots[e % 2] += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
+      for (int e = 0; e < 4; ++e)
+        dots[e % 2] += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
     }
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -418,7 +446,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
         uint32_t w[4];
         load_fragment(w, raw, k, now);
         FW_UNROLL
-        for (int e = 0; e < 4; ++e) keys[8 * k + 2 * e] += slopes[e % 2] * bf16_low(w[e]), keys[8 * k + 2 * e + 1] += slopes[e % 2] * bf16_high(w[e]);
+        for (int e = 0; e < 4; ++e)
+          keys[8 * k + 2 * e] += slopes[e % 2] * bf16_low(w[e]),
+              keys[8 * k + 2 * e + 1] += slopes[e % 2] * bf16_high(w[e]);
       }
     }
     FW_UNROLL
@@ -433,7 +463,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
           if (out.data != nullptr) store_columns(out, row, row < count, 8 * j, x.K, y, now);
         } else {
           FW_UNROLL
-          for (int e = 0; e < 4; ++e) *reinterpret_cast<float2*>(slow + row * kTileK + 8 * (j + e) + 2 * (now & 3)) = make_float2(y[2 * e], y[2 * e + 1]);
+          for (int e = 0; e < 4; ++e)
+            *reinterpret_cast<float2*>(slow + row * kTileK + 8 * (j + e) + 2 * (now & 3)) =
+                make_float2(y[2 * e], y[2 * e + 1]);
         }
       }
     }
@@ -454,7 +486,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
       float all_tail = 0;
       FW_UNROLL
       for (int e = 0; e < 8; ++e) all_tail += rows.tail[e];
-      const float one = rows.dots[0][2 * lane] - rows.dots[1][2 * lane], two = rows.dots[0][2 * lane + 1] - rows.dots[1][2 * lane + 1];
+      const float one = rows.dots[0][2 * lane] - rows.dots[1][2 * lane],
+                  two = rows.dots[0][2 * lane + 1] - rows.dots[1][2 * lane + 1];
       float sum = one + two;
       FW_UNROLL
       for (int delta = 1; delta < 32; delta *= 2) {
@@ -472,14 +505,16 @@ __global__ void __launch_bounds__(kGradientThreads, 2) additive_gradient_kernel(
             d[e] = 0;
           }
         }
-        decay_logit_gradients(x.fused, places.hv, values, d, args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
+        decay_logit_gradients(x.fused, places.hv, values, d,
+                              args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
       }
       if (dg.data != nullptr && 2 * lane < count) store_element(dg, 2 * lane, 0, d[0]);
       if (dg.data != nullptr && 2 * lane + 1 < count) store_element(dg, 2 * lane + 1, 0, d[1]);
     }
     if (dbeta.data != nullptr && thread >= 128 && thread - 128 < kChunk && thread - 128 < count) {
       float d = rows.dz[0][thread - 128] + rows.dz[1][thread - 128];
-      if (x.fused.beta.given != Given::kValue) d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
+      if (x.fused.beta.given != Given::kValue)
+        d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
       store_element(dbeta, thread - 128, 0, d);
     }
     if (!all_k256) sync_threads();
@@ -490,14 +525,17 @@ template <int kTileK>
 void launch_gradients(const AdditiveGradientArgs& args, int64_t chunks, void* stream) {
   const int64_t items = chunks * args.problem.HV;
   const Dim3 grid{static_cast<unsigned>(std::min(items, 2 * persistent_ctas())), 1, 1};
-  launch_overlapped(additive_gradient_kernel<kTileK>, grid, kGradientThreads, GradientShape<kTileK>::kShared, stream, args, static_cast<int>(items));
+  launch_overlapped(additive_gradient_kernel<kTileK>, grid, kGradientThreads, GradientShape<kTileK>::kShared, stream,
+                    args, static_cast<int>(items));
 }
 
 }  // namespace
 
 void additive_gradients(const AdditiveGradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.K > key || (key != 64 && key != 128))
-    throw Error(ErrorKind::kInternal, fmt::format("additive_gradients: expected a K tile of 64 or 128 and at least K, got {} and K {}", key, args.problem.K));
+    throw Error(ErrorKind::kInternal,
+                fmt::format("additive_gradients: expected a K tile of 64 or 128 and at least K, got {} and K {}", key,
+                            args.problem.K));
   key == 64 ? launch_gradients<64>(args, chunks, stream) : launch_gradients<128>(args, chunks, stream);
 }
 

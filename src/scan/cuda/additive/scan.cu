@@ -1,5 +1,5 @@
-// The scans of rules without an erase, from the raw tensors (additive/rows.cuh has the formulas). A block has 64 value columns of one value
-// head of one sequence or segment; its warps have parts:
+// The scans of rules without an erase, from the raw tensors (additive/rows.cuh has the formulas). A block has 64 value
+// columns of one value head of one sequence or segment; its warps have parts:
 //   warp       does                                            waits for                    says so to                shared memory
 //   0 to 3     load q, k and v (d_o) of a chunk: thread 0     stages.empty                 stages.full               stages: kX, kQ, kY
 //              asks TMA; what that cannot take, all
@@ -38,7 +38,8 @@ struct AdditiveShape {
   static constexpr int kFactors = 8, kStateBuffers = 2, kOutBuffers = 2;
   static constexpr int kStages = kOut ? 4 : 6;
   static constexpr int kState = kStages * kStage, kO = kState + kStateBuffers * kMatrix;
-  static constexpr int kFactor = kO + (kOut ? kOutBuffers * kSw128Bytes : 0), kFactorBytes = (static_cast<int>(sizeof(FactorRows)) + 15) / 16 * 16;
+  static constexpr int kFactor = kO + (kOut ? kOutBuffers * kSw128Bytes : 0),
+                       kFactorBytes = (static_cast<int>(sizeof(FactorRows)) + 15) / 16 * 16;
   static constexpr int kBarriers = kFactor + kFactors * kFactorBytes;
   static constexpr int kShared = kBarriers + 384;
 
@@ -51,15 +52,16 @@ struct AdditiveShape {
     RingBarriers<kOutBuffers> o;
     float log_decay;  // of the chunks of the second warp that makes factors
   };
-  // Where chunks alternate between warps or groups, a buffer is always the same one's: who waits for a buffer waits for what became of its own
-  // chunk in it, and cannot miss a phase.
+  // Where chunks alternate between warps or groups, a buffer is always the same one's: who waits for a buffer waits for
+  // what became of its own chunk in it, and cannot miss a phase.
   static_assert(kStages % 2 == 0 && kFactors % 2 == 0 && kStateBuffers % 2 == 0 && kOutBuffers % 2 == 0);
   static_assert(kY == (kOut ? 2 : 1) * kMatrix && kShared <= kScanSharedLimit && sizeof(Barriers) <= 384);
 };
 
 // Accumulators O of a chunk straight to float32 rows.
 FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
-  const int token = c * kChunk + 16 * state_warp() + static_cast<int>(lane_index()) / 4, column = t.column + 2 * (static_cast<int>(lane_index()) % 4);
+  const int token = c * kChunk + 16 * state_warp() + static_cast<int>(lane_index()) / 4,
+            column = t.column + 2 * (static_cast<int>(lane_index()) % 4);
   float* to = reinterpret_cast<float*>(t.rows.data);
   FW_UNROLL
   for (int i = 0; i < 32; ++i) {
@@ -70,7 +72,8 @@ FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) 
 
 // By one warp: rows `from` to from + 31 of a SW128 tile of bf16 to bf16 rows.
 FW_DEVICE void store_sw128(const TileRows& t, int c, const char* sw128, int from) {
-  const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = from + lane / 8, column = t.column + piece * 8;
+  const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = from + lane / 8,
+            column = t.column + piece * 8;
   const int left = t.length - c * kChunk;
   char* to = t.rows.data + 2 * (static_cast<int64_t>(c * kChunk + first) * t.rows.stride + column);
   const int64_t step = 8 * t.rows.stride;  // four rows
@@ -81,7 +84,8 @@ FW_DEVICE void store_sw128(const TileRows& t, int c, const char* sw128, int from
     for (int j0 = 0; j0 < 8; j0 += 4) {
       uint4 x[4];
       FW_UNROLL
-      for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const uint4*>(sw128 + 512 * (j0 + j) + (j % 2 == 0 ? even : odd));
+      for (int j = 0; j < 4; ++j)
+        x[j] = *reinterpret_cast<const uint4*>(sw128 + 512 * (j0 + j) + (j % 2 == 0 ? even : odd));
       FW_UNROLL
       for (int j = 0; j < 4; ++j, to += step) *reinterpret_cast<uint4*>(to) = x[j];
     }
@@ -133,7 +137,8 @@ FW_DEVICE void load_own_state(const StateArg& a, const ScanCoord& p, int K, int 
   }
 }
 template <int kTileK>
-FW_DEVICE void store_own_state(const StateArg& a, const ScanCoord& p, int n, int K, int V, const float (&d)[kTileK / 2]) {
+FW_DEVICE void store_own_state(const StateArg& a, const ScanCoord& p, int n, int K, int V,
+                               const float (&d)[kTileK / 2]) {
   if (a.data == nullptr || n < 0) return;
   if (!whole_state<kTileK>(a, p, K, V)) {
     store_state(a, p, n, K, V, d);
@@ -271,8 +276,10 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
           mbarrier_expect(full, kAll * kTensorBytes);
           FW_UNROLL
           for (int sw128 = 0; sw128 < kSw128Tiles; ++sw128) {
-            tensor_load(stage + Shape::kX + sw128 * kSw128Bytes, maps.x, 64 * sw128, head_of(args.reverse ? x.in.q : x.in.k), t, b, full);
-            if constexpr (kOut) tensor_load(stage + Shape::kQ + sw128 * kSw128Bytes, maps.q, 64 * sw128, head_of(x.in.q), t, b, full);
+            tensor_load(stage + Shape::kX + sw128 * kSw128Bytes, maps.x, 64 * sw128,
+                        head_of(args.reverse ? x.in.q : x.in.k), t, b, full);
+            if constexpr (kOut)
+              tensor_load(stage + Shape::kQ + sw128 * kSw128Bytes, maps.q, 64 * sw128, head_of(x.in.q), t, b, full);
           }
           tensor_load(stage + Shape::kY, maps.y, column, head_of(args.reverse ? args.d_o : x.in.v), t, b, full);
         } else {
@@ -283,7 +290,10 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       FW_NO_UNROLL
       for (int u = 0; u < kMost; ++u) {
         const int sw128 = warp + 4 * u;
-        if (sw128 < kAll) copied = issue_rows<64, 32>(tile(sw128), c * kChunk, shared + ring.slot * Shape::kStage + sw128 * kSw128Bytes, lane) && copied;
+        if (sw128 < kAll)
+          copied = issue_rows<64, 32>(tile(sw128), c * kChunk, shared + ring.slot * Shape::kStage + sw128 * kSw128Bytes,
+                                      lane) &&
+                   copied;
       }
       if (copied) {
         cp_async_arrive(barriers.stages.full + ring.slot);
@@ -297,7 +307,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     register_count_decrease<72>();
     if (warp < kTakeWarp) {
       const int part = warp - kFactorWarp;
-      const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
+      const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv),
+                 beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
       const auto numbers_of = [&](int i) {
         const int c = i < place.chunks ? first + step * i : place.chunks;  // past the end nothing is read
         return load_row_scales(x.rule, g, beta, place.hv, c * kChunk, place.length);
@@ -318,7 +329,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
         const AdditiveScales next = numbers_of(i + kFactorWarps);
         prefetch(i + kPrefetchedScalars);
         barriers.factors.wait_empty(ring);
-        log_decay += make_factors(args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
+        log_decay += make_factors(
+            args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
         barriers.factors.put_full(ring);
         ring.next(), ring.next();
         now = next;
@@ -326,7 +338,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       if (args.decays != nullptr && place.value_block == 0) {
         if (part == 1 && lane_index() == 0) barriers.log_decay = log_decay;
         named_barrier_sync(1 + kOutGroups, 32 * kFactorWarps);
-        if (part == 0 && lane_index() == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay + barriers.log_decay);
+        if (part == 0 && lane_index() == 0)
+          args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay + barriers.log_decay);
       }
     } else if (warp == kTakeWarp && kOut) {
       const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
@@ -336,15 +349,18 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       for (int i = 0; i < place.chunks; ++i, out.next()) {
         barriers.o.wait_full(out);
         FW_NO_UNROLL
-        for (int half = 0; half < 2; ++half) store_sw128(o, first + step * i, shared + Shape::kO + out.slot * kSw128Bytes, 32 * half);
+        for (int half = 0; half < 2; ++half)
+          store_sw128(o, first + step * i, shared + Shape::kO + out.slot * kSw128Bytes, 32 * half);
         barriers.o.put_empty(out);
       }
     } else if (warp == kStatesWarp && saves && lane_index() == 0) {
       Ring<Shape::kStateBuffers> ring;
       for (int i = 0; i < place.chunks; ++i, ring.next()) {
-        const int64_t tile = (place.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + place.value_block;
+        const int64_t tile =
+            (place.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + place.value_block;
         barriers.states.wait_full(ring);
-        drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kState + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.states.empty + ring.slot);
+        drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kState + ring.slot * Shape::kMatrix,
+                   Shape::kMatrix, barriers.states.empty + ring.slot);
       }
       bulk_wait<0>();
     }
@@ -421,14 +437,16 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     register_count_increase<144>();
     float state[kTileK / 2];
     load_own_state<kTileK>(args.from, place, x.K, x.V, state);
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
     Ring<Shape::kStages> ring, coming;
     Ring<Shape::kFactors> known;
     Ring<Shape::kStateBuffers> leaving;
     // Diag(write) V of the stage `coming`, transposed, and the decay of its chunk: while the product before it runs.
     const auto take_values = [&](uint32_t(&b)[4][4]) {
       barriers.factors.wait_full(known);
-      const FactorRows& rows = *reinterpret_cast<const FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
+      const FactorRows& rows =
+          *reinterpret_cast<const FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
       if (normed) mbarrier_wait(barriers.normed + known.slot, known.parity);
       barriers.stages.wait_full(coming);
       fence_async_shared();
@@ -442,7 +460,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
         for (int g = 0; g < 2; ++g) {
           const float2 f = *reinterpret_cast<const float2*>(kept + 16 * k + 8 * g);
           FW_UNROLL
-          for (int h = 0; h < 2; ++h) b[k][2 * g + h] = pack_bf16(bf16_low(v[2 * g + h]) * f.x, bf16_high(v[2 * g + h]) * f.y);
+          for (int h = 0; h < 2; ++h)
+            b[k][2 * g + h] = pack_bf16(bf16_low(v[2 * g + h]) * f.x, bf16_high(v[2 * g + h]) * f.y);
         }
       }
       barriers.factors.put_empty(known);
@@ -479,9 +498,11 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       for (int k = 0; k < 4; ++k) take_over(b[k], next[k], x.V);
       barriers.stages.put_empty(ring);
       if (kOut && checkpoints.reached()) [[unlikely]]
-        store_own_state<kTileK>(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, i), x.K, x.V, state);
+        store_own_state<kTileK>(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, i), x.K, x.V,
+                                state);
     }
-    store_own_state<kTileK>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
+    store_own_state<kTileK>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V,
+                            state);
   }
 }
 
@@ -496,8 +517,10 @@ void launch_scan(const AdditiveScanArgs& args, void* stream) {
     return make_tensor_map(a, packed ? 1 : x.B, packed ? x.tokens : x.T, x.HV / a.divisor, dim, to);
   };
   StageMaps maps;
-  maps.used = map(args.reverse ? x.in.q : x.in.k, x.K, maps.x) && (!kOut || map(x.in.q, x.K, maps.q)) && map(args.reverse ? args.d_o : x.in.v, x.V, maps.y);
-  launch_overlapped(additive_scan_kernel<kTileK, kOut>, grid, kAdditiveThreads, AdditiveShape<kTileK, kOut>::kShared, stream, args, maps);
+  maps.used = map(args.reverse ? x.in.q : x.in.k, x.K, maps.x) && (!kOut || map(x.in.q, x.K, maps.q)) &&
+              map(args.reverse ? args.d_o : x.in.v, x.V, maps.y);
+  launch_overlapped(additive_scan_kernel<kTileK, kOut>, grid, kAdditiveThreads, AdditiveShape<kTileK, kOut>::kShared,
+                    stream, args, maps);
 }
 
 // ---- From segment to segment
@@ -505,8 +528,10 @@ void launch_scan(const AdditiveScanArgs& args, void* stream) {
 constexpr int kJoinThreads = 256, kJoinAhead = 8;
 
 __global__ void __launch_bounds__(kJoinThreads) additive_join_kernel(const __grid_constant__ AdditiveJoinArgs a) {
-  const int size = a.K * a.V, pieces = (size + kJoinThreads - 1) / kJoinThreads, block = static_cast<int>(block_index_x());
-  const int n = block / pieces, hv = static_cast<int>(block_index_y()), at = (block - n * pieces) * kJoinThreads + static_cast<int>(thread_index());
+  const int size = a.K * a.V, pieces = (size + kJoinThreads - 1) / kJoinThreads,
+            block = static_cast<int>(block_index_x());
+  const int n = block / pieces, hv = static_cast<int>(block_index_y()),
+            at = (block - n * pieces) * kJoinThreads + static_cast<int>(thread_index());
   grid_dependency_wait();
   grid_dependency_launch();
   if (at >= size) return;
@@ -515,7 +540,8 @@ __global__ void __launch_bounds__(kJoinThreads) additive_join_kernel(const __gri
   const int slot = a.from.data != nullptr ? state_slot(a.from, n) : -1;
   if (slot >= 0) {
     const int64_t from = slot * a.from.stride_n + hv * a.from.stride_h + k * a.from.stride_k + v * a.from.stride_v;
-    state = a.from.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.from.data)[from]) : static_cast<const float*>(a.from.data)[from];
+    state = a.from.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.from.data)[from])
+                             : static_cast<const float*>(a.from.data)[from];
   }
   const auto head = [&](int j) { return static_cast<int64_t>(first + (a.reverse ? count - 1 - j : j)) * a.HV + hv; };
   FW_NO_UNROLL
@@ -540,7 +566,9 @@ __global__ void __launch_bounds__(kJoinThreads) additive_join_kernel(const __gri
 
 void additive_scan(const AdditiveScanArgs& args, int key, void* stream) {
   if (args.problem.K > key || (key != 64 && key != 128))
-    throw Error(ErrorKind::kInternal, fmt::format("additive_scan: expected a K tile of 64 or 128 and at least K, got {} and K {}", key, args.problem.K));
+    throw Error(ErrorKind::kInternal,
+                fmt::format("additive_scan: expected a K tile of 64 or 128 and at least K, got {} and K {}", key,
+                            args.problem.K));
   const bool out = args.o.data != nullptr;
   if (out && args.reverse) throw Error(ErrorKind::kInternal, "additive_scan: there is no o in reverse");
   if (key == 64) {
@@ -551,7 +579,8 @@ void additive_scan(const AdditiveScanArgs& args, int key, void* stream) {
 }
 
 void additive_join(const AdditiveJoinArgs& args, void* stream) {
-  const Dim3 grid{static_cast<unsigned>((args.K * args.V + kJoinThreads - 1) / kJoinThreads * args.N), static_cast<unsigned>(args.HV), 1};
+  const Dim3 grid{static_cast<unsigned>((args.K * args.V + kJoinThreads - 1) / kJoinThreads * args.N),
+                  static_cast<unsigned>(args.HV), 1};
   launch_overlapped(additive_join_kernel, grid, kJoinThreads, 0, stream, args);
 }
 

@@ -1,4 +1,5 @@
-// The scan on CUDA devices as a backend. Built everywhere: sizes and texts need no device, and calls without one say so (no_cuda/scan.cpp).
+// The scan on CUDA devices as a backend. Built everywhere: sizes and texts need no device, and calls without one say so
+// (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
 #include "scan/cuda/call/device.h"
@@ -13,19 +14,21 @@
 namespace fw {
 namespace {
 
-constexpr int64_t kMostKey = 256;                                   // registers of the token kernels
-constexpr int64_t kMostHeads = 65535;                               // of a grid's second and third dimension
-constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;  // rows are 32-bit numbers, a chunk beyond the end too
+constexpr int64_t kMostKey = 256;      // registers of the token kernels
+constexpr int64_t kMostHeads = 65535;  // of a grid's second and third dimension
+// rows are 32-bit numbers, a chunk beyond the end too
+constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;
 
-// What the kernels after the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the front of the workspace.
+// What the kernels after the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the
+// front of the workspace.
 Plan with_rows(Plan plan) {
   plan.rule.key_source = KeySource::kGiven;
   if (plan.f16_io) plan.bf16_io = cuda::takes_chunks(plan);
   return plan;
 }
 
-// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or keys of the decay, then what the
-// kernels of the scan have. No rule has both (dplr_as_two_tokens_lacks).
+// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or
+// keys of the decay, then what the kernels of the scan have. No rule has both (dplr_as_two_tokens_lacks).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
@@ -43,7 +46,9 @@ class CudaCall final : public Call {
   size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
   size_t saved_bytes() const override { return gates_.saved_with(device_.saved.bytes); }
   size_t backward_alone_bytes() const override { return backward_front() + device_.backward_alone_bytes(); }
-  std::string text() const override { return cuda::to_text(tokens_, rows_.plan(), device_, forward_front(), backward_front()); }
+  std::string text() const override {
+    return cuda::to_text(tokens_, rows_.plan(), device_, forward_front(), backward_front());
+  }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
@@ -65,7 +70,8 @@ class CudaCall final : public Call {
     rows_.close(opened, outputs);
     halves_.close(outputs, results);
   }
-  void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
+  void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
+                void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
     const Inputs<float> tensors = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> tensors_of_d = check_outputs<float>(plan(), d, TensorRole::kGradient);
@@ -85,8 +91,8 @@ class CudaCall final : public Call {
     const bool adds = keys_ > 0 && gradients.g;
     if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_, bf16_keys_);
     const Inputs<float> opened = rows_.open(inputs, gradients, space);
-    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), forms, rows_.cotangents(cotangents, space), opened, saved,
-                        space + rows_.backward_bytes() + 2 * keys_);
+    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), forms, rows_.cotangents(cotangents, space),
+                        opened, saved, space + rows_.backward_bytes() + 2 * keys_);
     rows_.close(inputs, opened, gradients);
     if (adds) cuda::add_key_from_decay(tokens_, inputs.g, gradients.k, gradients.g);
     gates_.close(given, forms.gates, of_values, wanted, values);
@@ -96,10 +102,13 @@ class CudaCall final : public Call {
  private:
   // null: forward leaves nothing.
   void* saved_gates(void* saved) const {
-    return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
+    return saved == nullptr || device_.saved.bytes == 0
+               ? nullptr
+               : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
   }
 
-  // Of the gates that are logits, those whose values the kernels of the scan make themselves: of fused_activations(). Rows and keys are made of values.
+  // Of the gates that are logits, those whose values the kernels of the scan make themselves: of fused_activations().
+  // Rows and keys are made of values.
   cuda::FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
     if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
     const cuda::FusedGates gates = gates_.fused(in);
@@ -112,8 +121,12 @@ class CudaCall final : public Call {
   }
 
   // Bytes of the workspace before what the kernels of the scan have.
-  size_t forward_front() const { return halves_.forward_bytes() + gates_.forward_bytes() + rows_.forward_bytes() + keys_; }
-  size_t backward_front() const { return halves_.backward_bytes() + gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_; }
+  size_t forward_front() const {
+    return halves_.forward_bytes() + gates_.forward_bytes() + rows_.forward_bytes() + keys_;
+  }
+  size_t backward_front() const {
+    return halves_.backward_bytes() + gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_;
+  }
 
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
@@ -144,17 +157,18 @@ TokenTensor<float> cuda::key_tensor(const Plan& plan, void* rows, bool bf16) {
 }
 
 const Backend& cuda_backend() {
-  static constexpr Backend kBackend = {"CUDA",
-                                       false,
-                                       kMostKey,
-                                       kMostHeads,
-                                       kMostTokens,
-                                       cuda::kChunk,
-                                       true,
-                                       true,
-                                       cuda::dplr_as_two_tokens_lacks,
-                                       [] { cuda::require_device(true); },
-                                       [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
+  static constexpr Backend kBackend = {
+      "CUDA",
+      false,
+      kMostKey,
+      kMostHeads,
+      kMostTokens,
+      cuda::kChunk,
+      true,
+      true,
+      cuda::dplr_as_two_tokens_lacks,
+      [] { cuda::require_device(true); },
+      [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
   return kBackend;
 }
 

@@ -11,11 +11,16 @@
 namespace fw::cuda {
 
 std::string unsupported(const std::string& name, int major, int minor, bool chunk_form) {
-  const bool hopper = major == 9 && minor == 0, ampere = major == 8;  // of sm_90a and sm_80 (cmake/FastweightCuda.cmake)
+  // of sm_90a and sm_80 (cmake/FastweightCuda.cmake)
+  const bool hopper = major == 9 && minor == 0, ampere = major == 8;
   if (hopper || (ampere && !chunk_form)) return {};
   const std::string what = fmt::format("device: {}, of compute capability {}.{},", name, major, minor);
-  if (ampere) return fmt::format("{} has no chunk form: expected 9.0 (H100, H200, GH200), or form FW_FORM_TOKEN, which runs on 8.0 to 8.9 too", what);
-  return fmt::format("{} is not supported: expected 9.0 (H100, H200, GH200), or 8.0 to 8.9 for the token form alone", what);
+  if (ampere)
+    return fmt::format(
+        "{} has no chunk form: expected 9.0 (H100, H200, GH200), or form FW_FORM_TOKEN, which runs on 8.0 to 8.9 too",
+        what);
+  return fmt::format("{} is not supported: expected 9.0 (H100, H200, GH200), or 8.0 to 8.9 for the token form alone",
+                     what);
 }
 
 #if defined(FW_CUDA_EMULATION)
@@ -26,7 +31,9 @@ void require_device(bool chunk_form) {
 }
 bool has_warp_groups() { return emulation::gpu.major == 9; }
 DeviceScope::DeviceScope(int number) {
-  if (number > 0) throw DeviceError(fmt::format("descriptor: device_number: expected at most 0 (there is one GPU, the emulated one), got {}", number));
+  if (number > 0)
+    throw DeviceError(fmt::format(
+        "descriptor: device_number: expected at most 0 (there is one GPU, the emulated one), got {}", number));
 }
 DeviceScope::~DeviceScope() = default;
 int sm_count() { return emulation::gpu.sm_count; }
@@ -66,7 +73,8 @@ DeviceScope::DeviceScope(int number) {
   if (status == cudaSuccess) status = cudaSetDevice(number);
   if (status != cudaSuccess) {
     cudaGetLastError();  // or the next call's check would find it
-    throw DeviceError(fmt::format("descriptor: device_number: expected -1 or the number of an NVIDIA GPU, got {} ({})", number, cudaGetErrorString(status)));
+    throw DeviceError(fmt::format("descriptor: device_number: expected -1 or the number of an NVIDIA GPU, got {} ({})",
+                                  number, cudaGetErrorString(status)));
   }
   before_ = current;
 }

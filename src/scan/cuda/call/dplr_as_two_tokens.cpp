@@ -7,7 +7,8 @@
 namespace fw::cuda {
 namespace {
 
-// Of the token form and of the chunk form: above what its kernels bound decays of single tokens at, exp(-10) in prepare and 2^-13 in the gradients.
+// Of the token form and of the chunk form: above what its kernels bound decays of single tokens at, exp(-10) in prepare
+// and 2^-13 in the gradients.
 constexpr float kLeastOfTokens = -40, kLeastOfChunks = -9;
 
 // The rule of the rows: row 2t has p / alpha as its erase key and f as its key.
@@ -44,19 +45,23 @@ const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV) {
   return nullptr;
 }
 
-DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan) : plan_(plan), used_(plan.rule.general_erase()), before_decay_(plan.rule.erases_before_decay()) {
+DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan)
+    : plan_(plan), used_(plan.rule.general_erase()), before_decay_(plan.rule.erases_before_decay()) {
   if (!used_) {
     rows_ = plan;
     return;
   }
   const auto refuse = [&](const char* what, const char* expected) {
-    fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'", what, expected, to_string(plan.rule));
+    fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'",
+               what, expected, to_string(plan.rule));
   };
-  if (plan.device_offsets != nullptr) refuse("cu_seqlens", "offsets in the host's memory");
-  if (plan.slots.tokens != nullptr) refuse("token_slots", "no slots of tokens");
+  if (plan.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
+  if (plan.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
   const int64_t most = cuda_backend().most_tokens / 2;
   if (plan.tokens() > most) {
-    fail_usage("descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}", most, plan.tokens());
+    fail_usage(
+        "descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}",
+        most, plan.tokens());
   }
   rows_ = plan_of_rows(plan);
   least_ = takes_chunks(rows_) ? kLeastOfChunks : kLeastOfTokens;
@@ -81,11 +86,14 @@ DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan) : plan_(plan), used_(plan.rul
 }
 
 // Of the type of `like`.
-TokenTensor<float> DplrAsTwoTokens::rows_at(const TokenTensor<float>& like, const Region& region, void* workspace) const {
+TokenTensor<float> DplrAsTwoTokens::rows_at(const TokenTensor<float>& like, const Region& region,
+                                            void* workspace) const {
   return contiguous_rows(like, rows_.T, static_cast<char*>(workspace) + region.offset, like.bf16 != nullptr);
 }
 
-RowTokens DplrAsTwoTokens::tokens() const { return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, static_cast<int32_t>(plan_.HV)}; }
+RowTokens DplrAsTwoTokens::tokens() const {
+  return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, static_cast<int32_t>(plan_.HV)};
+}
 
 Inputs<float> DplrAsTwoTokens::inputs(const Inputs<float>& in, void* workspace) const {
   if (!used_) return in;
@@ -176,7 +184,8 @@ void DplrAsTwoTokens::close(const Inputs<float>& in, const Inputs<float>& opened
   if (!used_) return;
   ReduceRowsArgs args;
   args.least = least_;
-  const auto add = [&](const TokenTensor<float>& rows, const TokenTensor<float>& to, float first, float second) -> JoinTask& {
+  const auto add = [&](const TokenTensor<float>& rows, const TokenTensor<float>& to, float first,
+                       float second) -> JoinTask& {
     JoinTask& task = args.tasks[args.count++];
     task.first = first, task.second = second;
     task.rows = token_arg(plan_, rows);

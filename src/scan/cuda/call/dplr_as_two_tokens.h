@@ -1,10 +1,11 @@
-// Rules with Rule::general_erase() on kernels that know no such erase: two rows a token of a rule with an erase key of its own, which the kernels have
-// (recurrence.md section 1; the streams of a token as before):
+// Rules with Rule::general_erase() on kernels that know no such erase. A token is two rows of a rule with an erase key
+// of its own, which the kernels have (recurrence.md section 1; the streams of a token as before):
 //     row 2t:      S' = Diag(alpha) S - f (S^T p)^T     that is w = f, e = p / alpha where the erase looks before the decay (else p), z = 0
 //     row 2t + 1:  S  = S' + w z^T,  o = S^T r          no decay, e = 0
-// p / alpha is a number also where g = -inf: such a decay counts as exp(-40) in the token form, which leaves 4e-18 of a state, and as exp(-9) in the chunk
-// form, which leaves 1.2e-4: there decays of single tokens are bounded in T and its gradients, and p / alpha must be met by the decay that it is divided by.
-// Costs twice the rows, so that a chunk has 32 tokens, and copies of the tensors in the workspace.
+// p / alpha is a number also where g = -inf. Such a decay counts as exp(-40) in the token form, which leaves 4e-18 of a
+// state. In the chunk form it counts as exp(-9), which leaves 1.2e-4. There decays of single tokens are bounded in T
+// and its gradients, and p / alpha must be met by the decay that it is divided by. Costs twice the rows, so that a
+// chunk has 32 tokens, and copies of the tensors in the workspace.
 #pragma once
 
 #include <array>
@@ -16,13 +17,14 @@
 
 namespace fw::cuda {
 
-// What two rows cannot say of a rule with general_erase() and H key and HV value heads: what is expected instead; null: nothing.
+// What two rows cannot say of a rule with general_erase() and H key and HV value heads: what is expected instead; null:
+// nothing.
 const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV);
 
 class DplrAsTwoTokens {
  public:
-  // plan: of the call, without what dplr_as_two_tokens_lacks(); it outlives this. Throws Error(kUsage) for what rows cannot have: slots of tokens, offsets on
-  // the device, more tokens than half of what CUDA takes.
+  // plan: of the call, without what dplr_as_two_tokens_lacks(); it outlives this. Throws Error(kUsage) for what rows
+  // cannot have: slots of tokens, offsets on the device, more tokens than half of what CUDA takes.
   explicit DplrAsTwoTokens(const Plan& plan);
   bool used() const { return used_; }
   // Of the rows; the call's own where it has one row a token.

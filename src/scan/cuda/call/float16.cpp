@@ -14,10 +14,15 @@ CallFloat16::CallFloat16(const Plan& plan, bool chunk_form) : plan_(plan) {
   };
   const auto specs = token_specs(plan.rule);
   // With the most heads that the tensor may have.
-  const auto numbers = [&](size_t i) { return plan.tokens() * (specs[i].heads == TokenHeads::kKey ? plan.H : plan.HV) * specs[i].channels(plan.K, plan.V); };
+  const auto numbers = [&](size_t i) {
+    return plan.tokens() * (specs[i].heads == TokenHeads::kKey ? plan.H : plan.HV) * specs[i].channels(plan.K, plan.V);
+  };
   std::array<bool, kTokenTensors> logits{};
-  for (const GateSpec& gate : gate_specs(plan.rule, plan.gates)) logits[gate.token] = logits[gate.token] || gate.logits();
-  const auto bf16 = [&](size_t i) { return chunk_form && !specs[i].one() && !logits[i] && i != static_cast<size_t>(TokenIndex::g); };
+  for (const GateSpec& gate : gate_specs(plan.rule, plan.gates))
+    logits[gate.token] = logits[gate.token] || gate.logits();
+  const auto bf16 = [&](size_t i) {
+    return chunk_form && !specs[i].one() && !logits[i] && i != static_cast<size_t>(TokenIndex::g);
+  };
   for (size_t i = 0; i < kTokenTensors; ++i) {
     if (specs[i].used) values_[i] = take(forward_bytes_, numbers(i), bf16(i));
   }
@@ -37,13 +42,16 @@ TokenTensor<float> CallFloat16::rows_at(const TokenTensor<float>& like, const Ro
 void CallFloat16::add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const {
   Float16Task& task = args.tasks[args.count++];
   task.halves.data = halves.f16;
-  task.halves.stride_b = halves.stride_b, task.halves.stride_t = halves.stride_t, task.halves.stride_h = halves.stride_h;
+  task.halves.stride_b = halves.stride_b, task.halves.stride_t = halves.stride_t,
+  task.halves.stride_h = halves.stride_h;
   task.rows = token_arg(plan_, rows);
   task.heads = static_cast<int32_t>(halves.heads);
   task.dim = static_cast<int32_t>(halves.dim);
 }
 
-Float16Tokens CallFloat16::tokens() const { return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, token_end(plan_)}; }
+Float16Tokens CallFloat16::tokens() const {
+  return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, token_end(plan_)};
+}
 
 Inputs<float> CallFloat16::inputs(const Inputs<float>& in, void* workspace) const {
   Inputs<float> made = in;

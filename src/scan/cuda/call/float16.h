@@ -1,6 +1,7 @@
-// Float16 tensors of tokens (FW_F16) at the edge of a call: the kernels are given rows of the workspace in their place, and what those leave is rounded into
-// the caller's. In the chunk form, whose products take bf16 operands, tensors of channels are rows of bf16; log-decays, logits and token scalars, and
-// everything in the token form, are float32, which has every float16 number. A tensor that is float32 stays where it is.
+// Float16 tensors of tokens (FW_F16) at the edge of a call: the kernels are given rows of the workspace in their place,
+// and what those leave is rounded into the caller's. In the chunk form, whose products take bf16 operands, tensors of
+// channels are rows of bf16; log-decays, logits and token scalars, and everything in the token form, are float32, which
+// has every float16 number. A tensor that is float32 stays where it is.
 #pragma once
 
 #include <array>

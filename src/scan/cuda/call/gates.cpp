@@ -10,7 +10,9 @@
 namespace fw::cuda {
 namespace {
 
-const TokenTensor<float>& tensor_of(const Inputs<float>& in, const GateSpec& spec) { return in.*kInputTokens<float>[spec.token]; }
+const TokenTensor<float>& tensor_of(const Inputs<float>& in, const GateSpec& spec) {
+  return in.*kInputTokens<float>[spec.token];
+}
 
 // What a log-decay has besides its logits; nothing for other gates.
 DecayParameters<float> parameters_of(const Inputs<float>& in, const GateSpec& spec) {
@@ -22,7 +24,9 @@ HeadArg head_arg(const HeadTensor<float>& t) { return {t.data, t.stride_h, t.str
 char* at(void* workspace, const Region& region) { return static_cast<char*>(workspace) + region.offset; }
 
 // All tokens of a packed batch are one row of it.
-GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
+GateTokens tokens_of(const Plan& plan) {
+  return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)};
+}
 
 // Where FusedGates has a gate's law and the place of its values; null: kernels never form it themselves.
 struct FusedMembers {
@@ -52,14 +56,18 @@ auto* law_in(Fused& fused, const GateSpec& spec) {
   return members.law != nullptr ? &(fused.*members.law) : nullptr;
 }
 
-// Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
+// Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels
+// and places read.
 FusedGates token_activations(const Plan& plan) {
   FusedGates fused;
-  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips)) return fused;
+  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips))
+    return fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
     GateLaw<float>* const law = law_in(fused, spec);
-    if (law == nullptr || law == &fused.lambda || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
+    if (law == nullptr || law == &fused.lambda || plan.rule.erase == fw::Gate::kAveraged ||
+        plan.rule.write == fw::Gate::kAveraged)
+      return {};
     *law = gate_law<float>(spec);
   }
   return fused;
@@ -70,7 +78,8 @@ FusedGates channel_activations(const Plan& plan) {
   FusedGates fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     GateLaw<float>* const law = law_in(fused, spec);
-    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
+    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one())
+      continue;
     if (!spec.logits() || !bf16_values(plan, true, spec)) return {};
     *law = gate_law<float>(spec);
   }
@@ -117,15 +126,16 @@ FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   return fused;
 }
 
-FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
-                            bool made) {
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args,
+                            const TokenArgs* gradients, bool made) {
   if (!laws.any()) return {};
   if (!device.chunk_form) return gradients == nullptr ? laws : FusedGates{};
   if (device.k256 || device.halves != nullptr) return {};
   PrepareArgs prepare = args;
   FusedGates& fused = prepare.problem.fused = only(plan, laws, false);
-  if (fused.any() && (device.direct || !prepare_fuses_gates(prepare, device.key) ||
-                      (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+  if (fused.any() &&
+      (device.direct || !prepare_fuses_gates(prepare, device.key) ||
+       (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
     fused = {};
   }
   // Numbers, if no other gate wants the kernels in front and after anyhow.
@@ -134,8 +144,8 @@ FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const Fu
     if (spec.logits() && token.used && !is_fused(token.one() ? laws : fused, spec)) return fused;
   }
   if (!made) {
-    // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and where value heads share a block of
-    // prepare, which has no registers for it.
+    // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and
+    // where value heads share a block of prepare, which has no registers for it.
     const bool forms = !device.direct && prepare_fuses_scalars(prepare, device.key) &&
                        grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.sm_count) == 1;
     if (!forms) return fused;
@@ -144,9 +154,12 @@ FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const Fu
   return laws;
 }
 
-bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) { return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one(); }
+bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) {
+  return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one();
+}
 
-CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(plan), chunks_(chunks), laws_(fused_activations(plan, chunk_form)) {
+CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks)
+    : plan_(plan), chunks_(chunks), laws_(fused_activations(plan, chunk_form)) {
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t bytes) {
     const Region region{used, static_cast<size_t>(bytes)};
@@ -203,7 +216,8 @@ FusedGates CallGates::fused(const Inputs<float>& in) const {
 
 float* CallGates::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
   for (const Gate& gate : gates_) {
-    if (gate.spec.decay && is_fused(fused, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
+    if (gate.spec.decay && is_fused(fused, gate.spec) && parameters_of(grads, gate.spec))
+      return reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   return nullptr;
 }
@@ -212,11 +226,13 @@ bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const Fu
   return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
 }
 
-FusedGates CallGates::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace, void* saved) const {
+FusedGates CallGates::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
+                                  void* saved) const {
   FusedGates placed = fused;
   for (const Gate& gate : gates_) {
     if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
-    placed.numbers.*members_of(gate.spec).values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
+    placed.numbers.*members_of(gate.spec).values =
+        reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
   return placed;
 }
@@ -237,13 +253,15 @@ bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& fused) c
 }
 
 // made: those of saved_bytes() have been made.
-Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, void* saved, bool made) const {
+Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, void* saved,
+                                bool made) const {
   Inputs<float> given = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
     if (!takes_values(gate, in, fused)) continue;
     const bool kept = saved != nullptr && gate.saved.bytes > 0;
-    const TokenTensor<float> values = contiguous_rows(tensor_of(in, gate.spec), plan_.T, kept ? at(saved, gate.saved) : at(workspace, gate.values), gate.bf16);
+    const TokenTensor<float> values = contiguous_rows(
+        tensor_of(in, gate.spec), plan_.T, kept ? at(saved, gate.saved) : at(workspace, gate.values), gate.bf16);
     given.*kInputTokens<float>[gate.spec.token] = values;
     if (kept && made) continue;
     args.gates[args.count] = gate_arg(gate, in);
@@ -253,16 +271,21 @@ Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused
   return given;
 }
 
-Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
+Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads,
+                              void* workspace) const {
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
-    if (!gate.spec.logits() || !gate.apart || is_fused(fused, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
-    opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
+    if (!gate.spec.logits() || !gate.apart || is_fused(fused, gate.spec) ||
+        !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec)))
+      continue;
+    opened.*kInputTokens<float>[gate.spec.token] =
+        contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
   }
   return opened;
 }
 
-void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
+void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& opened,
+                      const Inputs<float>& grads, void* workspace) const {
   GateGradientsArgs args;
   for (const Gate& gate : gates_) {
     const DecayParameters<float> parameters = parameters_of(grads, gate.spec);

@@ -1,6 +1,7 @@
 // Keys from the decay and their gradient, elementwise. See key_from_decay.h.
 //
-// Roles, 256 threads: a warp has one token and key head at a time, a lane four neighbouring channels of every 128; nothing is shared.
+// Roles, 256 threads: a warp has one token and key head at a time, a lane four neighbouring channels of every 128;
+// nothing is shared.
 #include <algorithm>
 #include <cmath>
 
@@ -39,7 +40,8 @@ FW_DEVICE void for_rows(const Shape& shape, const Body& body) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 4) key_from_decay_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg k, Shape shape) {
+__global__ void __launch_bounds__(kThreads, 4)
+    key_from_decay_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg k, Shape shape) {
   for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
     const Rows from = row_of(g, b, t, h), to = row_of(k, b, t, h);
     for (int i = kN * static_cast<int>(lane_index()); i < shape.K; i += 32 * kN) {
@@ -53,7 +55,8 @@ __global__ void __launch_bounds__(kThreads, 4) key_from_decay_kernel(const __gri
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
-    key_from_decay_gradients_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg dk, const __grid_constant__ TokenArg dg, Shape shape) {
+    key_from_decay_gradients_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg dk,
+                                    const __grid_constant__ TokenArg dg, Shape shape) {
   for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
     const Rows from = row_of(g, b, t, h), grad = row_of(dk, b, t, h), to = row_of(dg, b, t, h);
     for (int i = kN * static_cast<int>(lane_index()); i < shape.K; i += 32 * kN) {
@@ -70,8 +73,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 Shape shape_of(const Plan& plan) {
   const int64_t T = plan.packed ? plan.tokens() : plan.T;
-  return {static_cast<unsigned>(plan.tokens() * plan.H), static_cast<unsigned>(std::max<int64_t>(T, 1)), static_cast<unsigned>(plan.H),
-          static_cast<int>(plan.K), token_end(plan)};
+  return {static_cast<unsigned>(plan.tokens() * plan.H), static_cast<unsigned>(std::max<int64_t>(T, 1)),
+          static_cast<unsigned>(plan.H), static_cast<int>(plan.K), token_end(plan)};
 }
 
 Dim3 grid_of(const Shape& shape) {
@@ -83,12 +86,15 @@ Dim3 grid_of(const Shape& shape) {
 
 void make_key_from_decay(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& k) {
   const Shape shape = shape_of(plan);
-  launch(key_from_decay_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g), token_arg(plan, k), shape);
+  launch(key_from_decay_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g), token_arg(plan, k),
+         shape);
 }
 
-void add_key_from_decay(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& dk, const TokenTensor<float>& dg) {
+void add_key_from_decay(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& dk,
+                        const TokenTensor<float>& dg) {
   const Shape shape = shape_of(plan);
-  launch(key_from_decay_gradients_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g), token_arg(plan, dk), token_arg(plan, dg), shape);
+  launch(key_from_decay_gradients_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g),
+         token_arg(plan, dk), token_arg(plan, dg), shape);
 }
 
 }  // namespace fw::cuda

@@ -32,7 +32,9 @@ class Regions {
 
 template <template <int> class ChunkTile>
 int64_t tiles_bytes(int key) {
-  return static_cast<int64_t>(key == 64 ? sizeof(ChunkTile<64>) : key == 128 ? sizeof(ChunkTile<128>) : sizeof(ChunkTile<kMaxTileK>));
+  return static_cast<int64_t>(key == 64    ? sizeof(ChunkTile<64>)
+                              : key == 128 ? sizeof(ChunkTile<128>)
+                                           : sizeof(ChunkTile<kMaxTileK>));
 }
 
 constexpr int64_t kFloat = sizeof(float);
@@ -48,8 +50,8 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
-// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/notes): the length of its chain of products or, where
-// all SMs run one, what memory gives.
+// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/notes): the length of its chain
+// of products or, where all SMs run one, what memory gives.
 struct PassCost {
   double chain, memory;
   double of(int64_t blocks, int64_t chunks, int64_t sm_count) const {
@@ -61,7 +63,8 @@ struct PassCost {
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
   double join_step, two_kernels;  // a step of the join; what a cut costs besides
-  double gradient_work_tile;      // what an SM takes for a chunk and value head in gradients(); 0: these never begin alongside the scan
+  // what an SM takes for a chunk and value head in gradients(); 0: these never begin alongside the scan
+  double gradient_work_tile;
 };
 constexpr Costs kTileCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
@@ -73,8 +76,9 @@ struct ReversePass {
   double scan = 0, all = 0;
 };
 
-// Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan. Of sequences of different lengths there count
-// as many as would be, with as many chunks in all, were they all as long as the longest: blocks of short ones are soon over and leave their places to others.
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan.
+// Sequences of different lengths count as equal ones, all as long as the longest and with as many chunks in all. Blocks
+// of short ones are soon over and leave their places to others.
 struct SegmentShape {
   Costs costs;
   int64_t sm_count, chunks, tiles, blocks, map_blocks;
@@ -85,31 +89,42 @@ struct SegmentShape {
         tiles(plan.total_chunks() * plan.HV),
         blocks(as_long_as_the_longest(plan.V)),
         map_blocks(device.direct ? 0 : as_long_as_the_longest(plan.K)) {}
-  int64_t as_long_as_the_longest(int64_t columns) const { return chunks > 0 ? (tiles * ((columns + kValueBlock - 1) / kValueBlock) + chunks - 1) / chunks : 0; }
+  int64_t as_long_as_the_longest(int64_t columns) const {
+    return chunks > 0 ? (tiles * ((columns + kValueBlock - 1) / kValueBlock) + chunks - 1) / chunks : 0;
+  }
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
     if (count == 1) return costs.forward.of(blocks, chunks, sm_count);
-    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count), sm_count) + costs.join_step * static_cast<double>(count) +
-           costs.two_kernels + costs.forward.of(count * blocks, length(count), sm_count);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count), sm_count) +
+           costs.join_step * static_cast<double>(count) + costs.two_kernels +
+           costs.forward.of(count * blocks, length(count), sm_count);
   }
   // With the gradients.
   double reverse(int64_t count) const {
     if (count == 1) return reverse_pass(blocks, chunks).all;
-    return costs.reverse_part.of((count - 1) * blocks, length(count), sm_count) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
+    return costs.reverse_part.of((count - 1) * blocks, length(count), sm_count) +
+           costs.join_step * static_cast<double>(count) + costs.two_kernels +
            reverse_pass(count * blocks, length(count)).all;
   }
-  // The scan of sequences or segments of so many chunks. Alongside each other both take longer, for they wait for the same memory; and the gradients' blocks
-  // look some work tiles ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: alongside.
+  // The scan of sequences or segments of so many chunks. Alongside each other both take longer, for they wait for the
+  // same memory; and the gradients' blocks look some work tiles ahead, so that their last ones begin when the scan is
+  // over. Within kLittle microseconds the model does not tell: alongside.
   ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
     constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTilesAhead = 4, kLittle = 10;
-    constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
-    const auto work_tiles = [&](int64_t of) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(of)); };
-    const double scan = costs.reverse.of(scan_blocks, length, sm_count), all = scan + costs.gradient_work_tile * work_tiles(sm_count);
+    // with 48 and more each slows the other by more than is gained
+    constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;
+    const auto work_tiles = [&](int64_t of) {
+      return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(of));
+    };
+    const double scan = costs.reverse.of(scan_blocks, length, sm_count),
+                 all = scan + costs.gradient_work_tile * work_tiles(sm_count);
     if (costs.gradient_work_tile == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
     const int64_t free = sm_count - scan_blocks;
-    const double work_tile = kGradientsSlower * costs.gradient_work_tile, alone = work_tile * work_tiles(free), both = std::min(alone, kScanSlower * scan);
+    const double work_tile = kGradientsSlower * costs.gradient_work_tile, alone = work_tile * work_tiles(free),
+                 both = std::min(alone, kScanSlower * scan);
     const double slower = both + scan - both / kScanSlower;
-    const double lo = std::max(work_tile * std::min(kTilesAhead, work_tiles(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(sm_count));
+    const double lo = std::max(work_tile * std::min(kTilesAhead, work_tiles(free)),
+                               (alone - both) * static_cast<double>(free) / static_cast<double>(sm_count));
     if (slower + lo > all + kLittle) return {false, scan, all};
     return {true, slower, slower + lo};
   }
@@ -164,7 +179,8 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
   const Segments& s = device.segments;
   SegmentRegions r;
   if (!s) return r;
-  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 3 * s.last_of.size()) * sizeof(int32_t)));
+  r.tables = regions.take(static_cast<int64_t>(
+      (s.offsets.size() + s.chunk_base.size() + s.first.size() + 3 * s.last_of.size()) * sizeof(int32_t)));
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
   r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
   return r;
@@ -181,8 +197,8 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   device.reverse_time = pass.scan;
 }
 
-// Rests of e and k are nothing where those are the raw keys and these bf16 values. (Where a call with bf16 tensors has float32 keys after all, they are
-// rounded before anything is made of them.)
+// Rests of e and k are nothing where those are the raw keys and these bf16 values. (Where a call with bf16 tensors has
+// float32 keys after all, they are rounded before anything is made of them.)
 HiLoRegions hi_lo_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   HiLoRegions r;
   if (!device.chunk_form || !uses_hi_lo(plan.rule)) return r;
@@ -199,7 +215,8 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool chunk_tiles = device.chunk_form && !device.direct && !device.k256;
   const bool keys = stores_k_hat(plan.rule);
-  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), chunk_tiles);
+  r.chunk_tiles =
+      regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), chunk_tiles);
   r.hi_lo = hi_lo_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.z_tile);
   r.segments = segment_regions(plan, device, regions);
@@ -220,17 +237,21 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool chunk_tiles = !device.direct, keys = chunk_tiles && stores_k_hat(plan.rule);
   const bool rows = (device.k256 && !keys) || reverse_takes_rows(plan.rule);
-  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)), chunk_tiles && !rows);
+  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)),
+                               chunk_tiles && !rows);
   r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
-  r.numbers = regions.take(tiles * static_cast<int64_t>(device.k256 ? sizeof(RowScales) : sizeof(RowScalesBwd)), chunk_tiles && rows);
+  r.numbers = regions.take(tiles * static_cast<int64_t>(device.k256 ? sizeof(RowScales) : sizeof(RowScalesBwd)),
+                           chunk_tiles && rows);
   r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.k256 && (keys || k256_sums(plan.rule)));
   r.hi_lo = hi_lo_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, chunk_tiles);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kSw128Elements * 2, chunk_tiles);
-  if (device.segments.backward && chunk_tiles) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  if (device.segments.backward && chunk_tiles)
+    r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
-  r.precond_rows = regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
+  r.precond_rows =
+      regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
   r.bytes = regions.used();
   return r;
 }
@@ -247,8 +268,8 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
   r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
   r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
-  // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with a normaliser
-  // its gradient takes M of the whole row once more.
+  // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with
+  // a normaliser its gradient takes M of the whole row once more.
   const bool in_place = device.chunk_form && !grouped && !rule.uses_key_form();
   r.dm = precond && in_place ? r.common.m : regions.take(row, precond);
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
@@ -261,12 +282,13 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.chunk_form && !device.direct);
   const auto specs = token_specs(rule);
-  const int64_t numbers = std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
+  const int64_t numbers =
+      std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
   r.halves = regions.take(2 * (numbers + 2) * scalar, device.k256);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.overlap_grad_with_scan);
-  r.token = regions.take(
-      token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest, device.sm_count),
-      !device.chunk_form);
+  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K),
+                                              static_cast<int32_t>(plan.V), plan.longest, device.sm_count),
+                         !device.chunk_form);
   if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
   return r;
@@ -274,8 +296,8 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there is one. Backward
-// carries D through M of all but the first.
+// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there
+// is one. Backward carries D through M of all but the first.
 std::vector<int32_t> Segments::forward_parts(bool initial_state, bool save) const {
   std::vector<int32_t> parts;
   for (size_t i = 0; i < last_of.size(); ++i) {
@@ -294,16 +316,19 @@ std::vector<int32_t> Segments::backward_parts() const {
 
 namespace {
 
-// The most blocks that a kernel of the plan has in a grid's first dimension: of the scans, with those of the segments' maps, or of the token form and the
-// preconditioner's walk.
+// The most blocks that a kernel of the plan has in a grid's first dimension: of the scans, with those of the segments'
+// maps, or of the token form and the preconditioner's walk.
 void check_grids(const Plan& plan, const DevicePlan& device) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1, kLeastRows = 8, kLanes = 32;
   const int64_t sequences = std::max(plan.N, device.segments.count());
   const int64_t of_scan = device.chunk_form ? device.value_blocks + 2 : 1;
-  const int64_t blocks = std::max({sequences * plan.HV * of_scan, plan.N * plan.HV * ((plan.K + kLanes - 1) / kLanes), 2 * plan.N * (plan.V / kLeastRows + 1)});
+  const int64_t blocks = std::max({sequences * plan.HV * of_scan, plan.N * plan.HV * ((plan.K + kLanes - 1) / kLanes),
+                                   2 * plan.N * (plan.V / kLeastRows + 1)});
   if (blocks > kMost) {
-    fail_usage("descriptor: sequences: expected so many that a CUDA grid has at most {} blocks, got {} of {} value heads, which want {}; pass fewer in a call",
-               kMost, plan.N, plan.HV, blocks);
+    fail_usage(
+        "descriptor: sequences: expected so many that a CUDA grid has at most {} blocks, got {} of {} value heads, "
+        "which want {}; pass fewer in a call",
+        kMost, plan.N, plan.HV, blocks);
   }
 }
 
@@ -312,9 +337,15 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.saving_bytes, backward.bytes); }
 
 namespace {
-bool takes_k256(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kLargestTileK && !plan.rule.general_erase() && k256_rule(plan.rule); }
-bool takes_split_k(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= 2 * kSplitK && !plan.rule.general_erase() && split_rule(plan.rule); }
-bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || takes_split_k(plan)); }
+bool takes_k256(const Plan& plan) {
+  return plan.K > kMostChunkKey && plan.K <= kLargestTileK && !plan.rule.general_erase() && k256_rule(plan.rule);
+}
+bool takes_split_k(const Plan& plan) {
+  return plan.K > kMostChunkKey && plan.K <= 2 * kSplitK && !plan.rule.general_erase() && split_rule(plan.rule);
+}
+bool can_take_chunks(const Plan& plan) {
+  return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || takes_split_k(plan));
+}
 }  // namespace
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
@@ -324,10 +355,10 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count) {
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
-        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} without a preconditioner and means "
-        "of gates, with gains up to 1 and no erase key of its own; where there is one decay a token or none, with gates of one value a head; where channels "
-        "decay and nothing is erased, without norms and gates of channels); got chunk with operands {}, K {} and rule {}",
-        kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
+        "descriptor: form: expected FW_FORM_AUTO or FW_FORM_TOKEN, since the chunk form on CUDA needs operands FW_BF16 "
+        "and K at most {} ({} for the rules in "
+        "docs/internals/gpu_kernels.md), got FW_FORM_CHUNK with operands {}, K {} and rule {}",
+        kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "FW_F32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
@@ -345,7 +376,8 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count) {
     device.z_tile = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule) && !device.k256;
     if (plan.device_offsets == nullptr && !device.k256)
-      device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
+      device.segments =
+          cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);

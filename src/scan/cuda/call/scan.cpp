@@ -48,7 +48,8 @@ DecayCutoffArg decay_cutoff_arg(const Plan& plan, const DevicePlan& device, cons
   if (!device.uses_decay_cutoff) return {};
   if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.fused};
   // Of logits forward's kernels have left the values.
-  return {problem.fused.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.fused.numbers.g, 1, false), 1, {}};
+  return {
+      problem.fused.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.fused.numbers.g, 1, false), 1, {}};
 }
 
 CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const SequenceArg& whole) {
@@ -64,8 +65,8 @@ CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const Seq
 }
 
 // The inputs of the call, without M.
-Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& fused, const CommonRegions& regions,
-                   const Space& space) {
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& fused,
+                   const CommonRegions& regions, const Space& space) {
   Problem x;
   x.fused = fused;
   x.rule = plan.rule;
@@ -99,11 +100,12 @@ void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Re
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
   if (plan.device_offsets != nullptr) {
-    make_sequences(plan.device_offsets, plan.k256_offsets, plan.N, plan.longest, plan.T, space.at<int32_t>(regions.offsets),
-                   space.at<int32_t>(regions.chunk_base), plan.stream);
+    make_sequences(plan.device_offsets, plan.k256_offsets, plan.N, plan.longest, plan.T,
+                   space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
     return;
   }
-  upload_sequences(plan.offsets.data(), plan.N, space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
+  upload_sequences(plan.offsets.data(), plan.N, space.at<int32_t>(regions.offsets),
+                   space.at<int32_t>(regions.chunk_base), plan.stream);
 }
 
 // The segments of a cut, as sequences, and the tables that the passes need alongside them.
@@ -111,8 +113,9 @@ struct SegmentTables {
   SequenceArg sequences;
   const int32_t *first, *ends_of, *parts, *sequence_of;
 };
-SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
-                              const std::vector<int32_t>& parts, const Space& space) {
+SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r,
+                              const std::vector<int32_t>& ends_of, const std::vector<int32_t>& parts,
+                              const Space& space) {
   std::vector<int32_t> all;
   const int32_t* base = space.at<int32_t>(r.tables);
   const auto append = [&](const std::vector<int32_t>& table) {
@@ -145,7 +148,8 @@ StateArg segment_states(const Plan& plan, float* data, int64_t rows) {
   return a;
 }
 
-JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const float* maps, const StateArg& from, bool reverse) {
+JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const float* maps, const StateArg& from,
+                   bool reverse) {
   JoinArgs join;
   join.N = static_cast<int32_t>(plan.N);
   join.HV = static_cast<int32_t>(plan.HV);
@@ -160,11 +164,13 @@ JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const 
 }
 
 // Runs the passes of a cut sequence: `scan` as for the whole call.
-void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
+void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps,
+                           const Space& space) {
   const SegmentRegions& r = device.forward.segments;
   const Segments& s = device.segments;
   const SegmentTables tables =
-      upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, s.backward && scan.states != nullptr), space);
+      upload_segments(plan, s, r, s.last_of,
+                      s.forward_parts(scan.initial_state.data != nullptr, s.backward && scan.states != nullptr), space);
   float* const joined = space.at<float>(r.states);
   const StateArg states = segment_states(plan, joined, plan.V);
   scan.sequences = tables.sequences;
@@ -185,7 +191,8 @@ void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwa
   scan_forward(scan, device.key, plan.stream);
 }
 
-void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps, const Space& space) {
+void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps,
+                           const Space& space) {
   const SegmentRegions& r = device.backward.segments;
   const Segments& s = device.segments;
   const SegmentTables tables = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
@@ -205,10 +212,12 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan_reverse(scan, device.key, plan.stream);
 }
 
-// M of the preconditioner, into the workspace (or elsewhere: prepare() or gradients() make it), and A before every chunk; final_precond may be absent.
+// M of the preconditioner, into the workspace (or elsewhere: prepare() or gradients() make it), and A before every
+// chunk; final_precond may be absent.
 // made: A is there.
-void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made, bool elsewhere,
-                  const StateArg& final_precond, const StateArg& checkpoints, Problem& problem) {
+void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space,
+                  float* boundaries, bool made, bool elsewhere, const StateArg& final_precond,
+                  const StateArg& checkpoints, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
@@ -230,8 +239,10 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   problem.m = args.m;
 }
 
-// What the scans of chunk tiles and those of K above 128 are given alike, of whole sequences. saved: may be null forward.
-ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+// What the scans of chunk tiles and those of K above 128 are given alike, of whole sequences. saved: may be null
+// forward.
+ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem,
+                                  const Outputs<float>& out, void* saved) {
   ScanForwardArgs scan;
   scan.sequences = problem.sequences;
   scan.HV = problem.HV;
@@ -250,8 +261,9 @@ ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, co
   }
   return scan;
 }
-ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                                  const void* saved, const Space& space) {
+ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem,
+                                  const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                                  const Space& space) {
   ScanReverseArgs scan;
   scan.sequences = problem.sequences;
   scan.HV = problem.HV;
@@ -269,16 +281,19 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
   return scan;
 }
 
-HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) { return {space.at(regions.chunk_tiles), space.at<uint16_t>(regions.lo_parts)}; }
+HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) {
+  return {space.at(regions.chunk_tiles), space.at<uint16_t>(regions.lo_parts)};
+}
 
-void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, bool gates_made_last, const Outputs<float>& out, void* saved,
-                   const Space& space) {
+void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, bool gates_made_last,
+                   const Outputs<float>& out, void* saved, const Space& space) {
   const Space kept(saved);
   const bool save = saved != nullptr;
   PrepareArgs prepared;
   prepared.problem = problem;
   // Tables and M take kernels of their own, and a gate of channels is loaded with q and k.
-  prepared.after_gate_kernel = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
+  prepared.after_gate_kernel =
+      gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
   const bool keys = stores_k_hat(plan.rule);
   prepared.forward = space.at(device.forward.chunk_tiles);
   if (keys) {
@@ -310,8 +325,10 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   if (scan.pairs != nullptr || scan_reads_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
     scan.uses_decay_cutoff = decay_cutoff_arg(plan, device, problem);
-    scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
-                          space);
+    scan_segments_forward(
+        plan, device, scan,
+        save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
+        space);
   } else {
     scan_forward(scan, device.key, plan.stream);
   }
@@ -339,7 +356,8 @@ K256PrepareArgs k256_coords(const DevicePlan& device, const void* saved, const S
 }
 K256Tiles k256_tiles(const K256PrepareArgs& at) { return {at.numbers, at.pairs, at.chunk_tiles, at.keys}; }
 
-void forward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+void forward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out,
+                     void* saved, const Space& space) {
   K256PrepareArgs prepared = k256_coords(device, saved, space);
   prepared.problem = problem;
   prepared.z = space.at<uint16_t>(device.forward.z);
@@ -375,8 +393,8 @@ constexpr TokenArg TokenArgs::*kK256Scales[] = {
     &TokenArgs::g, &TokenArgs::erase_gate, &TokenArgs::write_gate};
 static_assert(std::size(kK256Scales) == K256JoinArgs::kNumbers);
 
-void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                      const void* saved, const HeadGradients& heads, const Space& space) {
+void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d,
+                      const Inputs<float>& grads, const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   const K256PrepareArgs prepared = k256_coords(device, saved, space);
   const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
@@ -409,7 +427,9 @@ void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem&
     const TokenArgs& all = args.grads.d;
     const auto of_channels = [&](const TokenArg& a) {
       const Rule& rule = plan.rule;
-      return &a == &all.g ? rule.decay == Decay::kChannel : &a == &all.erase_gate ? channel_erase(rule) : &a == &all.write_gate && rule.write == Gate::kChannel;
+      return &a == &all.g            ? rule.decay == Decay::kChannel
+             : &a == &all.erase_gate ? channel_erase(rule)
+                                     : &a == &all.write_gate && rule.write == Gate::kChannel;
     };
     for (int i = 0; i < K256JoinArgs::kNumbers; ++i) {
       TokenArg& to = args.grads.d.*kK256Scales[i];
@@ -423,14 +443,16 @@ void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem&
     args.grads.dbeta_p = next(norms);
     take_half(plan.rule, args, second);
     k256_gradients(args, device.chunks, plan.stream);
-    join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;  // the first half's go into the second's, whose own are left
+    // the first half's go into the second's, whose own are left
+    join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;
   }
   k256_join(join, plan.stream);
 }
 
 // ---- Rules that need no chunk tiles
 
-AdditiveScanArgs additive_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+AdditiveScanArgs additive_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem,
+                                       const Outputs<float>& out, void* saved) {
   AdditiveScanArgs scan;
   scan.problem = problem;
   scan.sequences = problem.sequences;
@@ -442,7 +464,8 @@ AdditiveScanArgs additive_forward_args(const Plan& plan, const DevicePlan& devic
   return scan;
 }
 
-// `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own states.
+// `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own
+// states.
 void additive_scans(const Plan& plan, const DevicePlan& device, AdditiveScanArgs scan, const Space& space) {
   const Segments& s = device.segments;
   if (!s || (scan.reverse && !s.backward)) {
@@ -480,8 +503,9 @@ void additive_scans(const Plan& plan, const DevicePlan& device, AdditiveScanArgs
   additive_scan(scan, device.key, plan.stream);
 }
 
-void additive_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                       const void* saved, const HeadGradients& heads, float* form_parts, const Space& space) {
+void additive_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d,
+                       const Inputs<float>& grads, const void* saved, const HeadGradients& heads, float* form_parts,
+                       const Space& space) {
   AdditiveScanArgs scan;
   scan.problem = problem;
   scan.problem.fused = {};  // they are values now
@@ -500,25 +524,28 @@ void additive_backward(const Plan& plan, const DevicePlan& device, const Problem
   args.grads = heads;
   args.form_parts = form_parts;
   // Where the host does not know how many chunks there are, nobody writes the shares of those that are not.
-  if (form_parts != nullptr && problem.sequences.bounded != 0) clear(reinterpret_cast<uint32_t*>(form_parts), device.chunks * plan.HV * 2, plan.stream);
+  if (form_parts != nullptr && problem.sequences.bounded != 0)
+    clear(reinterpret_cast<uint32_t*>(form_parts), device.chunks * plan.HV * 2, plan.stream);
   additive_gradients(args, device.key, device.chunks, plan.stream);
 }
 
-void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
-                void* workspace) {
+void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
+                const Outputs<float>& out, void* saved, void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, forms.gates, device.forward.common, space);
   if (saved == nullptr && !device.uses_decay_cutoff) problem.fused.numbers = {};  // nobody reads them
   // One token a sequence: token_forward makes the step of A itself.
-  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr &&
+                             (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
     const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
     if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);
-    float* const boundaries = save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
+    float* const boundaries =
+        save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
     const bool elsewhere = device.chunk_form && prepare_makes_m(problem, device.key);
-    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere, precond_arg(out.final_precond), precond_arg(out.precond_checkpoints),
-                 problem);
+    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere,
+                 precond_arg(out.final_precond), precond_arg(out.precond_checkpoints), problem);
   }
   if (device.direct) {
     additive_scans(plan, device, additive_forward_args(plan, device, problem, out, saved), space);
@@ -542,13 +569,15 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   token_forward(args, plan.stream);
 }
 
-// Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace, and then a
-// sum over the group. In the chunk form the heads' gradients of a tensor whose own is bf16 are bf16 too: each rounded once, as the sum is, which is as much
-// as their operands were, and half the bytes. Of log-decays, whose gradients are sums along the sequence, they are float32.
+// Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace,
+// and then a sum over the group. In the chunk form the heads' gradients of a tensor whose own is bf16 are bf16 too.
+// Each is rounded once, as the sum is. That is as much as their operands were rounded, and half the bytes. Of
+// log-decays, whose gradients are sums along the sequence, they are float32.
 class GroupedGradients {
  public:
   // sums: gradients() adds up those of q and k itself.
-  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space, bool sums)
+  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space,
+                   bool sums)
       : plan_(plan), rounds_(device.chunk_form) {
     const BackwardRegions& r = device.backward;
     d_ = token_args(plan, grads);
@@ -561,7 +590,9 @@ class GroupedGradients {
     redirect(d_.erase_gate, r.erase_gate, space, false);
     rounds_ = false;
     redirect(d_.g, r.g, space, false);
-    if (plan.rule.uses_precond()) sums_.erase(std::remove_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.region == &r.k; }), sums_.end());
+    if (plan.rule.uses_precond())
+      sums_.erase(std::remove_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.region == &r.k; }),
+                  sums_.end());
   }
   const TokenArgs& per_value_head() const { return d_; }
   void sum(const Problem& problem) const {
@@ -573,7 +604,8 @@ class GroupedGradients {
     TokenArg from, to;
     const Region* region;
   };
-  // always: the preconditioner adds them to its own. (Of heads alone in their group it finds them in the caller's tensor.)
+  // always: the preconditioner adds them to its own. (Of heads alone in their group it finds them in the caller's
+  // tensor.)
   void redirect(TokenArg& arg, const Region& region, const Space& space, bool always) {
     if (!always && (arg.data == nullptr || arg.divisor == 1)) return;
     const TokenArg own = per_head(plan_, space.at(region), plan_.K, rounds_ && arg.bf16 != 0 && !always);
@@ -587,8 +619,9 @@ class GroupedGradients {
   std::vector<Sum> sums_;
 };
 
-void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                    const HeadGradients& heads, const PrecondShare& share, const float* boundaries, const Space& space) {
+void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d,
+                    const Inputs<float>& grads, const HeadGradients& heads, const PrecondShare& share,
+                    const float* boundaries, const Space& space) {
   const BackwardRegions& r = device.backward;
   PrecondBackwardArgs args;
   args.problem = problem;
@@ -607,8 +640,9 @@ void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& p
   precond_backward(args, device.chunks, plan.stream);
 }
 
-void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                    const HeadGradients& heads, const PrecondShare& share, float* form_parts, float* head_sums, const Space& space) {
+void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d,
+                    const Inputs<float>& grads, const void* saved, const HeadGradients& heads,
+                    const PrecondShare& share, float* form_parts, float* head_sums, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.chunk_tiles = kept.at(device.saved.chunk_tiles);
@@ -652,9 +686,10 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
 
 // ---- Two halves of the keys (split_k.h)
 
-// to[t, h, :] = the sum of both halves' rows. half: any of the two; space: its workspace, where the tables of packed sequences are.
-void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& regions, const Inputs<float>& in, void* rows, const TokenTensor<float>& to,
-                const Space& space) {
+// to[t, h, :] = the sum of both halves' rows. half: any of the two; space: its workspace, where the tables of packed
+// sequences are.
+void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& regions, const Inputs<float>& in,
+                void* rows, const TokenTensor<float>& to, const Space& space) {
   if (!to) return;
   Problem pairs = problem_of(plan, half, in, {}, regions, space);
   pairs.H = pairs.HV, pairs.HV = 2 * pairs.H, pairs.group = 2;
@@ -663,28 +698,29 @@ void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& r
   sum_groups(pairs, from, static_cast<int32_t>(to.dim), token_arg(plan, to), plan.stream);
 }
 
-void forward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+void forward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& out,
+                        void* saved, void* workspace) {
   char* const space = static_cast<char*>(workspace);
   void* const o = space + halves.o.offset;
   for (int i = 0; i < 2; ++i) {
     Outputs<float> own = half_of(plan, out, i);
     own.o = half_rows(plan, out.o, o, i);
-    scan_forward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, own, saved == nullptr ? nullptr : static_cast<char*>(saved) + halves.saved[i],
-                 space + halves.forward_at);
+    scan_forward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, own,
+                 saved == nullptr ? nullptr : static_cast<char*>(saved) + halves.saved[i], space + halves.forward_at);
   }
   add_halves(plan, halves.devices[1], halves.devices[1].forward.common, in, o, out.o, Space(space + halves.forward_at));
 }
 
-void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads,
-                         const void* saved, void* workspace) {
+void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& d,
+                         const Inputs<float>& grads, const void* saved, void* workspace) {
   char* const space = static_cast<char*>(workspace);
   void *const d_v = space + halves.d_v.offset, *const d_beta = space + halves.d_beta.offset;
   for (int i = 0; i < 2; ++i) {
     Inputs<float> own = half_of(plan, grads, i);
     own.v = half_rows(plan, grads.v, d_v, i);
     own.beta = half_rows(plan, grads.beta, d_beta, i);
-    scan_backward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, half_of(plan, d, i), own, static_cast<const char*>(saved) + halves.saved[i],
-                  space + halves.backward_at);
+    scan_backward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, half_of(plan, d, i), own,
+                  static_cast<const char*>(saved) + halves.saved[i], space + halves.backward_at);
   }
   const DevicePlan& half = halves.devices[1];
   const Space tables(space + halves.backward_at);
@@ -694,7 +730,8 @@ void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<fl
 
 }  // namespace
 
-FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates, const Inputs<float>* grads, bool made) {
+FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates,
+                       const Inputs<float>* grads, bool made) {
   PrepareArgs args;
   args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
   uint16_t place = 0;
@@ -705,16 +742,16 @@ FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<
   return fused_in_kernels(plan, device, gates, args, grads != nullptr ? &gradients : nullptr, made);
 }
 
-void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
-                  void* workspace) {
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
+                  const Outputs<float>& out, void* saved, void* workspace) {
   require_device(device.chunk_form);
   if (plan.N == 0) return;
   if (device.halves != nullptr) return forward_of_split_k(plan, *device.halves, in, out, saved, workspace);
   forward_on(plan, device, in, forms, out, saved, workspace);
 }
 
-void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& d,
-                   const Inputs<float>& grads, const void* saved, void* workspace) {
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
+                   const Outputs<float>& d, const Inputs<float>& grads, const void* saved, void* workspace) {
   require_device(device.chunk_form);
   const void* kept = saved;
   if (kept == nullptr && device.saved.bytes > 0) {
@@ -728,7 +765,8 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   upload_tables(plan, r.common, space);
   Problem problem = problem_of(plan, device, with_fused_scalars(plan, forms.gates, in), forms.gates, r.common, space);
   const bool made = device.saved.boundaries.bytes > 0;
-  float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
+  float* const boundaries =
+      made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
   const bool sums_heads = r.head_sums.bytes > 0 && gradients_sum_heads(problem);
   const GroupedGradients grouped(plan, device, grads, space, sums_heads);
@@ -739,16 +777,19 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   heads.dbeta_p = space.at<float>(r.dbeta_p);
   GradientArgs places;
   places.problem = problem, places.d_o = token_arg(plan, d.o), places.grads = heads;
-  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, {}, problem);
+  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, {},
+               problem);
   PrecondShare share;
   if (problem.boundaries != nullptr)  // in the place of M
-    share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
+    share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m),
+                          device.chunks);
   if (device.direct) {
     additive_backward(plan, device, problem, d, grads, kept, heads, forms.parts, space);
   } else if (device.k256) {
     backward_of_k256(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
-    chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, sums_heads ? space.at<float>(r.head_sums) : nullptr, space);
+    chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts,
+                   sums_heads ? space.at<float>(r.head_sums) : nullptr, space);
   } else {
     TokenBackwardArgs args;
     args.problem = problem;

@@ -16,14 +16,15 @@ struct CallForms {
   bool made_last = false;  // gate_values() is the kernel before the call's
 };
 // Those of `gates` that they can form, forward, or with `grads` backward. made: fused_in_kernels() (gates.h).
-FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates, const Inputs<float>* grads, bool made);
+FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates,
+                       const Inputs<float>* grads, bool made);
 
 // device: make_device_plan() of the plan. saved: its saved bytes, or null.
-void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
-                  void* workspace);
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
+                  const Outputs<float>& out, void* saved, void* workspace);
 
 // saved: as scan_forward left it, or null: then it is made again at the start of the workspace (backward_alone_bytes).
-void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& d,
-                   const Inputs<float>& grads, const void* saved, void* workspace);
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
+                   const Outputs<float>& d, const Inputs<float>& grads, const void* saved, void* workspace);
 
 }  // namespace fw::cuda

@@ -36,7 +36,8 @@ void plan_split_k(const Plan& plan, int sm_count, DevicePlan& device) {
     halves->saved[i] = i == 0 ? 0 : aligned(halves->devices[0].saved.bytes);
     forward = std::max(forward, half.forward.bytes), backward = std::max(backward, half.backward.bytes);
   }
-  const size_t numbers = 2 * sizeof(float) * static_cast<size_t>(plan.tokens() * plan.HV), rows = numbers * static_cast<size_t>(plan.V);
+  const size_t numbers = 2 * sizeof(float) * static_cast<size_t>(plan.tokens() * plan.HV),
+               rows = numbers * static_cast<size_t>(plan.V);
   halves->o = halves->d_v = {0, rows};
   halves->forward_at = aligned(rows);
   halves->d_beta = {aligned(rows), plan.rule.uses_beta() ? numbers : 0};

@@ -1,6 +1,7 @@
-// Keys of 129 to 256 channels of rules without an erase whose channels decay each by its own: nothing that a channel of the state does reaches another one, so
-// that a call is one of the first 128 channels and one of the others, and what all channels make together (outputs, the values' and the gain's gradients) is
-// the sum of both, in float32 rows of the workspace before it is rounded.
+// Keys of 129 to 256 channels of rules without an erase whose channels decay each by its own. Nothing that a channel of
+// the state does reaches another one. So a call is one of the first 128 channels and one of the others. What all
+// channels make together (outputs, the values' and the gain's gradients) is the sum of both. It is summed in float32
+// rows of the workspace before it is rounded.
 #pragma once
 
 #include "scan/cuda/call/plan.h"
@@ -13,8 +14,9 @@ inline constexpr int64_t kSplitK = 128;
 struct SplitK {
   Plan plans[2];
   DevicePlan devices[2];
-  size_t saved[2] = {};                    // where the saved buffer of each begins
-  Region o, d_v, d_beta;                   // float [tokens, HV, 2, V] (the gain: [tokens, HV, 2]), at the workspace's start; forward, backward
+  size_t saved[2] = {};  // where the saved buffer of each begins
+  // float [tokens, HV, 2, V] (the gain: [tokens, HV, 2]), at the workspace's start; forward, backward
+  Region o, d_v, d_beta;
   size_t forward_at = 0, backward_at = 0;  // where the halves' own workspace begins
 };
 

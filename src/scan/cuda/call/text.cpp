@@ -1,5 +1,6 @@
-// What a call does in words: the plan, and the kernels that select.h chooses for tensors such as the descriptor lets one expect: contiguous, of its io_dtype,
-// but float32 where there is one scalar per head. (Other memory may take other kernels: they are slower and compute the same.)
+// What a call does in words: the plan, and the kernels that select.h chooses for tensors such as the descriptor lets
+// one expect. Those are contiguous and of its io_dtype, but float32 where there is one scalar per head. (Other memory
+// may take other kernels: they are slower and compute the same.)
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ TokenArg tensor(const Plan& plan, bool there, int64_t heads, int64_t dim, bool b
   a.divisor = static_cast<int32_t>(plan.HV / heads);
   return a;
 }
-// per_value_head: gradients of the key side as the kernels make them, which are float32 in the workspace where heads share a key head.
+// per_value_head: gradients of the key side as the kernels make them, which are float32 in the workspace where heads
+// share a key head.
 TokenArgs tensors(const Plan& plan, const DevicePlan& device, bool per_value_head) {
   constexpr TokenArg TokenArgs::*kMembers[] = {
 #define FW_TOKEN(name, heads, width, used) &TokenArgs::name,
@@ -42,7 +44,8 @@ TokenArgs tensors(const Plan& plan, const DevicePlan& device, bool per_value_hea
     const TokenSpec& spec = specs[i];
     const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
     const int64_t heads = spec.heads != TokenHeads::kKey || (key_row && per_value_head) ? plan.HV : plan.H;
-    const bool bf16 = plan.bf16_io && !spec.one() && (!key_row || heads == plan.H) && !(plan.f16_io && i == static_cast<size_t>(TokenIndex::g));
+    const bool bf16 = plan.bf16_io && !spec.one() && (!key_row || heads == plan.H) &&
+                      !(plan.f16_io && i == static_cast<size_t>(TokenIndex::g));
     a.*kMembers[i] = tensor(plan, spec.used, heads, spec.channels(plan.K, plan.V), bf16);
   }
   // Values made of logits, and what becomes gradients of logits.
@@ -62,7 +65,8 @@ StateArg state(const Plan& plan) {
 Problem expected_problem(const Plan& plan, const DevicePlan& device) {
   Problem x;
   x.rule = plan.rule;
-  x.B = static_cast<int32_t>(plan.B), x.T = static_cast<int32_t>(plan.T), x.H = static_cast<int32_t>(plan.H), x.HV = static_cast<int32_t>(plan.HV);
+  x.B = static_cast<int32_t>(plan.B), x.T = static_cast<int32_t>(plan.T), x.H = static_cast<int32_t>(plan.H),
+  x.HV = static_cast<int32_t>(plan.HV);
   x.K = static_cast<int32_t>(plan.K), x.V = static_cast<int32_t>(plan.V), x.group = static_cast<int32_t>(plan.group());
   x.tokens = plan.tokens();
   x.sequences.N = static_cast<int32_t>(plan.N), x.sequences.T = x.T;
@@ -192,9 +196,11 @@ std::string token_kernels(const Plan& plan, const Problem& problem, int sm_count
     args.problem.m = somewhere<float>();
   }
   const TokenChoice choice = select_token(args, sm_count);
-  names.push_back(choice.kernel == TokenKernel::kHeads  ? fmt::format("token/forward (whole heads, blocks of a head {})", choice.parts)
-                  : choice.kernel == TokenKernel::kStep ? fmt::format("token/forward (few tokens, rows of a warp {})", choice.rows)
-                                                        : fmt::format("token/forward (rows of a warp {})", choice.rows));
+  names.push_back(choice.kernel == TokenKernel::kHeads
+                      ? fmt::format("token/forward (whole heads, blocks of a head {})", choice.parts)
+                  : choice.kernel == TokenKernel::kStep
+                      ? fmt::format("token/forward (few tokens, rows of a warp {})", choice.rows)
+                      : fmt::format("token/forward (rows of a warp {})", choice.rows));
   return joined(names);
 }
 
@@ -205,12 +211,14 @@ PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
   return prepare;
 }
 
-// The logits of which the scan's kernels make values, forward, or gradients, backward, themselves (as backend.cpp has it).
+// The logits of which the scan's kernels make values, forward, or gradients, backward, themselves (as backend.cpp has
+// it).
 FusedGates forms(const Plan& plan, const DevicePlan& device, bool backward) {
   const Problem x = expected_problem(plan, device);
   PrepareArgs prepare = expected_prepare(device, x);
   if (device.forward.hi_lo.lo_parts.bytes > 0) prepare.forward_lo.lo_parts = somewhere<uint16_t>();
-  return fused_in_kernels(plan, device, fused_activations(plan, device.chunk_form), prepare, backward ? &x.in : nullptr, backward && device.saved.bytes > 0);
+  return fused_in_kernels(plan, device, fused_activations(plan, device.chunk_form), prepare, backward ? &x.in : nullptr,
+                          backward && device.saved.bytes > 0);
 }
 // Whether logits of numbers (or of channels) are among them.
 bool fuses_any(const Plan& plan, const FusedGates& fused, bool numbers) {
@@ -245,9 +253,12 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   }
   if (device.k256) {
     const char* const of = of_k256(plan.rule);
-    return fmt::format("k256/prepare{} -> k256/forward{}", select_k256(plan.rule) == K256Form::kKeys ? "_keys" : of, of);
+    return fmt::format("k256/prepare{} -> k256/forward{}", select_k256(plan.rule) == K256Form::kKeys ? "_keys" : of,
+                       of);
   }
-  if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", forward_kernels(device.halves->plans[0], device.halves->devices[0]));
+  if (device.halves != nullptr)
+    return fmt::format("twice: {}; gradients/sum_groups",
+                       forward_kernels(device.halves->plans[0], device.halves->devices[0]));
   if (plan.rule.uses_precond()) {
     names.emplace_back("precond/forward");
     (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
@@ -270,7 +281,9 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
 }
 
 std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
-  if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", backward_kernels(device.halves->plans[0], device.halves->devices[0]));
+  if (device.halves != nullptr)
+    return fmt::format("twice: {}; gradients/sum_groups",
+                       backward_kernels(device.halves->plans[0], device.halves->devices[0]));
   std::vector<std::string> names;
   GradientArgs args;
   args.problem = expected_problem(plan, device);
@@ -312,34 +325,43 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
+std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows,
+                    size_t backward_rows) {
   const char* const back = call.f16_io ? " -> float16" : "";
-  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(call.rule), call.N, call.longest,
-                                 call.device_offsets != nullptr ? "offsets on the device, at most " : "", call.tokens());
+  std::string text =
+      fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(call.rule), call.N,
+                  call.longest, call.device_offsets != nullptr ? "offsets on the device, at most " : "", call.tokens());
   const bool rows = call.rule.general_erase();
-  if (rows) text += fmt::format("rows: two a token, one that erases and one that writes, of {}\n", to_string(plan.rule));
+  if (rows)
+    text += fmt::format("rows: two a token, one that erases and one that writes, of {}\n", to_string(plan.rule));
   if (device.chunk_form) {
-    const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
+    const char* decay = plan.decay_kind() == DecayKind::kChannel  ? "channel"
+                        : plan.decay_kind() == DecayKind::kScalar ? "scalar"
+                                                                  : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
     if (device.halves != nullptr) {
-      text += fmt::format("keys: two calls of {} and {} channels, whose sums are rows of the workspace\n", kSplitK, plan.K - kSplitK);
+      text += fmt::format("keys: two calls of {} and {} channels, whose sums are rows of the workspace\n", kSplitK,
+                          plan.K - kSplitK);
     } else if (device.direct) {
-      text += fmt::format("scan: from the raw tensors, K tile {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
-                          device.value_blocks, kValueBlock);
+      text += fmt::format("scan: from the raw tensors, K tile {}, decay {}, grid {} x {}, value blocks of {}\n",
+                          device.key, decay, plan.N * plan.HV, device.value_blocks, kValueBlock);
     } else {
-      text += fmt::format("prepare: K tile {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.is_delta() ? "delta" : "additive", device.chunks,
-                          plan.HV);
-      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
-                          device.z_tile ? "Z prepared" : "values scaled in the scan");
+      text += fmt::format("prepare: K tile {}, decay {}, {}, grid {} x {}\n", device.key, decay,
+                          plan.rule.is_delta() ? "delta" : "additive", device.chunks, plan.HV);
+      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks,
+                          kValueBlock, device.z_tile ? "Z prepared" : "values scaled in the scan");
     }
     if (device.saved.hi_lo.chunk_tiles.bytes > 0) {
-      text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n", device.saved.hi_lo.lo_parts.bytes > 0 ? "too" : "as they are");
+      text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n",
+                          device.saved.hi_lo.lo_parts.bytes > 0 ? "too" : "as they are");
     }
     if (device.overlap_grad_with_scan) {
-      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
+      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks,
+                          device.reverse_time);
     }
     if (device.segments) {
-      text += fmt::format("segments: {} of {} chunks{}{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only",
+      text += fmt::format("segments: {} of {} chunks{}{}\n", device.segments.count(), device.segments.chunks,
+                          device.segments.backward ? "" : ", forward only",
                           device.uses_decay_cutoff ? ", less where decays let nothing through" : "");
     }
   } else {
@@ -347,23 +369,30 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
-  const FusedGates fused = may_form ? forms(plan, device, false) : FusedGates{}, fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
+  const FusedGates fused = may_form ? forms(plan, device, false) : FusedGates{},
+                   fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
   if (fused.any() && !device.chunk_form) text += "logits: values made with the token\n";
   if (device.chunk_form && fuses_any(plan, fused, false))
-    text += fmt::format("logits of channels: values made in prepare{}\n", fuses_any(plan, fused_backward, false) ? ", values and gradients in gradients" : "");
+    text += fmt::format("logits of channels: values made in prepare{}\n",
+                        fuses_any(plan, fused_backward, false) ? ", values and gradients in gradients" : "");
   if (device.chunk_form && fuses_any(plan, fused_backward, true))
-    text += fmt::format("logits of token scalars: {}gradients made in gradients\n", fuses_any(plan, fused, true) ? "values made in prepare, " : "");
-  const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : ""); };
+    text += fmt::format("logits of token scalars: {}gradients made in gradients\n",
+                        fuses_any(plan, fused, true) ? "values made in prepare, " : "");
+  const auto front = [&](bool gates) {
+    return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : "");
+  };
   const bool behind = stores_gates(plan, fused_backward);
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)), forward_kernels(plan, device),
-                      rows ? " -> dplr" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> dplr" : "",
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)),
+                      forward_kernels(plan, device), rows ? " -> dplr" : "", back, front(behind),
+                      backward_kernels(plan, device), rows ? " -> dplr" : "",
                       behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
-      "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n"
+      "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: "
+      "{} bytes\n"
       "workspace forward that saves: {} bytes\n",
       forward_rows + device.forward.bytes, backward_rows + device.backward.bytes,
-      CallGates(call, device.chunk_form, device.chunks).saved_with(device.saved.bytes), backward_rows + device.backward_alone_bytes(),
-      forward_rows + device.forward.saving_bytes);
+      CallGates(call, device.chunk_form, device.chunks).saved_with(device.saved.bytes),
+      backward_rows + device.backward_alone_bytes(), forward_rows + device.forward.saving_bytes);
   return text;
 }
 

@@ -17,7 +17,8 @@ struct Values {
 
 template <int kCount>
 __global__ void upload_kernel(const __grid_constant__ Values<kCount> values, int count, int32_t* device) {
-  for (int i = static_cast<int>(block_index_x() * block_size() + thread_index()); i < count; i += static_cast<int>(grid_size_x() * block_size()))
+  for (int i = static_cast<int>(block_index_x() * block_size() + thread_index()); i < count;
+       i += static_cast<int>(grid_size_x() * block_size()))
     device[i] = values.at[i];
 }
 
@@ -27,11 +28,13 @@ void upload_some(const int32_t* values, int count, int32_t* device, void* stream
   std::copy_n(values, count, copy.at);
   std::fill_n(copy.at + count, kCount - count, 0);
   constexpr int kOfBlock = 256;
-  launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kOfBlock - 1) / kOfBlock)}, kOfBlock, 0, stream, copy, count, device);
+  launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kOfBlock - 1) / kOfBlock)}, kOfBlock, 0, stream,
+         copy, count, device);
 }
 
-// Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a quarter of their bytes. A thread has one of
-// them (to read parameters, each lane its own, takes an SM a work tile a lane), and of each block the host says what comes before its first.
+// Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a
+// quarter of their bytes. A thread has one of them (to read parameters, each lane its own, takes an SM a work tile a
+// lane), and of each block the host says what comes before its first.
 constexpr int kSumThreads = 1024;
 template <class Length, int kCount>
 struct Lengths {
@@ -42,10 +45,12 @@ struct Lengths {
 
 template <class Length, int kCount>
 __global__ void __launch_bounds__(kSumThreads)
-    sequences_kernel(const __grid_constant__ Lengths<Length, kCount> lengths, int first, int count, int32_t* offsets, int32_t* chunk_base) {
+    sequences_kernel(const __grid_constant__ Lengths<Length, kCount> lengths, int first, int count, int32_t* offsets,
+                     int32_t* chunk_base) {
   constexpr int kWarps = kSumThreads / 32;
   int32_t(*const sums)[2] = reinterpret_cast<int32_t(*)[2]>(shared_memory());  // of a warp's sequences
-  const int block = static_cast<int>(block_index_x()), i = block * kSumThreads + static_cast<int>(thread_index()), lane = static_cast<int>(lane_index());
+  const int block = static_cast<int>(block_index_x()), i = block * kSumThreads + static_cast<int>(thread_index()),
+            lane = static_cast<int>(lane_index());
   const int32_t length = i < count ? static_cast<int32_t>(lengths.of[i]) : 0;
   int sum[2] = {length, (length + kChunk - 1) / kChunk};  // up to and with this one
   for (int part = 0; part < 2; ++part) {
@@ -57,13 +62,15 @@ __global__ void __launch_bounds__(kSumThreads)
   }
   sync_threads();
   int at = lengths.tokens[block], chunk = lengths.chunks[block];
-  for (unsigned warp = 0; warp < static_cast<unsigned>(kWarps) && warp < warp_index(); ++warp) at += sums[warp][0], chunk += sums[warp][1];
+  for (unsigned warp = 0; warp < static_cast<unsigned>(kWarps) && warp < warp_index(); ++warp)
+    at += sums[warp][0], chunk += sums[warp][1];
   if (i == 0 && first == 0) offsets[0] = chunk_base[0] = 0;
   if (i < count) offsets[first + i + 1] = at + sum[0], chunk_base[first + i + 1] = chunk + sum[1];
 }
 
 template <class Length, int kCount>
-void upload_lengths(const int64_t* from, int first, int count, int tokens, int chunks, int32_t* offsets, int32_t* chunk_base, void* stream) {
+void upload_lengths(const int64_t* from, int first, int count, int tokens, int chunks, int32_t* offsets,
+                    int32_t* chunk_base, void* stream) {
   Lengths<Length, kCount> lengths;
   for (int i = 0; i < kCount; ++i) {
     if (i % kSumThreads == 0) lengths.tokens[i / kSumThreads] = tokens, lengths.chunks[i / kSumThreads] = chunks;
@@ -72,10 +79,12 @@ void upload_lengths(const int64_t* from, int first, int count, int tokens, int c
     tokens += static_cast<int>(length), chunks += static_cast<int>((length + kChunk - 1) / kChunk);
   }
   const Dim3 grid{static_cast<unsigned>((count + kSumThreads - 1) / kSumThreads)};
-  launch(sequences_kernel<Length, kCount>, grid, kSumThreads, 2 * sizeof(int32_t) * kSumThreads / 32, stream, lengths, first, count, offsets, chunk_base);
+  launch(sequences_kernel<Length, kCount>, grid, kSumThreads, 2 * sizeof(int32_t) * kSumThreads / 32, stream, lengths,
+         first, count, offsets, chunk_base);
 }
 
-// What the threads before this one load, in order, joined by `join`, to which 0 adds nothing; total: of all. By all kSumThreads threads, `sums` is theirs.
+// What the threads before this one load, in order, joined by `join`, to which 0 adds nothing; total: of all. By all
+// kSumThreads threads, `sums` is theirs.
 template <class Join>
 FW_DEVICE unsigned joined_before(unsigned own, unsigned* sums, const Join& join, unsigned& total) {
   const unsigned lane = lane_index(), warp = warp_index();
@@ -100,7 +109,8 @@ FW_DEVICE unsigned joined_before(unsigned own, unsigned* sums, const Join& join,
 // One block, as many sequences at a time as it has threads.
 template <class Offset>
 __global__ void __launch_bounds__(kSumThreads)
-    make_sequences_kernel(const Offset* from, int count, unsigned longest, unsigned T, int32_t* offsets, int32_t* chunk_base) {
+    make_sequences_kernel(const Offset* from, int count, unsigned longest, unsigned T, int32_t* offsets,
+                          int32_t* chunk_base) {
   unsigned* const sums = reinterpret_cast<unsigned*>(shared_memory());
   // Lengths are below 2^31 and so is T: two of them do not overflow.
   const auto within = [T](unsigned a, unsigned b) { return a + b < T ? a + b : T; };
@@ -113,21 +123,25 @@ __global__ void __launch_bounds__(kSumThreads)
     const unsigned length = given < 0 ? 0 : given < int64_t{longest} ? static_cast<unsigned>(given) : longest;
     unsigned some, some_chunks;
     const unsigned begin = within(tokens, joined_before(length, sums, within, some)), end = within(begin, length);
-    const unsigned own = (end - begin + kChunk - 1) / kChunk, base = chunks + joined_before(own, sums, plus, some_chunks);
+    const unsigned own = (end - begin + kChunk - 1) / kChunk,
+                   base = chunks + joined_before(own, sums, plus, some_chunks);
     if (n < count) offsets[n + 1] = static_cast<int32_t>(end), chunk_base[n + 1] = static_cast<int32_t>(base + own);
     tokens = within(tokens, some), chunks += some_chunks;
   }
 }
 
 __global__ void clear_kernel(uint32_t* device, int64_t count) {
-  for (int64_t i = int64_t{block_index_x()} * block_size() + thread_index(); i < count; i += int64_t{grid_size_x()} * block_size()) device[i] = 0;
+  for (int64_t i = int64_t{block_index_x()} * block_size() + thread_index(); i < count;
+       i += int64_t{grid_size_x()} * block_size())
+    device[i] = 0;
 }
 
 }  // namespace
 
 void clear(uint32_t* device, int64_t count, void* stream) {
   constexpr int64_t kOfBlock = 256, kMostBlocks = 256;
-  launch(clear_kernel, Dim3{static_cast<unsigned>(std::min(kMostBlocks, (count + kOfBlock - 1) / kOfBlock))}, kOfBlock, 0, stream, device, count);
+  launch(clear_kernel, Dim3{static_cast<unsigned>(std::min(kMostBlocks, (count + kOfBlock - 1) / kOfBlock))}, kOfBlock,
+         0, stream, device, count);
 }
 
 void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets, int32_t* chunk_base, void* stream) {
@@ -150,14 +164,17 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
   }
 }
 
-void make_sequences(const void* offsets, bool k256, int64_t count, int64_t longest, int64_t T, int32_t* made, int32_t* chunk_base, void* stream) {
+void make_sequences(const void* offsets, bool k256, int64_t count, int64_t longest, int64_t T, int32_t* made,
+                    int32_t* chunk_base, void* stream) {
   constexpr size_t kShared = sizeof(unsigned) * kSumThreads / 32;
   const int sequences = static_cast<int>(count);
   const unsigned most = static_cast<unsigned>(longest), all = static_cast<unsigned>(T);
   if (k256) {
-    launch(make_sequences_kernel<int64_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int64_t*>(offsets), sequences, most, all, made, chunk_base);
+    launch(make_sequences_kernel<int64_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int64_t*>(offsets),
+           sequences, most, all, made, chunk_base);
   } else {
-    launch(make_sequences_kernel<int32_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int32_t*>(offsets), sequences, most, all, made, chunk_base);
+    launch(make_sequences_kernel<int32_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int32_t*>(offsets),
+           sequences, most, all, made, chunk_base);
   }
 }
 

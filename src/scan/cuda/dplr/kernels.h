@@ -1,4 +1,5 @@
-// The kernels of rules that run as two rows a token (call/dplr_as_two_tokens.h): a call's tensors to rows and back. Device memory only.
+// The kernels of rules that run as two rows a token (call/dplr_as_two_tokens.h): a call's tensors to rows and back.
+// Device memory only.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 namespace fw::cuda {
 
-// What row 2t, which erases, and row 2t + 1, which writes, have of token t: x its number, y that of the other tensor, 0 where that is absent.
+// What row 2t, which erases, and row 2t + 1, which writes, have of token t: x its number, y that of the other tensor, 0
+// where that is absent.
 //   kBoth: x, x     kFirst: x, 0     kSecond: 0, x     kPair: y, x     kDecay: max(x, least), 0     kErase: x exp(-max(y, least)), 0
 enum class RowsOf : int32_t { kBoth, kFirst, kSecond, kPair, kDecay, kErase };
 
@@ -18,7 +20,8 @@ struct ExpandTask {
   int32_t heads = 0, dim = 0, other_dim = 0;
 };
 
-// The gradient of what token t gave its rows: first d[2t] + second d[2t + 1] (a row with the factor 0 is not read), and of
+// The gradient of what token t gave its rows: first d[2t] + second d[2t + 1] (a row with the factor 0 is not read), and
+// of
 //   kErase: + exp(-max(g, least)) e[2t]                the erase vector's, with e the gradient of its rows
 //   kDecay: - sum p exp(-max(g, least)) e[2t]          a log-decay's, which the erase vector p is divided by; 0 below `least`
 // d absent: 0. The sum: over the channels of p, where the decay is one number.
@@ -39,7 +42,8 @@ inline constexpr int kRowTasks = static_cast<int>(kTokenTensors) + 1;
 struct ExpandArgs {
   ExpandTask tasks[kRowTasks];
   int32_t count = 0;
-  float least = 0;  // log-decays below count as this one where an erase vector is divided by its decay (call/dplr_as_two_tokens.h)
+  // log-decays below count as this one where an erase vector is divided by its decay (call/dplr_as_two_tokens.h)
+  float least = 0;
 };
 struct ReduceRowsArgs {
   JoinTask tasks[kRowTasks];

@@ -1,7 +1,7 @@
 // A token's tensors as two rows of another rule, and its gradients of theirs. See dplr/kernels.h.
 //
-// Roles, 256 threads: a block has rows of tokens and heads of one tensor (grid: blocks x tensors), neighbouring lanes kOf channels each of a row; nothing is
-// shared.
+// Roles, 256 threads: a block has rows of tokens and heads of one tensor (grid: blocks x tensors), neighbouring lanes
+// kOf channels each of a row; nothing is shared.
 #include <algorithm>
 #include <cmath>
 
@@ -29,7 +29,8 @@ FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
 template <class Body>
 FW_DEVICE void for_rows(const Shape& shape, unsigned heads, unsigned lanes, const Body& body) {
   const unsigned groups = kThreads / lanes;
-  const int64_t first = int64_t{block_index_x()} * groups + thread_index() / lanes, step = int64_t{grid_size_x()} * groups;
+  const int64_t first = int64_t{block_index_x()} * groups + thread_index() / lanes,
+                step = int64_t{grid_size_x()} * groups;
   const int64_t tokens = step / heads;
   const unsigned more = static_cast<unsigned>(step - tokens * heads);
   int64_t token = first / heads;
@@ -61,7 +62,8 @@ FW_DEVICE void load_decays(const Rows& g, int dim, int c, int limit, float least
   for (int j = 0; j < kOf; ++j) x[j] = fmaxf(x[j], least);
 }
 
-__global__ void __launch_bounds__(kThreads, 6) expand_rows_kernel(const __grid_constant__ ExpandArgs args, Shape shape) {
+__global__ void __launch_bounds__(kThreads, 6)
+    expand_rows_kernel(const __grid_constant__ ExpandArgs args, Shape shape) {
   const ExpandTask& task = args.tasks[block_index_y()];
   const unsigned lanes = lanes_of(task.dim);
   const int first_channel = static_cast<int>(thread_index() % lanes) * kOf;
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(kThreads, 6) expand_rows_kernel(const __grid_c
 }
 
 // p exp(-g) e of kOf channels: what the decay has of the rows of the erase vector.
-FW_DEVICE void erase_shares(const JoinTask& task, float least, const Rows& p, const Rows& g, const Rows& erased, int c, float (&x)[kOf]) {
+FW_DEVICE void erase_shares(const JoinTask& task, float least, const Rows& p, const Rows& g, const Rows& erased, int c,
+                            float (&x)[kOf]) {
   float decay[kOf], e[kOf];
   load_channels(p, 0, c, task.key_dim, x);
   load_decays(g, task.g_dim, c, task.key_dim, least, decay);
@@ -100,15 +103,19 @@ FW_DEVICE void erase_shares(const JoinTask& task, float least, const Rows& p, co
   for (int j = 0; j < kOf; ++j) x[j] *= expf(-decay[j]) * e[j];
 }
 
-__global__ void __launch_bounds__(kThreads, 4) reduce_rows_kernel(const __grid_constant__ ReduceRowsArgs args, Shape shape) {
+__global__ void __launch_bounds__(kThreads, 4)
+    reduce_rows_kernel(const __grid_constant__ ReduceRowsArgs args, Shape shape) {
   const JoinTask& task = args.tasks[block_index_y()];
   const bool sums = task.kind == RowsBack::kDecay && task.dim == 1;  // over the channels of p, by a warp
   const unsigned lanes = sums ? 32 : lanes_of(task.dim);
   const int lane = static_cast<int>(thread_index() % lanes), step = static_cast<int>(lanes) * kOf;
   for_rows(shape, static_cast<unsigned>(task.heads), lanes, [&](unsigned b, unsigned t, unsigned h) {
-    const bool has_g = task.g.data != nullptr, has_rows = task.rows.data != nullptr, plain = task.kind == RowsBack::kPlain;
-    const Rows rows = has_rows ? row_of(task.rows, b, 2 * t, h) : Rows{}, g = has_g ? row_of(task.g, b, t, h) : Rows{}, to = row_of(task.to, b, t, h);
-    const Rows erased = plain ? Rows{} : row_of(task.erased, b, 2 * t, h), p = task.kind == RowsBack::kDecay ? row_of(task.p, b, t, h) : Rows{};
+    const bool has_g = task.g.data != nullptr, has_rows = task.rows.data != nullptr,
+               plain = task.kind == RowsBack::kPlain;
+    const Rows rows = has_rows ? row_of(task.rows, b, 2 * t, h) : Rows{}, g = has_g ? row_of(task.g, b, t, h) : Rows{},
+               to = row_of(task.to, b, t, h);
+    const Rows erased = plain ? Rows{} : row_of(task.erased, b, 2 * t, h),
+               p = task.kind == RowsBack::kDecay ? row_of(task.p, b, t, h) : Rows{};
     if (sums) {
       float all = 0;
       for (int c = lane * kOf; c < task.key_dim; c += step) {
@@ -119,7 +126,8 @@ __global__ void __launch_bounds__(kThreads, 4) reduce_rows_kernel(const __grid_c
       }
       all = warp_sum(all);
       if (lane != 0) return;
-      const float own = has_rows ? task.first * load_element(rows, 0, 0) + task.second * load_element(rows, 1, 0) : 0.0f;
+      const float own =
+          has_rows ? task.first * load_element(rows, 0, 0) + task.second * load_element(rows, 1, 0) : 0.0f;
       store_element(to, 0, 0, load_element(g, 0, 0) < args.least ? 0.0f : own - all);
       return;
     }
@@ -151,7 +159,9 @@ __global__ void __launch_bounds__(kThreads, 4) reduce_rows_kernel(const __grid_c
   });
 }
 
-Shape shape_of(const RowTokens& tokens) { return {tokens.all, static_cast<unsigned>(std::max<int64_t>(tokens.batch, 1)), static_cast<unsigned>(tokens.heads)}; }
+Shape shape_of(const RowTokens& tokens) {
+  return {tokens.all, static_cast<unsigned>(std::max<int64_t>(tokens.batch, 1)), static_cast<unsigned>(tokens.heads)};
+}
 
 // For rows of a warp.
 Dim3 grid_of(const Shape& shape, int tasks) {

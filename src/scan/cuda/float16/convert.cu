@@ -1,7 +1,8 @@
 // Float16 tensors as rows of bf16 or float32 before a call's kernels, and back after them. See float16/kernels.h.
 //
-// Roles, 256 threads: a block of the grid's second dimension has one tensor; a thread has eight neighbouring channels of a row at a time, or, of rows that are
-// not 16-byte vectors (token scalars: the heads), one number. Nothing is shared.
+// Roles, 256 threads: a block of the grid's second dimension has one tensor. A thread has eight neighbouring channels
+// of a row at a time, or, of rows that are not 16-byte vectors (token scalars: the heads), one number. Nothing is
+// shared.
 #include <algorithm>
 
 #include "scan/cuda/call/device.h"
@@ -42,7 +43,9 @@ FW_DEVICE uint16_t half_bits(float x) {
   return bits;
 }
 #endif
-FW_DEVICE uint32_t half_pair(float low, float high) { return half_bits(low) | static_cast<uint32_t>(half_bits(high)) << 16; }
+FW_DEVICE uint32_t half_pair(float low, float high) {
+  return half_bits(low) | static_cast<uint32_t>(half_bits(high)) << 16;
+}
 
 // A task as kernels have it.
 struct Task {
@@ -61,7 +64,8 @@ FW_DEVICE void load_halves(const uint16_t* from, float (&x)[kN]) {
     const uint32_t words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      x[2 * j] = half_value(static_cast<uint16_t>(words[j] & 0xffff)), x[2 * j + 1] = half_value(static_cast<uint16_t>(words[j] >> 16));
+      x[2 * j] = half_value(static_cast<uint16_t>(words[j] & 0xffff)),
+            x[2 * j + 1] = half_value(static_cast<uint16_t>(words[j] >> 16));
   } else {
     x[0] = half_value(*from);
   }
@@ -69,7 +73,8 @@ FW_DEVICE void load_halves(const uint16_t* from, float (&x)[kN]) {
 template <int kN>
 FW_DEVICE void store_halves(uint16_t* to, const float (&x)[kN]) {
   if constexpr (kN == 8) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]), half_pair(x[6], x[7]));
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]), half_pair(x[6], x[7]));
   } else {
     *to = half_bits(x[0]);
   }
@@ -77,12 +82,14 @@ FW_DEVICE void store_halves(uint16_t* to, const float (&x)[kN]) {
 
 template <bool kBack, int kN>
 FW_DEVICE void convert_rows(const Float16Task& x, int pieces, const Float16Tokens& tokens) {
-  const int64_t all = tokens_before(tokens.end, tokens.all) * x.heads * pieces, step = int64_t{grid_size_x()} * kThreads;
+  const int64_t all = tokens_before(tokens.end, tokens.all) * x.heads * pieces,
+                step = int64_t{grid_size_x()} * kThreads;
   FW_NO_UNROLL
   for (int64_t i = int64_t{block_index_x()} * kThreads + thread_index(); i < all; i += step) {
     const int64_t row = i / pieces, token = row / x.heads, b = token / tokens.batch, t = token - b * tokens.batch;
     const int channel = static_cast<int>(i - row * pieces) * kN, head = static_cast<int>(row - token * x.heads);
-    uint16_t* const halves = static_cast<uint16_t*>(x.halves.data) + b * x.halves.stride_b + t * x.halves.stride_t + head * x.halves.stride_h + channel;
+    uint16_t* const halves = static_cast<uint16_t*>(x.halves.data) + b * x.halves.stride_b + t * x.halves.stride_t +
+                             head * x.halves.stride_h + channel;
     const int64_t at = b * x.rows.stride_b + t * x.rows.stride_t + head * x.rows.stride_h;
     const Rows rows{static_cast<char*>(x.rows.data) + at * (x.rows.bf16 != 0 ? 2 : 4), 0, x.rows.bf16};
     float values[kN];
@@ -126,12 +133,17 @@ void convert(const Float16Args& args, const Float16Tokens& tokens, void* stream)
     most = std::max(most, tokens.all * task.heads * tasks.of[i].pieces);
   }
   const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 8 * int64_t{sm_count()});
-  launch_overlapped(float16_kernel<kBack>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)}, kThreads, 0, stream, tasks);
+  launch_overlapped(float16_kernel<kBack>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)},
+                    kThreads, 0, stream, tasks);
 }
 
 }  // namespace
 
-void from_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) { convert<false>(args, tokens, stream); }
-void to_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) { convert<true>(args, tokens, stream); }
+void from_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) {
+  convert<false>(args, tokens, stream);
+}
+void to_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) {
+  convert<true>(args, tokens, stream);
+}
 
 }  // namespace fw::cuda

@@ -8,7 +8,8 @@
 
 namespace fw::cuda {
 
-// The float16 side's TokenArg has the strides of its 16-bit elements and is not looked at as bf16; the other says what it is. divisor: unused.
+// The float16 side's TokenArg has the strides of its 16-bit elements and is not looked at as bf16; the other says what
+// it is. divisor: unused.
 struct Float16Task {
   TokenArg halves, rows;
   int32_t heads = 0, dim = 0;

@@ -1,6 +1,6 @@
 // The front of a chunk of 64 tokens of one value head on 8 warps: a warp has 8 neighbouring rows, a lane kN = key / 32
-// neighbouring channels of each. Norms are diagonals of matrix products where the raw rows lie in shared memory, and each lane
-// works out the coefficients (rule/front.h) of one row only.
+// neighbouring channels of each. Norms are diagonals of matrix products where the raw rows lie in shared memory, and
+// each lane works out the coefficients (rule/front.h) of one row only.
 #pragma once
 
 #include <type_traits>
@@ -93,11 +93,15 @@ struct ChunkCoord {
 inline constexpr int64_t kGridChunks = 32768;
 inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
   const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
-  return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
+  return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y),
+          static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
 }
 // The block's chunk, of all.
-FW_DEVICE unsigned block_chunk() { return grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y()); }
-// From the last chunk on: the scan begins at the first, whose chunk tiles are then still in the L2 cache, as is what a pass over k before this has left there.
+FW_DEVICE unsigned block_chunk() {
+  return grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y());
+}
+// From the last chunk on: the scan begins at the first, whose chunk tiles are then still in the L2 cache, as is what a
+// pass over k before this has left there.
 FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(block_index_x())) {
   ChunkCoord p;
   const unsigned chunk = block_chunk();
@@ -105,11 +109,14 @@ FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(blo
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
   p.key_head = x.group == 1 ? p.hv : static_cast<int>(static_cast<unsigned>(hv) / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  if ((grid_size_z() > 1 || s.bounded != 0) && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+  if ((grid_size_z() > 1 || s.bounded != 0) &&
+      chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
     p.span.rows = -1;
     return p;
   }
-  p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk)) : s.N == 1 ? 0 : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
+  p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk))
+        : s.N == 1              ? 0
+                                : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
   p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
   p.batch = s.offsets != nullptr ? 0 : p.n;
   p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
@@ -120,26 +127,32 @@ FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(blo
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkCoord& place, int row) {
-  const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t +
+                         (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
   return static_cast<char*>(a.data) + (offset << (a.bf16 != 0 ? 1 : 2));
 }
 // Rows of the chunk, numbered from its first.
-FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkCoord& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
+FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkCoord& place) {
+  return {row_address(a, place, 0), a.stride_t, a.bf16};
+}
 
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
 FW_DEVICE uint32_t lane_offset(int r) {
-  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
-  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kSw128Bytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r,
+            column = lane * kN;
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kSw128Bytes) + row * 128 +
+                               ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
-// Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of their use, to where the streams that
-// are made of them will lie: a lane reads its channels of a row before it writes there.
-// K: channels that the tensor has; zeros take the place of the others.
+// Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of
+// their use. They come to where the streams that are made of them will lie: a lane reads its channels of a row before
+// it writes there. K: channels that the tensor has; zeros take the place of the others.
 template <int kN>
 FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& place, int K, char* matrix) {
   constexpr int kAtoms = 4 * kN, kRows = 32 / kAtoms;  // of a row; rows that the warp fetches at a time
-  const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms, first = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
+  const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms,
+            first = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
   const char* from = row_address(tensor, place, first) + atom * 16;
   const int64_t step = tensor.stride_t * (2 * kRows);
   const uint32_t to = shared_address(matrix);
@@ -152,7 +165,8 @@ FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& place, int K
   }
 }
 
-// Where the raw rows of q and k lie, and those of the erase gate or of an erase key of its own (never both: PrepareChoice::fetched).
+// Where the raw rows of q and k lie, and those of the erase gate or of an erase key of its own (never both:
+// PrepareChoice::fetched).
 struct RawMatrices {
   char *q, *k, *b;
 };
@@ -199,11 +213,14 @@ FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkCoord& pla
   if (all == nullptr) return m;
   const int first = static_cast<int>(warp_index()) * kWarpRows;
   m.stride = x.H * x.K;
-  m.first = all + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) + place.key_head * x.K + channel;
+  m.first = all + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) +
+            place.key_head * x.K + channel;
   m.rows = place.span.rows - first;
   return m;
 }
-FW_DEVICE MRows m_rows(const Problem& x, const ChunkCoord& place, int channel) { return m_rows(x, x.m, place, channel); }
+FW_DEVICE MRows m_rows(const Problem& x, const ChunkCoord& place, int channel) {
+  return m_rows(x, x.m, place, channel);
+}
 template <int kN>
 FW_DEVICE void load_m(const MRows& rows, int r, float (&m)[kN]) {
   FW_UNROLL
@@ -264,8 +281,10 @@ FW_DEVICE void row_gates(const Problem& x, const ChunkCoord& place, int row, Fro
 // of 16 rows, whose registers are also the right ones. kHalves: more products and fewer registers.
 template <int kN, bool kHalves = false>
 FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
-  const int lane = static_cast<int>(lane_index()), i = lane >> 3, row = static_cast<int>(warp_index()) * kWarpRows + (lane & 7);
-  const uint32_t matrix = shared_address((i & 1) != 0 ? raw.k : raw.q) + static_cast<uint32_t>(row * 128) + static_cast<uint32_t>(((i >> 1) ^ (row & 7)) << 4);
+  const int lane = static_cast<int>(lane_index()), i = lane >> 3,
+            row = static_cast<int>(warp_index()) * kWarpRows + (lane & 7);
+  const uint32_t matrix = shared_address((i & 1) != 0 ? raw.k : raw.q) + static_cast<uint32_t>(row * 128) +
+                          static_cast<uint32_t>(((i >> 1) ^ (row & 7)) << 4);
   float q[4] = {0, 0, 0, 0}, k[4] = {0, 0, 0, 0};
   FW_UNROLL
   for (int step = 0; step < 2 * kN; ++step) {
@@ -287,11 +306,14 @@ FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   return make_float2(shuffle(odd ? q[1] : q[0], from), shuffle(odd ? k[3] : k[2], from));
 }
 
-FW_DEVICE bool uses_norms(const Rule& rule) { return rule.q_norm == Norm::kL2 || rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm(); }
+FW_DEVICE bool uses_norms(const Rule& rule) {
+  return rule.q_norm == Norm::kL2 || rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm();
+}
 
 // The norms that a rule's coefficients need, of row lane / 4 of the warp.
 template <int kN>
-FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, FrontScalars<float>& s) {
+FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+                             FrontScalars<float>& s) {
   if (uses_norms(x.rule)) {
     const float2 squares = fetched_squares<kN>(raw);
     s.q2 = squares.x, s.k2 = squares.y;
@@ -320,7 +342,8 @@ FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& place, bool
     RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
     if (rounded) {
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) row.q[j] = bf16_value(bf16_bits(row.q[j])), row.k[j] = bf16_value(bf16_bits(row.k[j]));
+      for (int j = 0; j < kN; ++j)
+        row.q[j] = bf16_value(bf16_bits(row.q[j])), row.k[j] = bf16_value(bf16_bits(row.k[j]));
     }
     float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
     FW_UNROLL
@@ -366,7 +389,8 @@ struct PrecondRows {
   }
   // After the block's barrier.
   FW_DEVICE void start() {
-    if (shared != nullptr) run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), *shared, a);
+    if (shared != nullptr)
+      run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), *shared, a);
   }
   FW_DEVICE void next(float alpha, float gain, const float (&k)[kN], float (&m)[kN]) {
     FW_UNROLL
@@ -378,11 +402,11 @@ struct PrecondRows {
   }
 };
 
-// Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here, alpha and the gain of
-// the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
+// Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here,
+// alpha and the gain of the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
 template <int kN, class Precond>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs,
-                          bool rounded = false) {
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
+                          const Precond& precond, RowCoefs* coefs, bool rounded = false) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
   FrontScalars<float> s;
@@ -402,7 +426,8 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetche
       float g = 0, beta = 0;
       if (valid) g = gate_of_row(x.in.precond_g, place, row), beta = gate_of_row(x.in.precond_beta, place, row);
       const RunGates gates = run_gates(x.rule, g, beta, s.k2);
-      put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
+      put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared,
+                  [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
       if (lane % 4 == 0) coefs[row].lo.x = gates.alpha, coefs[row].lo.w = gates.gain;
     }
   }
@@ -410,17 +435,20 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetche
 }
 
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
+                          RowCoefs* coefs) {
   make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
 // Where raw rows can be fetched the coefficients of row_multiples() are made by two warps for all rows.
 
 // The row whose coefficients a lane makes, or -1.
-FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }
+FW_DEVICE int coefficient_row(int warp) {
+  return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1;
+}
 
-// Of such a rule: the gates of a row (neutral past the chunk's rows), and its coefficients. The rule says once more what it is for
-// the compiler.
+// Of such a rule: the gates of a row (neutral past the chunk's rows), and its coefficients. The rule says once more
+// what it is for the compiler.
 struct PlainGates {
   float beta = 1, erase = 1, write = 1;
 };
@@ -455,15 +483,16 @@ FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& place, int row, bo
 }
 FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gates, float q2, float k2) {
   Rule rule = x.rule;
-  rule.erase_key = EraseKey::kTied, rule.feedback = Feedback::kNone, rule.read = Read::kPlain, rule.precond = Precond::kNone;
+  rule.erase_key = EraseKey::kTied, rule.feedback = Feedback::kNone, rule.read = Read::kPlain,
+  rule.precond = Precond::kNone;
   rule.normaliser = Normaliser::kNone;
   FrontScalars<float> s;
   s.q2 = q2, s.k2 = k2, s.beta = gates.beta, s.erase = gates.erase, s.write = gates.write;
   return front_coefs(rule, x.scale, s);
 }
 
-// Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0 past the chunk's rows), so that no load is
-// waited for before the others are under way.
+// Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0
+// past the chunk's rows). So no load is waited for before the others are under way.
 struct GateBits : TokenScalars<uint32_t> {
   uint32_t erase = 0, write = 0;
 };
@@ -484,7 +513,8 @@ FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkCoord& place, int row)
   if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
   return s;
 }
-FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, float q2, float k2) {
+FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates,
+                                      float q2, float k2) {
   const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
     if (law.given == Given::kValue || row >= place.span.rows) return;
@@ -501,7 +531,8 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place,
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
   if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
   form(x.fused.beta, x.fused.numbers.beta, s.beta), form(x.fused.lambda, x.fused.numbers.lambda, s.lambda);
-  form(x.fused.erase_gate, x.fused.numbers.erase_gate, s.erase), form(x.fused.write_gate, x.fused.numbers.write_gate, s.write);
+  form(x.fused.erase_gate, x.fused.numbers.erase_gate, s.erase),
+      form(x.fused.write_gate, x.fused.numbers.write_gate, s.write);
   return front_coefs(rule, x.scale, s);
 }
 
@@ -513,17 +544,20 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const Row
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     FrontCoefs<float> c;
-    c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
+    c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z,
+    c.e_q = coefs[r].read_erase.w;
     c.e_p = coefs[r].lo.x, c.w_k = coefs[r].lo.y;
     body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
   }
 }
 // The same of fetched rows, unrolled. A row's place may be written by body(r).
 template <int kN, bool kPlain, class Precond, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, Precond&& precond, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+                                    Precond&& precond, const RowCoefs* coefs, Body&& body) {
   constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
-  const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain), gate = channel_erase(x.rule);
+  const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain),
+             gate = channel_erase(x.rule);
   const bool own_key = !kPlain && !kMakes && x.rule.uses_erase_key();
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
@@ -574,7 +608,8 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
 }
 
 template <int kN, bool kPlain, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+                                    const RowCoefs* coefs, Body&& body) {
   for_each_fetched_row<kN, kPlain>(x, place, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
 }
 

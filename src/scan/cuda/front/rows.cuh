@@ -1,6 +1,7 @@
-// The front on rows: one token of one value head whose channels are spread over kLanes neighbouring lanes, kN neighbouring
-// channels each (channels past K or V are 0 everywhere). Coefficients and their vector-Jacobian product are rule/front.h's;
-// what is here is the elementwise part, for every kernel that makes streams or takes their gradients.
+// The front on rows: one token of one value head whose channels are spread over kLanes neighbouring lanes, kN
+// neighbouring channels each (channels past K or V are 0 everywhere). Coefficients and their vector-Jacobian product
+// are rule/front.h's; what is here is the elementwise part, for every kernel that makes streams or takes their
+// gradients.
 #pragma once
 
 #include "rule/front.h"
@@ -74,7 +75,8 @@ FW_DEVICE void front_gates(const Problem& x, const FrontRows& f, int t, FrontSca
 
 // Sums over the group of lanes; every lane gets all of them.
 template <int kLanes, int kN>
-FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f, const RawKeyRow<kN>& row, int t, int lane) {
+FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f, const RawKeyRow<kN>& row, int t,
+                                            int lane) {
   const Rule& rule = x.rule;
   FrontScalars<float> s;
   float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
@@ -128,15 +130,17 @@ FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& 
   return s;
 }
 
-// What the gradients of the key-side streams say about the seven coefficients: this lane's part, to be summed over the group
-// (z_v is the value side's).
+// What the gradients of the key-side streams say about the seven coefficients: this lane's part, to be summed over the
+// group (z_v is the value side's).
 template <int kN>
-FW_DEVICE FrontCoefs<float> key_coefficient_gradients(const Problem& x, const RawKeyRow<kN>& row, const KeyStreams<kN>& d) {
+FW_DEVICE FrontCoefs<float> key_coefficient_gradients(const Problem& x, const RawKeyRow<kN>& row,
+                                                      const KeyStreams<kN>& d) {
   FrontCoefs<float> sum;
   const bool on_read = x.rule.preconditions_read(), is_delta = x.rule.is_delta();
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
-    const float dr = (on_read ? row.m[j] : 1.0f) * d.r[j], dw = (on_read ? 1.0f : row.m[j]) * d.w[j], de = is_delta ? row.b[j] * d.e[j] : 0.0f;
+    const float dr = (on_read ? row.m[j] : 1.0f) * d.r[j], dw = (on_read ? 1.0f : row.m[j]) * d.w[j],
+                de = is_delta ? row.b[j] * d.e[j] : 0.0f;
     sum.r_q += row.q[j] * dr;
     sum.r_k += row.k[j] * dr;
     sum.w_k += row.k[j] * dw;
@@ -163,8 +167,8 @@ FW_DEVICE FrontCoefs<float> sum_coefficient_gradients(const FrontCoefs<float>& p
 
 // Gradients of the raw key-side row: through the streams, and through the scalars (ds: front_coefs_vjp's answer).
 template <int kN>
-FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<float>& c, const FrontScalars<float>& ds, const RawKeyRow<kN>& row,
-                                          const KeyStreams<kN>& d) {
+FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<float>& c, const FrontScalars<float>& ds,
+                                          const RawKeyRow<kN>& row, const KeyStreams<kN>& d) {
   RawKeyRow<kN> g;
   const bool on_read = x.rule.preconditions_read(), is_delta = x.rule.is_delta();
 #pragma unroll
@@ -175,8 +179,9 @@ FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<flo
     g.k[j] = c.w_k * dw + c.r_k * dr + c.e_k * bde + 2.0f * (ds.k2 + ds.kmk * row.m[j]) * row.k[j];
     g.p[j] = c.e_p * bde + 2.0f * ds.p2 * row.p[j];
     g.b[j] = de * erase_of(c.e_k, c.e_q, c.e_p, row.k[j], row.q[j], row.p[j]);
-    g.m[j] =
-        (on_read ? d.r[j] * FrontElements<PlainMath<float>>::read(c.r_q, c.r_k, row.q[j], row.k[j]) : d.w[j] * c.w_k * row.k[j]) + ds.kmk * row.k[j] * row.k[j];
+    g.m[j] = (on_read ? d.r[j] * FrontElements<PlainMath<float>>::read(c.r_q, c.r_k, row.q[j], row.k[j])
+                      : d.w[j] * c.w_k * row.k[j]) +
+             ds.kmk * row.k[j] * row.k[j];
   }
   return g;
 }

@@ -1,12 +1,14 @@
-// Gates given as logits: values before the kernels that take them, gradients back after them, and the sums over tokens that a_log and dt_bias
-// take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
+// Gates given as logits: values before the kernels that take them, gradients back after them. The sums over tokens that
+// a_log and dt_bias take are in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
 //
-// Roles, 256 threads: a gate a z, kN neighbouring token scalars (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
-// neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
+// Roles, 256 threads: a gate a z, kN neighbouring token scalars (all heads) a thread and every kLanes-th token of the
+// block's; lanes of one token are neighbours. Where there are sums: each thread's in shared memory, sync_threads(),
+// then one thread a number adds those of all lanes.
 //
-// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's work tile, where the law was an indirect branch a number.
-// Where all tensors of a gate are bf16 in vectors with tokens at one distance (walks()), rows are found by an addition and two tokens are on their way
-// at once; what else there is takes a form that asks of every row what it is.
+// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's turn, where the
+// law was an indirect branch a number. Where all tensors of a gate are bf16 in vectors with tokens at one distance
+// (walks()), rows are found by an addition and two tokens are on their way at once. What else there is takes a form
+// that asks of every row what it is.
 #include <algorithm>
 #include <type_traits>
 
@@ -28,10 +30,12 @@ struct GateCut {
   int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
   int blocks = 0, columns = 0;           // over tokens, over numbers
 };
-// bf16, pieces of `wide` numbers where they can be loaded whole, and every token as far from the one before, in whatever sequence.
+// bf16, pieces of `wide` numbers where they can be loaded whole, and every token as far from the one before, in
+// whatever sequence.
 bool walks(const TokenArg& a, int k256, const GateTokens& tokens) {
   const bool even = tokens.all == tokens.batch || a.stride_b == tokens.batch * a.stride_t;
-  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(k256)) == 0 && a.stride_t % k256 == 0 && a.stride_h % k256 == 0 && even;
+  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(k256)) == 0 &&
+         a.stride_t % k256 == 0 && a.stride_h % k256 == 0 && even;
 }
 
 GateCut cut_of(const GateArg& gate, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
@@ -41,10 +45,12 @@ GateCut cut_of(const GateArg& gate, int k256, int64_t tokens, int64_t most_token
   while (cut.units < units && cut.units < kThreads) cut.units *= 2;
   cut.lanes = kThreads / cut.units;
   cut.columns = (units + cut.units - 1) / cut.units;
-  // Tokens one after another for few blocks to begin, but no more than leave blocks for a whole GPU: few tokens (decode) are a matter of latency.
+  // Tokens one after another for few blocks to begin, but no more than leave blocks for a whole GPU: few tokens
+  // (decode) are a matter of latency.
   constexpr int64_t kBlocks = 1024;
   const int64_t most = std::max<int64_t>(most_tokens, cut.lanes), shared = tokens * cut.columns / kBlocks;
-  cut.tokens = static_cast<int>(std::max<int64_t>(std::clamp<int64_t>(shared, cut.lanes, most), (tokens + most_blocks - 1) / most_blocks));
+  cut.tokens = static_cast<int>(
+      std::max<int64_t>(std::clamp<int64_t>(shared, cut.lanes, most), (tokens + most_blocks - 1) / most_blocks));
   cut.blocks = static_cast<int>((tokens + cut.tokens - 1) / cut.tokens);
   return cut;
 }
@@ -52,7 +58,8 @@ struct GateCuts {
   GateCut of[kGates];
 };
 template <class Args, class GateOf>
-Dim3 cut_gates(const Args& args, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
+Dim3 cut_gates(const Args& args, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks,
+               const GateOf& gate_of, GateCuts& cuts) {
   Dim3 grid{0, 0, static_cast<unsigned>(args.count)};
   for (int i = 0; i < args.count; ++i) {
     cuts.of[i] = cut_of(gate_of(args.gates[i]), k256, tokens, most_tokens, most_blocks);
@@ -62,7 +69,9 @@ Dim3 cut_gates(const Args& args, int k256, int64_t tokens, int64_t most_tokens, 
   return grid;
 }
 
-FW_DEVICE bool has_block(const GateCut& cut) { return static_cast<int>(block_index_x()) < cut.blocks && static_cast<int>(block_index_y()) < cut.columns; }
+FW_DEVICE bool has_block(const GateCut& cut) {
+  return static_cast<int>(block_index_x()) < cut.blocks && static_cast<int>(block_index_y()) < cut.columns;
+}
 
 struct GateCoord {
   int lane, number, head, channel;  // number: of the row, of which this is the head and the channel; < 0: none
@@ -146,7 +155,8 @@ FW_DEVICE void walk_values(const GateArg& gate, const TokenArg& values, const Ga
   const GateCoord p = gate_coord(gate, cut, kN, tokens);
   if (p.number < 0) return;
   const GateScalars<kN> own = gate_scalars<kN>(gate, p);
-  const int64_t first = p.first + p.lane, from_step = 2 * cut.lanes * gate.x.stride_t, to_step = 2 * cut.lanes * values.stride_t;
+  const int64_t first = p.first + p.lane, from_step = 2 * cut.lanes * gate.x.stride_t,
+                to_step = 2 * cut.lanes * values.stride_t;
   const char* from = number_of_token(gate.x, first, p);
   char* to = number_of_token(values, first, p);
   const int end = static_cast<int>(p.end - p.first), lanes = cut.lanes;
@@ -162,8 +172,9 @@ FW_DEVICE void walk_values(const GateArg& gate, const TokenArg& values, const Ga
         FW_UNROLL
         for (int j = 0; j < kN; j += 2) {
           const uint32_t word = piece[i].words[j / 2];
-          piece[i].words[j / 2] = pack_bf16(gate_value<RoundedGateMath>(law, own.rate[j], bf16_low(word) + own.bias[j]),
-                                            gate_value<RoundedGateMath>(law, own.rate[j + 1], bf16_high(word) + own.bias[j + 1]));
+          piece[i].words[j / 2] =
+              pack_bf16(gate_value<RoundedGateMath>(law, own.rate[j], bf16_low(word) + own.bias[j]),
+                        gate_value<RoundedGateMath>(law, own.rate[j + 1], bf16_high(word) + own.bias[j + 1]));
         }
         if (token + i * lanes < end) store_piece<kN>(to + i * to_step, piece[i]);
       }
@@ -191,22 +202,25 @@ FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const Ga
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
-    gate_values_kernel(const __grid_constant__ GateValuesArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
+    gate_values_kernel(const __grid_constant__ GateValuesArgs args, const __grid_constant__ GateTokens tokens,
+                       const __grid_constant__ GateCuts cuts) {
   grid_dependency_wait();
   grid_dependency_launch();
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
   if (cut.walk != 0) return walk_values<kK256Values>(args.gates[i], args.values[i], tokens, cut);
-  cut.k256 != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+  cut.k256 != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut)
+                : make_values<1>(args.gates[i], args.values[i], tokens, cut);
 }
 
 // The logits' gradients of this thread's numbers, and their sums over its tokens.
 template <int kN>
-FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const GateCoord& p, const GateScalars<kN>& own, float (&of_bias)[kN],
-                              float (&of_rate)[kN]) {
+FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const GateCoord& p, const GateScalars<kN>& own,
+                              float (&of_bias)[kN], float (&of_rate)[kN]) {
   const GateArg& gate = a.gate;
-  const int64_t first = p.first + p.lane, bytes = 2 * cut.lanes, step = bytes * gate.x.stride_t, d_step = bytes * a.d_values.stride_t;
+  const int64_t first = p.first + p.lane, bytes = 2 * cut.lanes, step = bytes * gate.x.stride_t,
+                d_step = bytes * a.d_values.stride_t;
   const int64_t to_step = bytes * a.d_x.stride_t;
   const char *from = number_of_token(gate.x, first, p), *from_d = number_of_token(a.d_values, first, p);
   char* to = a.d_x.data == nullptr ? nullptr : number_of_token(a.d_x, first, p);
@@ -228,7 +242,8 @@ FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const G
           for (int k = 0; k < 2; ++k) {
             const uint32_t word = x[i].words[j / 2], d_word = d[i].words[j / 2];
             const float d_value = k == 0 ? bf16_low(d_word) : bf16_high(d_word);
-            const GatePoint<float> point = gate_point<RoundedGateMath>(law, own.rate[j + k], (k == 0 ? bf16_low(word) : bf16_high(word)) + own.bias[j + k]);
+            const GatePoint<float> point = gate_point<RoundedGateMath>(
+                law, own.rate[j + k], (k == 0 ? bf16_low(word) : bf16_high(word)) + own.bias[j + k]);
             of_rate[j + k] = fmaf(d_value, point.of_rate, of_rate[j + k]);
             dx[k] = d_value * point.slope;
             of_bias[j + k] += dx[k];
@@ -291,32 +306,39 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
 
 // Three blocks an SM: with registers for four walk_gradients() spills.
 __global__ void __launch_bounds__(kThreads, 3)
-    gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
+    gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens,
+                          const __grid_constant__ GateCuts cuts) {
   grid_dependency_wait();
   grid_dependency_launch();
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.k256 != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
+  cut.k256 != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut)
+                : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
-// The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns, channels side by side, and lanes, every
-// so many of the parts: of few channels many lanes, since each walks alone. Sums of lanes and, where a head has one number, of columns meet by halves.
+// The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns,
+// channels side by side, and lanes, every so many of the parts: of few channels many lanes, since each walks alone.
+// Sums of lanes and, where a head has one number, of columns meet by halves.
 constexpr int kSumThreads = 1024, kMostSumColumns = 128;
-__global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {
+__global__ void __launch_bounds__(kSumThreads)
+    gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {
   grid_dependency_wait();
   grid_dependency_launch();
   const GateGradient& a = args.gates[block_index_z()];
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
-  const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
+  const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels,
+            row = heads * channels;
   if (to.data == nullptr || head >= heads) return;
   const bool fused = a.fused_parts > 0;
   const int64_t step = 2 * int64_t{row};  // of a block of tokens
   const int blocks = fused ? static_cast<int>(a.fused_parts) : cuts.of[block_index_z()].blocks;
-  const float* const parts = a.parts + (fused ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (fused ? channels : row);
+  const float* const parts =
+      a.parts + (fused ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (fused ? channels : row);
   int columns = 1;
   while (columns < channels && columns < kMostSumColumns) columns *= 2;
-  const int thread = static_cast<int>(thread_index()), lanes = kSumThreads / columns, column = thread % columns, lane = thread / columns;
+  const int thread = static_cast<int>(thread_index()), lanes = kSumThreads / columns, column = thread % columns,
+            lane = thread / columns;
   const bool one_a_head = to.stride_k == 0 && channels > 1;
   float* const shared = reinterpret_cast<float*>(shared_memory());  // [lanes, columns]
   // Of shared[0 .. 2 count): those of the upper half to those of the lower, until `least` are left.
@@ -359,7 +381,8 @@ void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* str
   constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 16;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kK256Values, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
+      args, kK256Values, tokens.all, kMostTokens, kAnyBlocks,
+      [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
   for (int i = 0; i < args.count; ++i) {
     const bool both = walks(args.gates[i].x, kK256Values, tokens) && walks(args.values[i], kK256Values, tokens);
     cuts.of[i].walk = cuts.of[i].k256 != 0 && both ? 1 : 0;
@@ -371,7 +394,8 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
   constexpr int64_t kMostTokens = 32;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kK256Gradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
+      args, kK256Gradients, tokens.all, kMostTokens, kMostGateParts,
+      [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
   bool any = false;
   for (int i = 0; i < args.count; ++i) {
@@ -382,14 +406,17 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
       continue;
     }
     any = true;
-    const bool all =
-        walks(a.gate.x, kK256Gradients, tokens) && walks(a.d_values, kK256Gradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kK256Gradients, tokens));
+    const bool all = walks(a.gate.x, kK256Gradients, tokens) && walks(a.d_values, kK256Gradients, tokens) &&
+                     (a.d_x.data == nullptr || walks(a.d_x, kK256Gradients, tokens));
     cuts.of[i].walk = cuts.of[i].k256 != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
-  if (any) launch_overlapped(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kK256Gradients : 0, stream, args, tokens, cuts);
+  if (any)
+    launch_overlapped(gate_gradients_kernel, grid, kThreads,
+                      heads > 0 ? 2 * sizeof(float) * kThreads * kK256Gradients : 0, stream, args, tokens, cuts);
   if (heads > 0)
-    launch_overlapped(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
+    launch_overlapped(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads,
+                      sizeof(float) * kSumThreads, stream, args, cuts);
 }
 
 }  // namespace fw::cuda

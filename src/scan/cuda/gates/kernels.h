@@ -32,14 +32,18 @@ struct GateGradient {
   TokenArg d_values, d_x;      // d_x may be absent, and may be d_values
   HeadArg d_a_log, d_dt_bias;  // may be absent
   float* parts = nullptr;      // gate_parts_bytes(); null: neither is asked for
-  int64_t fused_parts = 0;     // if not 0: gradients() has made the logits' gradient, and `parts` [fused_parts, heads, 2, channels], of dt_bias and of a_log
+  // if not 0: gradients() has made the logits' gradient, and `parts` [fused_parts, heads, 2, channels], of dt_bias and
+  // of a_log
+  int64_t fused_parts = 0;
 };
 struct GateGradientsArgs {
   GateGradient gates[kGates];
   int32_t count = 0;
 };
 inline constexpr int64_t kMostGateParts = 512;  // blocks of tokens, whose sums are added in order
-constexpr int64_t gate_parts_bytes(int64_t heads, int64_t channels) { return kMostGateParts * 2 * heads * channels * int64_t{sizeof(float)}; }
+constexpr int64_t gate_parts_bytes(int64_t heads, int64_t channels) {
+  return kMostGateParts * 2 * heads * channels * int64_t{sizeof(float)};
+}
 // The logits' gradients, but of gates with fused_parts; then the sums of the parts of all.
 void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, void* stream);
 

@@ -1,14 +1,17 @@
-// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: RowScales), without chunk tiles. Per
-// sequence and value head, chunk by chunk:
+// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h:
+// RowScales), without chunk tiles. Per sequence and value head, chunk by chunk:
 //   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (additive rules: W = diag(z) v, U = W)
-// Where streams are sums of q and k W has diag(erase_q) q S besides, and O diag(read_k) k S: both products come first, and are in registers together.
-// A for itself is a product more than the chunk tiles of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would load.
-// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
-// Where channels decay each by its own W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S + Khat^T U of chunk tiles (tiles.h: QETiles), which come one by
-// one. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so
-// that W and O need not be under way, and in registers, together (but for sums).
+// Where streams are sums of q and k W has diag(erase_q) q S besides, and O diag(read_k) k S: both products come first,
+// and are in registers together. A for itself is a product more than the chunk tiles of scan/forward.cu have, and
+// spares [64, 256] numbers of a chunk that every block would load. Writes o (rows of each sequence only) and the final
+// states, and for the gradients S^T at the start of every chunk and W of every chunk. Where channels decay each by its
+// own, chunk tiles come one by one (tiles.h: QETiles). Then W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S +
+// Khat^T U. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the
+// other group's time on the tensor cores, so that W and O need not be under way, and in registers, together (but for
+// sums).
 //
-// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and the barriers e and khat:
+// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and
+// the barriers e and khat:
 //   warp     does                                              waits for                    says so to                  shared memory
 //   0, 1     load k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes S^T away; with 3 bf16 rows of O   state[i].full, o[i].full     state[i].empty, o[i].empty  kState, kO
@@ -32,14 +35,17 @@ struct K256ForwardArgs {
 };
 
 template <K256Form kForm, bool kOut, bool kSave>
-__global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __grid_constant__ K256ForwardArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
+__global__ void __launch_bounds__(kK256Threads, 1)
+    k256_forward_kernel(const __grid_constant__ K256ForwardArgs all, const __grid_constant__ StageMaps maps) {
+  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
+                 kChunkTiles = kForm == K256Form::kKeys;
   using Shape = K256Shape<kOut, kForm>;
   using Registers = K256Registers<56, 224>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
+  if (thread_index() == 0)
+    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -48,12 +54,14 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
     register_count_decrease<Registers::kOfMovers>();
     const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
-      const K256StageArgs stage_args{args.sequences, args.rows, args.v, all.chunk_tiles, args.z, args.HV, args.K, args.V};
+      const K256StageArgs stage_args{args.sequences, args.rows, args.v, all.chunk_tiles,
+                                     args.z,         args.HV,   args.K, args.V};
       const auto in_order = [](int i) { return i; };
       if constexpr (kChunkTiles) {
         load_k256_tiles<Shape, false, kOut>(stage_args, maps, place, shared, barriers, in_order);
       } else {
-        load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, place, shared, barriers, in_order);
+        load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, place, shared, barriers,
+                                                                    in_order);
       }
       return;
     }
@@ -63,10 +71,12 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
     for (int c = 0; c < place.scan.chunks; ++c, ring.next(), single.next()) {
       FW_NO_UNROLL
       for (int group = 0; group < place.groups; ++group) {
-        if constexpr (kSave) drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.states, args.w);
+        if constexpr (kSave)
+          drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.states, args.w);
         if (kOut && args.o.bf16 != 0) {
           barriers.o[group].wait_full(single);
-          store_bf16_rows(tile_rows(args.o, args.sequences, place.of_group(group), args.V), c, shared + Shape::kO + group * kSw128Bytes);
+          store_bf16_rows(tile_rows(args.o, args.sequences, place.of_group(group), args.V), c,
+                          shared + Shape::kO + group * kSw128Bytes);
           barriers.o[group].put_empty(single);
         }
       }
@@ -83,17 +93,23 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
       load_state(args.initial_state, place, place.n, args.K, args.V, state);
     }
     const int chunks = own().chunks;
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
     const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
     FW_NO_UNROLL
     for (int c = 0; c < chunks; ++c) {
       const auto ring = Shape::stage_of(c);
       const auto single = Shape::single_of(c);
       using Numbers = std::conditional_t<kChunkTiles, K256Decays, RowScales>;
-      const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      const auto numbers = [&] {
+        return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes));
+      };
       // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
-      const auto anew = [&](uint32_t address) { return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
-      const uint32_t keys = kChunkTiles ? anew(base + Shape::kE) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      const auto anew = [&](uint32_t address) {
+        return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address;
+      };
+      const uint32_t keys =
+          kChunkTiles ? anew(base + Shape::kE) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
@@ -108,7 +124,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
         wgmma_fence();
         multiply_state(w, numbers_of_state, keys);
         wgmma_commit();
-        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
+        // while the product runs, which does not touch it
+        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);
         if constexpr (kSums) {
           barriers.q.wait_full(single);
           wgmma_fence();
@@ -148,7 +165,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
         named_barrier_sync(1 + group, kStateThreads);  // the product reads what all four warps have left of W
         barriers.a.wait_full(single);
         wgmma_fence();
-        multiply_tile(w, tile, base + Shape::kA);  // in the registers of k S: with others ptxas finds no place for all three
+        // in the registers of k S: with others ptxas finds no place for all three
+        multiply_tile(w, tile, base + Shape::kA);
         wgmma_commit();
         wgmma_wait<0>();
         keep(w);
@@ -214,7 +232,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
           pack_fragments(o, b);
           barriers.o[group].wait_empty(single);
           FW_UNROLL
-          for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO + static_cast<uint32_t>(group * kSw128Bytes), k, b[k]);
+          for (int k = 0; k < 4; ++k)
+            store_token_fragment(base + Shape::kO + static_cast<uint32_t>(group * kSw128Bytes), k, b[k]);
           barriers.o[group].put_full(single);
         }
       }
@@ -227,9 +246,11 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_forward_kernel(const __g
 template <K256Form kForm, bool kOut, bool kSave>
 void launch_forward(const K256ForwardArgs& all, void* stream) {
   const ScanForwardArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(k256_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(k256_forward_kernel<kForm, kOut, kSave>, grid, kK256Threads, K256Shape<kOut, kForm>::kShared, stream, all,
-                    k256_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) *
+                      static_cast<unsigned>(k256_blocks(args.V, all.groups)),
+                  1, 1};
+  launch_overlapped(k256_forward_kernel<kForm, kOut, kSave>, grid, kK256Threads, K256Shape<kOut, kForm>::kShared,
+                    stream, all, k256_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
 }
 template <K256Form kForm>
 void launch_forward(const K256ForwardArgs& all, void* stream) {
@@ -244,9 +265,14 @@ void launch_forward(const K256ForwardArgs& all, void* stream) {
 }  // namespace
 
 void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
-  if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("k256_forward: states and w are saved together or not at all");
-  if (args.K > kMaxTileK || args.parts != nullptr || args.maps.data != nullptr || (args.z != nullptr && form != K256Form::kKeys)) {
-    fail_internal("k256_forward: expected K at most {} and whole sequences, with raw values unless there are chunk tiles, got K {}", kMaxTileK, args.K);
+  if ((args.states == nullptr) != (args.w == nullptr))
+    fail_internal("k256_forward: states and w are saved together or not at all");
+  if (args.K > kMaxTileK || args.parts != nullptr || args.maps.data != nullptr ||
+      (args.z != nullptr && form != K256Form::kKeys)) {
+    fail_internal(
+        "k256_forward: expected K at most {} and whole sequences, with raw values unless there are chunk tiles, got K "
+        "{}",
+        kMaxTileK, args.K);
   }
   const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   switch (form) {

@@ -6,7 +6,8 @@ namespace {
 
 template <bool kStreams, bool kGates>
 void launch_half(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_channel_gradients<ChannelShape<kHalfTileK, true, kStreams, kGates, RowM::kNone, false, false, true>>(args, chunks, stream);
+  launch_channel_gradients<ChannelShape<kHalfTileK, true, kStreams, kGates, RowM::kNone, false, false, true>>(
+      args, chunks, stream);
 }
 
 }  // namespace

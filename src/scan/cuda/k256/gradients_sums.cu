@@ -1,4 +1,5 @@
-// k256_gradients() of rules whose streams are sums of q and k: the form of gradients/scalar for any gain, with the gates of one number.
+// k256_gradients() of rules whose streams are sums of q and k: the form of gradients/scalar for any gain, with the
+// gates of one number.
 #include "scan/cuda/gradients/scalar/kernel.cuh"
 
 namespace fw::cuda {

@@ -1,6 +1,7 @@
-// prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), call/select.h): the numbers of a chunk's rows, P and, with an erase, A =
-// (I + T)^-1 (tiles.h). T and P are products of the raw rows, a half of the channels after the other, times the matrix exp(G_i - G_j) and factors of rows and
-// columns, in float32 (sums of q and k: prepare/sum_parts.cuh). A block has one chunk of one value head.
+// prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), call/select.h): the numbers of a
+// chunk's rows, P and, with an erase, A = (I + T)^-1 (tiles.h). T and P are products of the raw rows, a half of the
+// channels after the other. They are multiplied by the matrix exp(G_i - G_j) and factors of rows and columns, in
+// float32 (sums of q and k: prepare/sum_parts.cuh). A block has one chunk of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -22,7 +23,8 @@ struct K256Rows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], squares[2][kChunk];
 };
 struct K256SumRows {
-  float pair[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk], right[kChunk], gamma[kChunk], keys[kChunk], squares[2][kChunk];
+  float pair[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk], right[kChunk], gamma[kChunk],
+      keys[kChunk], squares[2][kChunk];
 };
 
 // Shared memory: halves of the raw rows, T, A and P; kSums: a barrier.
@@ -30,7 +32,8 @@ template <K256Form kForm>
 struct K256Layout {
   using Rows = std::conditional_t<kForm == K256Form::kSums, K256SumRows, K256Rows>;
   static constexpr uint32_t kHalf = 2 * kChunk * kHalfTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kReads = 2 * kHalf, kT = 4 * kHalf, kA = kT + kTriangle, kP = kA + kSw128Bytes, kRows = kP + kSw128Bytes;
+  static constexpr uint32_t kKeys = 0, kReads = 2 * kHalf, kT = 4 * kHalf, kA = kT + kTriangle, kP = kA + kSw128Bytes,
+                            kRows = kP + kSw128Bytes;
   static constexpr uint32_t kBarrier = kRows + sizeof(Rows), kBytes = kBarrier + (kForm == K256Form::kSums ? 8 : 0);
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
@@ -51,30 +54,36 @@ FW_DEVICE void issue_k_half(const TokenArg& tensor, const ChunkCoord& place, int
 
 // By a lane: the factors of its row, and the numbers that are left of it.
 template <bool kDelta>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, K256Rows& rows, RowScales& out) {
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, K256Rows& rows,
+                           RowScales& out) {
   const bool norms = uses_norms(x.rule);
   const float q2 = norms ? rows.squares[0][row] : 0.0f, k2 = norms ? rows.squares[1][row] : 0.0f;
   FrontCoefs<float> c = plain_coefs(x, gates, q2, k2);
   if (row >= place.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
   const float gamma = rows.gamma[row];
   rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
-  out.e[row] = kDelta ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
+  out.e[row] = kDelta ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k,
+  out.z_scale[row] = c.z_v;
   out.q2[row] = q2, out.k2[row] = k2;
 }
-FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, K256SumRows& rows, RowScales& out, RowNorms* norms) {
+FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates,
+                               K256SumRows& rows, RowScales& out, RowNorms* norms) {
   const bool uses = uses_norms(x.rule);
   const float q2 = uses ? rows.squares[0][row] : 0.0f, k2 = uses ? rows.squares[1][row] : 0.0f;
   FrontCoefs<float> c = sum_coefs(x, place, row, gates, q2, k2);
   if (row >= place.span.rows) c = {};
   const float gamma = rows.gamma[row];
-  rows.read_q[row] = c.r_q, rows.read_k[row] = c.r_k, rows.erase_q[row] = c.e_q, rows.erase_k[row] = c.e_k, rows.right[row] = c.w_k;
-  out.e[row] = -gamma * c.e_k, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
+  rows.read_q[row] = c.r_q, rows.read_k[row] = c.r_k, rows.erase_q[row] = c.e_q, rows.erase_k[row] = c.e_k,
+  rows.right[row] = c.w_k;
+  out.e[row] = -gamma * c.e_k, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k,
+  out.z_scale[row] = c.z_v;
   out.erase_q[row] = -gamma * c.e_q, out.read_k[row] = gamma * c.r_k;
   if (norms != nullptr) norms->q2[row] = q2, norms->k2[row] = k2;
 }
 
 template <K256Form kForm>
-__global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_kernel(const __grid_constant__ K256PrepareArgs args, int q_pieces, int k_pieces) {
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    k256_prepare_kernel(const __grid_constant__ K256PrepareArgs args, int q_pieces, int k_pieces) {
   using Layout = K256Layout<kForm>;
   constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums;
   constexpr int kN = kHalfTileK / 32;
@@ -92,8 +101,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_kernel(const 
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalfTileK, channels = x.K - first;
-    issue_k_half(from_channel(x.in.k, first), place, channels, k_pieces != 0, shared + Layout::kKeys + half * Layout::kHalf);
-    issue_k_half(from_channel(x.in.q, first), place, channels, q_pieces != 0, shared + Layout::kReads + half * Layout::kHalf);
+    issue_k_half(from_channel(x.in.k, first), place, channels, k_pieces != 0,
+                 shared + Layout::kKeys + half * Layout::kHalf);
+    issue_k_half(from_channel(x.in.q, first), place, channels, q_pieces != 0,
+                 shared + Layout::kReads + half * Layout::kHalf);
   }
   cp_async_commit();
   const auto gates = [&] {
@@ -116,7 +127,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_kernel(const 
     float2 squares = make_float2(0, 0);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float2 own = fetched_squares<kN, true>({shared + Layout::kReads + half * Layout::kHalf, shared + Layout::kKeys + half * Layout::kHalf, nullptr});
+      const float2 own = fetched_squares<kN, true>(
+          {shared + Layout::kReads + half * Layout::kHalf, shared + Layout::kKeys + half * Layout::kHalf, nullptr});
       squares.x += own.x, squares.y += own.y;
     }
     const int lane = static_cast<int>(lane_index()), own = warp * kWarpRows + lane / 4;
@@ -132,7 +144,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_kernel(const 
   }
 
   float c[8][4];
-  const uint32_t base = shared_address(shared), left = base + (work.strict ? Layout::kKeys : Layout::kReads), right = base + Layout::kKeys;
+  const uint32_t base = shared_address(shared), left = base + (work.strict ? Layout::kKeys : Layout::kReads),
+                 right = base + Layout::kKeys;
   pair_products<kHalfTileK>(work, left, right, c);
   add_pair_products<kHalfTileK>(work, left + Layout::kHalf, right + Layout::kHalf, c);
   if constexpr (kSums) {
@@ -167,14 +180,16 @@ template <K256Form kForm>
 void launch_k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const auto pieces = [&](const TokenArg& a) { return is_vec16(a, x.K) ? 1 : 0; };
-  launch(k256_prepare_kernel<kForm>, prepare_grid(x, chunks), kPrepareThreads, K256Layout<kForm>::kBytes, stream, args, pieces(x.in.q), pieces(x.in.k));
+  launch(k256_prepare_kernel<kForm>, prepare_grid(x, chunks), kPrepareThreads, K256Layout<kForm>::kBytes, stream, args,
+         pieces(x.in.q), pieces(x.in.k));
 }
 
 }  // namespace
 
 void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  if (x.K > kMaxTileK || x.K <= kHalfTileK) fail_internal("k256_prepare: expected K from {} to {}, got {}", kHalfTileK + 1, kMaxTileK, x.K);
+  if (x.K > kMaxTileK || x.K <= kHalfTileK)
+    fail_internal("k256_prepare: expected K from {} to {}, got {}", kHalfTileK + 1, kMaxTileK, x.K);
   switch (select_k256(x.rule)) {
     case K256Form::kAdditive:
       return launch_k256_prepare<K256Form::kAdditive>(args, chunks, stream);

@@ -1,6 +1,8 @@
-// prepare for keys of 129 to 256 channels that each have a decay of their own (k256_channels(), call/select.h): any rows, any streams without an erase key of
-// their own. Leaves E and Q with their decays, Khat, A and P (tiles.h: QETiles), and |q|^2 and |k|^2 for the gradients. The channels come a quarter after
-// the other, each as prepare/channel.cu has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk of one value head.
+// prepare for keys of 129 to 256 channels that each have a decay of their own (k256_channels(), call/select.h): any
+// rows, any streams without an erase key of their own. Leaves E and Q with their decays, Khat, A and P (tiles.h:
+// QETiles), and |q|^2 and |k|^2 for the gradients. The channels come a quarter after the other, each as
+// prepare/channel.cu has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk of
+// one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -34,7 +36,8 @@ struct QuarterTile {
 };
 
 // |q|^2 and |k|^2 of row lane / 4 of the warp, by way of places that operands take later.
-FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCoord& place, bool fetched, char* shared) {
+FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCoord& place, bool fetched,
+                                         char* shared) {
   constexpr int kN = kLaneChannels;
   FrontScalars<float> s;
   if (!uses_norms(args.quarters[0].rule)) return s;
@@ -59,7 +62,8 @@ FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCo
   return s;
 }
 
-__global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(const __grid_constant__ K256KeysArgs args, int fetched_flag) {
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    k256_prepare_keys_kernel(const __grid_constant__ K256KeysArgs args, int fetched_flag) {
   using Layout = QuarterLayout;
   constexpr int kN = kLaneChannels;
   const Problem& x = args.quarters[0];
@@ -92,7 +96,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
   FW_NO_UNROLL
   for (int quarter = 0; quarter < kQuarters; ++quarter) {
     const Problem& own = args.quarters[quarter];
-    QuarterTile columns{chunk_tile.e + quarter * kSw128Elements, chunk_tile.q + quarter * kSw128Elements, chunk_tile.gamma + quarter * kQuarter};
+    QuarterTile columns{chunk_tile.e + quarter * kSw128Elements, chunk_tile.q + quarter * kSw128Elements,
+                        chunk_tile.gamma + quarter * kQuarter};
     ChunkTiles<kQuarter, QuarterTile> out{};
     out.forward = &columns;
     const Rows decay_tensor = chunk_rows(own.in.g, place);
@@ -104,20 +109,23 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
     sync_threads();
     finish_block_decays(decays, warp, d, out);
     if (fetched && exact) {
-      for_each_fetched_row<kN, false>(own, place, raw, coefs,
-                                      [&](int r, const KeyStreams<kN>& s) { channel_row<kQuarter, true, true>(r, warp, s, alpha[r], d, decays, shared, out); });
+      for_each_fetched_row<kN, false>(own, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+        channel_row<kQuarter, true, true>(r, warp, s, alpha[r], d, decays, shared, out);
+      });
     } else {
       for_each_row<kN>(own, place, coefs, [&](int r, const KeyStreams<kN>& s) {
         float row[kN];
         decay_row(own, decay_tensor, place, r, row);
         channel_row<kQuarter, true, false>(r, warp, s, row, d, decays, shared, out);
       });
-      bounded_keys<kN>(own, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kQuarter, true>(r, k, shared, out); });
+      bounded_keys<kN>(own, decay_tensor, place, coefs, d.behind,
+                       [&](int r, const float(&k)[kN]) { store_key<kQuarter, true>(r, k, shared, out); });
     }
     fence_async_shared();
     sync_threads();
     if (thread_index() == 0) {
-      bulk_store(args.keys + place.item * (kChunk * kMaxTileK) + quarter * kSw128Elements, shared + Layout::kKeys, kSw128Bytes);
+      bulk_store(args.keys + place.item * (kChunk * kMaxTileK) + quarter * kSw128Elements, shared + Layout::kKeys,
+                 kSw128Bytes);
       bulk_commit();
     }
     add_channel_pairs<kQuarter, true>(shared, warp, decays, tiles);
@@ -132,7 +140,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
         if (args.z == nullptr) return;
         const int64_t value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
         write_values(
-            x, place, [&](int row) { return coefs[row].lo.z; }, args.z + place.item * value_blocks * kSw128Elements, number * 32 + lane, kMeanwhileWarps * 32);
+            x, place, [&](int row) { return coefs[row].lo.z; }, args.z + place.item * value_blocks * kSw128Elements,
+            number * 32 + lane, kMeanwhileWarps * 32);
       });
 }
 
@@ -140,7 +149,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) k256_prepare_keys_kernel(c
 
 void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream) {
   K256KeysArgs all;
-  all.chunk_tiles = args.chunk_tiles, all.pairs = args.pairs, all.norms = args.norms, all.keys = args.keys, all.z = args.z;
+  all.chunk_tiles = args.chunk_tiles, all.pairs = args.pairs, all.norms = args.norms, all.keys = args.keys,
+  all.z = args.z;
   bool fetched = true;
   for (int quarter = 0; quarter < kQuarters; ++quarter) {
     Problem& own = all.quarters[quarter] = args.problem;
@@ -154,7 +164,8 @@ void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream
     like.problem = own;
     fetched = fetched && select_prepare(like, kQuarter).fetched;
   }
-  launch(k256_prepare_keys_kernel, prepare_grid(args.problem, chunks), kPrepareThreads, QuarterLayout::kBytes, stream, all, static_cast<int>(fetched));
+  launch(k256_prepare_keys_kernel, prepare_grid(args.problem, chunks), kPrepareThreads, QuarterLayout::kBytes, stream,
+         all, static_cast<int>(fetched));
 }
 
 }  // namespace fw::cuda

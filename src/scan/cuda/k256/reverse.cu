@@ -1,12 +1,14 @@
-// The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: RowScales). Per sequence and value
-// head, from the last chunk on, with D the gradient of the state:
+// The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h:
+// RowScales). Per sequence and value head, from the last chunk on, with D the gradient of the state:
 //   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (additive rules: V = diag(k) k D, and D without dZ)
-// Where streams are sums of q and k: D = gamma D + q^T (diag(q) dO + diag(erase_q) dZ) + k^T (diag(read_k) dO + diag(e) dZ); then q is the last that is wanted.
-// Where channels decay each by its own dR = P^T dO + Khat D, D = Diag(gamma) D + Q^T dO + E^T dZ of chunk tiles (tiles.h: QETiles), which come one by one.
-// Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
+// Where streams are sums of q and k: D = gamma D + q^T (diag(q) dO + diag(erase_q) dZ) + k^T (diag(read_k) dO + diag(e)
+// dZ); then q is the last that is wanted. Where channels decay each by its own dR = P^T dO + Khat D, D = Diag(gamma) D
+// + Q^T dO + E^T dZ of chunk tiles (tiles.h: QETiles), which come one by one. Writes, if asked for, D^T at the end of
+// every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
-// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and the barriers e and khat:
+// Roles, 384 threads, one block an SM (k256/parts.cuh), i the group; with chunk tiles k has the places kE and kKhat and
+// the barriers e and khat:
 //   warp     does                                               waits for                    says so to                  shared memory
 //   0, 1     load k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes D^T away                           state[i].full                state[i].empty              kState
@@ -28,14 +30,17 @@ struct K256ReverseArgs {
 };
 
 template <K256Form kForm, bool kSave>
-__global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __grid_constant__ K256ReverseArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
+__global__ void __launch_bounds__(kK256Threads, 1)
+    k256_reverse_kernel(const __grid_constant__ K256ReverseArgs all, const __grid_constant__ StageMaps maps) {
+  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
+                 kChunkTiles = kForm == K256Form::kKeys;
   using Shape = K256Shape<false, kForm>;
   using Registers = K256Registers<56, 224>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
+  if (thread_index() == 0)
+    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -45,7 +50,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
     const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
-      const K256StageArgs stage_args{args.sequences, args.rows, args.d_o, all.chunk_tiles, nullptr, args.HV, args.K, args.V};
+      const K256StageArgs stage_args{args.sequences, args.rows, args.d_o, all.chunk_tiles,
+                                     nullptr,        args.HV,   args.K,   args.V};
       const auto from_the_last = [last](int i) { return last - i; };
       if constexpr (kChunkTiles) {
         load_k256_tiles<Shape, true, true>(stage_args, maps, place, shared, barriers, from_the_last);
@@ -60,7 +66,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
     FW_NO_UNROLL
     for (int c = last; c >= 0; --c, ring.next(), single.next()) {
       FW_NO_UNROLL
-      for (int group = 0; group < place.groups; ++group) drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.d_states, args.v);
+      for (int group = 0; group < place.groups; ++group)
+        drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.d_states, args.v);
     }
     bulk_wait<0>();
   } else {
@@ -74,17 +81,23 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
       load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     }
     const int chunks = own().chunks;
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
     const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
     FW_NO_UNROLL
     for (int i = 0; i < chunks; ++i) {
       const auto ring = Shape::stage_of(i);
       const auto single = Shape::single_of(i);
       using Numbers = std::conditional_t<kChunkTiles, K256Decays, RowScales>;
-      const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      const auto numbers = [&] {
+        return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes));
+      };
       // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
-      const auto anew = [&](uint32_t address) { return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
-      const uint32_t keys = kChunkTiles ? anew(base + Shape::kKhat) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      const auto anew = [&](uint32_t address) {
+        return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address;
+      };
+      const uint32_t keys = kChunkTiles ? anew(base + Shape::kKhat)
+                                        : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       constexpr bool kReads = kDelta || kSave;  // D
       barriers.stages.wait_full(ring);
@@ -100,7 +113,8 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
       if constexpr (kReads) {
         multiply_state(v, numbers_of_state, keys);
         wgmma_commit();
-        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
+        // while the product runs, which does not touch it
+        if constexpr (kChunkTiles) scale_columns(state, numbers()->gamma);
       }
       if constexpr (!kSums) {
         if constexpr (!kChunkTiles) scale_fragments(d_o, numbers()->q, a);
@@ -178,9 +192,11 @@ __global__ void __launch_bounds__(kK256Threads, 1) k256_reverse_kernel(const __g
 template <K256Form kForm, bool kSave>
 void launch_reverse(const K256ReverseArgs& all, void* stream) {
   const ScanReverseArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(k256_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(k256_reverse_kernel<kForm, kSave>, grid, kK256Threads, K256Shape<false, kForm>::kShared, stream, all,
-                    k256_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) *
+                      static_cast<unsigned>(k256_blocks(args.V, all.groups)),
+                  1, 1};
+  launch_overlapped(k256_reverse_kernel<kForm, kSave>, grid, kK256Threads, K256Shape<false, kForm>::kShared, stream,
+                    all, k256_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
 }
 template <K256Form kForm>
 void launch_reverse(const K256ReverseArgs& all, void* stream) {
@@ -190,7 +206,8 @@ void launch_reverse(const K256ReverseArgs& all, void* stream) {
 }  // namespace
 
 void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
-  if ((args.d_states == nullptr) != (args.v == nullptr)) fail_internal("k256_reverse: d_states and v are saved together or not at all");
+  if ((args.d_states == nullptr) != (args.v == nullptr))
+    fail_internal("k256_reverse: d_states and v are saved together or not at all");
   if (args.K > kMaxTileK || args.parts != nullptr || args.made != nullptr) {
     fail_internal("k256_reverse: expected K at most {} and whole sequences, got K {}", kMaxTileK, args.K);
   }

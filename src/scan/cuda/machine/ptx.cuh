@@ -1,10 +1,11 @@
-// All instructions that the kernels use and C++ has no word for, one function each. Kernels contain no asm, no threadIdx
-// and no intrinsic of CUDA: with FW_CUDA_EMULATION defined the same functions come from tests/emulation, and a kernel's
-// source compiles as plain C++ and runs on the CPU, block by block.
+// All instructions that the kernels use and C++ has no word for, one function each. Kernels contain no asm, no
+// threadIdx and no intrinsic of CUDA. With FW_CUDA_EMULATION defined the same functions come from tests/emulation. A
+// kernel's source then compiles as plain C++ and runs on the CPU, block by block.
 //
-// bf16 is stored as uint16_t, two of them in a uint32_t with the first in the low half. Shared memory is dynamic only, its base is
-// shared_memory(); "address" is a 32-bit shared address, as shared_address() gives it. What needs Hopper is absent when the
-// header is compiled for less, and so is what needs sm_90a (wgmma.cuh, register_count_*) when compiled for plain sm_90.
+// bf16 is stored as uint16_t, two of them in a uint32_t with the first in the low half. Shared memory is dynamic only,
+// its base is shared_memory(); "address" is a 32-bit shared address, as shared_address() gives it. What needs Hopper is
+// absent when the header is compiled for less, and so is what needs sm_90a (wgmma.cuh, register_count_*) when compiled
+// for plain sm_90.
 #pragma once
 
 #ifdef FW_CUDA_EMULATION
@@ -38,14 +39,20 @@ FW_DEVICE unsigned warp_index() { return threadIdx.x >> 5; }
 FW_DEVICE void sync_threads() { __syncthreads(); }
 FW_DEVICE void sync_warp() { __syncwarp(); }
 // Barriers 1 to 15 (0 is sync_threads); threads is a multiple of 32 and counts those that arrive and those that wait.
-FW_DEVICE void named_barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-FW_DEVICE void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+FW_DEVICE void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+FW_DEVICE void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 FW_DEVICE char* shared_memory() {
   extern __shared__ __align__(1024) char fw_shared_memory[];
   return fw_shared_memory;
 }
-FW_DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+FW_DEVICE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
 
 // ---- Exchange within a warp (all 32 lanes take part; float, int32_t, uint32_t) --------------------------------------------
 template <class T>
@@ -117,10 +124,13 @@ FW_DEVICE float cos_fast(float x) {
 }
 
 // ---- 8x8 matrices of 16-bit numbers between shared memory and registers ----------------------------------------------------
-// Lane 8 i + r gives the address of row r of matrix i; thread t holds elements (t / 4, 2 (t % 4)) and the next of each matrix,
-// with _trans of its transpose.
+// Lane 8 i + r gives the address of row r of matrix i; thread t holds elements (t / 4, 2 (t % 4)) and the next of each
+// matrix, with _trans of its transpose.
 FW_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 FW_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -129,13 +139,17 @@ FW_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "memory");
 }
 FW_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
 }
 
 // ---- Matrix products of a warp: d += a b -----------------------------------------------------------------------------------
 // Not volatile: volatile would pin each product after the loads before it.
 FW_DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -146,7 +160,8 @@ FW_DEVICE void mma_bf16_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) 
       : "r"(a0), "r"(a1), "r"(b));
 }
 FW_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -154,7 +169,8 @@ FW_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint
 // ---- Copies of 16 bytes that a thread starts and waits for -----------------------------------------------------------------
 // Writes zeros and reads nothing when not valid.
 FW_DEVICE void cp_async_16(uint32_t shared_to, const void* global_from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_to), "l"(global_from), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_to), "l"(global_from), "r"(valid ? 16 : 0)
+               : "memory");
 }
 FW_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
@@ -163,8 +179,11 @@ FW_DEVICE void cp_async_wait() {
 }
 
 // ---- Global memory -----------------------------------------------------------------------------------------------------
-// *counter += 1 once all that this thread has done and seen before is to be seen by whoever reads the sum with load_acquire().
-FW_DEVICE void release_add_one(uint32_t* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+// *counter += 1 once all that this thread has done and seen before is to be seen by whoever reads the sum with
+// load_acquire().
+FW_DEVICE void release_add_one(uint32_t* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
 FW_DEVICE uint32_t load_acquire(const uint32_t* counter) {
   uint32_t x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
@@ -174,7 +193,8 @@ FW_DEVICE uint32_t load_acquire(const uint32_t* counter) {
 FW_DEVICE void wait_for_count(const uint32_t* counter, uint32_t least) {
   while (load_acquire(counter) < least) __nanosleep(100);
 }
-// The same pointer, of which the compiler knows that it is of global memory (one that was read from memory could be of any, and each access asks).
+// The same pointer, of which the compiler knows that it is of global memory (one that was read from memory could be of
+// any, and each access asks).
 template <class T>
 FW_DEVICE T* global_memory(T* pointer) {
   std::size_t address;
@@ -187,15 +207,21 @@ FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global
 // Four numbers from the L2 cache, or wherever they are after it.
 FW_DEVICE float4 load_past_l1(const float4* from) {
   float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
   return x;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// ---- Hopper: *to += x, there, without waiting. Of this thread's accesses of the same place in order, and of those alone.
+// ---- Hopper: *to += x, there, without waiting. Of this thread's accesses of the same place in order, and of those
+// alone.
 FW_DEVICE void add_there(float4* to, const float4& x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
 }
 
 // ---- Hopper: pairs of bf16 values, a b and a b + c, rounded once -------------------------------------------------------------
@@ -212,10 +238,14 @@ FW_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
 
 // ---- Hopper: registers to 8x8 matrices in shared memory, addresses and layout as in ldmatrix ---------------------------------
 FW_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 FW_DEVICE void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 // ---- Hopper: barriers in shared memory -----------------------------------------------------------------------------------
@@ -224,10 +254,13 @@ FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
 }
 // After the inits of a thread and before the sync_threads() that publishes them.
 FW_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-FW_DEVICE void mbarrier_arrive(uint64_t* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
+FW_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // One arrival that also makes the phase wait for this many bytes of bulk_load.
 FW_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 }
 // Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
 FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
@@ -243,28 +276,34 @@ FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-// The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier counts.
+// The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier
+// counts.
 FW_DEVICE void cp_async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // ---- Hopper: copies of many bytes by one thread; addresses and sizes are multiples of 16 ---------------------------------------
 FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared_to)), "l"(global_from),
-               "r"(bytes), "r"(shared_address(barrier))
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared_to)),
+               "l"(global_from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head, as a SW128 tile of 128 bytes a row,
-// with zeros outside of the tensor.
-FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
+// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head.
+// They become a SW128 tile of 128 bytes a row, with zeros outside of the tensor.
+FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch,
+                           uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared_to)),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared_to)),
       "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
       : "memory");
 }
 FW_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to), "r"(shared_address(shared_from)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to),
+               "r"(shared_address(shared_from)), "r"(bytes)
+               : "memory");
 }
 FW_DEVICE void bulk_prefetch(const void* global_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global_from), "r"(bytes) : "memory");
@@ -279,22 +318,28 @@ template <int N>
 FW_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-// Between ordinary accesses of this thread to shared memory and bulk copies or wgmma that read or overwrite the same bytes.
+// Between ordinary accesses of this thread to shared memory and bulk copies or wgmma that read or overwrite the same
+// bytes.
 FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Between bulk copies that are complete and an ordinary access of this thread that lets others, on other processors, copy the same bytes; and there between
-// the access that saw it and those copies.
+// Between bulk copies that are complete and an ordinary access of this thread that lets others, on other processors,
+// copy the same bytes; and there between the access that saw it and those copies.
 FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- Hopper: blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
-// Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have written before.
-FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-// The same in two halves and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives waits before it arrives again.
+// Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have
+// written before.
+FW_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The same in two halves and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives
+// waits before it arrives again.
 FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-// Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`, whose barrier at the place of `barrier`
-// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one after the wait for it. Of clusters of
-// more than one block: in a kernel without clusters it is an illegal instruction.
+// Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`,
+// whose barrier at the place of `barrier` expects the bytes. Both blocks must have begun and not be over until it has
+// come: one cluster barrier in front, one after the wait for it. Of clusters of more than one block: in a kernel
+// without clusters it is an illegal instruction.
 FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "{\n"
@@ -306,8 +351,8 @@ FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes
       "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
-// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a cluster_sync() is before the first
-// access and one after the last.
+// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a
+// cluster_sync() is before the first access and one after the last.
 template <class T>
 FW_DEVICE T* cluster_memory(T* shared, int rank) {
   uint64_t address;
@@ -355,6 +400,8 @@ FW_DEVICE float warp_max(float x) {
 }
 
 // What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
-FW_DEVICE uint32_t pack_lo(uint32_t packed, float low, float high) { return pack_bf16(low - bf16_low(packed), high - bf16_high(packed)); }
+FW_DEVICE uint32_t pack_lo(uint32_t packed, float low, float high) {
+  return pack_bf16(low - bf16_low(packed), high - bf16_high(packed));
+}
 
 }  // namespace fw::cuda

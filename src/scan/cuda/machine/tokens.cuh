@@ -6,15 +6,27 @@
 
 namespace fw::cuda {
 
-FW_DEVICE int32_t sequence_length(const SequenceArg& s, int n) { return s.offsets != nullptr ? s.offsets[n + 1] - s.offsets[n] : s.T; }
+FW_DEVICE int32_t sequence_length(const SequenceArg& s, int n) {
+  return s.offsets != nullptr ? s.offsets[n + 1] - s.offsets[n] : s.T;
+}
 // Tokens are numbered over all sequences, in order: the index into workspace arrays [tokens, ...].
-FW_DEVICE int64_t first_token(const SequenceArg& s, int n) { return s.offsets != nullptr ? s.offsets[n] : static_cast<int64_t>(n) * s.T; }
-FW_DEVICE int32_t first_chunk(const SequenceArg& s, int n) { return s.chunk_base != nullptr ? s.chunk_base[n] : n * s.chunks; }
-FW_DEVICE int32_t chunk_count(const SequenceArg& s, int n) { return s.chunk_base != nullptr ? s.chunk_base[n + 1] - s.chunk_base[n] : s.chunks; }
+FW_DEVICE int64_t first_token(const SequenceArg& s, int n) {
+  return s.offsets != nullptr ? s.offsets[n] : static_cast<int64_t>(n) * s.T;
+}
+FW_DEVICE int32_t first_chunk(const SequenceArg& s, int n) {
+  return s.chunk_base != nullptr ? s.chunk_base[n] : n * s.chunks;
+}
+FW_DEVICE int32_t chunk_count(const SequenceArg& s, int n) {
+  return s.chunk_base != nullptr ? s.chunk_base[n + 1] - s.chunk_base[n] : s.chunks;
+}
 
 // Chunks and tokens that are there, of those that a call has room for.
-FW_DEVICE int64_t chunks_there(const SequenceArg& s, int64_t chunks) { return s.bounded != 0 && s.chunk_base[s.N] < chunks ? s.chunk_base[s.N] : chunks; }
-FW_DEVICE int64_t tokens_there(const SequenceArg& s, int64_t tokens) { return s.bounded != 0 && s.offsets[s.N] < tokens ? s.offsets[s.N] : tokens; }
+FW_DEVICE int64_t chunks_there(const SequenceArg& s, int64_t chunks) {
+  return s.bounded != 0 && s.chunk_base[s.N] < chunks ? s.chunk_base[s.N] : chunks;
+}
+FW_DEVICE int64_t tokens_there(const SequenceArg& s, int64_t tokens) {
+  return s.bounded != 0 && s.offsets[s.N] < tokens ? s.offsets[s.N] : tokens;
+}
 FW_DEVICE int64_t tokens_before(const TokenEnd& end, int64_t tokens) {
   if (end.last == nullptr) return tokens;
   const int64_t last = end.k256 != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
@@ -38,7 +50,9 @@ FW_DEVICE int sequence_of_chunk(const SequenceArg& s, int chunk) {
 
 // The slot where sequence n starts, and that of its states after token t; -1: none.
 FW_DEVICE int usable_slot(const SlotArg& s, int slot) { return slot < s.first ? -1 : slot; }
-FW_DEVICE int token_slot(const SlotArg& s, int n, int t) { return t < s.columns ? usable_slot(s, s.tokens[static_cast<int64_t>(n) * s.columns + t]) : -1; }
+FW_DEVICE int token_slot(const SlotArg& s, int n, int t) {
+  return t < s.columns ? usable_slot(s, s.tokens[static_cast<int64_t>(n) * s.columns + t]) : -1;
+}
 FW_DEVICE int start_slot(const SlotArg& s, int n) {
   if (s.accepted != nullptr) {
     const int token = s.accepted[n] - 1;
@@ -46,7 +60,9 @@ FW_DEVICE int start_slot(const SlotArg& s, int n) {
   }
   return s.own != nullptr ? usable_slot(s, s.own[n]) : n;
 }
-FW_DEVICE int end_slot(const SlotArg& s, int n) { return s.finals != nullptr ? usable_slot(s, s.finals[n]) : start_slot(s, n); }
+FW_DEVICE int end_slot(const SlotArg& s, int n) {
+  return s.finals != nullptr ? usable_slot(s, s.finals[n]) : start_slot(s, n);
+}
 FW_DEVICE bool skips(const SlotArg& s, int slot) { return slot < 0 && s.skips != 0; }
 FW_DEVICE int state_slot(const StateArg& a, int n) {
   if (a.slots == nullptr) return n;
@@ -95,11 +111,14 @@ FW_DEVICE Rows rows_of_head(const TokenArg& a, const SequenceArg& s, int n, int 
   const int64_t offset = start.b * a.stride_b + start.t * a.stride_t + static_cast<int64_t>(head) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
-FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) { return rows_of_head(a, s, n, a.divisor == 1 ? hv : hv / a.divisor); }
+FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
+  return rows_of_head(a, s, n, a.divisor == 1 ? hv : hv / a.divisor);
+}
 // The same by key head, for a tensor that has those.
 FW_DEVICE Rows key_rows(const TokenArg& a, const SequenceArg& s, int n, int h) { return rows_of_head(a, s, n, h); }
 
-// An element as it lies in memory, and its value: for loads a work tile ahead, since a number that may have been either of two is waited for at once.
+// An element as it lies in memory, and its value: for loads a work tile ahead, since a number that may have been either
+// of two is waited for at once.
 FW_DEVICE uint32_t load_bits(bool bf16, const char* at) {
   return bf16 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
 }
@@ -107,7 +126,8 @@ FW_DEVICE float value_of_bits(bool bf16, uint32_t bits) { return bits_float(bf16
 
 FW_DEVICE float load_element(const Rows& rows, int64_t t, int i) {
   const int64_t at = t * rows.stride + i;
-  return rows.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(rows.data)[at]) : reinterpret_cast<const float*>(rows.data)[at];
+  return rows.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(rows.data)[at])
+                        : reinterpret_cast<const float*>(rows.data)[at];
 }
 
 FW_DEVICE void store_element(const Rows& rows, int64_t t, int i, float x) {
@@ -119,7 +139,8 @@ FW_DEVICE void store_element(const Rows& rows, int64_t t, int i, float x) {
   }
 }
 
-// kN neighbouring channels from i on, of which those at `limit` and above are 0. Wide loads where the address allows it.
+// kN neighbouring channels from i on, of which those at `limit` and above are 0. Wide loads where the address allows
+// it.
 template <int kN>
 FW_DEVICE void load_channels(const Rows& rows, int64_t t, int i, int limit, float (&x)[kN]) {
   const int64_t at = t * rows.stride + i;
@@ -137,7 +158,8 @@ FW_DEVICE void load_channels(const Rows& rows, int64_t t, int i, int limit, floa
           }
         } else {
           const float4 low = *reinterpret_cast<const float4*>(p), high = *reinterpret_cast<const float4*>(p + 16);
-          x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+          x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,
+          x[7] = high.w;
         }
         return;
       }
@@ -185,7 +207,8 @@ FW_DEVICE void store_channels(const Rows& rows, int64_t t, int i, int limit, con
       char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
       if ((reinterpret_cast<uintptr_t>(p) & 15) == 0) {
         if (rows.bf16 != 0) {
-          *reinterpret_cast<uint4*>(p) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+          *reinterpret_cast<uint4*>(p) =
+              make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
         } else {
           *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
           *reinterpret_cast<float4*>(p + 16) = make_float4(x[4], x[5], x[6], x[7]);

@@ -1,21 +1,23 @@
-// Matrix products of a warpgroup (sm_90a): four warps, the first of them a multiple of four, multiply 64 x 16 by 16 x N and add to
-// 64 x N floats in registers. Part of ptx.cuh, which includes it.
+// Matrix products of a warpgroup (sm_90a): four warps, the first of them a multiple of four, multiply 64 x 16 by 16 x N
+// and add to 64 x N floats in registers. Part of ptx.cuh, which includes it.
 //
-// Warp w of the group holds rows 16 w to 16 w + 15. Thread t of it: d[4 j + 2 h + e] is element (16 w + t / 4 + 8 h, 8 j + 2 (t % 4) + e);
-// a[h + 2 g] of the register operand is elements (16 w + t / 4 + 8 h, 8 g + 2 (t % 4)) and the next.
+// Warp w of the group holds rows 16 w to 16 w + 15. Thread t of it: d[4 j + 2 h + e] is element (16 w + t / 4 + 8 h, 8
+// j + 2 (t % 4) + e); a[h + 2 g] of the register operand is elements (16 w + t / 4 + 8 h, 8 g + 2 (t % 4)) and the
+// next.
 //
-// Matrices in shared memory lie in SW128 tiles of 64 columns (128 bytes a row, rows in order), base aligned to 1024 bytes, where the 16-byte
-// piece p of row r is at place p ^ (r % 8). With rows = M or N and columns = K ("K-major", no transpose) step k of 16 of the inner
-// dimension is wgmma_descriptor(SW128 tile + 32 k, 16, 1024), k < 4; the next four are in the next SW128 tile. With rows = K and columns = M
-// or N (transpose) it is wgmma_descriptor(SW128 tile + 2048 k, distance of SW128 tiles in bytes, 1024).
+// Matrices in shared memory lie in SW128 tiles of 64 columns (128 bytes a row, rows in order), base aligned to 1024
+// bytes, where the 16-byte piece p of row r is at place p ^ (r % 8). With rows = M or N and columns = K ("K-major", no
+// transpose) step k of 16 of the inner dimension is wgmma_descriptor(SW128 tile + 32 k, 16, 1024), k < 4; the next four
+// are in the next SW128 tile. With rows = K and columns = M or N (transpose) it is wgmma_descriptor(SW128 tile + 2048
+// k, distance of SW128 tiles in bytes, 1024).
 #pragma once
 
 namespace fw::cuda {
 
 FW_DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_offset, uint32_t stride_offset) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | static_cast<uint64_t>(leading_offset >> 4) << 16 | static_cast<uint64_t>(stride_offset >> 4) << 32 |
-         kSwizzle128;
+  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | static_cast<uint64_t>(leading_offset >> 4) << 16 |
+         static_cast<uint64_t>(stride_offset >> 4) << 32 | kSwizzle128;
 }
 
 // Before the first product, and after any ordinary access to the registers of d or a.
@@ -38,13 +40,17 @@ FW_DEVICE void keep(uint32_t (&a)[4]) {
   for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// An operand in registers that is made for the next round of a loop while products read this round's: `next` to `a`, once those products have been waited for.
-// ptxas lets a register go when no instruction names it any more, and knows of no product that still reads it: after a plain copy it made `next` in the
-// registers of `a` (tools/check_products.py finds that in machine code). So the copy is a choice that it cannot foresee: `positive` is above 0.
+// An operand in registers that is made for the next round of a loop while products read this round's: `next` to `a`,
+// once those products have been waited for. ptxas lets a register go when no instruction names it any more, and knows
+// of no product that still reads it. After a plain copy it made `next` in the registers of `a` (tools/check_products.py
+// finds that in machine code). So the copy is a choice that it cannot foresee: `positive` is above 0.
 FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t positive) {
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
-    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, 0;\nselp.b32 %0, %1, %0, p;\n}" : "+r"(a[i]) : "r"(next[i]), "r"(positive) : "memory");
+    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, 0;\nselp.b32 %0, %1, %0, p;\n}"
+                 : "+r"(a[i])
+                 : "r"(next[i]), "r"(positive)
+                 : "memory");
   }
 }
 
@@ -78,22 +84,26 @@ FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t po
 #define FW_WGMMA_128(i) FW_WGMMA_64(i), FW_WGMMA_64((i) + 64)
 
 // One shape: n columns, h = n / 2 registers; the others are the numbers of the operands after them.
-#define FW_WGMMA_RS(n, h, o0, o1, o2, o3, o4, o5, o6)                                                                                       \
-  if constexpr (N == n)                                                                                                                     \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h \
-                 "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";}\n"                                             \
-                 : FW_WGMMA_##h(0)                                                                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeB ? 1 : 0));
+#define FW_WGMMA_RS(n, h, o0, o1, o2, o3, o4, o5, o6)                                                         \
+  if constexpr (N == n)                                                                                       \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n           \
+                 "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 \
+                                                         ", p, 1, 1, %" #o6 ";}\n"                            \
+                 : FW_WGMMA_##h(0)                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),     \
+                   "n"(kTransposeB ? 1 : 0));
 
-#define FW_WGMMA_SS(n, h, o0, o1, o2, o3, o4)                                                                                               \
-  if constexpr (N == n)                                                                                                                     \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h \
-                 "}, %" #o0 ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 ";}\n"                                                                   \
-                 : FW_WGMMA_##h(0)                                                                                                          \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeA ? 1 : 0), "n"(kTransposeB ? 1 : 0));
+#define FW_WGMMA_SS(n, h, o0, o1, o2, o3, o4)                                                                     \
+  if constexpr (N == n)                                                                                           \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n               \
+                 "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h "}, %" #o0 ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 ";}\n" \
+                 : FW_WGMMA_##h(0)                                                                                \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeA ? 1 : 0),                   \
+                   "n"(kTransposeB ? 1 : 0));
 
 template <int N>
-inline constexpr bool kWgmmaColumns = N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256;
+inline constexpr bool kWgmmaColumns =
+    N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256;
 
 // d = a b, plus d if accumulate; complete after wgmma_commit() and wgmma_wait(). a and d stay untouched until then.
 template <int N, bool kTransposeB>
@@ -127,8 +137,8 @@ FW_DEVICE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumula
 #undef FW_WGMMA_RS
 #undef FW_WGMMA_SS
 
-// Registers of each thread of the warpgroup from here on. All of a kernel's must fit the 64 K of an SM; ignored by ptxas unless
-// the kernel has __launch_bounds__(threads, blocks).
+// Registers of each thread of the warpgroup from here on. All of a kernel's must fit the 64 K of an SM; ignored by
+// ptxas unless the kernel has __launch_bounds__(threads, blocks).
 template <int N>
 FW_DEVICE void register_count_decrease() {
   static_assert(N % 8 == 0 && N >= 24 && N <= 256);

@@ -1,9 +1,11 @@
-// The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient of A,
+// The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient
+// of A,
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
-// A first kernel has what each chunk makes of D = 0, a second D after every chunk, a third the gradients. Where gradients() has made the chunks'
-// share, only what D adds is left (precond/carry.cuh). See kernels.h.
+// A first kernel has what each chunk makes of D = 0, a second D after every chunk, a third the gradients. Where
+// gradients() has made the chunks' share, only what D adds is left (precond/carry.cuh). See kernels.h.
 //
-// Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A after, down through shared memory, a sync_threads() each.
+// Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A after, down through shared
+// memory, a sync_threads() each.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/carry.cuh"
@@ -44,11 +46,11 @@ FW_DEVICE void load_before(const char* place, int r, float (&a)[kN]) {
 template <int kN>
 inline constexpr size_t kKeptBytes = sizeof(float) * kChunk * 32 * kN;
 
-// Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it
-// says about the center. kept: null or kept_place().
+// Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is
+// reduced by what it says about the center. kept: null or kept_place().
 template <int kN>
-FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN], RunRows<kN>& dm, float& dcenter,
-                         char* kept) {
+FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN],
+                         RunRows<kN>& dm, float& dcenter, char* kept) {
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
     const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
@@ -64,13 +66,15 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, co
   }
 }
 
-// The same numbers, but what was made of them before is not kept for what is made of them later: k k of all of them are registers.
+// The same numbers, but what was made of them before is not kept for what is made of them later: k k of all of them are
+// registers.
 template <int kN>
 FW_DEVICE void forget_products(RunRows<kN>& k) {
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) k[r][j] = bits_float(static_cast<uint32_t>(opaque(static_cast<int>(float_bits(k[r][j])))));
+    for (int j = 0; j < kN; ++j)
+      k[r][j] = bits_float(static_cast<uint32_t>(opaque(static_cast<int>(float_bits(k[r][j])))));
   }
 }
 
@@ -113,7 +117,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   keys.load(0, k);
   dm.load(0, da);
   const bool has_dk = !kSums && a.dk.data != nullptr, has_lo = has_dk && a.grads.d.k.data != nullptr;
-  const RunTensor<kN> lo(x, f.lo, c, [&] { return rows_of(has_lo ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
+  const RunTensor<kN> lo(x, f.lo, c,
+                         [&] { return rows_of(has_lo ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
   if (has_lo) lo.prefetch(x.K, c.lane);
   const RawGates raw = load_gates(x, f.g, f.beta, c);
   float state[kN], d[kN];
@@ -136,7 +141,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 
   PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
-  char* const kept = kSums ? nullptr : kept_place<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
+  char* const kept =
+      kSums ? nullptr : kept_place<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
   float dcenter = 0;
   with_form(map, [&](const PrecondMap<float>& form) { through_m<kN>(form, gates, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
@@ -200,8 +206,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
       const float* const more = of_alpha ? a.grads.dalpha_p : a.grads.dbeta_p;
       const int64_t token = (first_token(x.sequences, c.n) + c.token + own) * x.HV + c.h * x.group;
       for (int i = 0; more != nullptr && i < x.group; ++i) sum += more[token + i];
-      const FlatTensor to{of_alpha ? f.dg.data : f.dbeta.data, of_alpha ? f.dg.step : f.dbeta.step, of_alpha ? f.dg.head : f.dbeta.head,
-                          of_alpha ? f.dg.bf16 : f.dbeta.bf16};
+      const FlatTensor to{of_alpha ? f.dg.data : f.dbeta.data, of_alpha ? f.dg.step : f.dbeta.step,
+                          of_alpha ? f.dg.head : f.dbeta.head, of_alpha ? f.dg.bf16 : f.dbeta.bf16};
       Rows rows{};
       if (to.data != nullptr) {
         rows = {flat_address(to, c.flat + own, c.h), 0, to.bf16};
@@ -227,7 +233,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
           add_tokens(run_coord<kN>(rows, c.token + r, c.count - r, c.channel, x.K), other);
         }
       }
-      const float gain = 2 * of_token(gates.gain, r), with_key = shuffle(total, 16 + 2 * r), factor = of_token(slope, r);
+      const float gain = 2 * of_token(gates.gain, r), with_key = shuffle(total, 16 + 2 * r),
+                  factor = of_token(slope, r);
       const float common = factor != 0 ? factor * with_key : 0.0f;
       float row[kN];
 #pragma unroll
@@ -242,7 +249,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 
 // Sum over all chunks in an order that their number alone decides.
 __global__ void __launch_bounds__(kCenterThreads)
-    precond_center_kernel(const float* parts, int64_t chunks, const __grid_constant__ SequenceArg sequences, int H, float* out, int64_t stride) {
+    precond_center_kernel(const float* parts, int64_t chunks, const __grid_constant__ SequenceArg sequences, int H,
+                          float* out, int64_t stride) {
   chunks = chunks_there(sequences, chunks);
   const int h = static_cast<int>(block_index_x());
   float sum = 0;
@@ -271,8 +279,10 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
   launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, f);
-  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
-  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args, f);
+  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}, {}},
+                    stream);
+  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args,
+                    f);
 }
 
 }  // namespace
@@ -297,8 +307,8 @@ void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* str
     launch_kernels<8>(args, chunks, stream);
   }
   if (args.dcenter == nullptr) return;
-  launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.sequences, x.H, args.dcenter,
-         args.dcenter_stride);
+  launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks,
+         x.sequences, x.H, args.dcenter, args.dcenter_stride);
 }
 
 }  // namespace fw::cuda

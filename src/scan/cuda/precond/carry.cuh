@@ -1,8 +1,10 @@
-// The gradients of the preconditioner where gradients() has made each chunk's share of them as if no gradient D of A reached it from after
-// (PrecondShare): D after every chunk, and what it adds, which is linear in it. With c = of_key of a row and x = D.k^2,
+// The gradients of the preconditioner after gradients() has made each chunk's share of them as if no gradient D of A
+// reached it from after (PrecondShare). This file makes D after every chunk, and what it adds, which is linear in it.
+// With c = of_key of a row and x = D.k^2,
 //     dk += 2 c (D - of_norm x) k      dbeta += of_beta x      dg += p D.A + sum over the rows before of c x
-// where A is that before the chunk and p the product of all its decays: D reaches a row through the decays of those after it, and A through
-// those of the rows before, which together are the decays after the row where A got it. Sums only: a decay may be 0.
+// A is that before the chunk and p the product of all its decays. D reaches a row through the decays of those after it,
+// and A through those of the rows before. Together they are the decays after the row where A got it. Sums only: a decay
+// may be 0.
 #pragma once
 
 #include <type_traits>
@@ -38,7 +40,8 @@ struct AnyRun {
   }
 };
 
-// A block has a chunk of one key head, as those of the preconditioner's other kernels. kFlat: k and dk are flat, of bf16.
+// A block has a chunk of one key head, as those of the preconditioner's other kernels. kFlat: k and dk are flat, of
+// bf16.
 template <int kN, bool kFlat>
 __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
     precond_carry_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ CarryTensors f) {
@@ -119,7 +122,8 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
   if (own >= c.count || c.lane % 4 > 1) return;
   const bool of_g = c.lane % 2 == 0;
   const float total = share + (of_g ? start + (sum - adds) : row.y * with_key);
-  const FlatTensor to{of_g ? f.dg.data : f.dbeta.data, of_g ? f.dg.step : f.dbeta.step, of_g ? f.dg.head : f.dbeta.head, of_g ? f.dg.bf16 : f.dbeta.bf16};
+  const FlatTensor to{of_g ? f.dg.data : f.dbeta.data, of_g ? f.dg.step : f.dbeta.step, of_g ? f.dg.head : f.dbeta.head,
+                      of_g ? f.dg.bf16 : f.dbeta.bf16};
   if (to.data != nullptr) {
     store_element({flat_address(to, c.flat + own, c.h), 0, to.bf16}, 0, 0, total);
     return;
@@ -138,10 +142,12 @@ void launch_carry(const PrecondBackwardArgs& args, int64_t chunks, void* stream)
   f.behind = behind;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
-  walk_chunks<true>(x, {args.share.products, args.share.sums, behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
-  const bool flat = f.k.data != nullptr && f.k.bf16 != 0 && (args.dk.data == nullptr || (f.dk.data != nullptr && f.dk.bf16 != 0));
-  launch_overlapped(flat ? precond_carry_kernel<kN, true> : precond_carry_kernel<kN, false>, chunk_grid(x, chunks), kPrecondThreads, sizeof(float) * kRuns,
-                    stream, args, f);
+  walk_chunks<true>(
+      x, {args.share.products, args.share.sums, behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
+  const bool flat =
+      f.k.data != nullptr && f.k.bf16 != 0 && (args.dk.data == nullptr || (f.dk.data != nullptr && f.dk.bf16 != 0));
+  launch_overlapped(flat ? precond_carry_kernel<kN, true> : precond_carry_kernel<kN, false>, chunk_grid(x, chunks),
+                    kPrecondThreads, sizeof(float) * kRuns, stream, args, f);
 }
 
 }  // namespace fw::cuda

@@ -1,5 +1,5 @@
-// What the kernels of the preconditioner share: where a block's chunk lies, rows of tensors in registers, and the walk over chunks. A block
-// has one chunk of one key head: precond/rows.cuh.
+// What the kernels of the preconditioner share: where a block's chunk lies, rows of tensors in registers, and the walk
+// over chunks. A block has one chunk of one key head: precond/rows.cuh.
 #pragma once
 
 #include "scan/cuda/call/launch.h"
@@ -25,7 +25,8 @@ template <int kN>
 FW_DEVICE RunCoord run_coord(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4, vector = kN * size < 16 ? kN * size : 16;
   RunCoord p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.k256 = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & static_cast<uintptr_t>(vector - 1)) == 0;
+  p.k256 = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) &
+                           static_cast<uintptr_t>(vector - 1)) == 0;
   return p;
 }
 // What does not exist is 0. Nothing is waited for where rows are wide.
@@ -93,8 +94,8 @@ FW_DEVICE void store_token(const RunCoord& p, int r, const float (&x)[kN]) {
   }
 }
 
-// A tensor whose tokens of all sequences are equally far apart, in bytes: few instructions to an address, which otherwise are as many as those
-// of the arithmetic. data null: not so, or rows that are not whole.
+// A tensor whose tokens of all sequences are equally far apart, in bytes: few instructions to an address, which
+// otherwise are as many as those of the arithmetic. data null: not so, or rows that are not whole.
 struct FlatTensor {
   char* data = nullptr;
   int32_t step = 0, head = 0;  // from token to token, from key head to key head
@@ -107,7 +108,9 @@ inline FlatTensor flat_tensor(const Problem& x, const TokenArg& a, int dim, int 
   const int64_t vector = dim == 1 ? size : channels * size < 16 ? channels * size : 16;
   const bool even = x.sequences.offsets != nullptr || x.B == 1 || a.stride_b == x.T * a.stride_t;
   const bool aligned = ((static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | step | head) & (vector - 1)) == 0;
-  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost || (dim > 1 && dim != 32 * channels)) return {};
+  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost ||
+      (dim > 1 && dim != 32 * channels))
+    return {};
   return {static_cast<char*>(a.data), static_cast<int32_t>(step), static_cast<int32_t>(head), a.bf16};
 }
 // float [tokens, heads, K] of the workspace; group heads for a key head.
@@ -127,11 +130,12 @@ FW_DEVICE char* flat_address(const FlatTensor& t, int64_t token, int h) {
 struct RunBlock {
   int chunk = -1, h = 0, n = 0;  // chunk -1: none
   int warp, lane, channel;       // the first of this lane's
-  int token, count;              // the warp's first token of the sequence, and how many of its tokens exist (0 or less: none)
-  int64_t flat;                  // the same token of all sequences
+  // the warp's first token of the sequence, and how many of its tokens exist (0 or less: none)
+  int token, count;
+  int64_t flat;  // the same token of all sequences
 };
-// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order; of the sequences, if they
-// are equally long.
+// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order; of
+// the sequences, if they are equally long.
 inline bool by_sequence(const Problem& x) {
   constexpr int kMost = 32768;
   return x.sequences.offsets == nullptr && x.sequences.chunks <= kMost && x.sequences.N <= kMost;
@@ -232,7 +236,9 @@ template <int kN>
 struct FlatRun {
   float words[kRunTokens][kN / 2];
 
-  FW_DEVICE static char* place(const FlatTensor& t, const RunBlock& c) { return flat_address(t, c.flat, c.h) + 2 * c.channel; }
+  FW_DEVICE static char* place(const FlatTensor& t, const RunBlock& c) {
+    return flat_address(t, c.flat, c.h) + 2 * c.channel;
+  }
   FW_DEVICE void load(const FlatTensor& t, const RunBlock& c) {
     const char* const at = place(t, c);
 #pragma unroll
@@ -244,13 +250,15 @@ struct FlatRun {
   }
   FW_DEVICE void row(int r, float (&x)[kN]) const {
 #pragma unroll
-    for (int j = 0; j < kN / 2; ++j) x[2 * j] = bf16_low(float_bits(words[r][j])), x[2 * j + 1] = bf16_high(float_bits(words[r][j]));
+    for (int j = 0; j < kN / 2; ++j)
+      x[2 * j] = bf16_low(float_bits(words[r][j])), x[2 * j + 1] = bf16_high(float_bits(words[r][j]));
   }
   FW_DEVICE static void store(const FlatTensor& t, const RunBlock& c, int r, const float (&x)[kN]) {
     if (r < c.count) store_wide<kN>(place(t, c) + static_cast<int64_t>(t.step) * r, 1, x);
   }
 };
-// The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are loaded.
+// The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are
+// loaded.
 struct RawGates {
   uint32_t g = 0, beta = 0;
 };
@@ -283,7 +291,8 @@ FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, int lane, K
 #pragma unroll
     for (int j = 0; j < kN; ++j) squares[r] = fmaf(k[j], k[j], squares[r]);
   }
-  return run_gates(x.rule, value_of_bits(x.in.precond_g.bf16 != 0, raw.g), value_of_bits(x.in.precond_beta.bf16 != 0, raw.beta), sum_run(squares, lane));
+  return run_gates(x.rule, value_of_bits(x.in.precond_g.bf16 != 0, raw.g),
+                   value_of_bits(x.in.precond_beta.bf16 != 0, raw.beta), sum_run(squares, lane));
 }
 
 template <int kN>
@@ -334,8 +343,9 @@ FW_DEVICE void store_precond(const StateArg& a, int64_t n, int h, int channel, f
   }
 }
 
-// Walks over the chunks of a sequence, from the first or from the last: x = a[c] x + b[c], and leaves the x before every step. A block has
-// 32 channels of one key head; the steps themselves are one warp's, while the others load the next chunks and take away what the last have left.
+// Walks over the chunks of a sequence, from the first or from the last: x = a[c] x + b[c], and leaves the x before
+// every step. A block has 32 channels of one key head; the steps themselves are one warp's, while the others load the
+// next chunks and take away what the last have left.
 struct ChunkWalk {
   const float* a;  // [chunks, H]
   const float* b;  // [chunks, H, K]
@@ -344,19 +354,22 @@ struct ChunkWalk {
   SlotArg slots;
   CheckpointArg checkpoints;  // of x, from the first chunk on
 };
-inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64, kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
+inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64,
+                     kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
 // In shared memory: what a round of chunks takes, and in the place of b what it leaves.
 struct WalkRound {
   float a[kWalkChunks], b[kWalkChunks][32];
 };
 
-// The first `count` steps of a round. They are taken from registers, the next ones being on their way: a store between them would hold up these.
+// The first `count` steps of a round. They are taken from registers, the next ones being on their way: a store between
+// them would hold up these.
 FW_DEVICE void walk_round(WalkRound& round, int count, int lane, float& x) {
   constexpr int kParts = kWalkChunks / kWalkSteps;
   float a[2][kWalkSteps], b[2][kWalkSteps];
   const auto load = [&](int part) {
 #pragma unroll
-    for (int i = 0; i < kWalkSteps; ++i) a[part % 2][i] = round.a[kWalkSteps * part + i], b[part % 2][i] = round.b[kWalkSteps * part + i][lane];
+    for (int i = 0; i < kWalkSteps; ++i)
+      a[part % 2][i] = round.a[kWalkSteps * part + i], b[part % 2][i] = round.b[kWalkSteps * part + i][lane];
   };
   load(0);
 #pragma unroll
@@ -372,8 +385,8 @@ FW_DEVICE void walk_round(WalkRound& round, int count, int lane, float& x) {
 }
 
 template <bool kReverse>
-__global__ void __launch_bounds__(kWalkThreads)
-    chunk_walk_kernel(const __grid_constant__ SequenceArg sequences, int H, int K, const __grid_constant__ ChunkWalk walk) {
+__global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_constant__ SequenceArg sequences, int H,
+                                                                  int K, const __grid_constant__ ChunkWalk walk) {
   WalkRound* const rounds = reinterpret_cast<WalkRound*>(shared_memory());  // of two, in turns
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int groups = (K + 31) / 32;
@@ -381,7 +394,8 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int n = static_cast<int>(item / H), h = static_cast<int>(item % H);
   const int channel = static_cast<int>(block_index_x() % static_cast<unsigned>(groups)) * 32 + lane;
   const int slot = start_slot(walk.slots, n);
-  grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass before this one do, and the boundaries after its wait
+  // the next kernel reads inputs ahead, as those of this pass before this one do, and the boundaries after its wait
+  grid_dependency_launch_first();
   grid_dependency_wait();
   if (skips(walk.slots, slot)) return;
   const int64_t first = first_chunk(sequences, n);
@@ -433,13 +447,15 @@ __global__ void __launch_bounds__(kWalkThreads)
   if (done > 0) leave(done - kWalkChunks, rounds[(done / kWalkChunks + 1) % 2]);
   if (warp != 0 || channel >= K) return;
   store_precond(walk.to, end_slot(walk.slots, n), h, channel, x);
-  if (walk.checkpoints.states.data != nullptr && sequence_length(sequences, n) == chunks * kChunk) keep_checkpoint(chunks, x);
+  if (walk.checkpoints.states.data != nullptr && sequence_length(sequences, n) == chunks * kChunk)
+    keep_checkpoint(chunks, x);
 }
 
 template <bool kReverse>
 void walk_chunks(const Problem& x, const ChunkWalk& walk, void* stream) {
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) * x.H * ((x.K + 31) / 32))};
-  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, 2 * sizeof(WalkRound), stream, x.sequences, x.H, x.K, walk);
+  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, 2 * sizeof(WalkRound), stream, x.sequences, x.H,
+                    x.K, walk);
 }
 
 }  // namespace fw::cuda

@@ -1,8 +1,10 @@
-// The diagonal preconditioner forward (recurrence.md section 3; rule/precond.h), chunk-parallel: what each chunk does to A, the A
-// before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See kernels.h.
+// The diagonal preconditioner forward (recurrence.md section 3; rule/precond.h), chunk-parallel: what each chunk does
+// to A, the A before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See
+// kernels.h.
 //
-// Roles, 256 threads (precond/rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's tokens do to A meets in shared memory (one
-// sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0 walks, all eight load what the next round of 64 chunks takes and leaves.
+// Roles, 256 threads (precond/rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's tokens do
+// to A meets in shared memory (one sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0
+// walks, all eight load what the next round of 64 chunks takes and leaves.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/chunk.cuh"
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
 // alone: every sequence is one chunk, and this kernel all there is.
 template <int kN>
 __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
-    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f, bool alone) {
+    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f,
+                        bool alone) {
   const Problem& x = a.problem;
   RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   float state[kN];
   if (alone) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) state[j] = c.channel + j < x.K ? load_precond(x.initial_precond, slot, c.h, c.channel + j) : 0.0f;
+    for (int j = 0; j < kN; ++j)
+      state[j] = c.channel + j < x.K ? load_precond(x.initial_precond, slot, c.h, c.channel + j) : 0.0f;
   } else {
     load_lane(a.boundaries, place, c.channel, x.K, state);
   }
@@ -97,12 +101,14 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (c.channel + j < x.K) store_precond(a.final_precond, end_slot(a.slots, c.n), c.h, c.channel + j, fmaf(product, state[j], sum[j]));
+      if (c.channel + j < x.K)
+        store_precond(a.final_precond, end_slot(a.slots, c.n), c.h, c.channel + j, fmaf(product, state[j], sum[j]));
     }
     if (a.checkpoints.states.data != nullptr) {
       const int to = x.sequences.T > 0 ? checkpoint_after(a.checkpoints, c.n, x.sequences.T) : -1;
       for (int j = 0; j < kN && to >= 0; ++j) {
-        if (c.channel + j < x.K) store_precond(a.checkpoints.states, to, c.h, c.channel + j, fmaf(product, state[j], sum[j]));
+        if (c.channel + j < x.K)
+          store_precond(a.checkpoints.states, to, c.h, c.channel + j, fmaf(product, state[j], sum[j]));
       }
     }
   }
@@ -144,11 +150,17 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
   if (args.made) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
-  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
+  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1)
+    return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
   const bool flat = f.k.data != nullptr && f.k.bf16 != 0;
-  launch(flat ? precond_sums_kernel<kN, true> : precond_sums_kernel<kN, false>, grid, kPrecondThreads, kShared, stream, args, f);
-  walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots, args.checkpoints}, stream);
-  if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
+  launch(flat ? precond_sums_kernel<kN, true> : precond_sums_kernel<kN, false>, grid, kPrecondThreads, kShared, stream,
+         args, f);
+  walk_chunks<false>(
+      x,
+      {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots, args.checkpoints},
+      stream);
+  if (args.m != nullptr)
+    launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
 }
 
 }  // namespace

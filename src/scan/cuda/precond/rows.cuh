@@ -1,8 +1,9 @@
-// A of the preconditioner (recurrence.md section 3) through one chunk of one key head, by eight warps: a warp has eight neighbouring
-// tokens, a lane kN neighbouring channels of them. First what each warp's tokens add to A (put_run, then a barrier of the block), then A
-// before each warp's tokens (run_start), then token for token (step, and PrecondElements for M). A row past the end has alpha 1, gain 0 and a
-// zero key: it changes nothing. Other kernels that need M of a chunk can have it from here, from A before the chunk, the keys and two gates
-// a token, and need not read it from memory.
+// A of the preconditioner (recurrence.md section 3) through one chunk of one key head, by eight warps: a warp has eight
+// neighbouring tokens, a lane kN neighbouring channels of them. First what each warp's tokens add to A (put_run, then a
+// barrier of the block), then A before each warp's tokens (run_start), then token for token (step, and PrecondElements
+// for M). A row past the end has alpha 1, gain 0 and a zero key: it changes nothing. Other kernels that need M of a
+// chunk can have it from here, from A before the chunk, the keys and two gates a token, and need not read it from
+// memory.
 #pragma once
 
 #include "rule/front.h"
@@ -72,7 +73,9 @@ inline PrecondMap<float> squash_of_any(const Rule& rule) {
 // One token of A, one channel.
 FW_DEVICE float step_precond(float alpha, float gain, float k, float a) { return fmaf(alpha, a, gain * (k * k)); }
 // The same, plus eps.
-FW_DEVICE float step_precond(float alpha, float gain, float k, float a, float eps) { return fmaf(alpha, a, fmaf(gain, k * k, eps)); }
+FW_DEVICE float step_precond(float alpha, float gain, float k, float a, float eps) {
+  return fmaf(alpha, a, fmaf(gain, k * k, eps));
+}
 
 // shared: RunShared or RunPlaces. key(r, x): this lane's channels of the warp's token r.
 template <int kN, class Shared, class Key>
@@ -92,8 +95,8 @@ FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, Shared& shared
   if (lane == 0) shared.product[warp] = product;
 }
 
-// From A before the chunk (going back: its gradient after it) to A before (after) the warp's tokens. The product of what lies between is
-// returned.
+// From A before the chunk (going back: its gradient after it) to A before (after) the warp's tokens. The product of
+// what lies between is returned.
 template <bool kReverse, int kN, class Shared>
 FW_DEVICE float run_start(int warp, int lane, const Shared& shared, float (&a)[kN]) {
   float product = 1;

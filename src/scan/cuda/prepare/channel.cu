@@ -1,5 +1,5 @@
-// prepare where every key channel has a decay of its own, with one bf16 term (prepare/channel_hi_lo.cu: two): any rows. How T and P are made:
-// prepare/channel_parts.cuh.
+// prepare where every key channel has a decay of its own, with one bf16 term (prepare/channel_hi_lo.cu: two): any rows.
+// How T and P are made: prepare/channel_parts.cuh.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -30,7 +30,8 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& 
 }
 
 template <int kTileK, bool kDelta, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
   using Layout = ChannelLayout<kTileK, kDelta>;
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
@@ -73,17 +74,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     }
     sync_threads();
   }
-  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
+  if (thread < kChunk)
+    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
-    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs,
-                                     [&](int r, const KeyStreams<kN>& s) { channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out); });
+    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+      channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out);
+    });
   } else {
     for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, place, r, row);
       channel_row<kTileK, kDelta, false>(r, warp, s, row, d, decays, shared, out);
     });
-    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
+    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind,
+                     [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
   }
   if constexpr (kDelta) fence_async_shared();  // TMA takes the keys away, before they become x
   sync_threads();
@@ -97,9 +101,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   const auto z_of = [&](int row) { return coefs[row].lo.z; };
   if constexpr (kDelta) {
     FinishBuffers buffers{};
-    buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP;
+    buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA,
+    buffers.p = shared + Layout::kP;
     // Made again, since registers are few before.
-    const auto leaves = chunk_tiles_of<kTileK, QETiles<kTileK>>(args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
+    const auto leaves = chunk_tiles_of<kTileK, QETiles<kTileK>>(
+        args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
     finish_delta<kTileK, RowForm::kStreams, false, false, false>(
         buffers, warp, leaves, [](int) {},
         [&](int number) {
@@ -116,8 +122,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 template <int kTileK, bool kDelta>
 void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  launch(choice.multiples ? prepare_channel_kernel<kTileK, kDelta, true> : prepare_channel_kernel<kTileK, kDelta, false>, prepare_grid(x, chunks),
-         kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args, static_cast<int>(choice.fetched));
+  launch(
+      choice.multiples ? prepare_channel_kernel<kTileK, kDelta, true> : prepare_channel_kernel<kTileK, kDelta, false>,
+      prepare_grid(x, chunks), kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args,
+      static_cast<int>(choice.fetched));
 }
 
 }  // namespace
@@ -125,9 +133,11 @@ void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_
 void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
   if (key == 128) {
-    is_delta ? launch_channel<128, true>(args, choice, chunks, stream) : launch_channel<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<128, true>(args, choice, chunks, stream)
+             : launch_channel<128, false>(args, choice, chunks, stream);
   } else {
-    is_delta ? launch_channel<64, true>(args, choice, chunks, stream) : launch_channel<64, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<64, true>(args, choice, chunks, stream)
+             : launch_channel<64, false>(args, choice, chunks, stream);
   }
 }
 

@@ -1,6 +1,7 @@
-// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), call/select.h): prepare/channel.cu with operands of two
-// terms, so that T is as good as float32 numbers, and with what bf16 leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the
-// tensors are, for decays are in them. Of P, which nothing comes back from, the rows have one term.
+// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), call/select.h). It is
+// prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers. It keeps what bf16 leaves out
+// of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the tensors are, for decays are in them. Of
+// P, which nothing comes back from, the rows have one term.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -15,16 +16,19 @@
 namespace fw::cuda {
 namespace {
 
-// Shared memory. w / L and what bf16 leaves out of it, e L and what .., r L, in the places of the raw k, erase gate and q; then w up to the middle of the chunk
-// of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves out of it. T, A and P take the place of w / L, M that of T, what bf16 leaves out
-// of A and P that of w up to the middle. -E (becomes y) and then Khat (becomes x) take the place of e L, and Q that of r L.
+// Shared memory. w / L and what bf16 leaves out of it, e L and what .., r L, in the places of the raw k, erase gate and
+// q. Then w up to the middle of the chunk of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves
+// out of it. T, A and P take the place of w / L, M that of T, what bf16 leaves out of A and P that of w up to the
+// middle. -E (becomes y) and then Khat (becomes x) take the place of e L, and Q that of r L.
 template <int kTileK>
 struct HiLoLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kUp = 0, kUpLo = kOperand, kT = kUp, kA = kT + kTriangle, kP = kA + kSw128Bytes, kM = kT;
   static constexpr uint32_t kFar = std::max(2 * kOperand, kP + kSw128Bytes), kALow = kFar, kPLow = kALow + kSw128Bytes;
-  static constexpr uint32_t kErase = std::max(kFar + kOperand, kPLow + kSw128Bytes), kEraseLo = kErase + kOperand, kReads = kEraseLo + kOperand;
-  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs), kOnes = kDecays + sizeof(BlockDecays<kTileK>);
+  static constexpr uint32_t kErase = std::max(kFar + kOperand, kPLow + kSw128Bytes), kEraseLo = kErase + kOperand,
+                            kReads = kEraseLo + kOperand;
+  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs),
+                            kOnes = kDecays + sizeof(BlockDecays<kTileK>);
   static constexpr uint32_t kBytes = kOnes + kChunk * sizeof(float);
   static constexpr int kBlocks = 2;
   static_assert(kFar % 1024 == 0 && kErase % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
@@ -46,10 +50,11 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], const ChunkTiles<
   if (out.backward != nullptr) store_terms(reinterpret_cast<char*>(out.backward->k) + at, out.k_lo + at, k);
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles. kExact: as DecayedRow.
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
+// kExact: as DecayedRow.
 template <int kTileK, bool kExact>
-FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32], ChannelDecays<kTileK / 32>& d, char* shared,
-                        const ChunkTiles<kTileK>& out) {
+FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
+                        ChannelDecays<kTileK / 32>& d, char* shared, const ChunkTiles<kTileK>& out) {
   using Layout = HiLoLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
@@ -69,12 +74,14 @@ FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
-// A fragment of hi and lo parts. Registers m and m + 2 have channels that are 8 apart (in a right operand's: m and m + 1).
+// A fragment of hi and lo parts. Registers m and m + 2 have channels that are 8 apart (in a right operand's: m and m +
+// 1).
 struct Terms {
   uint32_t high[4], lo_parts[4];
 };
 FW_DEVICE void scale_term(Terms& x, int m, const float2& factor) {
-  const float a = (bf16_low(x.high[m]) + bf16_low(x.lo_parts[m])) * factor.x, b = (bf16_high(x.high[m]) + bf16_high(x.lo_parts[m])) * factor.y;
+  const float a = (bf16_low(x.high[m]) + bf16_low(x.lo_parts[m])) * factor.x,
+              b = (bf16_high(x.high[m]) + bf16_high(x.lo_parts[m])) * factor.y;
   x.high[m] = pack_bf16(a, b), x.lo_parts[m] = pack_lo(x.high[m], a, b);
 }
 // The right operand is registers m and m + 1 of b.
@@ -86,11 +93,14 @@ FW_DEVICE void mma_terms(float (&c)[4], const Terms& a, const Terms& b, int m) {
 
 // left: one matrix, or two where lo parts is not 0.
 template <int kTileK>
-FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, const BlockDecays<kTileK>& decays, int block, PairTiles& c) {
+FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, const BlockDecays<kTileK>& decays,
+                                int block, PairTiles& c) {
   using Layout = HiLoLayout<kTileK>;
   clear_pair_tiles(c);
   // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
-  const auto factors = [&](int of_block, int k) { return decays.bounded[of_block] + 2 * (static_cast<int>(lane_index()) & 3) + 16 * k; };
+  const auto factors = [&](int of_block, int k) {
+    return decays.bounded[of_block] + 2 * (static_cast<int>(lane_index()) & 3) + 16 * k;
+  };
   const auto pair = [](const float* x) { return *reinterpret_cast<const float2*>(x); };
   const auto product = [&](const float* x, const float* y) { return make_float2(x[0] * y[0], x[1] * y[1]); };
   FW_NO_UNROLL
@@ -143,7 +153,8 @@ FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& de
   const bool strict = warp < 4;
   const uint32_t base = shared_address(shared);
   PairTiles c;
-  hi_lo_pair_tiles<kTileK>(base + (strict ? Layout::kErase : Layout::kReads), strict ? base + Layout::kEraseLo : 0, base, decays, block, c);
+  hi_lo_pair_tiles<kTileK>(base + (strict ? Layout::kErase : Layout::kReads), strict ? base + Layout::kEraseLo : 0,
+                           base, decays, block, c);
   sync_threads();  // T and P take the place of operands
   clear_above(shared + Layout::kP);
   if (strict) {
@@ -161,7 +172,8 @@ FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& de
 // What this block wrote, into shared memory.
 template <int kTileK>
 FW_DEVICE void bring(const void* chunk_tile, char* matrix, int thread, int threads) {
-  for (uint32_t i = static_cast<uint32_t>(thread) * 16; i < HiLoLayout<kTileK>::kOperand; i += static_cast<uint32_t>(threads) * 16)
+  for (uint32_t i = static_cast<uint32_t>(thread) * 16; i < HiLoLayout<kTileK>::kOperand;
+       i += static_cast<uint32_t>(threads) * 16)
     cp_async_16(shared_address(matrix + i), static_cast<const char*>(chunk_tile) + i, true);
 }
 
@@ -198,32 +210,37 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
     if (training) out.backward_lo->scale[thread] = 1;
   }
   if (fetched && exact) {
-    for_each_fetched_row<kN, false>(x, place, raw, coefs,
-                                    [&](int r, const KeyStreams<kN>& s) { fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out); });
+    for_each_fetched_row<kN, false>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+      fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out);
+    });
   } else {
     for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, place, r, row);
       fine_row<kTileK, false>(r, warp, s, row, d, shared, out);
     });
-    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });
+    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind,
+                     [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });
   }
   fence_async_global();  // Khat, which x takes the place of by copies of TMA
   sync_threads();
   hi_lo_pairs<kTileK>(shared, warp, decays);
 
-  char *const erase = shared + Layout::kErase, *const erase_lo = shared + Layout::kEraseLo, *const reads = shared + Layout::kReads;
+  char *const erase = shared + Layout::kErase, *const erase_lo = shared + Layout::kEraseLo,
+              *const reads = shared + Layout::kReads;
   const auto issue_keys = [&](int i, int threads) {
     bring<kTileK>(out.forward->x, erase, i, threads);
     bring<kTileK>(out.forward_lo->lo, erase_lo, i, threads);
   };
   if (warp < 4) {
-    invert<true>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {shared + Layout::kALow, ones, ones}, warp, [] {});
+    invert<true>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA,
+                 {shared + Layout::kALow, ones, ones}, warp, [] {});
   } else {
     overlap_invert();
   }
   if (warp >= 4 || warp % 2 == 0) {
-    const int i = (warp >= 4 ? warp - 4 : 4 + warp / 2) * 32 + static_cast<int>(lane_index()), threads = kMeanwhileWarps * 32;
+    const int i = (warp >= 4 ? warp - 4 : 4 + warp / 2) * 32 + static_cast<int>(lane_index()),
+              threads = kMeanwhileWarps * 32;
     if (training) {
       bring<kTileK>(out.forward->e, erase, i, threads);
       bring<kTileK>(out.e_lo, erase_lo, i, threads);
@@ -286,13 +303,14 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
 
 template <int kTileK>
 void launch_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
-  launch(prepare_channel_hi_lo_kernel<kTileK>, prepare_grid(args.problem, chunks), kPrepareThreads, HiLoLayout<kTileK>::kBytes, stream, args,
-         static_cast<int>(choice.fetched));
+  launch(prepare_channel_hi_lo_kernel<kTileK>, prepare_grid(args.problem, chunks), kPrepareThreads,
+         HiLoLayout<kTileK>::kBytes, stream, args, static_cast<int>(choice.fetched));
 }
 
 }  // namespace
 
-void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
+void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks,
+                           void* stream) {
   key == 128 ? launch_hi_lo<128>(args, choice, chunks, stream) : launch_hi_lo<64>(args, choice, chunks, stream);
 }
 

@@ -1,12 +1,14 @@
-// What the kernels share that prepare chunks where every key channel has a decay of its own, of any rows. T_ij = sum over channels of e_i w_j exp(G_i - G_j),
-// so decays belong to the operands, in blocks of 8 rows (one a warp). With L the product of a block's decays up to and including a row's own, D that of the
-// rows after a row in its block, R_b that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
+// What the kernels share that prepare chunks where every key channel has a decay of its own, of any rows. T_ij = sum
+// over channels of e_i w_j exp(G_i - G_j), so decays belong to the operands, in blocks of 8 rows (one a warp). Let L be
+// the product of a block's decays up to and including a row's own, D that of the rows after a row in its block, and R_b
+// that of all of block b. With x_i = e_i L_i (R_b for the odd one of a pair of blocks):
 //   within a block                              (e_i L_i) (w_j / L_j)
 //   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
 //   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end
 //   between the halves                          x_i R .. (w_j D_j R ..), from and to the middle of the chunk
-// Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P (kLowestDecay), and
-// nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P depend on no later decay.
+// Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P
+// (kLowestDecay), and nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P
+// depend on no later decay.
 #pragma once
 
 #include "scan/cuda/prepare/finish.cuh"
@@ -49,11 +51,13 @@ FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkCoord& 
   if (rows.bf16 != 0) {
     PackedChannels<kN> packed[kWarpRows];
     FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < there ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
+    for (int r = 0; r < kWarpRows; ++r)
+      packed[r] = first + r < there ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FW_UNROLL
-      for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed[r].words[j]), alpha[r][2 * j + 1] = bf16_high(packed[r].words[j]);
+      for (int j = 0; j < kN / 2; ++j)
+        alpha[r][2 * j] = bf16_low(packed[r].words[j]), alpha[r][2 * j + 1] = bf16_high(packed[r].words[j]);
     }
   } else {
     FW_UNROLL
@@ -75,7 +79,8 @@ struct ChannelDecays {
 
 // Products over blocks of this lane's channels, and over all.
 template <int kTileK>
-FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, float (&all)[kTileK / 32]) {
+FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d,
+                              float (&all)[kTileK / 32]) {
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   FW_UNROLL
@@ -105,7 +110,8 @@ FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, Chann
 
 // By all threads, after the block's barrier: those, and gamma of the chunk tiles.
 template <int kTileK, class ChunkTile>
-FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d, const ChunkTiles<kTileK, ChunkTile>& out) {
+FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d,
+                                   const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   float all[kN];
@@ -115,10 +121,12 @@ FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, 
   if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
 }
 
-// Before it: the products over the warp's rows, and d.total. Returns whether no decay of these rows was bounded. alpha: those of the rows, where fetched.
+// Before it: the products over the warp's rows, and d.total. Returns whether no decay of these rows was bounded. alpha:
+// those of the rows, where fetched.
 template <int kTileK>
-FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoord& place, bool fetched, int warp, float (&alpha)[kWarpRows][kTileK / 32],
-                            ChannelDecays<kTileK / 32>& d, BlockDecays<kTileK>& decays) {
+FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoord& place, bool fetched, int warp,
+                            float (&alpha)[kWarpRows][kTileK / 32], ChannelDecays<kTileK / 32>& d,
+                            BlockDecays<kTileK>& decays) {
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   bool exact = true;
@@ -161,8 +169,9 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
   return exact;
 }
 
-// The streams of a row with decays, and what the chunk tiles have of them: r L, e L, w / L and w D; q, -e and Khat. kExact: no decay of the warp's rows was
-// bounded, and so L is the product of the true ones, and D times the product of the blocks after that of all rows after; else Khat is that of bounded_keys().
+// The streams of a row with decays, and what the chunk tiles have of them: r L, e L, w / L and w D; q, -e and Khat.
+// kExact: no decay of the warp's rows was bounded, and so L is the product of the true ones, and D times the product of
+// the blocks after that of all rows after. Else Khat is that of bounded_keys().
 template <int kN>
 struct DecayedRow {
   float reads[kN], erase[kN], up[kN], down[kN], q[kN], e[kN], k[kN];
@@ -177,7 +186,8 @@ FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alph
     row.reads[j] = d.bounded[j] * s.r[j], row.erase[j] = d.bounded[j] * s.e[j];
     row.up[j] = inverse * s.w[j], row.down[j] = d.total[j] * row.up[j];
     if constexpr (kExact) {
-      row.q[j] = d.before[j] * row.reads[j], row.e[j] = -(d.before[j] * row.erase[j]), row.k[j] = d.behind[j] * row.down[j];
+      row.q[j] = d.before[j] * row.reads[j], row.e[j] = -(d.before[j] * row.erase[j]),
+      row.k[j] = d.behind[j] * row.down[j];
     } else {
       d.prefix[j] *= alpha[j];
       const float gamma = d.before[j] * d.prefix[j];
@@ -187,9 +197,11 @@ FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alph
   return row;
 }
 
-// Khat = exp(G_C - G) (.) w of the warp's rows by products from the last row on, where a decay was bounded: store(r, k).
+// Khat = exp(G_C - G) (.) w of the warp's rows by products from the last row on, where a decay was bounded: store(r,
+// k).
 template <int kN, class Store>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowCoefs* coefs, const float (&behind)[kN], Store&& store) {
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowCoefs* coefs,
+                            const float (&behind)[kN], Store&& store) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   float suffix[kN];
   FW_UNROLL
@@ -209,8 +221,8 @@ FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoo
   }
 }
 
-// Tiles of 8 columns of the 16 rows of pair `block` of blocks. own: the columns of the pair; near: those of the pair before, of an odd pair; far: the
-// first half of the chunk, of a pair of the second.
+// Tiles of 8 columns of the 16 rows of pair `block` of blocks. own: the columns of the pair; near: those of the pair
+// before, of an odd pair; far: the first half of the chunk, of a pair of the second.
 struct PairTiles {
   float own[2][4], near[2][4], far[4][4];
 };
@@ -222,7 +234,8 @@ FW_DEVICE void clear_pair_tiles(PairTiles& c) {
     for (int n = 0; n < 4; ++n) c.far[n][i] = 0;
   }
 }
-// store(number of the tile in the row of tiles, tile), cut at the diagonal (kStrict: with it). close, apart: the tiles of one half or of both are there.
+// store(number of the tile in the row of tiles, tile), cut at the diagonal (kStrict: with it). close, apart: the tiles
+// of one half or of both are there.
 template <bool kStrict, class Store>
 FW_DEVICE void store_pair_tiles(int block, bool close, bool apart, PairTiles& c, Store&& store) {
   FW_UNROLL

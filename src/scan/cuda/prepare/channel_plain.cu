@@ -1,9 +1,11 @@
-// prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times scales per row (w times M of a
-// preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z).
-// The same products as there, written so that three blocks and all of the code they run fit an SM and its instruction cache: rows are a rolled loop
-// over what was fetched, decays are exponentials of bounded sums, and the streams lie over what they are made of.
+// prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times scales per
+// row. w may also be multiplied by M of a preconditioner, made here from A before the chunk. Or, with bf16 log-decays,
+// e is multiplied by an erase gate of channels, and with it Z has gates of value channels. The same products as there,
+// written so that three blocks and all of the code they run fit an SM and its instruction cache. Rows are a rolled loop
+// over what was fetched, and decays are exponentials of bounded sums. The streams lie over what they are made of.
 //
-// With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of log-decays bounded from below:
+// With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of
+// log-decays bounded from below:
 //   reads, erase   L r, L e             up     w / L
 //   near           w up to the end of its pair of blocks, of the first pair of each half of the chunk
 //   keys           w up to the middle (first half) or the end of the chunk, by true decays once T and P are made
@@ -24,25 +26,31 @@
 namespace fw::cuda {
 namespace {
 
-// log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if their product does.
+// log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if
+// their product does.
 inline constexpr float kLowestPlainStep = -14.42695f;
 
-// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
+// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has
+// them), and of the second half.
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
-// Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become erase (then T) and, if they are float32,
-// keys (then x); gates of key channels are where keys go. M of the chunk tiles takes the place of near, and so do, before, the sums of decays of all blocks
-// and, until there are bounded ones, what runs of rows make of A.
+// Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become
+// erase (then T) and, if they are float32, keys (then x). Gates of key channels are where keys go. M of the chunk tiles
+// takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what
+// runs of rows make of A.
 template <int kTileK>
 struct PlainLayout {
   static constexpr bool kK256 = kTileK == 128;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK;
-  static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand, kNear = 4 * kOperand;
+  static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand,
+                            kNear = 4 * kOperand;
   static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kTileK * sizeof(float);
   static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
-  static constexpr uint32_t kT = kK256 ? kErase : kMore, kA = kUp, kP = kK256 ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kK256 ? kNear : kMore;
+  static constexpr uint32_t kT = kK256 ? kErase : kMore, kA = kUp,
+                            kP = kK256 ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kK256 ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
-  // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of its preconditioner's decays.
+  // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of
+  // its preconditioner's decays.
   static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kTileK * sizeof(float);
   static constexpr uint32_t kBytes = kK256 ? kRowsEnd : kP + kSw128Bytes;
   static constexpr int kBlocks = 3;
@@ -52,7 +60,8 @@ struct PlainLayout {
 
 template <int kTileK>
 FW_DEVICE float* channel_factors(char* shared, int i) {
-  return reinterpret_cast<float*>(shared + PlainLayout<kTileK>::kFactors) + i * kTileK + static_cast<int>(lane_index()) * (kTileK / 32);
+  return reinterpret_cast<float*>(shared + PlainLayout<kTileK>::kFactors) + i * kTileK +
+         static_cast<int>(lane_index()) * (kTileK / 32);
 }
 
 // From row to row of a warp, offsets differ by XOR alone: 128 bytes a row and the row in the atom.
@@ -83,8 +92,8 @@ struct RawDecays {
   }
 };
 
-// A warp's rows of a matrix of kAtoms 16-byte atoms a row on their way into SW128 tiles: a lane has a atom of every kRows-th row. K: channels that the
-// tensor has; zeros take the place of the others.
+// A warp's rows of a matrix of kAtoms 16-byte atoms a row on their way into SW128 tiles: a lane has a atom of every
+// kRows-th row. K: channels that the tensor has; zeros take the place of the others.
 template <int kAtoms>
 struct RowFetch {
   static constexpr int kRows = 32 / kAtoms;
@@ -127,7 +136,8 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkCoord& place, char* shar
   cp_async_commit();
 }
 
-// Values in the places of logits, by the lane that reads them later (FusedGates); what lies past the channels and the rows stays 0.
+// Values in the places of logits, by the lane that reads them later (FusedGates); what lies past the channels and the
+// rows stays 0.
 template <int kTileK, bool kGates>
 FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, char* shared) {
   using Layout = PlainLayout<kTileK>;
@@ -146,7 +156,8 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
         PackedChannels<kN> g = load_packed<kN>(at);
         FW_UNROLL
         for (int j = 0; j < kN / 2; ++j) {
-          const DecayLaw low(fused.g, numbers.bias[2 * j], numbers.rate[2 * j]), high(fused.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
+          const DecayLaw low(fused.g, numbers.bias[2 * j], numbers.rate[2 * j]),
+              high(fused.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
           const uint32_t word = fused_decays<sigmoid.value>(low, high, g.words[j]);
           g.words[j] = r + i < rows ? word : 0;
         }
@@ -163,8 +174,8 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
   });
 }
 
-// What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
-// pair of blocks; as sums (log2) first.
+// What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go,
+// and up to the end of their pair of blocks. As sums (log2) first.
 template <int kN>
 struct BlockDecays {
   float before[kN], keys[kN], near[kN];
@@ -200,7 +211,8 @@ FW_DEVICE void block_sums(const float* sums, BlockDecays<kTileK / 32>& d) {
   }
 }
 
-// A channel factor of bf16 operands: a product with it is rounded once, as with SplitFactor. high, low: of two channels.
+// A channel factor of bf16 operands: a product with it is rounded once, as with SplitFactor. high, low: of two
+// channels.
 FW_DEVICE uint32_t times_pair(uint32_t x, const uint2& f) { return fma_bf16x2(x, f.x, mul_bf16x2(x, f.y)); }
 template <int kN>
 FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
@@ -219,7 +231,8 @@ struct PlainCoefs {
   float read = 0, erase = 0, write = 0;
 };
 
-// A and M of the preconditioner, of this lane's channels of the warp's rows. kLeaves: A goes to memory, if it is wanted.
+// A and M of the preconditioner, of this lane's channels of the warp's rows. kLeaves: A goes to memory, if it is
+// wanted.
 template <int kTileK, bool kPrecond, bool kLeaves>
 struct RowsOfM {};
 template <int kTileK, bool kLeaves>
@@ -233,14 +246,16 @@ struct RowsOfM<kTileK, true, kLeaves> {
 
   FW_DEVICE static RunPlaces<kN> runs(char* shared) {
     using Layout = PlainLayout<kTileK>;
-    return {reinterpret_cast<float(*)[kTileK]>(shared + Layout::kSums + 8 * kTileK * sizeof(float)), reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
+    return {reinterpret_cast<float(*)[kTileK]>(shared + Layout::kSums + 8 * kTileK * sizeof(float)),
+            reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
   }
   // What is in memory is on its way.
   FW_DEVICE void load(const Problem& x, const ChunkCoord& place, const PrecondMap<float>& form) {
     const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
     const int own = first + static_cast<int>(lane_index()) / 4;
     precond.load(x, place, form, nullptr);
-    if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+    if (own < place.span.rows)
+      g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
     // Of the value heads of a key head, the first leaves A.
     const int64_t token = first_token(x.sequences, place.n) + place.span.first + first;
     if constexpr (!kLeaves) return;
@@ -252,7 +267,8 @@ struct RowsOfM<kTileK, true, kLeaves> {
     const RunPlaces<kN> to = runs(shared);
     const char* keys = shared + PlainLayout<kTileK>::kUp;
     gates = run_gates(x.rule, g, beta, square);
-    put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
+    put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to,
+                [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
   }
   // After it.
   FW_DEVICE void start(char* shared) {
@@ -268,17 +284,20 @@ struct RowsOfM<kTileK, true, kLeaves> {
   }
 };
 
-// The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is
-// bounded; the others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
+// The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact)
+// Khat. kExact: no decay of the rows is bounded; the others give the same bits where none has been so far. spare: of M,
+// as true_keys() wants it.
 template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
-FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f, RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x,
-                          const MRows& spare, char* shared, const PlainTilesOut<kTileK>& out) {
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f,
+                          RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x, const MRows& spare,
+                          char* shared, const PlainTilesOut<kTileK>& out) {
   using Layout = PlainLayout<kTileK>;
   using Decays = RawDecays<kTileK, kNarrow>;
   constexpr int kN = kTileK / 32;
   const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
   // SW128 tiles of 32 rows: those of the first pairs of blocks.
-  const uint32_t to_near = Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
+  const uint32_t to_near =
+      Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
   const int near_distance = opaque(static_cast<int>(to_near));
   const bool near = (warp & 2) == 0;
   float sum[kN], exact_sum[kExact ? 1 : kN], half[kTraining ? kN : 1];
@@ -305,7 +324,8 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
-      const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)), c_w = shuffle(own.write, 4 * (pair + i));
+      const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)),
+                  c_w = shuffle(own.write, 4 * (pair + i));
       float q[kN], k[kN], b[kN], m[kN], reads[kN], erase[kN], up[kN], tile_q[kN], tile_e[kN], keys[kN];
       FW_UNROLL
       for (int j = 0; j < kN / 2; ++j) {
@@ -315,7 +335,8 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
       }
       if constexpr (kPrecond) {
         rows_of_m.next(x.H * x.K, pair + i, k, m);
-        if (!kExact && pair + i < spare.rows) store_floats(const_cast<float*>(spare.first) + (pair + i) * static_cast<int64_t>(spare.stride), m);
+        if (!kExact && pair + i < spare.rows)
+          store_floats(const_cast<float*>(spare.first) + (pair + i) * static_cast<int64_t>(spare.stride), m);
       }
       FW_UNROLL
       for (int j = 0; j < kN; ++j) {
@@ -326,7 +347,8 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
           sum[j] = fmaf(step, kLog2E, sum[j]), exact_sum[j] = fmaf(g[i][j], kLog2E, exact_sum[j]);
         }
         const float decay = exp2_fast(sum[j]), inverse = exp2_fast(-sum[j]);
-        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[j] * (c_w * k[j]) : c_w * k[j];
+        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j],
+                    w = kPrecond ? m[j] * (c_w * k[j]) : c_w * k[j];
         reads[j] = decay * r, erase[j] = decay * e, up[j] = inverse * w;
         if constexpr (kExact) {
           tile_q[j] = f.before[j] * reads[j], tile_e[j] = -(f.before[j] * erase[j]);
@@ -357,28 +379,32 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
   }
 }
 
-// A warp's log-decays, which may have been fused, to the place of the chunk tile x, before what is made of them comes over them.
+// A warp's log-decays, which may have been fused, to the place of the chunk tile x, before what is made of them comes
+// over them.
 template <int kTileK>
 FW_DEVICE void keep_decays(const char* shared, const PlainTilesOut<kTileK>& out) {
   constexpr int kN = kTileK / 32;
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
-    store_packed(reinterpret_cast<char*>(out.solved->x) + at, load_packed<kN>(shared + PlainLayout<kTileK>::kErase + at));
+    store_packed(reinterpret_cast<char*>(out.solved->x) + at,
+                 load_packed<kN>(shared + PlainLayout<kTileK>::kErase + at));
   }
 }
 
-// Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of what keep_decays() has kept.
+// Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of
+// what keep_decays() has kept.
 template <int kTileK, bool kForms, bool kTraining>
-FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
-                         const PlainTilesOut<kTileK>& out) {
+FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, const PlainCoefs& own, const MRows& m_all,
+                         char* shared, const PlainTilesOut<kTileK>& out) {
   using Layout = PlainLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
   const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
   const auto load_decays = [&](int r, float(&g)[kN]) {
     if constexpr (kForms) {
-      RawDecays<kTileK, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
+      RawDecays<kTileK, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)),
+                                    g);
     } else {
       load_channels(decays, first + r, channel, x.K, g);
     }
@@ -433,8 +459,8 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, co
   if constexpr (kForms) fence_async_global();  // TMA writes x there
 }
 
-// Tiles of 8 columns of the 16 rows of a pair of blocks: the columns of the pair, those of the pair before of an odd pair, and the first half of the
-// chunk of a pair of the second.
+// Tiles of 8 columns of the 16 rows of a pair of blocks. They are the columns of the pair, for an odd pair those of the
+// pair before, and for a pair of the second half the first half of the chunk.
 struct PlainTiles {
   float own[2][4], near[2][4], far[4][4];
 };
@@ -451,8 +477,10 @@ FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTi
     }
   }
   const uint32_t base = shared_address(shared), right = b_fragment(base, 0, 0);
-  const uint32_t left = a_fragment(base + left_matrix, 16 * pair, 0), up = right + Layout::kUp + static_cast<uint32_t>(16 * pair * 128);
-  const uint32_t near = right + Layout::kNear + static_cast<uint32_t>((pair >> 1) * 16 * 128), far = right + Layout::kKeys;
+  const uint32_t left = a_fragment(base + left_matrix, 16 * pair, 0),
+                 up = right + Layout::kUp + static_cast<uint32_t>(16 * pair * 128);
+  const uint32_t near = right + Layout::kNear + static_cast<uint32_t>((pair >> 1) * 16 * 128),
+                 far = right + Layout::kKeys;
   // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
   const char* factors = shared + Layout::kFactors + 8 * (static_cast<int>(lane_index()) & 3);
   const char *odd_factors = factors + pair * kTileK * 4, *middle = factors + kMiddleFactor * kTileK * 4;
@@ -463,7 +491,8 @@ FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTi
     const uint32_t near_at = (near ^ column) + sw128 * 4096u, far_at = (far ^ column) + sw128 * kSw128Bytes;
     FW_UNROLL
     for (uint32_t step = 0; step < 2; ++step) {
-      const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step), *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
+      const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step),
+                  *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
       uint32_t a[4], b[4];
       ldmatrix_x4(a, left_at ^ (step << 5));
       ldmatrix_x4(b, up_at ^ (step << 5));
@@ -507,7 +536,8 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
 
 template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
 __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
-    prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
+    prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args,
+                                 const __grid_constant__ PrecondMap<float> form) {
   using Layout = PlainLayout<kTileK>;
   using Decays = RawDecays<kTileK, kNarrow>;
   constexpr int kN = kTileK / 32;
@@ -582,7 +612,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (lane == 0) bounded_warps[warp] = bounded ? 1 : 0;
   sync_threads();
   {
-    const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps), high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
+    const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps),
+                high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
     bounded = ((low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w)) != 0;
   }
   if constexpr (kPrecond) rows_of_m.start(shared);
@@ -609,7 +640,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     for (int j = 0; j < kN; ++j) f.keys[j] = of_bounded.keys[j], f.near[j] = of_bounded.near[j];
   }
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) f.before[j] = exp2_fast(f.before[j]), f.keys[j] = exp2_fast(f.keys[j]), f.near[j] = exp2_fast(f.near[j]);
+  for (int j = 0; j < kN; ++j)
+    f.before[j] = exp2_fast(f.before[j]), f.keys[j] = exp2_fast(f.keys[j]), f.near[j] = exp2_fast(f.near[j]);
   if ((warp & 1) == 0) {
     float own[kN];
     load_floats((bounded ? bounded_sums : sums) + warp * kTileK + lane * kN, own);
@@ -621,7 +653,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (warp == 4) store_split(channel_factors<kTileK>(shared, kMiddleFactor), f.near);
   const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, place, lane * kN); };
   if (bounded) {
-    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared, out);
+    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared,
+                                                                    out);
   } else {
     plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
   }
@@ -648,13 +681,15 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     if (warp >= 4 && out.z != nullptr) {
       const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
       write_gated_values<4>(
-          values, gates_of_values, x.fused.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
+          values, gates_of_values, x.fused.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z,
+          thread - 128, 128);
     }
   }
   sync_threads();
   const SplitSw128 a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
   if (warp < kTileK / 16) {
-    const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kTileK + 16 * warp + (lane >> 2);
+    const float* half =
+        reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kTileK + 16 * warp + (lane >> 2);
     transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
       FW_UNROLL
       for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
@@ -692,9 +727,11 @@ void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   if (channel_erase(x.rule)) {
     launch_plain<kTileK, true, false, true>(args, chunks, stream);
   } else if (x.rule.uses_precond()) {
-    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, true, false>(args, chunks, stream) : launch_plain<kTileK, false, true, false>(args, chunks, stream);
+    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, true, false>(args, chunks, stream)
+                     : launch_plain<kTileK, false, true, false>(args, chunks, stream);
   } else {
-    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, false, false>(args, chunks, stream) : launch_plain<kTileK, false, false, false>(args, chunks, stream);
+    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, false, false>(args, chunks, stream)
+                     : launch_plain<kTileK, false, false, false>(args, chunks, stream);
   }
 }
 

@@ -1,5 +1,5 @@
-// What prepare/channel.cu and the prepare of K above 128 (k256/prepare_keys.cu) share: the rows of a chunk with their decays, as operands of T and P and in the
-// chunk tiles, and the products of these.
+// What prepare/channel.cu and the prepare of K above 128 (k256/prepare_keys.cu) share. It is the rows of a chunk with
+// their decays, as operands of T and P and in the chunk tiles, and the products of these.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 
 namespace fw::cuda {
 
-// Shared memory. delta: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
-// r L. Additive: the raw keys, w / L, w up to the ends, r L; P takes the place
+// Shared memory. delta: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P
+// take, then e L and r L. Additive: the raw keys, w / L, w up to the ends, r L; P takes the place
 // of w / L.
-// Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32 to 47 up to the end
-// of their pair of blocks.
+// Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32
+// to 47 up to the end of their pair of blocks.
 template <int kTileK, bool kDelta>
 struct ChannelLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
@@ -26,8 +26,8 @@ struct ChannelLayout {
 
 // w up to the ends, from w D of a row of the warp.
 template <int kTileK, bool kDelta>
-FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays,
-                          char* shared) {
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d,
+                          const BlockDecays<kTileK>& decays, char* shared) {
   constexpr int kN = kTileK / 32;
   char* const to = shared + ChannelLayout<kTileK, kDelta>::kEnds + lane_offset<kN>(r);
   float x[kN];
@@ -63,10 +63,12 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, con
   }
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles. kExact: as DecayedRow.
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
+// kExact: as DecayedRow.
 template <int kTileK, bool kDelta, bool kExact, class ChunkTile>
-FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32], ChannelDecays<kTileK / 32>& d,
-                           const BlockDecays<kTileK>& decays, char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
+FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
+                           ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, char* shared,
+                           const ChunkTiles<kTileK, ChunkTile>& out) {
   using Layout = ChannelLayout<kTileK, kDelta>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
@@ -89,9 +91,11 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, co
 // The block of 16 rows of T or P that a warp has: the two warps of one scheduler share its work evenly.
 FW_DEVICE int pair_block(int warp) { return warp < 4 ? warp : 7 - warp; }
 
-// Adds the products of these channels to the tiles. Additive, warps of the first half have own and near tiles, those of the second far ones.
+// Adds the products of these channels to the tiles. Additive, warps of the first half have own and near tiles, those of
+// the second far ones.
 template <int kTileK, bool kDelta>
-FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kTileK>& decays, int block, int half, PairTiles& c) {
+FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kTileK>& decays, int block,
+                          int half, PairTiles& c) {
   const int lane = static_cast<int>(lane_index());
   const bool close = kDelta || half == 0, apart = kDelta || half == 1;
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
@@ -101,7 +105,8 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
     ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
     const uint32_t odd[2] = {a[1], a[3]};
     {
-      const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
+      const float2 low = *reinterpret_cast<const float2*>(first + 16 * k),
+                   high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
       a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
       a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
     }
@@ -120,7 +125,8 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
       if (block == 3) {
         const float* middle = decays.bounded[4] + 2 * (lane & 3) + 16 * k;
         const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
-        const float2 y = *reinterpret_cast<const float2*>(middle + kTileK), z = *reinterpret_cast<const float2*>(middle + kTileK + 8);
+        const float2 y = *reinterpret_cast<const float2*>(middle + kTileK),
+                     z = *reinterpret_cast<const float2*>(middle + kTileK + 8);
         const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
         FW_UNROLL
         for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
@@ -134,7 +140,8 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
     }
   }
 }
-// Adds to the warp's tiles of T and P what the operands in shared memory give. delta, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
+// Adds to the warp's tiles of T and P what the operands in shared memory give. delta, warps 0 to 3 have the blocks of
+// 16 rows of T and 4 to 7 those of P.
 template <int kTileK, bool kDelta>
 FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays, PairTiles& c) {
   using Layout = ChannelLayout<kTileK, kDelta>;

@@ -1,4 +1,5 @@
-// The second half of prepare for delta rules: from T and P to the chunk tiles' x, m, y and q, in shared memory and then in memory.
+// The second half of prepare for delta rules: from T and P to the chunk tiles' x, m, y and q, in shared memory and then
+// in memory.
 #pragma once
 
 #include <type_traits>
@@ -7,16 +8,18 @@
 
 namespace fw::cuda {
 
-// Whether a chunk, of which this is the last row's `pair` (prepare/scalar_parts.cuh), keeps so much of the state that what bf16 takes from keys times their
-// factors is to be seen in what the state has after many chunks: where all decay by more, errors fade sooner than they add up.
+// Whether a chunk keeps so much of the state that what bf16 takes from keys times their factors shows in the state
+// after many chunks. `last_pair` is the `pair` of the chunk's last row (prepare/scalar_parts.cuh). Where all decay by
+// more, errors fade sooner than they add up.
 inline constexpr float kLastingChunk = -2.0f;
 FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
 
-// Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors); becomes x.
-// t: T as prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be the place of t. fine, p_low: where kHiLo; p_low: the SW128 tile
-// of what p rounds off.
-// Where the backward chunk tile is wanted, minus_e, q and y as in transform_reads; q becomes the backward chunk tile's, y may be the place
-// of t where it is not that of m.
+// Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors);
+// becomes x.
+// t: T as prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be the place of t. fine, p_low: where
+// kHiLo; p_low: the SW128 tile of what p rounds off.
+// Where the backward chunk tile is wanted, minus_e, q and y as in transform_reads; q becomes the backward chunk tile's,
+// y may be the place of t where it is not that of m.
 struct FinishBuffers {
   char *keys, *t, *a, *p, *m, *minus_e, *q, *y;
   const SplitFactors *k_factors, *e_factors;
@@ -24,15 +27,15 @@ struct FinishBuffers {
   HiLoInverse hi_lo = {};
   char* p_low = nullptr;
   bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
-  // kHiLo: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_lo. (That of x goes where fine.low and
-  // p_low were, which lie side by side.)
+  // kHiLo: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_lo.
+  // (That of x goes where fine.low and p_low were, which lie side by side.)
   char *keys_lo = nullptr, *e_lo = nullptr, *y_lo = nullptr;
   const float* last_pair = nullptr;  // not kHiLo: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
 };
 
-// A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not named barriers, where warps
-// meet unequally often). By thread 0 before a sync_threads() that is before any use.
+// A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not
+// named barriers, where warps meet unequally often). By thread 0 before a sync_threads() that is before any use.
 FW_DEVICE uint64_t* start_half_barrier(char* at) {
   uint64_t* const barrier = reinterpret_cast<uint64_t*>(at);
   if (thread_index() == 0) {
@@ -55,7 +58,8 @@ struct ChunkTiles {
   char *e_lo, *k_lo;
 };
 
-// Of a row of the chunk, with its decays: k of w, what e takes of k and of q (with the sign of -E), what r does. kMixed: of mixed_streams().
+// Of a row of the chunk, with its decays: k of w, what e takes of k and of q (with the sign of -E), what r does.
+// kMixed: of mixed_streams().
 template <bool kMixed, int kTileK, class ChunkTile>
 FW_DEVICE void put_row_scales(const ChunkTiles<kTileK, ChunkTile>& out, int row, float k, float2 erase, float2 read) {
   if (out.numbers == nullptr) return;
@@ -74,8 +78,12 @@ FW_DEVICE ChunkTiles<kTileK, ChunkTile> chunk_tiles_of(const PrepareArgs& args, 
   out.solved = args.solved != nullptr ? static_cast<XMTiles<kTileK>*>(args.solved) + item : nullptr;
   out.keys = args.keys != nullptr ? args.keys + item * (64 * kTileK) : nullptr;
   out.z = args.z != nullptr ? args.z + item * value_blocks * kSw128Elements : nullptr;
-  const auto hi_lo = [&](const HiLoTiles& all) { return all.chunk_tiles != nullptr ? static_cast<LoTiles<kTileK>*>(all.chunk_tiles) + item : nullptr; };
-  const auto lo_parts = [&](const HiLoTiles& all) { return all.lo_parts != nullptr ? reinterpret_cast<char*>(all.lo_parts + item * (64 * kTileK)) : nullptr; };
+  const auto hi_lo = [&](const HiLoTiles& all) {
+    return all.chunk_tiles != nullptr ? static_cast<LoTiles<kTileK>*>(all.chunk_tiles) + item : nullptr;
+  };
+  const auto lo_parts = [&](const HiLoTiles& all) {
+    return all.lo_parts != nullptr ? reinterpret_cast<char*>(all.lo_parts + item * (64 * kTileK)) : nullptr;
+  };
   out.forward_lo = hi_lo(args.forward_lo), out.backward_lo = hi_lo(args.backward_lo);
   out.e_lo = lo_parts(args.forward_lo), out.k_lo = lo_parts(args.backward_lo);
   return out;
@@ -88,11 +96,12 @@ FW_DEVICE void store_solved(const ChunkTiles<kTileK, ChunkTile>& out, const char
   bulk_store(out.solved->m, m, kSw128Bytes);
 }
 
-// After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
-// invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
-// meanwhile(a number of 6). wait_for_a: of invert().
+// After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in
+// between. Four warps invert; the others call first(a number of 4 for each warp), and then they, and two of the four
+// when they are through, call meanwhile(a number of 6). wait_for_a: of invert().
 template <bool kHiLo, class WaitForA, class First, class Meanwhile>
-FW_DEVICE void solve(char* t, char* a, const HiLoInverse& hi_lo, int warp, WaitForA&& wait_for_a, First&& first, Meanwhile&& meanwhile) {
+FW_DEVICE void solve(char* t, char* a, const HiLoInverse& hi_lo, int warp, WaitForA&& wait_for_a, First&& first,
+                     Meanwhile&& meanwhile) {
   if (warp < 4) {
     invert<kHiLo>(reinterpret_cast<float*>(t), a, hi_lo, warp, wait_for_a);
   } else {
@@ -103,7 +112,8 @@ FW_DEVICE void solve(char* t, char* a, const HiLoInverse& hi_lo, int warp, WaitF
 }
 // The same where A and P are all that is wanted; after it by thread 0 both on their way to memory, and read.
 template <class First, class Meanwhile>
-FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChunk* out, First&& first, Meanwhile&& meanwhile) {
+FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChunk* out, First&& first,
+                            Meanwhile&& meanwhile) {
   solve<false>(
       t, a, {}, warp, [] {}, first, meanwhile);
   fence_async_shared();
@@ -116,9 +126,12 @@ FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChun
   }
 }
 
-// solve(), and X, M and what the backward chunk tile has. kTraining: there may be one. kClaimed: the place of a is free once first() is over.
-template <int kTileK, RowForm kForm, bool kTraining, bool kClaimed, bool kHiLo, class ChunkTile, class First, class Meanwhile>
-FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<kTileK, ChunkTile>& out, First&& first, Meanwhile&& meanwhile) {
+// solve(), and X, M and what the backward chunk tile has. kTraining: there may be one. kClaimed: the place of a is free
+// once first() is over.
+template <int kTileK, RowForm kForm, bool kTraining, bool kClaimed, bool kHiLo, class ChunkTile, class First,
+          class Meanwhile>
+FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<kTileK, ChunkTile>& out, First&& first,
+                            Meanwhile&& meanwhile) {
   solve<kHiLo>(
       s.t, s.a, s.hi_lo, warp,
       [&] {
@@ -147,7 +160,8 @@ FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<k
           shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.keys_lo), x_lo);
     } else {
       uint32_t keys = shared_address(s.keys);
-      if constexpr (kTileK == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
+      // addresses are not kept from before: registers
+      if constexpr (kTileK == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));
       const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
       transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
     }

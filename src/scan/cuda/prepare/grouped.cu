@@ -1,6 +1,7 @@
-// prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has one chunk of one key head, and of its
-// value heads up to kMostGroupedHeads one after the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to
-// them is factors of rows and columns. A, P and the numbers are those of scalar.cu to the bit.
+// prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows). A block has
+// one chunk of one key head. Of its value heads it has up to kMostGroupedHeads, one after the other. The raw rows,
+// their norms and the products K K^T and Q K^T are made once; what a value head adds to them is factors of rows and
+// columns. A, P and the numbers are those of scalar.cu to the bit.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -17,19 +18,22 @@ namespace {
 
 constexpr int kFactorWarp = 5;
 
-// Shared memory: the raw keys and reads, then their products; T; A; P; factors of rows of this value head and of the next.
+// Shared memory: the raw keys and reads, then their products; T; A; P; factors of rows of this value head and of the
+// next.
 template <int kTileK>
 struct GroupedLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kProducts = 8 * kPrepareThreads * 4 * sizeof(float);  // of a thread
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = std::max(2 * kOperand, kProducts), kA = kT + kTriangle, kP = kA + kSw128Bytes;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = std::max(2 * kOperand, kProducts), kA = kT + kTriangle,
+                            kP = kA + kSw128Bytes;
   static constexpr uint32_t kRows = kP + kSw128Bytes;
   static constexpr uint32_t kSquares = kRows + 2 * sizeof(ScalarRows), kBytes = kSquares + 2 * kChunk * sizeof(float);
   static_assert(kA % 1024 == 0 && kGroupedBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 template <int kTileK>
-__global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
+__global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks)
+    prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
   using Layout = GroupedLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
@@ -82,11 +86,13 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   sync_threads();
   if (warp == kFactorWarp) put_factors(0);
   const PairWork<true> of_warp(warp);
-  float4* const products = reinterpret_cast<float4*>(shared) + thread_index();  // of this thread, tile by tile; not in registers: there are too few
+  // of this thread, tile by tile; not in registers: there are too few
+  float4* const products = reinterpret_cast<float4*>(shared) + thread_index();
   {
     float c[8][4];
     const uint32_t base = shared_address(shared);
-    pair_products<kTileK, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, c);
+    pair_products<kTileK, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys,
+                                c);
     sync_threads();  // nobody reads the rows any more
     FW_UNROLL for (int n = 0; n < 8; ++n) {
       if (of_warp.has(n / 2)) products[n * kPrepareThreads] = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);

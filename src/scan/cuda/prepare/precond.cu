@@ -1,7 +1,8 @@
-// prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner (made here, from A before the
-// chunk) times a scale per row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
-// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and delta the forward scan takes them (RowTiles); k (.) M is a
-// tile of its own alongside k delta, and takes the place of k (q (.) M: of q) where there is no erase.
+// prepare where all channels of a token decay alike, or not at all. w or r is k or q times M of the preconditioner
+// (made here, from A before the chunk) times a scale per row. A block has one chunk of one value head. The raw rows of
+// q and k are operands as they came from memory. What they are multiplied with is a factor of results, as for plain
+// rules (prepare/scalar.cu). Of rules with an erase (delta) the forward scan takes the raw rows (RowTiles). K (.) M is
+// then a tile of its own alongside k. Where there is no erase it takes the place of k (q (.) M: of q).
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
 //   warp      does
@@ -18,21 +19,25 @@
 namespace fw::cuda {
 namespace {
 
-// Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the coefficients; z: of
-// the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as split_keys; split_erase: of -E.
+// Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the
+// coefficients. Z: of the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as split_keys;
+// split_erase: of -E.
 struct PrecondFactors {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
 
-// Shared memory: the raw keys, the raw reads (become q of the backward chunk tile), delta k (.) M (becomes x), P, T. For the forward chunk tile alone A takes
-// the place of the raw reads, and M of the chunk tiles that of T; else y that of T. What runs of rows make of A is in T's place before T (additive: last).
+// Shared memory: the raw keys, the raw reads (become q of the backward chunk tile), delta k (.) M (becomes x), P, T.
+// For the forward chunk tile alone A takes the place of the raw reads, and M of the chunk tiles that of T; else y that
+// of T. What runs of rows make of A is in T's place before T (additive: last).
 template <int kTileK, bool kDelta, bool kTraining>
 struct PrecondLayout {
   static constexpr int kBlocks = !kDelta ? 4 : kTraining ? 2 : 3;
-  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kTileK / 32>);
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024,
+                            kRuns = sizeof(RunShared<kTileK / 32>);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kDelta ? 3 : 2) * kOperand;
-  static constexpr uint32_t kA = kTraining ? kP + kSw128Bytes : kReads, kT = kP + (kDelta && kTraining ? 3 : 1) * kSw128Bytes;
+  static constexpr uint32_t kA = kTraining ? kP + kSw128Bytes : kReads,
+                            kT = kP + (kDelta && kTraining ? 3 : 1) * kSw128Bytes;
   static constexpr uint32_t kM = kTraining ? kP + 2 * kSw128Bytes : kT;
   static constexpr uint32_t kWork = !kDelta     ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
@@ -40,13 +45,14 @@ struct PrecondLayout {
   static constexpr uint32_t kRows = kT + kWork;
   static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
   using ChunkTile = std::conditional_t<kDelta, RowTiles<kTileK>, FwdTiles<kTileK>>;
-  static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 &&
+                kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
 template <bool kDelta, class ChunkTile>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, PrecondFactors& rows, ChunkTile* chunk_tile,
-                           bool z_tile) {
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates,
+                           PrecondFactors& rows, ChunkTile* chunk_tile, bool z_tile) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c;
   if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
@@ -63,7 +69,8 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
 
 // The warp's rows of `raw` times M, into the same places of `to`.
 template <int kN>
-FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const RunGates& gates, PrecondRows<kN>& precond) {
+FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const RunGates& gates,
+                          PrecondRows<kN>& precond) {
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     float k[kN], y[kN], m[kN];
@@ -92,7 +99,10 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
   const PairWork<kDelta> work(warp);
   char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
-  char *const target = kDelta ? shared + Layout::kScaled : x.rule.preconditions_read() ? reads : keys, *const writes = kDelta ? target : keys;
+  char *const target = kDelta                        ? shared + Layout::kScaled
+                       : x.rule.preconditions_read() ? reads
+                                                     : keys,
+              *const writes = kDelta ? target : keys;
 
   ScalarSteps<false> steps;
   if (warp == 1) steps = scalar_steps<false>(x, place);
@@ -103,7 +113,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
   precond.load(x, place, form, reinterpret_cast<RunShared<kN>*>(t));
   const int own = warp * kWarpRows + lane / 4;
   float g = 0, beta = 0;
-  if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+  if (own < place.span.rows)
+    g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
   const int row = coefficient_row(warp);
   const PlainGates gates = plain_gates(x, place, row);
   uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
@@ -137,13 +148,16 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
         buffers, warp, out, [](int) {},  // who says so has made its products of the reads, whose place a takes
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          if constexpr (kTraining) plain_tiles_of<kTileK>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
+          if constexpr (kTraining)
+            plain_tiles_of<kTileK>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
     start_additive<kTileK>(shared + Layout::kP, out);
-    plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
-    plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+    plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma,
+                           out.backward != nullptr ? out.backward->q : nullptr);
+    plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys,
+                           out.backward != nullptr ? out.backward->k : nullptr);
     if (out.z != nullptr) write_values(x, place, z_of, out.z, static_cast<int>(thread_index()), kPrepareThreads);
     finish_additive();
   }
@@ -151,8 +165,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
 
 template <int kTileK, bool kDelta, bool kTraining>
 void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_overlapped(prepare_precond_kernel<kTileK, kDelta, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
-                    PrecondLayout<kTileK, kDelta, kTraining>::kBytes, stream, args, precond_map_of(args.problem.rule));
+  launch_overlapped(prepare_precond_kernel<kTileK, kDelta, kTraining>, prepare_grid(args.problem, chunks),
+                    kPrepareThreads, PrecondLayout<kTileK, kDelta, kTraining>::kBytes, stream, args,
+                    precond_map_of(args.problem.rule));
 }
 template <int kTileK>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {

@@ -1,5 +1,5 @@
-// What scalar and channel decay share once the products of T and P are there: both to shared memory, the products of the chunk tiles,
-// the Z chunk tile.
+// What scalar and channel decay share once the products of T and P are there: both to shared memory, the products of
+// the chunk tiles, the Z chunk tile.
 #pragma once
 
 #include "scan/cuda/call/kernels.h"
@@ -10,15 +10,17 @@
 
 namespace fw::cuda {
 
-// Tiles of 8 columns (tile n: columns 8 n .. 8 n + 7) of the 16 rows of a block, as accumulators: of T into the triangle, of P and M into
-// a SW128 tile. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not multiplied, since above it may be anything.
+// Tiles of 8 columns (tile n: columns 8 n .. 8 n + 7) of the 16 rows of a block, as accumulators: of T into the
+// triangle, of P and M into a SW128 tile. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not
+// multiplied, since above it may be anything.
 struct TriangleRows {
   float* first;
   int step;  // to the row 8 below
 };
 FW_DEVICE TriangleRows triangle_rows(char* t, int block) {
   const int lane = static_cast<int>(lane_index());
-  return {reinterpret_cast<float*>(t) + triangle_index(16 * block + (lane >> 2), 2 * (lane & 3)), 8 * triangle_stride(block)};
+  return {reinterpret_cast<float*>(t) + triangle_index(16 * block + (lane >> 2), 2 * (lane & 3)),
+          8 * triangle_stride(block)};
 }
 FW_DEVICE void store_tile(const TriangleRows& rows, int n, const float (&c)[4]) {
   *reinterpret_cast<float2*>(rows.first + 8 * n) = make_float2(c[0], c[1]);
@@ -56,8 +58,8 @@ FW_DEVICE void clear_above(char* sw128) {
   }
 }
 
-// A float32 factor as the sum of two bf16 values, 16 bits of it: a product of a bf16 number with it is rounded once, but for 2^-9 of
-// a rounding.
+// A float32 factor as the sum of two bf16 values, 16 bits of it: a product of a bf16 number with it is rounded once,
+// but for 2^-9 of a rounding.
 struct SplitFactor {
   uint32_t high, low;  // each twice
 };
@@ -66,13 +68,17 @@ FW_DEVICE SplitFactor split_factor(float x) {
   const float lo = x - bf16_low(high);
   return {high, pack_bf16(lo, lo)};
 }
-FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
+FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) {
+  return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low));
+}
 inline constexpr uint32_t kSigns = 0x80008000u, kOnes = 0x3f803f80u;
 // What that rounds off.
 FW_DEVICE uint32_t lo_of_times(uint32_t x, const SplitFactor& factor) {
   return fma_bf16x2(x, factor.low, fma_bf16x2(x, factor.high, times(x, factor) ^ kSigns));
 }
-FW_DEVICE uint4 times(const uint4& x, const SplitFactor& f) { return make_uint4(times(x.x, f), times(x.y, f), times(x.z, f), times(x.w, f)); }
+FW_DEVICE uint4 times(const uint4& x, const SplitFactor& f) {
+  return make_uint4(times(x.x, f), times(x.y, f), times(x.z, f), times(x.w, f));
+}
 
 // The same of all rows.
 struct SplitFactors {
@@ -97,8 +103,8 @@ FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
   }
 }
 
-// What times_rows() and the rounding of the numbers themselves leave out; lo parts: those numbers' own, channels slice of tokens row .. row + 15 in the matrix
-// `lo parts`, or 0: none.
+// What times_rows() and the rounding of the numbers themselves leave out; lo parts: those numbers' own, channels slice
+// of tokens row .. row + 15 in the matrix `lo parts`, or 0: none.
 FW_DEVICE void lo_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, uint32_t lo_parts, int slice) {
   times_rows(x, factors, row, true);
   if (lo_parts == 0) return;
@@ -123,20 +129,21 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
   }
 }
 
-// A matrix as a SW128 tile of bf16 values and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
-// matrices is that of the SW128 tiles and both of one's SW128 tile with the other's rest: three rounds; key_rounds: with keys, two if those leave
-// out nothing. If not fine: more than one with what keys times their factors leave out.
+// A matrix as a SW128 tile of bf16 values and, if fine, one of what that rounding leaves out: shared addresses. Then a
+// product of two such matrices is that of the SW128 tiles and both of one's SW128 tile with the other's rest: three
+// rounds; key_rounds: with keys, two if those leave out nothing. If not fine: more than one with what keys times their
+// factors leave out.
 struct SplitSw128 {
   uint32_t high, low;
   int key_rounds = 3;
 };
 
-// 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: lo parts: of K, or (kScaled) 0; out_lo: what the result leaves
-// out.
+// 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors,
+// if not null: of the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: lo parts:
+// of K, or (kScaled) 0; out_lo: what the result leaves out.
 template <bool kScaled, bool kHiLo, class Middle>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice, Middle&& middle, uint32_t lo_parts = 0,
-                              uint32_t (*out_lo)[4] = nullptr) {
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice,
+                              Middle&& middle, uint32_t lo_parts = 0, uint32_t (*out_lo)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
   const int rounds = kHiLo ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
@@ -167,12 +174,14 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
   sync_warp();
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]), pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
+    const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]),
+                                pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
                                 pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
     stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
     if constexpr (kHiLo) {
       FW_UNROLL
-      for (int i = 0; i < 4; ++i) out_lo[j][i] = pack_lo(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
+      for (int i = 0; i < 4; ++i)
+        out_lo[j][i] = pack_lo(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
     }
   }
 }
@@ -184,8 +193,8 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row.
 enum class RowForm { kStreams, kMultiples };
 
-// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e. kHiLo: e_lo: of minus_e, or (kMultiples) 0; y_lo:
-// what y leaves out, may be e_lo.
+// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e. kHiLo: e_lo: of
+// minus_e, or (kMultiples) 0; y_lo: what y leaves out, may be e_lo.
 struct ReadBuffers {
   uint32_t minus_e, q, y;
   const SplitFactors* e_factors;
@@ -205,7 +214,8 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       uint32_t rows[4];
-      ldmatrix_x4_trans(rows, a_fragment_trans(kHiLo && kForm == RowForm::kStreams && round == 2 ? s.e_lo : s.minus_e, 16 * j, 2 * slice));
+      ldmatrix_x4_trans(rows, a_fragment_trans(kHiLo && kForm == RowForm::kStreams && round == 2 ? s.e_lo : s.minus_e,
+                                               16 * j, 2 * slice));
       if constexpr (kForm == RowForm::kMultiples) {
         if (kHiLo && round == 2) {
           lo_of_rows(rows, *s.e_factors, 16 * j, s.e_lo, slice);
@@ -233,7 +243,8 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
     if constexpr (kHiLo) {
       uint32_t lo[4];
       FW_UNROLL
-      for (int n = 0; n < 4; ++n) lo[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
+      for (int n = 0; n < 4; ++n)
+        lo[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
       stmatrix_x4_trans(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), lo);
     }
     uint32_t reads[4];
@@ -261,7 +272,8 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
   sync_warp();
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const uint32_t packed[4] = {pack_bf16(y[2 * i][0], y[2 * i][1]), pack_bf16(y[2 * i][2], y[2 * i][3]), pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]),
+    const uint32_t packed[4] = {pack_bf16(y[2 * i][0], y[2 * i][1]), pack_bf16(y[2 * i][2], y[2 * i][3]),
+                                pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]),
                                 pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3])};
     stmatrix_x4_trans(a_fragment_trans(s.q, 16 * i, 2 * slice), packed);
   }
@@ -280,8 +292,8 @@ FW_DEVICE void read_products(const SplitSw128& p, const SplitSw128& a, char* m, 
   FW_NO_UNROLL
   for (int round = 0; round < (kHiLo ? 3 : 1); ++round) {
     const uint32_t left_rows = kHiLo && round == 2 ? p.low : p.high;
-    const uint32_t right_rows =
-        (kHiLo && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
+    const uint32_t right_rows = (kHiLo && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) +
+                                static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
     FW_UNROLL
     for (int k = 0; k < 4; ++k) {
       if (k > block) break;
@@ -308,10 +320,11 @@ FW_HOST_DEVICE inline bool whole_values(const Rows& rows, int V) {
   return rows.bf16 != 0 && ((rows.stride | V) & 7) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
 }
 
-// write_values() with a gate of channels, of such rows; kAhead: loads of each that are under way together. law: of gates that are logits.
+// write_values() with a gate of channels, of such rows; kAhead: loads of each that are under way together. law: of
+// gates that are logits.
 template <int kAhead, class RowFactor>
-FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const GateLaw<float>& law, int rows, int V, RowFactor&& z_v, uint16_t* z, int thread,
-                                  int threads) {
+FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const GateLaw<float>& law, int rows, int V,
+                                  RowFactor&& z_v, uint16_t* z, int thread, int threads) {
   const int atoms = (V + kValueBlock - 1) / kValueBlock * 512;
   char* to = reinterpret_cast<char*>(z);
   for (int first = thread; first < atoms; first += kAhead * threads) {
@@ -331,12 +344,14 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
       if (i >= atoms) break;
       const float f = z_v(row);
       if (law.given != Given::kValue) c[n] = fused_gates(law.factor, c[n]);
-      uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
+      uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z),
+                                 mul_bf16x2(v[n].w, c[n].w));
       if (f != 1.0f) {
         const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
         uint32_t words[4];
         FW_UNROLL
-        for (int j = 0; j < 4; ++j) words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
+        for (int j = 0; j < 4; ++j)
+          words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
         product = make_uint4(words[0], words[1], words[2], words[3]);
       }
       *reinterpret_cast<uint4*>(to + atom_offset(row, (i & 7) + (i >> 9) * 8)) = product;
@@ -344,10 +359,12 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
   }
 }
 
-// Z = z_v c (.) v of all value columns as SW128 tiles, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
+// Z = z_v c (.) v of all value columns as SW128 tiles, 0 past V and past the chunk's rows, by threads `thread`, +
+// threads, ...
 // z_v(row): 0 past the chunk's rows. kAhead: as above.
 template <int kAhead = 3, class RowFactor>
-FW_DEVICE void write_values(const Problem& x, const ChunkCoord& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
+FW_DEVICE void write_values(const Problem& x, const ChunkCoord& place, RowFactor&& z_v, uint16_t* z, int thread,
+                            int threads) {
   const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
   const int atoms = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;

@@ -1,9 +1,10 @@
-// prepare where all channels of a token decay alike, or not at all: T and P are products of the undecayed streams times the matrix
-// exp(G_i - G_j), in float32. A block has one chunk of one value head.
+// prepare where all channels of a token decay alike, or not at all: T and P are products of the undecayed streams times
+// the matrix exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
-// Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
-// coefficients are factors of results: they are worked out while the products run. delta the forward scan takes those rows as well,
-// and A and P (RowScales), but for gains above 1 (kHiLo). Other rules make their streams first.
+// Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from
+// memory. Coefficients are factors of results, and are worked out while the products run. Of rules with an erase
+// (delta) the forward scan takes those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other
+// rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -23,9 +24,10 @@
 namespace fw::cuda {
 namespace {
 
-// Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward chunk tile), T. Else: w, r, e, and for the forward chunk tile
-// alone T takes the place of e. M takes the place of T, which y takes where there is one. Where the scans take rows, A and P (kRows) A takes the place of the
-// raw reads, and four blocks fit an SM.
+// Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward chunk tile), T. Else:
+// w, r, e, and for the forward chunk tile alone T takes the place of e. M takes the place of T, which y takes where
+// there is one. Where the scans take rows, A and P (kRows) A takes the place of the raw reads, and four blocks fit an
+// SM.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
 struct ScalarLayout {
   static constexpr bool kRows = kPlain && kDelta && !kHiLo;
@@ -38,19 +40,23 @@ struct ScalarLayout {
   static constexpr uint32_t kP = kErase + kWork + (kDelta && !kRows ? kSw128Bytes : 0);
   static constexpr uint32_t kM = kP + kSw128Bytes, kT = kPlain || !kTraining ? kErase : kM + kSw128Bytes;
   static constexpr uint32_t kEnd = !kDelta || !kTraining ? kM : kPlain ? kM + kSw128Bytes : kT + kWork;
-  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kTileK / 32>));
+  static constexpr uint32_t kRowsBytes =
+      sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kTileK / 32>));
   // kHiLo: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
   static constexpr uint32_t kHiLoRows = kEnd + kRowsBytes, kHiLoEnd = kHiLoRows + (kPlain ? sizeof(HiLoRows) : 0);
   static constexpr uint32_t kALow = (kHiLoEnd + 1023) / 1024 * 1024, kPLow = kALow + kSw128Bytes;
-  static constexpr uint32_t kYLo = kPLow + kSw128Bytes, kKeysLo = kYLo + kOperand, kHiLoTotal = kKeysLo + (kPlain ? 0 : kOperand);
+  static constexpr uint32_t kYLo = kPLow + kSw128Bytes, kKeysLo = kYLo + kOperand,
+                            kHiLoTotal = kKeysLo + (kPlain ? 0 : kOperand);
   static constexpr uint32_t kBytes = kHiLo ? kHiLoTotal : kEnd + kRowsBytes;
-  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kSw128Bytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kSw128Bytes &&
+                kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles; kHiLo: e and w with their lo parts instead, if
-// those are wanted.
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles. With kHiLo,
+// e and w go there with their lo parts instead, if those are wanted.
 template <int kTileK, bool kDelta, bool kHiLo>
-FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows, const ChunkTiles<kTileK>& out) {
+FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows,
+                          const ChunkTiles<kTileK>& out) {
   using Layout = ScalarLayout<kTileK, kDelta, false, kHiLo, kHiLo>;
   constexpr int kN = kTileK / 32;
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
@@ -87,10 +93,12 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared,
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// kTraining: with backward chunk tiles; additive and kHiLo: if they are asked for. kHiLo: with what A, P and the keys lose in bf16.
+// kTraining: with backward chunk tiles; additive and kHiLo: if they are asked for. kHiLo: with what A, P and the keys
+// lose in bf16.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo>
 __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks)
-    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
+    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args,
+                          const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
   using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
@@ -141,7 +149,9 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       }
       sync_threads();
     }
-    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kTileK, kDelta, kHiLo>(r, s, shared, rows, out); };
+    const auto body = [&](int r, const KeyStreams<kN>& s) {
+      scalar_row<kTileK, kDelta, kHiLo>(r, s, shared, rows, out);
+    };
     if (fetched != 0) {
       for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
     } else {
@@ -158,8 +168,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if constexpr (kDelta && !kHiLo) {
         const float gamma = rows.gamma[thread];
         const float4 c = coefs[thread].read_erase;
-        put_row_scales<true>(out, thread, rows.keys[thread] * coefs[thread].lo.y, make_float2(-gamma * c.z, -gamma * c.w),
-                             make_float2(gamma * c.y, gamma * c.x));
+        put_row_scales<true>(out, thread, rows.keys[thread] * coefs[thread].lo.y,
+                             make_float2(-gamma * c.z, -gamma * c.w), make_float2(gamma * c.y, gamma * c.x));
       }
       if constexpr (kHiLo) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
@@ -170,15 +180,24 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
   }
   float c[8][4];
   const uint32_t base = shared_address(shared);
-  pair_products<kTileK, kDelta>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
+  pair_products<kTileK, kDelta>(work,
+                                base + (!work.strict ? Layout::kReads
+                                        : kPlain     ? Layout::kKeys
+                                                     : Layout::kErase),
+                                base + Layout::kKeys, c);
   const bool lo_parts = kHiLo && !kPlain && out.e_lo != nullptr;
   if (lo_parts) {
-    add_pair_products<kTileK, kDelta>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeysLo, c);
+    add_pair_products<kTileK, kDelta>(work, base + (work.strict ? Layout::kErase : Layout::kReads),
+                                      base + Layout::kKeysLo, c);
     if (work.strict) add_pair_products<kTileK, kDelta>(work, base + Layout::kYLo, base + Layout::kKeys, c);
   }
   sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
   const float(&left)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kHiLo || work.strict ? rows.right : kPlain ? hi_lo.right_of_p : rows.left[0], c);
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]},
+              !kHiLo || work.strict ? rows.right
+              : kPlain              ? hi_lo.right_of_p
+                                    : rows.left[0],
+              c);
   char* const t = shared + Layout::kT;
   store_pairs<kDelta, kHiLo>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
@@ -213,20 +232,24 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
     finish_delta<kTileK, RowForm::kMultiples, kTraining, false, kHiLo>(
         buffers, warp, out,
         [&](int number) {
-          if constexpr (kPlain && kHiLo) plain_tiles_of<kTileK>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+          if constexpr (kPlain && kHiLo)
+            plain_tiles_of<kTileK>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
         },
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
           if constexpr (kPlain && kHiLo) {
-            plain_tiles_of<kTileK>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
+            plain_tiles_of<kTileK>(keys, first, count, nullptr, out.forward->e, nullptr,
+                                   out.backward != nullptr ? out.backward->k : nullptr);
           }
           put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
   } else {
     start_additive<kTileK>(shared + Layout::kP, out);
     if constexpr (kPlain) {
-      plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
-      plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+      plain_tiles_of<kTileK>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma,
+                             out.backward != nullptr ? out.backward->q : nullptr);
+      plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys,
+                             out.backward != nullptr ? out.backward->k : nullptr);
     }
     put_z(thread, kPrepareThreads);
     finish_additive();
@@ -238,8 +261,8 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
   using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
   PrecondMap<float> form;
   if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
-  launch_prepare(prepare_scalar_kernel<kTileK, kDelta, kPlain, kTraining, kHiLo>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
-                 static_cast<int>(fetched));
+  launch_prepare(prepare_scalar_kernel<kTileK, kDelta, kPlain, kTraining, kHiLo>, prepare_grid(args.problem, chunks),
+                 Layout::kBytes, stream, args, form, static_cast<int>(fetched));
 }
 
 template <int kTileK, bool kDelta>
@@ -260,9 +283,11 @@ void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t ch
 
 void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
-  if (const int heads = grouped_heads(args, choice, chunks, persistent_ctas()); heads > 1) return prepare_grouped(args, key, heads, chunks, stream);
+  if (const int heads = grouped_heads(args, choice, chunks, persistent_ctas()); heads > 1)
+    return prepare_grouped(args, key, heads, chunks, stream);
   if (key == 128) {
-    is_delta ? launch_key<128, true>(args, choice, chunks, stream) : launch_key<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_key<128, true>(args, choice, chunks, stream)
+             : launch_key<128, false>(args, choice, chunks, stream);
   } else {
     is_delta ? launch_key<64, true>(args, choice, chunks, stream) : launch_key<64, false>(args, choice, chunks, stream);
   }

@@ -1,6 +1,7 @@
-// prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times scales per row (query feedback,
-// corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory; T and P: sum_parts.cuh. The scans take rows, A and P
-// (RowScales); or, where kChunkTiles, what a first pass over segments has fewer products with: E, Q, X and M.
+// prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times scales
+// per row (query feedback, corrected read). A block has one chunk of one value head, its raw rows of q and k in shared
+// memory; T and P: sum_parts.cuh. The scans take rows, A and P (RowScales); or, where kChunkTiles, what a first pass
+// over segments has fewer products with: E, Q, X and M.
 //
 // Roles, 256 threads:
 //   warp      does                                             waits for                    says so to
@@ -17,8 +18,9 @@
 namespace fw::cuda {
 namespace {
 
-// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values. read_q and read_k are also where |q|^2
-// and |k|^2 wait for the coefficients. split_keys: kChunkTiles: of the operands in Khat, and in the end keys too.
+// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values.
+// read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients. split_keys: kChunkTiles: of the operands
+// in Khat, and in the end keys too.
 struct SumRows {
   float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
   float pair[kChunk], right[kChunk], keys[kChunk], z[kChunk];
@@ -33,20 +35,22 @@ struct SumPair {
   }
 };
 
-// Shared memory: the raw keys (kChunkTiles: become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As
-// many blocks fit an SM as of plain rules.
+// Shared memory: the raw keys (kChunkTiles: become x), the raw reads, T, P. A takes the place of the first 64 channels
+// of the raw reads, and M that of T. As many blocks fit an SM as of plain rules.
 template <int kTileK>
 struct SumLayout {
   static constexpr int kBlocks = 4;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kReads, kP = kT + kTriangle, kM = kT, kRows = kP + kSw128Bytes;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kReads, kP = kT + kTriangle, kM = kT,
+                            kRows = kP + kSw128Bytes;
   static constexpr uint32_t kBarriers = kRows + sizeof(SumRows), kBytes = kBarriers + 2 * 8;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
 template <int kTileK, class ChunkTile>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows, const ChunkTiles<kTileK, ChunkTile>& out) {
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows,
+                           const ChunkTiles<kTileK, ChunkTile>& out) {
   const bool valid = row < place.span.rows;
   const FrontCoefs<float> c = sum_coefs(x, place, row, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
@@ -57,7 +61,8 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   const float2 erase = make_float2(-gamma * c.e_k, -gamma * c.e_q), read = make_float2(gamma * c.r_k, gamma * c.r_q);
   if constexpr (std::is_same_v<ChunkTile, RowScales>) {
     RowScales& numbers = *out.forward;
-    numbers.e[row] = erase.x, numbers.erase_q[row] = erase.y, numbers.q[row] = read.y, numbers.read_k[row] = read.x, numbers.k[row] = key;
+    numbers.e[row] = erase.x, numbers.erase_q[row] = erase.y, numbers.q[row] = read.y, numbers.read_k[row] = read.x,
+    numbers.k[row] = key;
   } else {
     rows.keys[row] = key;
     split_into(rows.split_keys, row, key);
@@ -68,16 +73,19 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
 
 // Q and E of the forward chunk tile, 64 channels of `count` groups of four rows from group `first` on, by one warp.
 template <int kTileK>
-FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& rows, int sw128, int first, int count, const FwdTiles<kTileK>* chunk_tile) {
+FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& rows, int sw128, int first, int count,
+                            const FwdTiles<kTileK>* chunk_tile) {
   const int lane = static_cast<int>(lane_index());
-  const auto store = [](const void* matrix, uint32_t at, const SumPair& sum, const uint32_t(&q)[4], const uint32_t(&k)[4]) {
+  const auto store = [](const void* matrix, uint32_t at, const SumPair& sum, const uint32_t(&q)[4],
+                        const uint32_t(&k)[4]) {
     uint32_t words[4];
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const float2 x = sum(q[j], k[j]);
       words[j] = pack_bf16(x.x, x.y);
     }
-    *reinterpret_cast<uint4*>(const_cast<char*>(static_cast<const char*>(matrix)) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<uint4*>(const_cast<char*>(static_cast<const char*>(matrix)) + at) =
+        make_uint4(words[0], words[1], words[2], words[3]);
   };
   FW_NO_UNROLL
   for (int group = first; group < first + count; ++group) {
@@ -92,7 +100,8 @@ FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& 
 }
 
 template <int kTileK, bool kChunkTiles>
-__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
+    prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
@@ -113,7 +122,8 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
   if (warp == 1) steps = scalar_steps<true>(x, place);
   const int row = coefficient_row(warp);
   const GateBits gates = gate_bits(x, place, row);
-  uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);
+  uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(
+                                                                                shared + Layout::kBarriers + 8);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
   front_arrived();
@@ -135,13 +145,24 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
 
   const auto put_z = [&](int number) {
     const auto z_of = [&](int i) { return rows.z[i]; };
-    if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+    if (out.z != nullptr)
+      write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
   };
   if constexpr (!kChunkTiles) {
     finish_pairs(
         t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item, [](int) {}, put_z);
   } else {
-    FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
+    FinishBuffers buffers{keys,
+                          t,
+                          shared + Layout::kA,
+                          shared + Layout::kP,
+                          shared + Layout::kM,
+                          keys,
+                          reads,
+                          t,
+                          &rows.split_keys,
+                          nullptr,
+                          nullptr};
     buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
     finish_delta<kTileK, RowForm::kMultiples, false, true, false>(
@@ -156,11 +177,13 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks) p
 
 template <int kTileK, bool kChunkTiles>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_prepare(prepare_sums_kernel<kTileK, kChunkTiles>, prepare_grid(args.problem, chunks), SumLayout<kTileK>::kBytes, stream, args);
+  launch_prepare(prepare_sums_kernel<kTileK, kChunkTiles>, prepare_grid(args.problem, chunks),
+                 SumLayout<kTileK>::kBytes, stream, args);
 }
 template <int kTileK>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  args.keeps_intra_chunk ? launch_sums<kTileK, false>(args, chunks, stream) : launch_sums<kTileK, true>(args, chunks, stream);
+  args.keeps_intra_chunk ? launch_sums<kTileK, false>(args, chunks, stream)
+                         : launch_sums<kTileK, true>(args, chunks, stream);
 }
 
 }  // namespace

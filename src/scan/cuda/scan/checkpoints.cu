@@ -1,5 +1,6 @@
-// Checkpoints (call/args.h) at the boundaries of segments: the state that a segment starts from is the joined one, which a call that begins there starts from
-// too, and not what the segment before it ends with, which is rounded otherwise. All others are stored by the scans.
+// Checkpoints (call/args.h) at the boundaries of segments. The state that a segment starts from is the joined one,
+// which a call that begins there starts from too. It is not what the segment before it ends with, which is rounded
+// otherwise. All others are stored by the scans.
 //
 // Roles, 256 threads: a block has a segment and value head, a thread neighbouring numbers of its state.
 #include "scan/cuda/call/kernels.h"
@@ -17,10 +18,12 @@ struct SegmentStates {
   int32_t HV, K, V;
 };
 
-__global__ void __launch_bounds__(kThreads) copy_checkpoints_kernel(const __grid_constant__ CheckpointArg a, const __grid_constant__ SegmentStates s) {
+__global__ void __launch_bounds__(kThreads)
+    copy_checkpoints_kernel(const __grid_constant__ CheckpointArg a, const __grid_constant__ SegmentStates s) {
   grid_dependency_wait();
   grid_dependency_launch();
-  const int segment = static_cast<int>(block_index_x()), hv = static_cast<int>(block_index_y()), n = a.sequence_of[segment];
+  const int segment = static_cast<int>(block_index_x()), hv = static_cast<int>(block_index_y()),
+            n = a.sequence_of[segment];
   const int done = first_chunk(s.segments, segment) - first_chunk(a.whole, n);  // chunks before it in its sequence
   if (done == 0 || done % a.chunks != 0) return;
   const int place = checkpoint_index(a, n, done / a.chunks - 1);
@@ -41,10 +44,11 @@ __global__ void __launch_bounds__(kThreads) copy_checkpoints_kernel(const __grid
 
 }  // namespace
 
-void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V, const float* states, void* stream) {
+void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V,
+                      const float* states, void* stream) {
   if (args.states.data == nullptr) return;
-  launch_overlapped(copy_checkpoints_kernel, Dim3{static_cast<unsigned>(segments.N), static_cast<unsigned>(HV)}, kThreads, 0, stream, args,
-                    SegmentStates{segments, states, HV, K, V});
+  launch_overlapped(copy_checkpoints_kernel, Dim3{static_cast<unsigned>(segments.N), static_cast<unsigned>(HV)},
+                    kThreads, 0, stream, args, SegmentStates{segments, states, HV, K, V});
 }
 
 }  // namespace fw::cuda

@@ -1,7 +1,9 @@
-// Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut sequence (call/plan.h) need not see the
-// rest of it. Of a rule whose step is a symmetric contraction (rule/step_bound.h) what a segment does to a state, M, is at most the product of its tokens'
-// largest decays: exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment leaves of a zero state is what
-// its last chunks do from the one on after which that holds. So the error of a state is at most 2^-40 of the state at the segment's start; a state has 24 bits.
+// Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut
+// sequence (call/plan.h) need not see the rest of it. Take a rule whose step is a symmetric contraction
+// (rule/step_bound.h). What a segment does to a state, M, is then at most the product of its tokens' largest decays.
+// That is exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment
+// leaves of a zero state is what its last chunks do from the one on after which that holds. So the error of a state is
+// at most 2^-40 of the state at the segment's start; a state has 24 bits.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"
@@ -28,7 +30,8 @@ struct CutoffActivations {
     with_decay_law(uses_decay_cutoff.fused.g, [&](auto sigmoid) {
       FW_UNROLL
       for (int j = 0; j < 4; j += 2) {
-        const DecayLaw low(uses_decay_cutoff.fused.g, own.bias[j], own.rate[j]), high(uses_decay_cutoff.fused.g, own.bias[j + 1], own.rate[j + 1]);
+        const DecayLaw low(uses_decay_cutoff.fused.g, own.bias[j], own.rate[j]),
+            high(uses_decay_cutoff.fused.g, own.bias[j + 1], own.rate[j + 1]);
         const uint32_t pair = fused_decays<sigmoid.value>(low, high, pack_bf16(x[j], x[j + 1]));
         x[j] = bf16_low(pair), x[j + 1] = bf16_high(pair);
       }
@@ -37,7 +40,8 @@ struct CutoffActivations {
 };
 
 // The sum over the warp's 8 rows of chunk c of their largest log-decay.
-FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const CutoffActivations& laws, const Rows& g, int c, int length) {
+FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const CutoffActivations& laws, const Rows& g,
+                               int c, int length) {
   const int K = uses_decay_cutoff.channels;
   float sum = 0;
   const int lane = static_cast<int>(lane_index()), first = c * kChunk + 8 * static_cast<int>(warp_index());
@@ -67,10 +71,11 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
   return sum;
 }
 
-// By all 256 threads: of how many chunks at the segment's end (kReverse: start) nothing survives, fewer than it has; 0: not so few, or more than kMostFading.
-// The same for all blocks of the segment and head. shared: of 16 numbers.
+// By all 256 threads: of how many chunks at the segment's end (kReverse: start) nothing survives, fewer than it has; 0:
+// not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
 template <bool kReverse>
-FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences, const ScanCoord& place, float* shared) {
+FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
+                           const ScanCoord& place, float* shared) {
   const Rows g = rows_of(uses_decay_cutoff.g, sequences, place.n, place.hv);
   const CutoffActivations laws(uses_decay_cutoff, place.hv);
   float total = 0;
@@ -88,7 +93,8 @@ FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const Sequen
   return 0;
 }
 template <bool kReverse>
-FW_DEVICE int fading_chunks(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences, const ScanCoord& place, char* shared) {
+FW_DEVICE int fading_chunks(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
+                            const ScanCoord& place, char* shared) {
   if (uses_decay_cutoff.channels == 0) return 0;
   const int chunks = count_fading<kReverse>(uses_decay_cutoff, sequences, place, reinterpret_cast<float*>(shared));
   fence_async_shared();  // TMA writes there next

@@ -1,20 +1,22 @@
-// The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
-// FwdTiles made by prepare() and raw values v [tokens, HV, V] or prepared Z SW128 tiles:
+// The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value
+// head, with FwdTiles made by prepare() and raw values v [tokens, HV, V] or prepared Z SW128 tiles:
 //   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (additive rules: W = Z)
-// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W (kPairs: U) of every chunk.
-// Products take bf16 operands and add in float32; S stays float32 throughout.
+// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and
+// W (kPairs: U) of every chunk. Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kHiLo: of rules with uses_hi_lo() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 values there and in X^T W.
+// Form::kHiLo: of rules with uses_hi_lo() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two
+// bf16 values there and in X^T W.
 // Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
-// Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
-// are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
+// Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U.
+// Form::kSums: the same where E and Q are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
 // Form::kApart: with QETiles and XMTiles in the place of FwdTiles.
 //
-// The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
-// machine code then has a wait after each product). While products are in flight, their own accumulators and register operands stay
-// untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
-// were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
-// for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
+// The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so:
+// C7510 to C7518; the machine code then has a wait after each product). While products are in flight, their own
+// accumulators and register operands stay untouched; other operands may be packed, and a state whose own product was
+// waited for may be packed and scaled. But accumulators that were last written by a product of the round before may not
+// be touched once a product of this round is in flight. So the state is scaled for the next chunk at the end of a
+// round, and O is packed there. No product is in flight across the loop's end.
 //
 // Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
@@ -43,13 +45,16 @@ using Form = ScanForm;
 template <int kTileK, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
-  static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo, kDelta = kForm != Form::kAdditive;
+  static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo,
+                        kDelta = kForm != Form::kAdditive;
   static constexpr bool kApart = kForm == Form::kApart;
-  using ChunkTile =
-      std::conditional_t<kApart, QETiles<kTileK>, std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
+  using ChunkTile = std::conditional_t<
+      kApart, QETiles<kTileK>,
+      std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kPairs: A in the place of x, P in that of m.
-  static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kSw128Bytes : kMatrix);
+  static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0),
+                       kM = kX + (kPairs ? kSw128Bytes : kMatrix);
   static constexpr int kNumbers = kM + (kOut ? kSw128Bytes : 0);
   // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
   static constexpr int kKeyScale = kNumbers + 128 * 4,
@@ -59,21 +64,28 @@ struct ForwardShape {
                                                4,
                        kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
-  static constexpr int kChunkTile = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_sw128(kChunkTile);
+  static constexpr int kChunkTile = kSums   ? kReadKeys + 64 * 4
+                                    : kRows ? kGamma + 16
+                                            : kScale + 64 * 4,
+                       kTile = round_to_sw128(kChunkTile);
   static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
   static constexpr int kBuffers = kOut && kSave && kDelta && kTileK == 128 ? 1 : 2;  // of each thing that leaves
   static constexpr int kOutputs = kBuffers * ((kOut ? kSw128Bytes : 0) + (kSave ? kMatrix + kSw128Bytes : 0));
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
-  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kSw128Bytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
+  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kSw128Bytes : 0),
+                       kW = kS + (kSave ? kBuffers * kMatrix : 0);
   // In the padding after the first stage's chunk tile, or, where a lo tile has its scales there, after everything.
-  static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kChunkTile, kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
+  static constexpr int kBarriers = kHiLo ? kStages * kStage + kOutputs : kChunkTile,
+                       kShared = kStages * kStage + kOutputs + (kHiLo ? kScanBarrierBytes : 0);
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> o, s, w;
   };
-  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kChunkTile));
-  static_assert(kPairs || kApart || sizeof(ChunkTile) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit &&
+                sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kChunkTile));
+  static_assert(kPairs || kApart ||
+                sizeof(ChunkTile) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
 };
 
 // One thread: starts the copies of chunk tile number `tile` into a stage, of tiles_bytes.
@@ -86,7 +98,8 @@ FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t til
   const auto* const chunk_tile = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + tile;
   if constexpr (Shape::kApart) {
     bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kX - Shape::kE, full);
-    bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX, full);
+    bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX,
+              full);
     bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kChunkTile - Shape::kNumbers, full);
   } else if constexpr (Shape::kPairs) {
     bulk_load(stage + Shape::kX, args.pairs[tile].a, Shape::kNumbers - Shape::kX, full);
@@ -136,14 +149,18 @@ FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[3
 }
 
 template <int kTileK, Form kForm, bool kOut, bool kSave>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ForwardShape<kTileK, kForm, kOut, kSave>;
-  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows, kHiLo = Shape::kHiLo, kDelta = Shape::kDelta;
+  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows,
+                 kHiLo = Shape::kHiLo, kDelta = Shape::kDelta;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock,
+            map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   // Blocks of a map have Z = 0.
-  const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
+  const bool z_ready =
+      args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
   if (thread_index() == 0) {
     barriers.stages.init(z_ready && !kRows ? 1 : 1 + static_cast<int>(kStoreThread), kStateThreads);
     barriers.o.init(kStateThreads, 64);
@@ -169,25 +186,30 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     }
   }
   // Index of the tiles of this block: chunk 0, and the step to the next chunk.
-  const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
+  const int64_t first_block = place.first_tile * value_blocks + place.value_block,
+                block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
     const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kSw128Elements : 0);
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
-    // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
+    // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait
+    // for ever.
     const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
     const TmaCoord tma(args.sequences, place);
-    constexpr int kRowSw128Tiles = kRows ? kTileK / 64 : 0, kRowBytes = (kReads ? 2 : 1) * kRowSw128Tiles * static_cast<int>(kTensorBytes);
+    constexpr int kRowSw128Tiles = kRows ? kTileK / 64 : 0,
+                  kRowBytes = (kReads ? 2 : 1) * kRowSw128Tiles * static_cast<int>(kTensorBytes);
     const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
     for (int c = start; c < rounds; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool whole = tma.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map, loads_rows = !kRows || (whole && maps.rows != 0);
+      const bool whole = tma.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map,
+                 loads_rows = !kRows || (whole && maps.rows != 0);
       if (thread_index() == 0) {
         const uint32_t hi_lo = kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0;
-        mbarrier_expect(full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + hi_lo);
+        mbarrier_expect(
+            full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + hi_lo);
         const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
         issue_tiles<Shape, kTileK, kOut>(stage, args, tile, full);
         if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, tile, stage, full);
@@ -197,8 +219,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         FW_UNROLL
         for (int sw128 = 0; sw128 < kRowSw128Tiles; ++sw128) {
           if (!loads_rows) break;
-          tma.bring(maps.k, 64 * sw128, place.hv / args.rows.k.divisor, c, stage + Shape::kE + sw128 * kSw128Bytes, full);
-          if constexpr (kReads) tma.bring(maps.q, 64 * sw128, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + sw128 * kSw128Bytes, full);
+          tma.bring(maps.k, 64 * sw128, place.hv / args.rows.k.divisor, c, stage + Shape::kE + sw128 * kSw128Bytes,
+                    full);
+          if constexpr (kReads)
+            tma.bring(maps.q, 64 * sw128, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + sw128 * kSw128Bytes,
+                      full);
         }
         if (loads_v) tma.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
@@ -219,18 +244,21 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
     }
   } else if (thread_index() < kStateThread) {
-    const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
+    const bool drains_s = kSave && thread_index() == kStoreThread,
+               drains_w = kSave && thread_index() == kStoreThread + 32;
     const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
     Ring<Shape::kBuffers> ring;
     for (int c = start; c < place.chunks; ++c, ring.next()) {
       const int64_t tile = first_block + c * block_step;
       if (drains_s) {
         barriers.s.wait_full(ring);
-        drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.s.empty + ring.slot);
+        drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix,
+                   barriers.s.empty + ring.slot);
       }
       if (drains_w) {
         barriers.w.wait_full(ring);
-        drain_bulk(args.w + tile * kSw128Elements, shared + Shape::kW + ring.slot * kSw128Bytes, kSw128Bytes, barriers.w.empty + ring.slot);
+        drain_bulk(args.w + tile * kSw128Elements, shared + Shape::kW + ring.slot * kSw128Bytes, kSw128Bytes,
+                   barriers.w.empty + ring.slot);
       }
       if (kOut && o.rows.bf16 != 0) {
         barriers.o.wait_full(ring);
@@ -247,7 +275,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     } else {
       load_state(args.initial_state, place, place.n, args.K, args.V, state);
     }
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
     const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
       barriers.o.wait_empty(to);
       const uint32_t sw128 = base + Shape::kO + to.slot * kSw128Bytes;
@@ -259,7 +288,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     Ring<Shape::kBuffers> leaving, leaving_out;
     uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4], packed_out[4][4];  // a_lo: kHiLo
     CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
-    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    const auto stage_floats = [&](int offset) {
+      return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset);
+    };
     const auto pack_state = [&] {
       pack_fragments(state, a);
       if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
@@ -385,7 +416,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
       if (kOut && checkpoints.reached()) [[unlikely]]  // without o the call is not the caller's
-        store_state(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, c), args.K, args.V, state);
+        store_state(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, c), args.K, args.V,
+                    state);
       pack_state();
       if (c + 1 < place.chunks) decay_state();
       keep(state);
@@ -401,7 +433,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     if (place.map) {
       store_state(args.maps, place, place.n, args.K, args.K, state);
     } else {
-      store_state(args.final_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+      store_state(args.final_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+                  args.V, state);
     }
   }
 }
@@ -416,18 +449,24 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
   stage.values = args.z == nullptr && map_tensor(args.v, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
   if constexpr (Shape::kRows) {
     const ScanRows& rows = args.rows;
-    stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
+    stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) &&
+                         map_tensor(rows.q, args.shape, args.HV, args.K, stage.q)
+                     ? 1
+                     : 0;
   }
-  launch_overlapped(scan_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+  launch_overlapped(scan_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args,
+                    stage);
 }
 
 template <int kTileK, Form kForm>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   const bool save = args.states != nullptr;
   if (args.o.data != nullptr) {
-    save ? launch_forward<kTileK, kForm, true, true>(args, stream) : launch_forward<kTileK, kForm, true, false>(args, stream);
+    save ? launch_forward<kTileK, kForm, true, true>(args, stream)
+         : launch_forward<kTileK, kForm, true, false>(args, stream);
   } else {
-    save ? launch_forward<kTileK, kForm, false, true>(args, stream) : launch_forward<kTileK, kForm, false, false>(args, stream);
+    save ? launch_forward<kTileK, kForm, false, true>(args, stream)
+         : launch_forward<kTileK, kForm, false, false>(args, stream);
   }
 }
 
@@ -454,21 +493,27 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
 }  // namespace
 
 void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
-  if ((args.states == nullptr) != (args.w == nullptr)) throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
+  if ((args.states == nullptr) != (args.w == nullptr))
+    throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
   if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
   }
   if (args.rows.k.data != nullptr && (!args.is_delta || args.hi_lo.chunk_tiles != nullptr || args.K % 8 != 0)) {
-    fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got online {}, fine images {}, K {}",
-                  args.is_delta, args.hi_lo.chunk_tiles != nullptr ? "there" : "null", args.K);
+    fail_internal(
+        "scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got "
+        "online {}, fine images {}, K {}",
+        args.is_delta, args.hi_lo.chunk_tiles != nullptr ? "there" : "null", args.K);
   }
-  if (args.solved != nullptr && (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.hi_lo.chunk_tiles != nullptr)) {
+  if (args.solved != nullptr &&
+      (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.hi_lo.chunk_tiles != nullptr)) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal(
-        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online {}, A and P {}, k {}, fine images {}",
+        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online "
+        "{}, A and P {}, k {}, fine images {}",
         args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.hi_lo.chunk_tiles));
   }
-  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
+  if (args.K > key || (key != 64 && key != 128))
+    throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {
     launch_forward<64>(args, stream);
   } else {

@@ -7,7 +7,8 @@ namespace fw::cuda {
 
 // Accumulators O^T of a chunk straight to float32 rows.
 FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
-  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4),
+            column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
   float* to = reinterpret_cast<float*>(t.rows.data);
   FW_UNROLL
   for (int i = 0; i < 32; ++i) {
@@ -21,7 +22,8 @@ FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* sw128) {
   const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8;
   const char* from = sw128 + row * 128 + ((piece ^ row) * 16);
-  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
+  uint16_t* to =
+      reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     if (c * kChunk + row + j * 8 >= t.length) break;

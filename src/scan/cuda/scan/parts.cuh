@@ -1,9 +1,10 @@
-// What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one sequence and
-// keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
-// never meet. Warps 0 and 1 load the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
+// What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one
+// sequence. It keeps the transposed state [64 values, kTileK] in the registers of warps 4 to 7 ("the state's warps").
+// Value columns of different blocks never meet. Warps 0 and 1 load the chunks' stages into shared memory, warps 2 and 3
+// take what leaves it.
 //
-// All 16-bit tiles in shared memory are SW128 tiles (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
-// and 16 columns, as wgmma.cuh describes them.
+// All 16-bit tiles in shared memory are SW128 tiles (tiles.h). Lanes of the state's warps hold fragments of wgmma: of
+// 16 value rows per warp and 16 columns, as wgmma.cuh describes them.
 #pragma once
 
 #include "scan/cuda/call/kernels.h"
@@ -46,12 +47,14 @@ struct RingBarriers {
   }
   FW_DEVICE void wait_full(const Ring<kDepth>& ring) { mbarrier_wait(full + ring.slot, ring.parity); }
   FW_DEVICE void wait_empty(const Ring<kDepth>& ring) { mbarrier_wait(empty + ring.slot, ring.parity ^ 1); }
-  // By each of the threads, for itself: racecheck does not see that one lane's arrival after sync_warp() is for what the others did.
+  // By each of the threads, for itself: racecheck does not see that one lane's arrival after sync_warp() is for what
+  // the others did.
   FW_DEVICE void put_full(const Ring<kDepth>& ring) { mbarrier_arrive(full + ring.slot); }
   FW_DEVICE void put_empty(const Ring<kDepth>& ring) { mbarrier_arrive(empty + ring.slot); }
 };
 
-// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the chunk tiles in L2.
+// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds
+// the chunk tiles in L2.
 struct ScanCoord {
   int n, hv, value_block;
   bool map;  // the block is one of `maps` that follow the value blocks, number value_block of those
@@ -60,7 +63,8 @@ struct ScanCoord {
 };
 
 FW_DEVICE ScanCoord scan_coord(const SequenceArg& sequences, int HV, int values, int maps) {
-  const int head = static_cast<int>(block_index_x()) / (values + maps), block = static_cast<int>(block_index_x()) % (values + maps);
+  const int head = static_cast<int>(block_index_x()) / (values + maps),
+            block = static_cast<int>(block_index_x()) % (values + maps);
   ScanCoord p{head / HV, head % HV, block < values ? block : block - values, block >= values, 0, 0, 0};
   p.length = sequence_length(sequences, p.n);
   p.chunks = chunk_count(sequences, p.n);
@@ -79,7 +83,8 @@ struct TileRows {
 
 FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& p, int V) {
   const Rows rows = rows_of(a, sequences, p.n, p.hv);
-  const bool k256 = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+  const bool k256 = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 &&
+                    (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
   return {rows, p.length, p.value_block * kValueBlock, V, k256};
 }
 
@@ -110,20 +115,22 @@ FW_DEVICE bool fill_tile(const TileRows& t, int c, char* sw128) {
     float4 x[16] = {};  // of all rows: so many loads are on their way together
     FW_UNROLL
     for (int j = 0; j < 16; ++j) {
-      if (token + j / 2 * 8 < t.length && column < t.V) x[j] = *reinterpret_cast<const float4*>(from + j / 2 * 8 * t.rows.stride + j % 2 * 4);
+      if (token + j / 2 * 8 < t.length && column < t.V)
+        x[j] = *reinterpret_cast<const float4*>(from + j / 2 * 8 * t.rows.stride + j % 2 * 4);
     }
     FW_UNROLL
     for (int j = 0; j < 8; ++j) {
       const float4 low = x[2 * j], high = x[2 * j + 1];
-      *reinterpret_cast<uint4*>(to + j * 1024) =
-          make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+      *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w),
+                                                            pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
     }
   } else {
     FW_NO_UNROLL
     for (int j = 0; j < 8; ++j) {
       float x[8] = {};
       if (t.rows.data != nullptr && token + j * 8 < t.length) load_channels(t.rows, token + j * 8, column, t.V, x);
-      *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+      *reinterpret_cast<uint4*>(to + j * 1024) =
+          make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
     }
   }
   return false;
@@ -141,8 +148,8 @@ FW_DEVICE void issue_tile(const TileRows& t, int c, char* sw128, uint64_t* full)
 
 FW_DEVICE int state_warp() { return static_cast<int>(warp_index()) & 3; }
 
-// Byte of a SW128 tile [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the fragment of the first 16
-// tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
+// Byte of a SW128 tile [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the
+// fragment of the first 16 tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
 FW_DEVICE int token_fragment_offset() {
   const int matrix = static_cast<int>(lane_index()) / 8, r = static_cast<int>(lane_index()) % 8;
   return ((matrix / 2) * 8 + r) * 128 + (((2 * state_warp() + matrix % 2) ^ r) * 16);
@@ -156,14 +163,17 @@ FW_DEVICE void store_token_fragment(uint32_t sw128, int k, const uint32_t (&r)[4
   stmatrix_x4_trans(sw128 + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
 }
 
-// What this lane names to stmatrix of SW128 tiles of 64 rows (of a state values, of O tokens) for the fragment of its warp's 16 rows and columns 16 k to 16 k
-// + 15.
+// What this lane names to stmatrix of SW128 tiles of 64 rows (of a state values, of O tokens) for the fragment of its
+// warp's 16 rows and columns 16 k to 16 k + 15.
 FW_DEVICE uint32_t state_fragment(uint32_t sw128_tiles, int k) {
-  const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
+  const int matrix = static_cast<int>(lane_index()) / 8,
+            row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
   return sw128_tiles + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16);
 }
-FW_DEVICE void store_state_fragment(uint32_t sw128_tiles, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(sw128_tiles, k), r); }
+FW_DEVICE void store_state_fragment(uint32_t sw128_tiles, int k, const uint32_t (&r)[4]) {
+  stmatrix_x4(state_fragment(sw128_tiles, k), r);
+}
 
 template <int kN>
 FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
@@ -210,7 +220,8 @@ template <int kSteps>
 FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b, bool accumulate) {
   const uint64_t first = wgmma_descriptor(b, 16, 1024);
   FW_UNROLL
-  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kSw128Bytes + k % 4 * 32), accumulate || k > 0);
+  for (int k = 0; k < kSteps; ++k)
+    wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kSw128Bytes + k % 4 * 32), accumulate || k > 0);
 }
 
 // d [64, 64] = (or +=) a [64, 64 tokens] times the SW128 tile of b [64 tokens, 64].
@@ -247,10 +258,11 @@ FW_DEVICE void add_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], uint
   for (int k = 0; k < 4; ++k) wgmma_rs<kTileK, true>(d, a[k], descriptor_after(first, k * 2048), true);
 }
 
-// The same of operands with lo parts (LoTiles): a + a_lo times b, and a times what lies at b_lo, if that is there; without the product of two lo parts.
+// The same of operands with lo parts (LoTiles): a + a_lo times b, and a times what lies at b_lo, if that is there;
+// without the product of two lo parts.
 template <int kSteps>
-FW_DEVICE void multiply_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_lo)[kSteps][4], uint32_t b, uint32_t b_lo,
-                                   bool has_b_lo) {
+FW_DEVICE void multiply_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_lo)[kSteps][4],
+                                   uint32_t b, uint32_t b_lo, bool has_b_lo) {
   multiply_rows(d, a, b, false);
   multiply_rows(d, a_lo, b, true);
   if (has_b_lo) {
@@ -260,7 +272,8 @@ FW_DEVICE void multiply_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4
   wgmma_fence();
 }
 template <int kTileK>
-FW_DEVICE void add_hi_lo_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], const uint32_t (&a_lo)[4][4], uint32_t b, uint32_t b_lo) {
+FW_DEVICE void add_hi_lo_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4], const uint32_t (&a_lo)[4][4],
+                               uint32_t b, uint32_t b_lo) {
   add_outer<kTileK>(d, a, b);
   add_outer<kTileK>(d, a_lo, b);
   add_outer<kTileK>(d, a, b_lo);
@@ -268,7 +281,8 @@ FW_DEVICE void add_hi_lo_outer(float (&d)[kTileK / 2], const uint32_t (&a)[4][4]
 
 // ---- Fine chunk tiles: by the thread that loads stages ------------------------------------------------------------------------------
 
-// Shape: of a stage: kLo and kKeysLo say where it has the lo parts of x (y) and of e (k), the scales lie after the chunk tile (kChunkTile): bytes.
+// Shape: of a stage: kLo and kKeysLo say where it has the lo parts of x (y) and of e (k), the scales lie after the
+// chunk tile (kChunkTile): bytes.
 template <int kTileK>
 FW_DEVICE uint32_t lo_bytes(const HiLoTiles& hi_lo) {
   return static_cast<uint32_t>(sizeof(LoTiles<kTileK>) + (hi_lo.lo_parts != nullptr ? 64 * kTileK * 2 : 0));
@@ -278,12 +292,14 @@ FW_DEVICE void issue_lo_tiles(const HiLoTiles& hi_lo, int64_t tile, char* stage,
   const auto& chunk_tile = static_cast<const LoTiles<kTileK>*>(hi_lo.chunk_tiles)[tile];
   bulk_load(stage + Shape::kLo, chunk_tile.lo, sizeof chunk_tile.lo, full);
   bulk_load(stage + Shape::kChunkTile, chunk_tile.scale, sizeof chunk_tile.scale, full);
-  if (hi_lo.lo_parts != nullptr) bulk_load(stage + Shape::kKeysLo, hi_lo.lo_parts + tile * (64 * kTileK), 64 * kTileK * 2, full);
+  if (hi_lo.lo_parts != nullptr)
+    bulk_load(stage + Shape::kKeysLo, hi_lo.lo_parts + tile * (64 * kTileK), 64 * kTileK * 2, full);
 }
 
 // ---- States ----------------------------------------------------------------------------------------------------------------------
 
-// The element of state (n, hv) that accumulator i of this thread holds is (k, v); those outside of [K, V] are 0 and stay unread.
+// The element of state (n, hv) that accumulator i of this thread holds is (k, v); those outside of [K, V] are 0 and
+// stay unread.
 struct StateOffset {
   char* data;
   int64_t stride_k, stride_v;
@@ -293,7 +309,8 @@ struct StateOffset {
 
 FW_DEVICE StateOffset state_offset(const StateArg& a, const ScanCoord& p, int n, int K, int V) {
   const int64_t offset = n * a.stride_n + p.hv * a.stride_h;
-  const int k = 2 * (static_cast<int>(lane_index()) % 4), v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  const int k = 2 * (static_cast<int>(lane_index()) % 4),
+            v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16, K, V, k, v};
 }
 
@@ -309,7 +326,8 @@ FW_DEVICE void load_state(const StateArg& a, const ScanCoord& p, int n, int K, i
     const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
     if (k < K && v < V) {
       const int64_t at = k * s.stride_k + v * s.stride_v;
-      d[i] = s.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(s.data)[at]) : reinterpret_cast<const float*>(s.data)[at];
+      d[i] = s.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(s.data)[at])
+                         : reinterpret_cast<const float*>(s.data)[at];
     }
   }
 }
@@ -317,7 +335,8 @@ FW_DEVICE void load_state(const StateArg& a, const ScanCoord& p, int n, int K, i
 // The unit matrix, of which this block has value columns.
 template <int kN>
 FW_DEVICE void unit_state(const ScanCoord& p, float (&d)[kN]) {
-  const int first = 2 * (static_cast<int>(lane_index()) % 4) - p.value_block * kValueBlock - 16 * state_warp() - static_cast<int>(lane_index()) / 4;
+  const int first = 2 * (static_cast<int>(lane_index()) % 4) - p.value_block * kValueBlock - 16 * state_warp() -
+                    static_cast<int>(lane_index()) / 4;
   FW_UNROLL
   for (int i = 0; i < kN; ++i) d[i] = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8 == 0 ? 1.0f : 0.0f;
 }
@@ -351,7 +370,8 @@ FW_DEVICE void store_state(const StateArg& a, const ScanCoord& p, int n, int K, 
   }
 }
 
-// Chunks until the next checkpoint of a sequence or segment whose first chunk is number `first` of its sequence; 0: there is none.
+// Chunks until the next checkpoint of a sequence or segment whose first chunk is number `first` of its sequence; 0:
+// there is none.
 struct CheckpointWalk {
   int first = 0, until = 0;
 
@@ -362,7 +382,8 @@ struct CheckpointWalk {
   }
   // Whether the state after chunk c is one; to be asked once a chunk, in order.
   FW_DEVICE bool reached() { return until != 0 && --until == 0; }
-  // Its place, once it is reached; -1: nowhere. After the last chunk of a segment that is not the sequence's last, the next one has it.
+  // Its place, once it is reached; -1: nowhere. After the last chunk of a segment that is not the sequence's last, the
+  // next one has it.
   FW_DEVICE int next(const CheckpointArg& a, const ScanCoord& p, int c) {
     until = a.chunks;
     const int n = a.sequence_of != nullptr ? a.sequence_of[p.n] : p.n, done = first + c + 1;
@@ -380,7 +401,8 @@ FW_DEVICE void drain_bulk(uint16_t* to, const char* from, uint32_t bytes, uint64
   bulk_wait_read<0>();
   mbarrier_arrive(empty);
 }
-// By the same thread: of what it has drained, all but the last `kLeft` are in memory. One more of those for whoever counts.
+// By the same thread: of what it has drained, all but the last `kLeft` are in memory. One more of those for whoever
+// counts.
 template <int kLeft>
 FW_DEVICE void count_drained(uint32_t* counter) {
   bulk_wait<kLeft>();

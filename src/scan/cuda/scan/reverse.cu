@@ -1,10 +1,13 @@
-// The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
-// form of tiles.h). Per sequence and value head, with BwdTiles made by prepare() and raw d_o [tokens, HV, V]:
+// The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start
+// (recurrence.md 5, in the form of tiles.h). Per sequence and value head, with BwdTiles made by prepare() and raw d_o
+// [tokens, HV, V]:
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (additive rules: without the last product)
-// Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
-// Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
-// Where reverse_takes_rows() or stores_k_hat() scan/reverse_rows.cu takes its place.
-// kHiLo: of rules with uses_hi_lo() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values there and in y^T V.
+// Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the
+// gradient of the initial state. Products take bf16 operands and add in float32; D stays float32 throughout. The order
+// of work is scan/cuda/scan/forward.cu's. Where reverse_takes_rows() or stores_k_hat() scan/reverse_rows.cu takes its
+// place.
+// kHiLo: of rules with uses_hi_lo() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values
+// there and in y^T V.
 //
 // Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
@@ -30,8 +33,8 @@ template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
 struct ReverseShape {
   using ChunkTile = BwdTiles<kTileK>;
   static constexpr int kMatrix = 64 * kTileK * 2;
-  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kDelta ? kMatrix : 0), kGamma = kQ + kMatrix, kChunkTile = kGamma + kTileK * 4,
-                       kTile = round_to_sw128(kChunkTile);
+  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kDelta ? kMatrix : 0), kGamma = kQ + kMatrix,
+                       kChunkTile = kGamma + kTileK * 4, kTile = round_to_sw128(kChunkTile);
   static constexpr int kLo = kTile + kSw128Bytes, kKeysLo = kLo + kMatrix, kStage = kHiLo ? kKeysLo + kMatrix : kLo;
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kSw128Bytes) : 0;
@@ -43,13 +46,14 @@ struct ReverseShape {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, v;
   };
-  static_assert(kStages >= (kHiLo ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kDelta || !kHiLo) &&
-                sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(kStages >= (kHiLo ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes &&
+                (kDelta || !kHiLo) && sizeof(Barriers) <= kScanBarrierBytes);
   static_assert(sizeof(ChunkTile) == 3 * kMatrix + kTileK * 4);
 };
 
 template <int kTileK, bool kDelta, bool kSave, bool kHiLo>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_reverse_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ReverseShape<kTileK, kDelta, kSave, kHiLo>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -80,8 +84,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       const bool loads_d_o = maps.values != 0 && tma.takes(c);
       if (thread_index() == 0) {
         const auto* const chunk_tile = chunk_tiles + static_cast<int64_t>(c) * args.HV;
-        mbarrier_expect(full, Shape::kChunkTile + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0));
-        if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        mbarrier_expect(
+            full, Shape::kChunkTile + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0));
+        if constexpr (kHiLo)
+          issue_lo_tiles<Shape, kTileK>(args.hi_lo, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if constexpr (kDelta) {
           bulk_load(stage, chunk_tile, Shape::kChunkTile, full);
         } else {
@@ -91,7 +97,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
       if (loads_d_o) {
         if (thread_index() == 32) {
-          if constexpr (!kSave) fence_async_shared();  // threads have filled this tile, if the last chunk is short; else who has read it has fenced
+          // threads have filled this tile, if the last chunk is short; else who has read it has fenced
+          if constexpr (!kSave) fence_async_shared();
           tma.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
         }
         mbarrier_arrive(full);
@@ -100,15 +107,19 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
     }
   } else if (thread_index() < kStateThread) {
-    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV, barriers.v);
+    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV,
+                                         barriers.v);
   } else {
     float state[kTileK / 2];
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];          // a_lo: kHiLo
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
-    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];  // a_lo: kHiLo
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
+    const auto stage_floats = [&](int offset) {
+      return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset);
+    };
     const auto pack_state = [&] {
       pack_fragments(state, a);
       if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
@@ -183,7 +194,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       pack_state();
       if (left > 1) scale_columns(state, stage_floats(Shape::kGamma));
     }
-    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+                args.V, state);
   }
 }
 
@@ -193,34 +205,41 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
   StageMaps stage;
   stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
-  launch_overlapped(scan_reverse_kernel<kTileK, kDelta, kSave, kHiLo>, grid, kScanThreads, ReverseShape<kTileK, kDelta, kSave, kHiLo>::kShared, stream, args,
-                    stage);
+  launch_overlapped(scan_reverse_kernel<kTileK, kDelta, kSave, kHiLo>, grid, kScanThreads,
+                    ReverseShape<kTileK, kDelta, kSave, kHiLo>::kShared, stream, args, stage);
 }
 
 template <int kTileK, bool kDelta, bool kHiLo>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_reverse<kTileK, kDelta, true, kHiLo>(args, stream) : launch_reverse<kTileK, kDelta, false, kHiLo>(args, stream);
+  args.d_states != nullptr ? launch_reverse<kTileK, kDelta, true, kHiLo>(args, stream)
+                           : launch_reverse<kTileK, kDelta, false, kHiLo>(args, stream);
 }
 
 template <int kTileK>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   if (!args.is_delta) return launch_reverse<kTileK, false, false>(args, stream);
-  args.hi_lo.chunk_tiles != nullptr ? launch_reverse<kTileK, true, true>(args, stream) : launch_reverse<kTileK, true, false>(args, stream);
+  args.hi_lo.chunk_tiles != nullptr ? launch_reverse<kTileK, true, true>(args, stream)
+                                    : launch_reverse<kTileK, true, false>(args, stream);
 }
 
 }  // namespace
 
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
-  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
-  if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
-  if (args.numbers != nullptr && (args.chunk_tiles != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr || args.rows.q.data == nullptr)) {
-    fail_internal("scan_reverse: with scales expected A and P, rows of q and k and no tiles, got A and P {}, q {}, k {}, tiles {}",
-                  args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
-                  args.chunk_tiles != nullptr ? "there" : "null");
+  if (args.K > key || (key != 64 && key != 128))
+    throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
+  if ((args.d_states == nullptr) != (args.v == nullptr))
+    throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
+  if (args.numbers != nullptr && (args.chunk_tiles != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr ||
+                                  args.rows.q.data == nullptr)) {
+    fail_internal(
+        "scan_reverse: with scales expected A and P, rows of q and k and no tiles, got A and P {}, q {}, k {}, tiles "
+        "{}",
+        args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null",
+        args.rows.k.data != nullptr ? "there" : "null", args.chunk_tiles != nullptr ? "there" : "null");
   }
   if (args.keys != nullptr && (args.chunk_tiles == nullptr || args.pairs == nullptr)) {
-    fail_internal("scan_reverse: with k_hat expected chunk tiles, A and P, got chunk tiles {}, A and P {}", args.chunk_tiles != nullptr ? "there" : "null",
-                  args.pairs != nullptr ? "there" : "null");
+    fail_internal("scan_reverse: with k_hat expected chunk tiles, A and P, got chunk tiles {}, A and P {}",
+                  args.chunk_tiles != nullptr ? "there" : "null", args.pairs != nullptr ? "there" : "null");
   }
   if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);
   key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);

@@ -17,11 +17,11 @@ FW_DEVICE int reverse_chunks(const ScanReverseArgs& args, const ScanCoord& place
   return place.chunks;
 }
 
-// By warps 2 and 3: D^T of each chunk goes from d (kMatrix bytes a buffer), V or dZ from v (a SW128 tile a buffer) to memory. Where the gradients run
-// alongside, what is there is counted.
+// By warps 2 and 3: D^T of each chunk goes from d (kMatrix bytes a buffer), V or dZ from v (a SW128 tile a buffer) to
+// memory. Where the gradients run alongside, what is there is counted.
 template <bool kSave, int kMatrix, int kBuffers>
-FW_DEVICE void drain_reverse(const ScanReverseArgs& args, const ScanCoord& place, int value_blocks, const char* d, RingBarriers<kBuffers>& d_barriers,
-                             const char* v, RingBarriers<kBuffers>& v_barriers) {
+FW_DEVICE void drain_reverse(const ScanReverseArgs& args, const ScanCoord& place, int value_blocks, const char* d,
+                             RingBarriers<kBuffers>& d_barriers, const char* v, RingBarriers<kBuffers>& v_barriers) {
   const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
   if (!kSave || (!drains_d && !drains_v)) return;
   uint32_t* const made = args.made != nullptr ? args.made + place.first_tile : nullptr;
@@ -33,7 +33,8 @@ FW_DEVICE void drain_reverse(const ScanReverseArgs& args, const ScanCoord& place
       drain_bulk(args.d_states + tile * (kMatrix / 2), d + ring.slot * kMatrix, kMatrix, d_barriers.empty + ring.slot);
     } else {
       v_barriers.wait_full(ring);
-      drain_bulk(args.v + tile * kSw128Elements, v + ring.slot * kSw128Bytes, kSw128Bytes, v_barriers.empty + ring.slot);
+      drain_bulk(args.v + tile * kSw128Elements, v + ring.slot * kSw128Bytes, kSw128Bytes,
+                 v_barriers.empty + ring.slot);
     }
     if (made != nullptr && c + 1 < place.chunks) count_drained<1>(made + static_cast<int64_t>(c + 1) * args.HV);
   }

@@ -1,12 +1,14 @@
 // The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
-// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row, e and r such rows of k and q or (kSums) sums of both (reverse_takes_rows(),
-// call/select.h), from those rows, without chunk tiles, with the numbers of tiles.h (RowScalesBwd):
+// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row (reverse_takes_rows(), call/select.h).
+// e and r are such rows of k and q or (kSums) sums of both. They are taken from those rows, without chunk tiles, with
+// the numbers of tiles.h (RowScalesBwd):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
 // Source::kKeys: of rules with a decay a channel (stores_k_hat()), from QETiles and Khat:
 //   dR = P^T dO + Khat D      dZ = A^T dR      D = Diag(gamma) D + Q^T dO + E^T dZ
-// Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and the gradient of the initial state.
-// Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/forward.cu's.
+// Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and
+// the gradient of the initial state. Products take bf16 operands and add in float32; D stays float32 throughout. The
+// order of work is scan/forward.cu's.
 //
 // Roles, 256 threads, one block an SM (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
@@ -36,26 +38,30 @@ template <int kTileK, bool kSave, Source kSource>
 struct ReverseRowsShape {
   static constexpr bool kKeys = kSource == Source::kKeys;
   // kKeys: gamma.
-  static constexpr int kNumberBytes = kKeys ? kTileK * 4 : kSource == Source::kSums ? sizeof(RowScalesBwd) : kPlainScaleBytes;
+  static constexpr int kNumberBytes = kKeys                      ? kTileK * 4
+                                      : kSource == Source::kSums ? sizeof(RowScalesBwd)
+                                                                 : kPlainScaleBytes;
   static constexpr int kMatrix = 64 * kTileK * 2;
-  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kSw128Bytes,
-                       kTile = kP + kSw128Bytes, kNumbers = kTile + kSw128Bytes;
+  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix,
+                       kP = kA + kSw128Bytes, kTile = kP + kSw128Bytes, kNumbers = kTile + kSw128Bytes;
   static constexpr int kStage = round_to_sw128(kNumbers + kNumberBytes);
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kSw128Bytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kScanBarrierBytes - kOutputs) / kStage);
-  static constexpr int kD = kStages * kStage, kZ = kD + kBuffers * kMatrix, kBarriers = kStages * kStage + kOutputs, kShared = kBarriers + kScanBarrierBytes;
+  static constexpr int kD = kStages * kStage, kZ = kD + kBuffers * kMatrix, kBarriers = kStages * kStage + kOutputs,
+                       kShared = kBarriers + kScanBarrierBytes;
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, z;
   };
-  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(IntraChunk) == 2 * kSw128Bytes &&
-                offsetof(IntraChunk, p) == kSw128Bytes);
+  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes &&
+                sizeof(IntraChunk) == 2 * kSw128Bytes && offsetof(IntraChunk, p) == kSw128Bytes);
 };
 
 template <int kTileK, bool kSave, Source kSource>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ReverseRowsShape<kTileK, kSave, kSource>;
   constexpr bool kMixed = kSource == Source::kSums, kKeys = Shape::kKeys;
   char* const shared = shared_memory();
@@ -77,7 +83,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
   if (thread_index() < kStoreThread) {
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
     const TmaCoord tma(args.sequences, place);
-    const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor, k_head = place.hv / args.rows.k.divisor;
+    const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor,
+              k_head = place.hv / args.rows.k.divisor;
     constexpr int kRowSw128Tiles = kTileK / 64;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
@@ -85,9 +92,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       uint64_t* const full = barriers.stages.full + ring.slot;
       const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
       barriers.stages.wait_empty(ring);
-      const bool whole = tma.takes(c), loads_d_o = whole && maps.values != 0, loads_rows = kKeys || (whole && maps.rows != 0);
+      const bool whole = tma.takes(c), loads_d_o = whole && maps.values != 0,
+                 loads_rows = kKeys || (whole && maps.rows != 0);
       if (thread_index() == 0) {
-        mbarrier_expect(full, static_cast<uint32_t>(sizeof(IntraChunk)) + Shape::kNumberBytes + (loads_d_o ? kTensorBytes : 0) +
+        mbarrier_expect(full, static_cast<uint32_t>(sizeof(IntraChunk)) + Shape::kNumberBytes +
+                                  (loads_d_o ? kTensorBytes : 0) +
                                   (kKeys        ? 3 * Shape::kMatrix
                                    : loads_rows ? 2 * kRowSw128Tiles * kTensorBytes
                                                 : 0));
@@ -122,15 +131,19 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       mbarrier_arrive(full);
     }
   } else if (thread_index() < kStateThread) {
-    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ, barriers.z);
+    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ,
+                                         barriers.z);
   } else {
     float state[kTileK / 2];
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
     uint32_t a[kTileK / 16][4];
-    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
-    const auto numbers = [&] { return reinterpret_cast<const RowScalesBwd*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
+    // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t base = shuffle(shared_address(shared), 0);
+    const auto numbers = [&] {
+      return reinterpret_cast<const RowScalesBwd*>(shared + ring.slot * Shape::kStage + Shape::kNumbers);
+    };
     const auto decay_state = [&] {
       if constexpr (kKeys) {
         scale_columns(state, reinterpret_cast<const float*>(numbers()));
@@ -226,7 +239,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       pack_fragments(state, a);
       if (left > 1) decay_state();
     }
-    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+                args.V, state);
   }
 }
 
@@ -238,17 +252,23 @@ void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
   StageMaps stage;
   stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
   const ScanRows& rows = args.rows;
-  stage.rows = !Shape::kKeys && map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
-  launch_overlapped(scan_reverse_rows_kernel<kTileK, kSave, kSource>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+  stage.rows = !Shape::kKeys && map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) &&
+                       map_tensor(rows.q, args.shape, args.HV, args.K, stage.q)
+                   ? 1
+                   : 0;
+  launch_overlapped(scan_reverse_rows_kernel<kTileK, kSave, kSource>, grid, kScanThreads, Shape::kShared, stream, args,
+                    stage);
 }
 template <int kTileK, bool kSave>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
   if (args.keys != nullptr) return launch_reverse_rows<kTileK, kSave, Source::kKeys>(args, stream);
-  args.mixed ? launch_reverse_rows<kTileK, kSave, Source::kSums>(args, stream) : launch_reverse_rows<kTileK, kSave, Source::kRows>(args, stream);
+  args.mixed ? launch_reverse_rows<kTileK, kSave, Source::kSums>(args, stream)
+             : launch_reverse_rows<kTileK, kSave, Source::kRows>(args, stream);
 }
 template <int kTileK>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_reverse_rows<kTileK, true>(args, stream) : launch_reverse_rows<kTileK, false>(args, stream);
+  args.d_states != nullptr ? launch_reverse_rows<kTileK, true>(args, stream)
+                           : launch_reverse_rows<kTileK, false>(args, stream);
 }
 
 }  // namespace

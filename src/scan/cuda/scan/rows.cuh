@@ -1,5 +1,6 @@
-// How the scans load rows of tensors of tokens: TMA as SW128 tiles (value heads of a group find each other's in the L2 cache), or, where it cannot take
-// a tensor and for the last rows of a sequence after which another one begins, the threads of two warps.
+// How the scans load rows of tensors of tokens. TMA loads them as SW128 tiles (value heads of a group find each other's
+// in the L2 cache). The threads of two warps load where it cannot take a tensor, and for the last rows of a sequence
+// after which another one begins.
 #pragma once
 
 #include "scan/cuda/call/tensor_map.h"
@@ -21,7 +22,8 @@ inline bool map_tensor(const TokenArg& a, const TokenShape& shape, int HV, int d
 struct TmaCoord {
   int batch, token, length;
   bool packed;  // after the sequence's last row there may be another's
-  FW_DEVICE TmaCoord(const SequenceArg& sequences, const ScanCoord& place) : length(place.length), packed(sequences.offsets != nullptr) {
+  FW_DEVICE TmaCoord(const SequenceArg& sequences, const ScanCoord& place)
+      : length(place.length), packed(sequences.offsets != nullptr) {
     const SequenceStart start = sequence_start(sequences, place.n);
     batch = static_cast<int>(start.b), token = static_cast<int>(start.t);
   }
@@ -33,9 +35,11 @@ struct TmaCoord {
   }
 };
 
-// SW128 tiles of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time; zeros after them.
+// SW128 tiles of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time;
+// zeros after them.
 template <int kTileK>
-FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& place, int c, int K, char* sw128_tiles) {
+FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& place, int c, int K,
+                         char* sw128_tiles) {
   const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, K, true};
   FW_UNROLL
   for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {
@@ -47,7 +51,8 @@ FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const 
 
 // By the 64 threads of warps 0 and 1: of rows of any kind.
 template <int kTileK>
-FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& place, int c, int K, char* sw128_tiles) {
+FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& place, int c, int K,
+                         char* sw128_tiles) {
   TileRows rows = tile_rows(tensor, sequences, place, K);
   FW_UNROLL
   for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {

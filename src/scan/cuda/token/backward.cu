@@ -1,12 +1,13 @@
-// Gradients of the recurrence one token at a time, float32 (recurrence.md section 1 and its adjoint): a block takes one sequence and
-// value head after the other, with all their value rows, so that sums over V stay inside it. The states before the tokens of a
-// stretch of about sqrt(T) tokens are made again from the one at its start, of which a first sweep leaves all:
+// Gradients of the recurrence one token at a time, float32 (recurrence.md section 1 and its adjoint). A block takes one
+// sequence and value head after the other, with all their value rows, so that sums over V stay inside it. The states
+// before the tokens of a stretch of about sqrt(T) tokens are made again from the one at its start, of which a first
+// sweep leaves all:
 //     Sbar = Diag(alpha) S_{t-1}   u = z - Sbar^T e   dS += r dO^T           dr = S_t dO    dw = dS u   du = dz = dS^T w
 //     de = -Sbar du                dSbar = dS - e du^T   dg = sum_v Sbar (.) dSbar          dS_{t-1} = Diag(alpha) dSbar
 // Every thread reads back only what it wrote itself. See kernels.h.
 //
-// Roles: every warp has rows of the state in registers; sums over values meet in shared memory, in two halves by turns, and the warp whose work tile it is
-// finishes the token while the others go on; one sync_threads() a token.
+// Roles: every warp has rows of the state in registers. Sums over values meet in shared memory, in two halves by turns,
+// and the warp whose turn it is finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
 #include "scan/cuda/call/device.h"
@@ -18,7 +19,8 @@
 namespace fw::cuda {
 namespace {
 
-// What the warps of a block leave for the one that finishes a token: [warp][dr, de, dw, dg][32 kN], then [warp] of sum v c dz.
+// What the warps of a block leave for the one that finishes a token: [warp][dr, de, dw, dg][32 kN], then [warp] of sum
+// v c dz.
 constexpr int kParts = 4;
 template <int kN>
 constexpr int partial_floats(int warps) {
@@ -64,7 +66,8 @@ FW_DEVICE void store_mean(const Rows& rows, int t, int count, float sum, int lan
 
 // From the gradients of a token's streams to those of its inputs (but v and a channel's write gate): one warp.
 template <int kN>
-FW_DEVICE void finish_token(const Problem& x, const FrontRows& f, const GradientRows& out, const float* partial, int warps, int t, int lane) {
+FW_DEVICE void finish_token(const Problem& x, const FrontRows& f, const GradientRows& out, const float* partial,
+                            int warps, int t, int lane) {
   const int first = lane * kN;
   const Rule& rule = x.rule;
   KeyStreams<kN> d;
@@ -100,9 +103,12 @@ FW_DEVICE void finish_token(const Problem& x, const FrontRows& f, const Gradient
       if (first + j < x.K) out.dm[static_cast<int64_t>(t) * x.HV * x.K + first + j] = g.m[j];
     }
   }
-  if (out.erase_gate.data != nullptr && rule.erase == Gate::kChannel) store_channels(out.erase_gate, t, first, x.K, g.b);
-  if (out.erase_gate.data != nullptr && rule.erase == Gate::kAveraged) store_mean(out.erase_gate, t, x.K, ds.erase, lane);
-  if (out.write_gate.data != nullptr && rule.write == Gate::kAveraged) store_mean(out.write_gate, t, x.V, ds.write, lane);
+  if (out.erase_gate.data != nullptr && rule.erase == Gate::kChannel)
+    store_channels(out.erase_gate, t, first, x.K, g.b);
+  if (out.erase_gate.data != nullptr && rule.erase == Gate::kAveraged)
+    store_mean(out.erase_gate, t, x.K, ds.erase, lane);
+  if (out.write_gate.data != nullptr && rule.write == Gate::kAveraged)
+    store_mean(out.write_gate, t, x.V, ds.write, lane);
   if (lane != 0) return;
   if (out.erase_gate.data != nullptr && rule.erase == Gate::kScalar) store_element(out.erase_gate, t, 0, ds.erase);
   if (out.write_gate.data != nullptr && rule.write == Gate::kScalar) store_element(out.write_gate, t, 0, ds.write);
@@ -124,8 +130,8 @@ struct KeyGradients {
 
 // One token back on the rows of a warp. s: the state before the token (changed); d: dS after it, then before it.
 template <int kN, int kRows>
-FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int lane, float (&s)[kRows][kN], float (&d)[kRows][kN], KeyGradients<kN>& sum,
-                               float& dz) {
+FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int lane, float (&s)[kRows][kN],
+                               float (&d)[kRows][kN], KeyGradients<kN>& sum, float& dz) {
   float sums[2 * kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -195,7 +201,9 @@ static_assert(sizeof(Item) <= kItemBytes);
 template <int kN>
 FW_DEVICE KeyToken<kN> token_of(const Problem& x, const Item& at, int n, int hv, int t, int lane) {
   const KeyInputs<kN> in = load_key_inputs<kN>(x, at.f, at.f.g, t, lane);
-  return key_token(x, hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane); });
+  return key_token(x, hv, in, [&](const TokenArg& gate, int count) {
+    return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane);
+  });
 }
 
 template <int kN, int kRows>
@@ -207,7 +215,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   float* const partials = reinterpret_cast<float*>(shared_memory() + kItemBytes);
   const int floats = partial_floats<kN>(cut.warps);
   // This thread's place in a state of the workspace, of the first tile.
-  float* const starts = static_cast<float*>(a.workspace) + block_index_x() * cut.block + (warp * kRows * 32 + lane) * kN;
+  float* const starts =
+      static_cast<float*>(a.workspace) + block_index_x() * cut.block + (warp * kRows * 32 + lane) * kN;
   float* const states = starts + cut.stretches * cut.state;
   float* const d_states = states + cut.stretch * cut.state;
   const int64_t tile_floats = static_cast<int64_t>(cut.warps) * kRows * 32 * kN;
@@ -216,7 +225,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
     sync_threads();
-    if (thread_index() == 0) at = {front_rows(x, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
+    if (thread_index() == 0)
+      at = {front_rows(x, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
     sync_threads();
     const int length = sequence_length(x.sequences, n), stretch = static_cast<int>(cut.stretch);
     const int last = length > 0 ? (length - 1) / stretch : -1;
@@ -226,11 +236,14 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
       load_state<kN, kRows>(state_of(a.d_final_state, n, hv), (tile * cut.warps + warp) * kRows, x.V, x.K, lane, d);
       store_state_rows<kN, kRows>(d_states + tile * tile_floats, d);
     }
-    // The first sweep leaves the state at every stretch's start; then stretch by stretch from the last: its states, and back.
+    // The first sweep leaves the state at every stretch's start; then stretch by stretch from the last: its states, and
+    // back.
     FW_NO_UNROLL
     for (int i = last + 1; i >= 0 && last >= 0; --i) {
       const bool sweep = i > last;
-      const int begin = sweep ? 0 : i * stretch, end = sweep ? last * stretch + 1 : i == last ? length : begin + stretch;
+      const int begin = sweep ? 0 : i * stretch, end = sweep       ? last * stretch + 1
+                                                       : i == last ? length
+                                                                   : begin + stretch;
       FW_NO_UNROLL
       for (int tile = 0; tile < cut.tiles; ++tile) {
         const int v0 = (tile * cut.warps + warp) * kRows, v = v0 + row_of_lane<kRows>(lane);
@@ -243,7 +256,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         FW_NO_UNROLL
         for (int t = begin; t < end; ++t) {
           if (!sweep) store_state_rows<kN, kRows>(states + (t - begin) * cut.state + tile * tile_floats, s);
-          if (sweep && t % stretch == 0) store_state_rows<kN, kRows>(starts + t / stretch * cut.state + tile * tile_floats, s);
+          if (sweep && t % stretch == 0)
+            store_state_rows<kN, kRows>(starts + t / stretch * cut.state + tile * tile_floats, s);
           if (t + 1 == end) break;
           const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
           const ValueToken value = load_value(x, at.f, t, v);
@@ -264,7 +278,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
 #pragma unroll
           for (int part = 0; part < kRows / kPart; ++part) {
             float s[kPart][kN];
-            load_state_rows<kN, kPart>(states + (t - begin) * cut.state + tile * tile_floats + part * kPart * 32 * kN, s);
+            load_state_rows<kN, kPart>(states + (t - begin) * cut.state + tile * tile_floats + part * kPart * 32 * kN,
+                                       s);
             const int v = (tile * cut.warps + warp) * kRows + part * kPart + row_of_lane<kPart>(lane);
             const ValueToken value = load_value(x, at.f, t, v);
             const float d_o = at.d_o.data != nullptr && v < x.V ? load_element(at.d_o, t, v) : 0.0f;
@@ -273,7 +288,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
             if (has_row<kPart>(lane) && v < x.V) {
               sum.z_v += value.v * value.gate * dz;
               if (at.out.v.data != nullptr) store_element(at.out.v, t, v, k.z_v * value.gate * dz);
-              if (at.out.write_gate.data != nullptr && x.rule.write == Gate::kChannel) store_element(at.out.write_gate, t, v, k.z_v * value.v * dz);
+              if (at.out.write_gate.data != nullptr && x.rule.write == Gate::kChannel)
+                store_element(at.out.write_gate, t, v, k.z_v * value.v * dz);
             }
           }
           if (cut.tiles > 1) store_parts<kN, kRows>(d_states + tile * tile_floats, d);
@@ -304,7 +320,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
 template <int kN, int kRows>
 void launch_cut(const TokenBackwardArgs& args, const TokenCut& cut, void* stream) {
   const size_t shared = kItemBytes + 2 * sizeof(float) * static_cast<size_t>(partial_floats<kN>(cut.warps));
-  launch(token_backward_kernel<kN, kRows>, Dim3{static_cast<unsigned>(cut.blocks)}, static_cast<unsigned>(32 * cut.warps), shared, stream, args, cut);
+  launch(token_backward_kernel<kN, kRows>, Dim3{static_cast<unsigned>(cut.blocks)},
+         static_cast<unsigned>(32 * cut.warps), shared, stream, args, cut);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
-// What token_forward takes in which form, and how token_backward cuts a shape into blocks, and with it the size of its workspace: plain C++, for the plan too.
+// What token_forward takes in which form, and how token_backward cuts a shape into blocks, and with it the size of its
+// workspace: plain C++, for the plan too.
 #pragma once
 
 #include <cstdint>
 
 namespace fw::cuda {
 
-// Whether token_forward() is kStep or kHeads (select.h), which also make values of gates that are logits: a few tokens of every sequence, not packed. starts:
-// sequences without a slot begin from zero and are not skipped; kTokens alone has them.
+// Whether token_forward() is kStep or kHeads (select.h), which also make values of gates that are logits: a few tokens
+// of every sequence, not packed. starts: sequences without a slot begin from zero and are not skipped; kTokens alone
+// has them.
 constexpr bool few_tokens(bool packed, int64_t tokens, bool token_slots, bool starts) {
   constexpr int kMost = 4;  // a warp each (token/forward.cu: kStateWarps)
   return !packed && tokens > 0 && tokens <= kMost && !token_slots && !starts;

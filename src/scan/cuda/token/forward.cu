@@ -1,7 +1,7 @@
-// The recurrence one token at a time (recurrence.md section 1) in float32: decode, short inputs, the oracle. A block has a tile of
-// value rows of one sequence and value head. Its warps make the key sides of as many tokens as they are, one each, and then each takes
-// its own rows of the state through all of them. Where many sequences have one token each, a block has half a head or all of it. See
-// kernels.h.
+// The recurrence one token at a time (recurrence.md section 1) in float32: decode, short inputs, the oracle. A block
+// has a tile of value rows of one sequence and value head. Its warps make the key sides of as many tokens as they are,
+// one each, and then each takes its own rows of the state through all of them. Where many sequences have one token
+// each, a block has half a head or all of it. See kernels.h.
 //
 // Roles:
 //   kernel                 threads             warps 0 to 3                               other warps
@@ -47,15 +47,17 @@ struct TokenCoord {
 };
 
 // Starts the copies of token t of the sequence to `to`, by a warp.
-FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int lane, char* to) {
+FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place,
+                                     int t, int lane, char* to) {
   const SequenceArg& s = args.problem.sequences;
-  return start_gather(cut.gather, s.offsets != nullptr ? 0 : place.n, (s.offsets != nullptr ? s.offsets[place.n] : 0) + t, place.slot, place.hv, place.v_tile,
-                      lane, to);
+  return start_gather(cut.gather, s.offsets != nullptr ? 0 : place.n,
+                      (s.offsets != nullptr ? s.offsets[place.n] : 0) + t, place.slot, place.hv, place.v_tile, lane,
+                      to);
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
 template <bool kFused, int kN>
-FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int tile, const GatheredScalar& scalar,
-                          const GateScalars<kN>& own, int lane, char* to) {
+FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int tile,
+                          const GatheredScalar& scalar, const GateScalars<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
   const int key_head = place.hv / x.group;
   const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
@@ -68,13 +70,14 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
       store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
   }
   const KeyInputs<kN> in = gathered_inputs<kFused>(x, cut.gather, own, to, lane);
-  const KeyToken<kN> k =
-      key_token(x, place.hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane); });
+  const KeyToken<kN> k = key_token(x, place.hv, in, [&](const TokenArg& gate, int count) {
+    return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane);
+  });
   put_token<kFused>(x, cut.gather, k, tile, lane, to);
 }
 
-// A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the block finish() has them: what is
-// between load() and arrived() costs nothing. By all of the kStateWarps warps.
+// A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the
+// block finish() has them: what is between load() and arrived() costs nothing. By all of the kStateWarps warps.
 template <int kN, int kRows>
 struct WarpState {
   static constexpr int kLogTile = kRows == 8 ? 5 : 3;
@@ -91,7 +94,8 @@ struct WarpState {
     }
     if (place.slot < 0) return;
     if (cut.initial == StateAccess::kChannels) load_packed_rows<kN, kRows>(initial, v0, x.V - v0, x.K, lane, s);
-    if (cut.initial == StateAccess::kStaged) stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+    if (cut.initial == StateAccess::kStaged)
+      stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   }
   FW_DEVICE static void arrived() { cp_async_wait<0>(); }
@@ -100,10 +104,12 @@ struct WarpState {
     if (place.slot < 0) return;
     if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
     if (cut.initial != StateAccess::kStaged) return;
-    read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
+    read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0,
+                          warp * kRows, a.problem.K, lane, s);
   }
   // To a slot, of the final states or of the checkpoints; several times, if there are those or slots of tokens.
-  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int slot, int warp, int lane, bool checkpoint = false) const {
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int slot, int warp,
+                       int lane, bool checkpoint = false) const {
     const Problem& x = a.problem;
     const StateRef to = state_of(checkpoint ? a.checkpoints.states : a.final_state, slot, place.hv);
     const StateAccess access = checkpoint ? cut.checkpoints : cut.final;
@@ -116,21 +122,26 @@ struct WarpState {
     write_stage<kN, kRows>(stage(cut, to), to.bf16 != 0, warp * kRows, x.K, lane, s);
     named_barrier_sync(1, kStateThreads);
     stage_out<kN>(to, stage(cut, to), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
-    if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr) named_barrier_sync(1, kStateThreads);  // before the next one is written there
+    // before the next one is written there
+    if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr) named_barrier_sync(1, kStateThreads);
   }
 
  private:
-  static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) { return {shared_memory() + cut.stage, kLogTile, state.bf16}; }
+  static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) {
+    return {shared_memory() + cut.stage, kLogTile, state.bf16};
+  }
 };
 
-// Load rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before this one writes too.
-// Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
+// Load rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the
+// kernel before this one writes too. Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by
+// threads.
 FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenCoord& place, int thread, int threads) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != 1 || place.v_tile >= x.V) return;
   const StateRef state = state_of(x.initial_state, place.n, place.hv);
   const int size = state.bf16 != 0 ? 2 : 4;
-  for (int k = thread; k < x.K; k += threads) prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
+  for (int k = thread; k < x.K; k += threads)
+    prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
 }
 // Of a state [V, K] whole rows, by a warp.
 FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenCoord& place, int first, int last, int lane) {
@@ -148,7 +159,8 @@ FW_DEVICE TokenCoord tile_coord(const ForwardCut& cut) {
   place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
   return place;
 }
-// Whether the block has anything to do: values of a sequence that is not skipped. If not, the output is zero if it is to be.
+// Whether the block has anything to do: values of a sequence that is not skipped. If not, the output is zero if it is
+// to be.
 FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenCoord& place) {
   const Problem& x = a.problem;
   if (place.v_tile >= x.V) return false;
@@ -156,21 +168,25 @@ FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, Token
   if (!skips(a.slots, place.slot)) return true;
   const Rows o = rows_of(a.o, x.sequences, place.n, place.hv);
   if (a.slots.clears == 0 || o.data == nullptr) return false;
-  const int columns = x.V - place.v_tile < cut.tile ? x.V - place.v_tile : cut.tile, count = sequence_length(x.sequences, place.n) * columns;
+  const int columns = x.V - place.v_tile < cut.tile ? x.V - place.v_tile : cut.tile,
+            count = sequence_length(x.sequences, place.n) * columns;
   FW_NO_UNROLL
-  for (int i = static_cast<int>(thread_index()); i < count; i += static_cast<int>(block_size())) store_element(o, i / columns, place.v_tile + i % columns, 0);
+  for (int i = static_cast<int>(thread_index()); i < count; i += static_cast<int>(block_size()))
+    store_element(o, i / columns, place.v_tile + i % columns, 0);
   return false;
 }
 
 // The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens, or checkpoints.
 template <bool kKeeps, int kN, int kRows>
-FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int t, const char* token, int warp, int lane,
-                         WarpState<kN, kRows>& state) {
+FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int t,
+                         const char* token, int warp, int lane, WarpState<kN, kRows>& state) {
   const int row = row_of_lane<kRows>(lane), v = place.v_tile + warp * kRows + row;
   float o;
-  token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane), reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane,
-                        state.s, o);
-  if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr) store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
+  token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane),
+                        reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane, state.s,
+                        o);
+  if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr)
+    store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
   if (!kKeeps) return;
   const bool checkpoint = a.checkpoints.states.data != nullptr;
   if (!checkpoint && a.slots.tokens == nullptr) return;
@@ -178,8 +194,8 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
   if (slot >= 0) state.store(a, cut, place, slot, warp, lane, checkpoint);
 }
 
-// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way. No slots of tokens: for
-// them there are too few registers.
+// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are
+// on their way. No slots of tokens: for them there are too few registers.
 template <int kN, int kRows, bool kFused>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
@@ -187,7 +203,8 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   TokenCoord place = tile_coord<kN, kRows>(cut);
   if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
     prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
-  if (cut.initial == StateAccess::kStaged && warp < kStateWarps) prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
+  if (cut.initial == StateAccess::kStaged && warp < kStateWarps)
+    prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
   GateScalars<kN> own = {};
   if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, place.hv, lane);
   grid_dependency_wait();
@@ -206,7 +223,8 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) return;
   state.finish(a, cut, place, warp, lane);
   FW_NO_UNROLL
-  for (int t = 0; t < a.problem.sequences.T; ++t) step_rows<false>(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
+  for (int t = 0; t < a.problem.sequences.T; ++t)
+    step_rows<false>(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
   state.store(a, cut, place, place.slot, warp, lane);
 }
@@ -229,14 +247,17 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
-      if (t < length) make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateScalars<kN>(), lane, token);
+      if (t < length)
+        make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateScalars<kN>(),
+                          lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
       const char* const tokens = shared_memory() + (batch - 1) % 2 * kStateWarps * bytes;
       const int t0 = (batch - 1) * kStateWarps;
       FW_NO_UNROLL
-      for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows<true>(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
+      for (int i = 0; i < kStateWarps && t0 + i < length; ++i)
+        step_rows<true>(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
     if (batch == 0 && !makes) state.finish(a, cut, place, warp, lane);
@@ -264,10 +285,12 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   TokenCoord place;
-  place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)), place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
+  place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)),
+  place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
   place.v_tile = static_cast<int>(block_index_y()) * cut.tile;
   char* const token = shared_memory();
-  const int row_bytes = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
+  const int row_bytes = x.K * (x.initial_state.bf16 != 0 ? 2 : 4),
+            per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
   const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
@@ -283,7 +306,8 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {
       const int after = (v + kHeadRows < last ? v + kHeadRows : last) * row_bytes;
-      for (int at = v * row_bytes + 16 * lane; at < after; at += 512) cp_async_16(shared_address(stage + at), initial.data + at, true);
+      for (int at = v * row_bytes + 16 * lane; at < after; at += 512)
+        cp_async_16(shared_address(stage + at), initial.data + at, true);
       cp_async_commit();
     }
   }
@@ -312,17 +336,20 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   }
 }
 
-// A after the only token of each sequence, where it takes the place of the A before and several blocks have made M from that: the kernel
-// before this one has read it when grid_dependency_wait() returns. The rest nobody writes. A warp has a key head.
+// A after the only token of each sequence. Used where it takes the place of the A before, and several blocks have made
+// M from that one. The kernel before this one has read it when grid_dependency_wait() returns. The rest nobody writes.
+// A warp has a key head.
 constexpr int kStepWarps = 4;
 template <int kN>
-__global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __grid_constant__ TokenForwardArgs args, PrecondMap<float> map) {
+__global__ void __launch_bounds__(32 * kStepWarps)
+    precond_step_kernel(const __grid_constant__ TokenForwardArgs args, PrecondMap<float> map) {
   const Problem& x = args.problem;
   const int lane = static_cast<int>(lane_index());
   const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
   const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
   const int slot = n >= x.sequences.N ? -1 : start_slot(args.slots, n);
-  // The kernel in front waited before it launched this one, so A and the inputs are there; the next one reads nothing ahead of its wait.
+  // The kernel in front waited before it launched this one, so A and the inputs are there; the next one reads nothing
+  // ahead of its wait.
   grid_dependency_launch_first();
   float a[kN];
   if (slot >= 0) {
@@ -332,23 +359,27 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __g
     if (rows.data != nullptr) load_channels(rows, 0, lane * kN, x.K, a);
     float k[kN], m[kN];
     load_channels(key_rows(x.in.k, x.sequences, n, h), 0, lane * kN, x.K, k);
-    const float g = load_element(key_rows(x.in.precond_g, x.sequences, n, h), 0, 0), beta = load_element(key_rows(x.in.precond_beta, x.sequences, n, h), 0, 0);
+    const float g = load_element(key_rows(x.in.precond_g, x.sequences, n, h), 0, 0),
+                beta = load_element(key_rows(x.in.precond_beta, x.sequences, n, h), 0, 0);
     step_precond(x, map, precond_center(x, h), g, beta, lane, k, a, m);
   }
   grid_dependency_wait();
   if (slot >= 0) store_channels(precond_rows(args.final_precond, slot, h), 0, lane * kN, x.K, a);
 }
 
-// A through the tokens of each sequence, one after the other, with A after each at the token's slot, and M. A warp has a key head.
+// A through the tokens of each sequence, one after the other, with A after each at the token's slot, and M. A warp has
+// a key head.
 template <int kN>
-__global__ void __launch_bounds__(32 * kStepWarps) precond_tokens_kernel(const __grid_constant__ PrecondForwardArgs args, PrecondMap<float> map) {
+__global__ void __launch_bounds__(32 * kStepWarps)
+    precond_tokens_kernel(const __grid_constant__ PrecondForwardArgs args, PrecondMap<float> map) {
   const Problem& x = args.problem;
   const int lane = static_cast<int>(lane_index());
   const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
   const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
   const int slot = n >= x.sequences.N ? -1 : start_slot(args.slots, n);
   if (slot < 0) return;
-  const Rows from = precond_rows(x.initial_precond, slot, h), keys = key_rows(x.in.k, x.sequences, n, h), decays = key_rows(x.in.precond_g, x.sequences, n, h),
+  const Rows from = precond_rows(x.initial_precond, slot, h), keys = key_rows(x.in.k, x.sequences, n, h),
+             decays = key_rows(x.in.precond_g, x.sequences, n, h),
              gains = key_rows(x.in.precond_beta, x.sequences, n, h);
   const float center = precond_center(x, h);
   const int length = sequence_length(x.sequences, n);
@@ -362,15 +393,16 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_tokens_kernel(const _
     step_precond(x, map, center, load_element(decays, t, 0), load_element(gains, t, 0), lane, k, a, m);
     store_channels({reinterpret_cast<char*>(made), int64_t{x.H} * x.K, 0}, t, lane * kN, x.K, m);
     const int to = token_slot(args.slots, n, t);
-    if (to >= 0 && args.final_precond.data != nullptr) store_channels(precond_rows(args.final_precond, to, h), 0, lane * kN, x.K, a);
+    if (to >= 0 && args.final_precond.data != nullptr)
+      store_channels(precond_rows(args.final_precond, to, h), 0, lane * kN, x.K, a);
   }
 }
 
 template <int kN>
 void launch_precond_tokens(const PrecondForwardArgs& args, void* stream) {
   const int64_t items = static_cast<int64_t>(args.problem.sequences.N) * args.problem.H;
-  launch(precond_tokens_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)}, 32 * kStepWarps, 0, stream, args,
-         precond_map_of(args.problem.rule));
+  launch(precond_tokens_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)}, 32 * kStepWarps,
+         0, stream, args, precond_map_of(args.problem.rule));
 }
 
 // What the kernels have in common. A kernel of one block a head stores A itself.
@@ -385,7 +417,8 @@ ForwardCut forward_cut(const TokenForwardArgs& args, int tile, bool one_block) {
   cut.checkpoints = state_access(args.checkpoints.states, x.K, x.V, kN, tile);
   cut.gather = token_gather(x, kN, tile);
   if (cut.gather.makes_m) cut.map = precond_map_of(x.rule);
-  cut.stores_precond = args.final_precond.data != nullptr && (one_block || args.final_precond.data != x.initial_precond.data);
+  cut.stores_precond =
+      args.final_precond.data != nullptr && (one_block || args.final_precond.data != x.initial_precond.data);
   return cut;
 }
 int after_tokens(const ForwardCut& cut, int tokens) { return (tokens * cut.gather.bytes + 127) / 128 * 128; }
@@ -394,7 +427,8 @@ template <int kN>
 void launch_step(const TokenForwardArgs& args, const ForwardCut& cut, void* stream) {
   if (!cut.gather.makes_m || args.final_precond.data == nullptr || cut.stores_precond) return;
   const int64_t items = static_cast<int64_t>(args.problem.sequences.N) * args.problem.H;
-  launch_overlapped(precond_step_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)}, 32 * kStepWarps, 0, stream, args, cut.map);
+  launch_overlapped(precond_step_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)},
+                    32 * kStepWarps, 0, stream, args, cut.map);
 }
 
 template <int kN, int kRows>
@@ -403,17 +437,20 @@ void launch_rows(const TokenForwardArgs& args, bool few, int sm_count, void* str
   ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
   const int tokens = x.sequences.T;
   cut.stage = after_tokens(cut, few ? tokens : 2 * kStateWarps);
-  const int64_t staged = std::max({stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile),
+  const int64_t staged = std::max({stage_bytes(x.initial_state, cut.initial, kN, cut.tile),
+                                   stage_bytes(args.final_state, cut.final, kN, cut.tile),
                                    stage_bytes(args.checkpoints.states, cut.checkpoints, kN, cut.tile)});
   const size_t shared = static_cast<size_t>(cut.stage + staged);
-  const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
+  const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles),
+                  static_cast<unsigned>(x.HV)};
   if (few) {
     cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(sm_count);
     launch_overlapped(x.fused.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
                       static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
-  if (x.fused.any()) fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
+  if (x.fused.any())
+    fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
   cut.gather.makes_m = false;  // there is no token
   launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
 }
@@ -425,8 +462,8 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   cut.stage = after_tokens(cut, 1);
   launch_overlapped(x.fused.any() ? token_head_kernel<kN, true> : token_head_kernel<kN, false>,
-                    Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
-                    static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
+                    Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
+                    32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
   launch_step<kN>(args, cut, stream);
 }
 
@@ -444,13 +481,16 @@ void launch_channels(const TokenForwardArgs& args, const TokenChoice& choice, in
 void precond_tokens(const PrecondForwardArgs& args, void* stream) {
   const int K = args.problem.K;
   if (K > 256) fail_internal("precond_tokens: expected K <= 256, got {}", K);
-  K <= 64 ? launch_precond_tokens<2>(args, stream) : K <= 128 ? launch_precond_tokens<4>(args, stream) : launch_precond_tokens<8>(args, stream);
+  K <= 64    ? launch_precond_tokens<2>(args, stream)
+  : K <= 128 ? launch_precond_tokens<4>(args, stream)
+             : launch_precond_tokens<8>(args, stream);
 }
 
 // Bits do not depend on the choice.
 void token_forward(const TokenForwardArgs& args, void* stream) {
   const Problem& x = args.problem;
-  if (x.rule.uses_precond() && x.m == nullptr && x.tokens > 0 && (x.sequences.offsets != nullptr || x.sequences.T > 1)) {
+  if (x.rule.uses_precond() && x.m == nullptr && x.tokens > 0 &&
+      (x.sequences.offsets != nullptr || x.sequences.T > 1)) {
     fail_internal("token_forward: expected M, or one token a sequence, got {} tokens", x.sequences.T);
   }
   if (x.K > 256) fail_internal("token_forward: expected K <= 256, got {}", x.K);

@@ -1,5 +1,5 @@
-// The inputs of a token on their way into shared memory, whatever they are: the host lists the tensors that the rule reads, a warp starts
-// the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
+// The inputs of a token on their way into shared memory, whatever they are: the host lists the tensors that the rule
+// reads, a warp starts the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"
@@ -31,7 +31,8 @@ struct TokenGather {
   int32_t row_count = 0, scalar_count = 0;
   int32_t scalars_at = 0, rw_at = 0, bytes = 0;  // of a token; at rw_at: r . w, then the coefficient of the values
   int32_t at[kGatherRows] = {};                  // where the rows are, by GatherRow
-  bool makes_m = false;                          // with a preconditioner: M is not read but made (M of the only token of a sequence)
+  // with a preconditioner: M is not read but made (M of the only token of a sequence)
+  bool makes_m = false;
 };
 
 // Where the streams of a token are, once it is made: in place of the first rows.
@@ -45,7 +46,8 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   const auto fill = [](GatherTask& task, const TokenArg& a) {
     task.data = static_cast<const char*>(a.data);
     task.size = a.bf16 != 0 ? 2 : 4;
-    task.stride_b = a.stride_b * task.size, task.stride_t = a.stride_t * task.size, task.stride_h = a.stride_h * task.size;
+    task.stride_b = a.stride_b * task.size, task.stride_t = a.stride_t * task.size,
+    task.stride_h = a.stride_h * task.size;
     task.divisor = a.divisor;
   };
   const auto row = [&](GatherRow which, bool used, const TokenArg& a, bool values) {
@@ -55,7 +57,8 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
     task.values = values;
     task.room = values ? tile : 32 * channels;
     task.limit = values ? x.V : x.K;
-    const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(task.data)) | task.stride_b | task.stride_t | task.stride_h;
+    const int64_t address =
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(task.data)) | task.stride_b | task.stride_t | task.stride_h;
     task.k256 = ((address | task.limit * task.size | task.room * task.size) & 15) == 0;
     task.to = g.at[which] = g.bytes;
     g.bytes += (4 * task.room + 15) / 16 * 16;
@@ -85,7 +88,8 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
     if (!used) return;
     GatherTask& task = g.scalars[g.scalar_count++];
     fill(task, a);
-    task.to = g.scalars_at + static_cast<int32_t>(reinterpret_cast<const char*>(&which) - reinterpret_cast<const char*>(&numbers));
+    task.to = g.scalars_at +
+              static_cast<int32_t>(reinterpret_cast<const char*>(&which) - reinterpret_cast<const char*>(&numbers));
   };
   scalar(numbers.g, rule.decay == Decay::kScalar, x.in.g);
   for_each_scalar(
@@ -104,7 +108,8 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
 // Token `token` of batch b.
 FW_DEVICE const char* gather_source(const GatherTask& task, int64_t b, int64_t token, int hv) {
   const unsigned head = static_cast<unsigned>(hv), divisor = static_cast<unsigned>(task.divisor);
-  return task.data + b * task.stride_b + token * task.stride_t + static_cast<int64_t>(divisor == 1 ? head : head / divisor) * task.stride_h;
+  return task.data + b * task.stride_b + token * task.stride_t +
+         static_cast<int64_t>(divisor == 1 ? head : head / divisor) * task.stride_h;
 }
 // A lane's number of the token, on its way.
 struct GatheredScalar {
@@ -112,12 +117,14 @@ struct GatheredScalar {
   int32_t to = -1;  // byte of the token's place; -1: none
 };
 // Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather() and sync_warp().
-FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile, int lane, char* to) {
+FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile,
+                                      int lane, char* to) {
   GatheredScalar scalar;
   if (lane < g.scalar_count) {
     const GatherTask& task = g.scalars[lane];
     const char* from = gather_source(task, b, token, hv);
-    scalar.bits = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
+    scalar.bits =
+        task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
     scalar.to = task.to + (task.size == 2 ? 2 : 0);  // of a bf16 number: of its upper half
   }
   const uint32_t base = shared_address(to);
@@ -128,14 +135,17 @@ FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t t
     const char* from = gather_source(task, task.states ? slot : b, token, hv) + first * task.size;
     if (task.k256) {
       FW_NO_UNROLL
-      for (int at = 16 * lane; at < room; at += 512) cp_async_16(base + static_cast<uint32_t>(task.to + at), at < limit ? from + at : from, at < limit);
+      for (int at = 16 * lane; at < room; at += 512)
+        cp_async_16(base + static_cast<uint32_t>(task.to + at), at < limit ? from + at : from, at < limit);
     } else {
       FW_NO_UNROLL
       for (int at = task.size * lane; at < room; at += task.size * 32) {
         if (task.size == 2) {
-          *reinterpret_cast<uint16_t*>(to + task.to + at) = at < limit ? *reinterpret_cast<const uint16_t*>(from + at) : uint16_t{0};
+          *reinterpret_cast<uint16_t*>(to + task.to + at) =
+              at < limit ? *reinterpret_cast<const uint16_t*>(from + at) : uint16_t{0};
         } else {
-          *reinterpret_cast<uint32_t*>(to + task.to + at) = at < limit ? *reinterpret_cast<const uint32_t*>(from + at) : 0u;
+          *reinterpret_cast<uint32_t*>(to + task.to + at) =
+              at < limit ? *reinterpret_cast<const uint32_t*>(from + at) : 0u;
         }
       }
     }
@@ -161,12 +171,14 @@ FW_DEVICE void gathered_channels(const char* row, bool bf16, int lane, float (&x
   }
 }
 // What a head's map has that is in memory: loaded while the token is on its way.
-FW_DEVICE float precond_center(const Problem& x, int key_head) { return x.rule.uses_precond_center() ? x.precond_center[key_head * x.center_stride] : 0.0f; }
-// A step of A (a: before the token, then after it) and M, from the token's key. The same bits as the kernels of the preconditioner
-// (precond/rows.cuh), hence their order of the sum.
+FW_DEVICE float precond_center(const Problem& x, int key_head) {
+  return x.rule.uses_precond_center() ? x.precond_center[key_head * x.center_stride] : 0.0f;
+}
+// A step of A (a: before the token, then after it) and M, from the token's key. The same bits as the kernels of the
+// preconditioner (precond/rows.cuh), hence their order of the sum.
 template <int kN>
-FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float center, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
-                            float (&m)[kN]) {
+FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float center, float g, float beta, int lane,
+                            const float (&k)[kN], float (&a)[kN], float (&m)[kN]) {
   float square = 0;
 #pragma unroll
   for (int j = 0; j < kN; ++j) square = fmaf(k[j], k[j], square);
@@ -181,18 +193,21 @@ FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float cente
 }
 // M of a gathered token to where a gathered M would be; a: A after the token.
 template <int kN>
-FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, float center, int lane, char* token, float (&a)[kN]) {
+FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, float center, int lane,
+                      char* token, float (&a)[kN]) {
   float k[kN], m[kN];
   gathered_channels<kN>(token + g.at[kRowK], x.in.k.bf16 != 0, lane, k);
 #pragma unroll
   for (int j = 0; j < kN; ++j) a[j] = 0;
-  if (x.initial_precond.data != nullptr) gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
+  if (x.initial_precond.data != nullptr)
+    gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
   const GatheredScalars& s = *reinterpret_cast<const GatheredScalars*>(token + g.scalars_at);
   step_precond(x, map, center, s.precond_g, s.precond_beta, lane, k, a, m);
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
-// What a lane's log-decays are made of where they are logits (problem.fused). No kernel in front writes it, so it is loaded ahead of the wait for that.
+// What a lane's log-decays are made of where they are logits (problem.fused). No kernel in front writes it, so it is
+// loaded ahead of the wait for that.
 template <int kN>
 FW_DEVICE GateScalars<kN> token_gate_scalars(const Problem& x, int hv, int lane) {
   GateScalars<kN> own = {};
@@ -218,11 +233,15 @@ FW_DEVICE float exact_decay(bool sigmoid, const DecayLaw& law, float x) {
   return law.size * fmaf(kLn2, max(t, 0.0f), GateMath::log1p(e));
 }
 // A gate's value where it is a logit.
-FW_DEVICE float fused_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : exact_gate(law.factor, x); }
+FW_DEVICE float fused_value(const GateLaw<float>& law, float x) {
+  return law.given == Given::kValue ? x : exact_gate(law.factor, x);
+}
 
-// kFused: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own: token_gate_scalars() of the lane.
+// kFused: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own:
+// token_gate_scalars() of the lane.
 template <bool kFused, int kN>
-FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateScalars<kN>& own, const char* token, int lane) {
+FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateScalars<kN>& own,
+                                        const char* token, int lane) {
   const Rule& rule = x.rule;
   KeyInputs<kN> in;
   gathered_channels<kN>(token + g.at[kRowQ], x.in.q.bf16 != 0, lane, in.row.q);
@@ -240,11 +259,14 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
     const bool sigmoid = fused.g.given == Given::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = exact_decay(sigmoid, DecayLaw(fused.g, own.bias[j], own.rate[j]), in.g[j]);
+      if (j == 0 || rule.decay == Decay::kChannel)
+        in.g[j] = exact_decay(sigmoid, DecayLaw(fused.g, own.bias[j], own.rate[j]), in.g[j]);
     }
   }
-  if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
-  if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
+  if (rule.uses_erase_key())
+    gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kChannel)
+    gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   load_gates(
       rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
@@ -253,7 +275,8 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
 #pragma unroll
       for (int j = 0; j < kN; ++j) in.row.b[j] = fused_value(fused.erase_gate, in.row.b[j]);
     }
-    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = fused_value(fused.erase_gate, in.gates.erase);
+    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar)
+      in.gates.erase = fused_value(fused.erase_gate, in.gates.erase);
     if (rule.write == Gate::kScalar) in.gates.write = fused_value(fused.write_gate, in.gates.write);
     if (rule.uses_beta()) in.gates.beta = fused_value(fused.beta, in.gates.beta);
   }
@@ -272,10 +295,11 @@ FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const cha
   return value(kRowV, x.in.v) * (kFused ? fused_value(x.fused.write_gate, gate) : gate);
 }
 
-// The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values
-// (0: none).
+// The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in
+// place of the values (0: none).
 template <bool kFused, int kN>
-FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane, char* token) {
+FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane,
+                         char* token) {
   const float z = lane < tile ? k.z_v * gathered_value<kFused>(x, g, token, lane) : 0.0f;
   sync_warp();  // all lanes have what they read
   if (lane < tile) reinterpret_cast<float*>(token + g.at[kRowV])[lane] = z;

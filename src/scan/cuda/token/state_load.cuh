@@ -1,5 +1,6 @@
-// How the states of a call come into the registers of a block and go back: by rows of channels, through shared memory where values are
-// neighbours, or one by one. What a thread loads it converts later, so that the loads are under way while it does other things.
+// How the states of a call come into the registers of a block and go back: by rows of channels, through shared memory
+// where values are neighbours, or one by one. What a thread loads it converts later, so that the loads are under way
+// while it does other things.
 #pragma once
 
 #include "scan/cuda/call/select.h"
@@ -12,8 +13,8 @@ inline int64_t stage_bytes(const StateArg& a, StateAccess access, int channels, 
   return access == StateAccess::kStaged ? int64_t{32} * channels * tile * (a.bf16 != 0 ? 2 : 4) : 0;
 }
 
-// A staged tile: [K][tile] in units of 16 bytes, whose places are swapped so that lanes that read or write the same values of different
-// channels meet different banks.
+// A staged tile: [K][tile] in units of 16 bytes, whose places are swapped so that lanes that read or write the same
+// values of different channels meet different banks.
 template <int kN>
 struct Stage {
   char* data;
@@ -32,7 +33,8 @@ struct Stage {
 
 // The tile's numbers on their way into the stage, by `threads` threads of which this is number `thread`.
 template <int kN>
-FW_DEVICE void stage_in(const StateRef& state, const Stage<kN>& stage, int v_tile, int V, int K, int thread, int threads) {
+FW_DEVICE void stage_in(const StateRef& state, const Stage<kN>& stage, int v_tile, int V, int K, int thread,
+                        int threads) {
   const int size = state.bf16 != 0 ? 2 : 4, units = 1 << stage.log_units;
   const uint32_t base = shared_address(stage.data);
   for (int u = thread; u < K * units; u += threads) {
@@ -43,7 +45,8 @@ FW_DEVICE void stage_in(const StateRef& state, const Stage<kN>& stage, int v_til
   cp_async_commit();
 }
 template <int kN>
-FW_DEVICE void stage_out(const StateRef& state, const Stage<kN>& stage, int v_tile, int V, int K, int thread, int threads) {
+FW_DEVICE void stage_out(const StateRef& state, const Stage<kN>& stage, int v_tile, int V, int K, int thread,
+                         int threads) {
   const int size = state.bf16 != 0 ? 2 : 4, units = 1 << stage.log_units;
   for (int u = thread; u < K * units; u += threads) {
     const int k = u >> stage.log_units, at = 16 * (u & (units - 1));
@@ -119,7 +122,8 @@ FW_DEVICE void load_words(const char* p, float* x) {
     }
   }
 }
-// Rows of channels as they lie in memory: a row's bits in s (0 before), bf16 values in the first kN / 2 of them, until unpack_rows().
+// Rows of channels as they lie in memory: a row's bits in s (0 before), bf16 values in the first kN / 2 of them, until
+// unpack_rows().
 // rows: how many exist.
 template <int kN, int kRows>
 FW_DEVICE void load_packed_rows(const StateRef& state, int v0, int rows, int K, int lane, float (&s)[kRows][kN]) {

@@ -1,5 +1,5 @@
-// Rows of the state in registers: a warp has kRows neighbouring value rows, lane l of it the kN channels from l kN on, K <= 32 kN.
-// Channels and rows past the end are 0 and never stored. One token of the recurrence on such rows.
+// Rows of the state in registers: a warp has kRows neighbouring value rows, lane l of it the kN channels from l kN on,
+// K <= 32 kN. Channels and rows past the end are 0 and never stored. One token of the recurrence on such rows.
 #pragma once
 
 #include "scan/cuda/token/key.cuh"
@@ -15,11 +15,12 @@ struct StateRef {
 
 FW_DEVICE StateRef state_of(const StateArg& a, int64_t n, int head) {
   if (a.data == nullptr) return {};
-  return {static_cast<char*>(a.data) + (n * a.stride_n + head * a.stride_h) * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16};
+  return {static_cast<char*>(a.data) + (n * a.stride_n + head * a.stride_h) * (a.bf16 != 0 ? 2 : 4), a.stride_k,
+          a.stride_v, a.bf16};
 }
 
-// kCount (2, 4, 8) neighbouring numbers at an address that is a multiple of their size or of 16. The bf16 form leaves them packed, so
-// that several loads are under way before the first is waited for.
+// kCount (2, 4, 8) neighbouring numbers at an address that is a multiple of their size or of 16. The bf16 form leaves
+// them packed, so that several loads are under way before the first is waited for.
 template <int kCount>
 FW_DEVICE void load_wide(const char* p, float (&x)[kCount]) {
   if constexpr (kCount == 2) {
@@ -52,7 +53,8 @@ FW_DEVICE void store_wide(char* p, int32_t bf16, const float (&x)[kCount]) {
       *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
     } else {
 #pragma unroll
-      for (int j = 0; j < kCount; j += 4) *reinterpret_cast<float4*>(p + 4 * j) = make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
+      for (int j = 0; j < kCount; j += 4)
+        *reinterpret_cast<float4*>(p + 4 * j) = make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
     }
     return;
   }
@@ -61,11 +63,13 @@ FW_DEVICE void store_wide(char* p, int32_t bf16, const float (&x)[kCount]) {
   } else if constexpr (kCount == 4) {
     *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
   } else {
-    *reinterpret_cast<uint4*>(p) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    *reinterpret_cast<uint4*>(p) =
+        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
 }
 
-// How the memory of a state is reached from these rows: by vectors of kN channels, by vectors of kRows values, one by one.
+// How the memory of a state is reached from these rows: by vectors of kN channels, by vectors of kRows values, one by
+// one.
 enum class StatePath { kChannels, kValues, kElements };
 
 template <int kN, int kRows>
@@ -75,8 +79,10 @@ FW_DEVICE StatePath state_path(const StateRef& s, int v0, int V, int K) {
   const uintptr_t channels = static_cast<uintptr_t>(kN * size < 16 ? kN * size : 16) - 1,
                   values = static_cast<uintptr_t>(kRows * size < 16 ? kRows * size : 16) - 1;
   const auto base = reinterpret_cast<uintptr_t>(s.data);
-  if (s.stride_k == 1 && K % kN == 0 && ((base | static_cast<uintptr_t>(s.stride_v * size)) & channels) == 0) return StatePath::kChannels;
-  if (s.stride_v == 1 && v0 + kRows <= V && (((base + static_cast<uintptr_t>(v0 * size)) | static_cast<uintptr_t>(s.stride_k * size)) & values) == 0)
+  if (s.stride_k == 1 && K % kN == 0 && ((base | static_cast<uintptr_t>(s.stride_v * size)) & channels) == 0)
+    return StatePath::kChannels;
+  if (s.stride_v == 1 && v0 + kRows <= V &&
+      (((base + static_cast<uintptr_t>(v0 * size)) | static_cast<uintptr_t>(s.stride_k * size)) & values) == 0)
     return StatePath::kValues;
   return StatePath::kElements;
 }
@@ -91,7 +97,8 @@ FW_DEVICE void load_state_elements(const StateRef& state, int v0, int V, int K, 
     slow[e] = 0;
     if (v0 + i < V && first + j < K) {
       const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
-      slow[e] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at]) : reinterpret_cast<const float*>(state.data)[at];
+      slow[e] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at])
+                                : reinterpret_cast<const float*>(state.data)[at];
     }
   }
 #pragma unroll
@@ -146,7 +153,8 @@ FW_DEVICE void load_state(const StateRef& state, int v0, int V, int K, int lane,
           uint32_t words[kRows / 2];
           load_wide<kRows>(p + j * step, words);
 #pragma unroll
-          for (int i = 0; i < kRows; i += 2) column[i] = bf16_low(words[i / 2]), column[i + 1] = bf16_high(words[i / 2]);
+          for (int i = 0; i < kRows; i += 2)
+            column[i] = bf16_low(words[i / 2]), column[i + 1] = bf16_high(words[i / 2]);
         }
       }
 #pragma unroll
@@ -158,7 +166,8 @@ FW_DEVICE void load_state(const StateRef& state, int v0, int V, int K, int lane,
 }
 
 template <int kN, int kRows>
-FW_DEVICE void store_state_channels(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
+FW_DEVICE void store_state_channels(const StateRef& state, int v0, int V, int K, int lane,
+                                    const float (&s)[kRows][kN]) {
   const int first = lane * kN, size = state.bf16 != 0 ? 2 : 4;
   char* p = state.data + (v0 * state.stride_v + first) * size;
 #pragma unroll
@@ -168,7 +177,8 @@ FW_DEVICE void store_state_channels(const StateRef& state, int v0, int V, int K,
 }
 
 template <int kN, int kRows>
-FW_DEVICE void store_state_elements(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
+FW_DEVICE void store_state_elements(const StateRef& state, int v0, int V, int K, int lane,
+                                    const float (&s)[kRows][kN]) {
   const int first = lane * kN;
   float slow[kRows * kN];
 #pragma unroll
@@ -210,8 +220,8 @@ FW_DEVICE void store_state(const StateRef& state, int v0, int V, int K, int lane
   store_state_elements<kN, kRows>(state, v0, V, K, lane, s);
 }
 
-// Sums over the warp of kCount (a power of two, at most 32) numbers a lane: lane l gets that of number l kCount / 32. The order of a sum
-// does not depend on kCount.
+// Sums over the warp of kCount (a power of two, at most 32) numbers a lane: lane l gets that of number l kCount / 32.
+// The order of a sum does not depend on kCount.
 template <int kCount, int kMask = 16>
 FW_DEVICE float scattered_sum(const float (&x)[kCount], int lane) {
   if constexpr (kMask == 0) {
@@ -247,8 +257,8 @@ FW_DEVICE bool has_row(int lane) {
   return lane < 16 && lane % (16 / kRows) == 0;
 }
 
-// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row. The token's streams are
-// asked for where they are used: e(x), r(x), w(x) and alpha(x) fill this lane's channels.
+// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row. The
+// token's streams are asked for where they are used: e(x), r(x), w(x) and alpha(x) fill this lane's channels.
 template <int kN, int kRows, class Token>
 FW_DEVICE float token_step(const Token& token, float z, int lane, float (&s)[kRows][kN], float& o) {
   float sums[2 * kRows];

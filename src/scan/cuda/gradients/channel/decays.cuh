@@ -1,6 +1,6 @@
-// Channel decay: a chunk's log-decays on their way into the anchored streams' factors, and their gradient on its way out. Where they are logits (FusedGates)
-// the values are made on the way in, and the logits' gradient on the way out, in loops that are not unrolled: all that a work tile runs has to fit the
-// instruction cache.
+// Channel decay: a chunk's log-decays on their way into the anchored streams' factors, and their gradient on its way
+// out. Where they are logits (FusedGates) the values are made on the way in, and the logits' gradient on the way out.
+// The loops of that are not unrolled: all that a work tile runs has to fit the instruction cache.
 #pragma once
 
 #include "scan/cuda/gates/math.cuh"
@@ -9,9 +9,11 @@
 
 namespace fw::cuda {
 
-// In units of log 2. A row is at most 8 steps from its anchor: factors are at most 2^104. What should be nothing is 2^-13.
+// In units of log 2. A row is at most 8 steps from its anchor: factors are at most 2^104. What should be nothing is
+// 2^-13.
 inline constexpr float kLowestLog2Decay = -13.0f;
-// Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way is.
+// Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way
+// is.
 inline constexpr float kSteepDecay = -60.0f;
 
 // Of dG, its 8-column pieces exchanged so that fragments come to lie on different banks.
@@ -29,7 +31,8 @@ FW_DEVICE float* fused_sum(const GradientChunk<Shape>& c, int row, int channel) 
 FW_DEVICE float2 float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
 FW_DEVICE void store_float2(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
 
-// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those after it.
+// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those
+// after it.
 template <class Shape>
 struct RowGroup {
   int group, channel;
@@ -43,7 +46,8 @@ struct RowGroup {
   FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
 };
 
-// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is loaded a work tile ahead.
+// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is loaded a work tile
+// ahead.
 struct DecayWords {
   uint32_t words[8];
   GateScalars<2> own;  // where they are logits
@@ -51,19 +55,22 @@ struct DecayWords {
 // Where log-decays are logits: the laws of two channels of the work tile's head.
 struct DecayLaws {
   DecayLaw low, high;
-  FW_DEVICE DecayLaws(const GateLaw<float>& law, const GateScalars<2>& own) : low(law, own.bias[0], own.rate[0]), high(law, own.bias[1], own.rate[1]) {}
+  FW_DEVICE DecayLaws(const GateLaw<float>& law, const GateScalars<2>& own)
+      : low(law, own.bias[0], own.rate[0]), high(law, own.bias[1], own.rate[1]) {}
 };
 template <class Shape>
 FW_DEVICE GateScalars<2> decay_scalars(const ChannelChunk<Shape>& c, int work_tile, int channel) {
   const FusedGates& fused = c.args.problem.fused;
   return gate_scalars<2>(fused.a_log, fused.dt_bias, c.hv(work_tile), channel < c.args.problem.K ? channel : 0);
 }
-// The work tile's logits come into the L2 cache again, since they are wanted a second time at its end and others have come over them.
+// The work tile's logits come into the L2 cache again, since they are wanted a second time at its end and others have
+// come over them.
 template <class Shape>
 FW_DEVICE void prefetch_logits(const ChannelChunk<Shape>& c, int work_tile) {
   const Rows from = c.rows_at(c.args.problem.in.g, work_tile);
   const int row = (c.thread & 127) >> 1, at = (c.thread & 1) * 64;
-  if (c.thread < 128 && row < c.rows(work_tile) && at < c.args.problem.K) prefetch_line(from.data + 2 * (row * from.stride + at));
+  if (c.thread < 128 && row < c.rows(work_tile) && at < c.args.problem.K)
+    prefetch_line(from.data + 2 * (row * from.stride + at));
 }
 template <class Shape>
 FW_DEVICE DecayWords load_decay_words(const ChannelChunk<Shape>& c, int work_tile) {
@@ -82,7 +89,8 @@ FW_DEVICE DecayWords load_decay_words(const ChannelChunk<Shape>& c, int work_til
   return x;
 }
 template <class Shape>
-FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int work_tile, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
+FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int work_tile, const RowGroup<Shape>& at,
+                             const DecayWords& x, float2 (&g)[8]) {
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, work_tile);
   const bool pairs = c.pieces(kVec2G);
@@ -105,8 +113,8 @@ FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int work_tile, const 
   }
 }
 
-// The rows of log-decays. Where they are fused and one of the chunk is bounded keep_fused() has made them: in the place of their gradients, which are not
-// there yet.
+// The rows of log-decays. Where they are fused and one of the chunk is bounded keep_fused() has made them: in the place
+// of their gradients, which are not there yet.
 template <class Shape>
 FW_DEVICE Rows decay_rows(const ChannelChunk<Shape>& c, int work_tile) {
   return Shape::kFused ? c.rows_at(c.args.grads.d.g, work_tile) : c.rows_at(c.args.problem.in.g, work_tile);
@@ -161,8 +169,12 @@ struct GroupDecays {
   template <class Shape>
   FW_DEVICE void publish(const ChannelChunk<Shape>& c, const RowGroup<Shape>& at) const {
     store_float2(c.floats(Shape::kHalves) + at.group * Shape::kTileK + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
-    const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0, bounded = warp_ballot(lowest < kLowestLog2Decay) != 0;
-    if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = static_cast<float>(bounded ? Decays::kBounded : steep ? Decays::kSteep : Decays::kMild);
+    const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0,
+               bounded = warp_ballot(lowest < kLowestLog2Decay) != 0;
+    if (c.lane == 0)
+      c.floats(Shape::kWarpSums)[c.warp] = static_cast<float>(bounded ? Decays::kBounded
+                                                              : steep ? Decays::kSteep
+                                                                      : Decays::kMild);
   }
 };
 // The factors from the anchors to the rows, and the decays over 8 rows.
@@ -242,7 +254,8 @@ FW_DEVICE float2 later_groups(const GradientChunk<Shape>& c, int group, int chan
 }
 // What a bound on a log-decay leaves of its gradient.
 FW_DEVICE float2 bounded_share(float2 g) {
-  return make_float2(exp2_fast(min(log2_decay(g.x) - kLowestLog2Decay, 0.0f)), exp2_fast(min(log2_decay(g.y) - kLowestLog2Decay, 0.0f)));
+  return make_float2(exp2_fast(min(log2_decay(g.x) - kLowestLog2Decay, 0.0f)),
+                     exp2_fast(min(log2_decay(g.y) - kLowestLog2Decay, 0.0f)));
 }
 
 // dG summed from the rows of a group up to its last, with the tail as a part of the chunk's last row.
@@ -315,7 +328,8 @@ FW_DEVICE void store_channel_decay_gradient(const ChannelChunk<Shape>& c, int wo
   }
 }
 
-// The same of logits. What the thread sums stays its own, as do the logits, which it reads again, where the factors were.
+// The same of logits. What the thread sums stays its own, as do the logits, which it reads again, where the factors
+// were.
 template <class Shape>
 FW_DEVICE void sum_fused_gradient(const ChannelChunk<Shape>& c, int work_tile) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
@@ -351,7 +365,8 @@ FW_DEVICE void store_fused_gradient(const ChannelChunk<Shape>& c, int work_tile,
     for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
       const uint32_t word = c.word(Shape::kFactors, 8 * group + i, channel);
       const float2 sum = float2_at(fused_sum(c, 8 * group + i, channel));
-      const float2 low = decay_slopes<sigmoid.value>(laws.low, bf16_low(word)), high = decay_slopes<sigmoid.value>(laws.high, bf16_high(word));
+      const float2 low = decay_slopes<sigmoid.value>(laws.low, bf16_low(word)),
+                   high = decay_slopes<sigmoid.value>(laws.high, bf16_high(word));
       float2 d = i < limit ? make_float2(sum.x + later.x, sum.y + later.y) : make_float2(0, 0);
       if (bounded && i < limit) {
         const float2 share = bounded_share(load_decay_pair(c, out, 8 * group + i, channel));

@@ -1,4 +1,5 @@
-// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): delta rules without a preconditioner.
+// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): delta
+// rules without a preconditioner.
 #include "scan/cuda/gradients/channel/kernel.cuh"
 #include "scan/cuda/gradients/launchers.h"
 
@@ -8,9 +9,11 @@ namespace {
 template <int kTileK, bool kGates>
 void launch_fused(const GradientArgs& args, int64_t chunks, void* stream) {
   if (args.head_sums != nullptr) {
-    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, true>>(args, chunks, stream);
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, true>>(
+        args, chunks, stream);
   } else {
-    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, false>>(args, chunks, stream);
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, false>>(
+        args, chunks, stream);
   }
 }
 

@@ -1,6 +1,8 @@
-// The gradient kernel for channel decay. As that for scalar decay (gradients/general/kernel.cuh) up to dP and dT and from dr, de, dw on.
+// The gradient kernel for channel decay. As that for scalar decay (gradients/general/kernel.cuh) up to dP and dT and
+// from dr, de, dw on.
 //
-// Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
+// Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has
+// the places):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block; rows are read from       barrier(stage)               the same                  stages, kErase, kRead, kWrite
 //             memory by whoever needs them
@@ -14,7 +16,8 @@
 namespace fw::cuda {
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
+    channel_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
   ChannelChunk<Shape> c(args);
   begin_work_tiles(c);
   const auto load_words = [](const ChannelChunk<Shape>& at, int work_tile) {
@@ -47,7 +50,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   if constexpr (Shape::kMakesM) publish_precond_words(c, load_precond_words(c, 0));
 
   int work_tile = 0;
-  // What follows from the thread's number, and where registers are few from the work tile's, is made again from here on.
+  // What follows from the thread's number, and where registers are few from the work tile's, is made again from here
+  // on.
   const auto refresh = [&] {
     c.refresh();
     if (Shape::kTileK == 64) work_tile = c.noted_tile();
@@ -84,14 +88,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       load_channel_stage(c, (work_tile * c.value_blocks() + block) % Shape::kStages, ahead.work_tile, ahead.block);
     };
     // Of the work tile's last block; where M is made other tiles lie there until the work tile's end.
-    const auto last_stage = [&] { return (work_tile * c.value_blocks() + c.value_blocks() - 1) % Shape::kStages * Shape::kStageBytes; };
+    const auto last_stage = [&] {
+      return (work_tile * c.value_blocks() + c.value_blocks() - 1) % Shape::kStages * Shape::kStageBytes;
+    };
     StreamSums sums;
     {
       ChannelPairs<Shape> pairs;
       FW_NO_UNROLL
       for (int block = 0;; ++block) {
         refresh();
-        const int step = work_tile * c.value_blocks() + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
+        const int step = work_tile * c.value_blocks() + block, index = step % Shape::kStages,
+                  stage = index * Shape::kStageBytes;
         // What lives alongside the products in flight are few registers.
         constexpr bool kRoom = Shape::kTileK == 128 && Shape::kStreams;
         ChannelValueWords<Shape> words;
@@ -169,7 +176,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if constexpr (Shape::kMakesM) {
       const int row = c.thread - 6 * 32;
       if (c.warp == 4) store_chunk_share(c, work_tile);
-      if (row >= 0 && row < kChunk && row < c.rows(work_tile)) store_precond_share(c, work_tile, row, row_sum(c, 3, row), row_sum(c, 4, row));
+      if (row >= 0 && row < kChunk && row < c.rows(work_tile))
+        store_precond_share(c, work_tile, row, row_sum(c, 3, row), row_sum(c, 4, row));
       refresh();
     }
     if (c.thread < kChunk) {
@@ -198,7 +206,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       store_channel_decay_gradient(c, work_tile, bounded, d_g);
     }
     if constexpr (Shape::kMakesM) publish_precond_words(c, gates);
-    publish_beta(c, work_tile + 1, beta);  // before more is on its way: whatever waits for one of these loads waits for all
+    // before more is on its way: whatever waits for one of these loads waits for all
+    publish_beta(c, work_tile + 1, beta);
     constexpr bool kLast = Shape::kMakesM && Shape::kTileK == 64 && !Shape::kDelta;  // else there are too few registers
     if (!kLast) rows = load_words(c, work_tile + 1);
     if (Shape::kMakesM) load_ahead(c.value_blocks() - 1);  // later than the rows, which are wanted first
@@ -222,11 +231,15 @@ template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
-  const auto whole_or_absent = [](const TokenArg& tensor, int dim) { return tensor.data == nullptr || is_vec16(tensor, dim); };
+  const auto whole_or_absent = [](const TokenArg& tensor, int dim) {
+    return tensor.data == nullptr || is_vec16(tensor, dim);
+  };
   const bool gated = x.rule.write == Gate::kChannel;
-  const bool values = is_vec16(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (is_vec16(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
-  const unsigned channel_pieces = (is_vec16(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kVec16DThird : 0u) | (is_vec2(x.in.g, x.K) ? kVec2G : 0u) |
-                                  (is_vec2(d.g, x.K) ? kVec2DG : 0u) | (values ? kVec16Values : 0u);
+  const bool values = is_vec16(x.in.v, x.V) && whole_or_absent(d.v, x.V) &&
+                      (!gated || (is_vec16(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
+  const unsigned channel_pieces = (is_vec16(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kVec16DThird : 0u) |
+                                  (is_vec2(x.in.g, x.K) ? kVec2G : 0u) | (is_vec2(d.g, x.K) ? kVec2DG : 0u) |
+                                  (values ? kVec16Values : 0u);
   GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
   all.tma = Shape::kTma && make_tensor_map(args.d_o, args.shape.B, args.shape.T, x.HV / args.d_o.divisor, x.V, all.d_o);

@@ -1,5 +1,5 @@
-// Channel decay: the front of rows of any rule in any memory, and its gradients, where the products lie. What the streams were made of is
-// read once more for them.
+// Channel decay: the front of rows of any rule in any memory, and its gradients, where the products lie. What the
+// streams were made of is read once more for them.
 #pragma once
 
 #include "scan/cuda/gradients/channel/rows.cuh"
@@ -46,13 +46,15 @@ struct MixedRows {
   template <class Shape>
   static FW_DEVICE RareWords load_rare(const ChannelChunk<Shape>& c, int work_tile, int row) {
     const Problem& x = c.args.problem;
-    const int column = 8 * (c.thread % StreamLanes<Shape>::kLanes), last = c.rows(work_tile) - 1, t = row < last ? row : last;
+    const int column = 8 * (c.thread % StreamLanes<Shape>::kLanes), last = c.rows(work_tile) - 1,
+              t = row < last ? row : last;
     RareWords y;
     y.p = make_uint4(0, 0, 0, 0), y.b = make_uint4(kOnes, kOnes, kOnes, kOnes);
     FW_UNROLL
     for (int j = 0; j < 8; ++j) y.m[j] = 1;
     if (x.rule.uses_erase_key()) y.p = load_atom(c.rows_at(x.in.erase_key, work_tile), t, column, x.K);
-    if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) y.b = load_atom(c.rows_at(x.in.erase_gate, work_tile), t, column, x.K);
+    if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel)
+      y.b = load_atom(c.rows_at(x.in.erase_gate, work_tile), t, column, x.K);
     if (x.m != nullptr) load_channels(c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile), t, column, x.K, y.m);
     return y;
   }
@@ -79,7 +81,9 @@ struct MixedRows {
       FrontScalars<float> s;
       float kmk = 0;
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) s.q2 += raw.q[j] * raw.q[j], s.k2 += raw.k[j] * raw.k[j], s.p2 += raw.p[j] * raw.p[j], kmk += raw.m[j] * raw.k[j] * raw.k[j];
+      for (int j = 0; j < 8; ++j)
+        s.q2 += raw.q[j] * raw.q[j], s.k2 += raw.k[j] * raw.k[j], s.p2 += raw.p[j] * raw.p[j],
+            kmk += raw.m[j] * raw.k[j] * raw.k[j];
       if constexpr (Shape::kHalf) {
         s.q2 = words.squares[0].x, s.k2 = words.squares[0].y;
         words.squares[0] = words.squares[1];
@@ -113,8 +117,9 @@ struct MixedRows {
     }
   }
 
-  // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own erase key but for what row_scales() has a
-  // part in; q and k in the places of r and w; the sums of rows; the gradients of a channel erase gate and of M, the latter but for the normaliser's part.
+  // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own
+  // erase key but for what row_scales() has a part in. Q and k in the places of r and w; the sums of rows; the
+  // gradients of a channel erase gate and of M, the latter but for the normaliser's part.
   template <class Shape>
   static FW_DEVICE void finish_streams(ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {
     const Problem& x = c.args.problem;
@@ -123,7 +128,8 @@ struct MixedRows {
     const bool gated = rule.uses_erase_gate() && rule.erase == Gate::kChannel;
     uint32_t e_words[2][4];
     FW_UNROLL
-    for (int j = 0; j < 2 && Shape::kDelta; ++j) load_left(e_words[j], c.base + Shape::kErase, 16 * c.block_row(), 32 * c.group() + 16 * j, c.lane);
+    for (int j = 0; j < 2 && Shape::kDelta; ++j)
+      load_left(e_words[j], c.base + Shape::kErase, 16 * c.block_row(), 32 * c.group() + 16 * j, c.lane);
     sync_threads();  // -e and dP and dT have been read
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -162,7 +168,8 @@ struct MixedRows {
           store_float2(decay_sum(c, row, c.column() + 8 * j), d_g[0], d_g[1]);
           r_word = q_words[j], w_word = k_words[j];
           if (x.m != nullptr && valid)
-            store_pair(c.workspace_rows(WorkTile<Shape>::kDM, x.HV * x.K, work_tile), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
+            store_pair(c.workspace_rows(WorkTile<Shape>::kDM, x.HV * x.K, work_tile), row, c.column() + 8 * j, x.K,
+                       make_float2(dm[0], dm[1]));
         }
         store_row_sum(c, 0, row, q_dr), store_row_sum(c, 1, row, k_dr), store_row_sum(c, 5, row, k_dw);
       }
@@ -187,7 +194,8 @@ struct MixedRows {
           k_de += k * bde, q_de += q * bde, p_de += key * bde;
           sums.r[j][2 * half + i] += e_q * bde, sums.w[j][2 * half + i] += e_k * bde, de = e_p * bde;
         }
-        if (gated && valid && db_rows.data != nullptr) store_pair(db_rows, row, c.column() + 8 * j, x.K, make_float2(db[0], db[1]));
+        if (gated && valid && db_rows.data != nullptr)
+          store_pair(db_rows, row, c.column() + 8 * j, x.K, make_float2(db[0], db[1]));
       }
       store_row_sum(c, 2, row, k_de), store_row_sum(c, 3, row, q_de), store_row_sum(c, 4, row, p_de);
     }
@@ -205,7 +213,8 @@ struct MixedRows {
     const float z_v = c.floats(Shape::kZv)[row];
     d.z_v = first_half_alone(c, c.floats(Shape::kDZv)[row]);
     if (c.residual_gains() && gain_by_residual(z_v))
-      d.z_v = value_coefficient_gradient(d.z_v, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
+      d.z_v = value_coefficient_gradient(
+          d.z_v, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const bool valid = row < c.rows(work_tile);
     FrontScalars<float> ds;
@@ -216,7 +225,8 @@ struct MixedRows {
       if (valid) {
         store_gate<1>(c.rows_at(out.d.erase_gate, work_tile), rule.erase, row, 0, x.K, ds.erase);
         store_gate<1>(c.rows_at(out.d.write_gate, work_tile), rule.write, row, 0, x.V, ds.write);
-        for_all_scalars<Numbers::kExceptBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), row, y); }, out.d, ds);
+        for_all_scalars<Numbers::kExceptBeta>(
+            [&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), row, y); }, out.d, ds);
         if constexpr (!Shape::kHalf) {
           store_one(c.workspace_rows(WorkTile<Shape>::kDAlpha, x.HV, work_tile), row, ds.alpha_p * s.alpha_p);
           store_one(c.workspace_rows(WorkTile<Shape>::kDBeta, x.HV, work_tile), row, ds.beta_p);
@@ -245,8 +255,10 @@ struct MixedRows {
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const uint32_t q_word = c.fragment(Shape::kRead, half, j), k_word = c.fragment(Shape::kWrite, half, j);
-        q[2 * j] = sums.r[j][2 * half] + of.x * bf16_low(q_word), q[2 * j + 1] = sums.r[j][2 * half + 1] + of.x * bf16_high(q_word);
-        k[2 * j] = sums.w[j][2 * half] + of.y * bf16_low(k_word), k[2 * j + 1] = sums.w[j][2 * half + 1] + of.y * bf16_high(k_word);
+        q[2 * j] = sums.r[j][2 * half] + of.x * bf16_low(q_word),
+              q[2 * j + 1] = sums.r[j][2 * half + 1] + of.x * bf16_high(q_word);
+        k[2 * j] = sums.w[j][2 * half] + of.y * bf16_low(k_word),
+              k[2 * j + 1] = sums.w[j][2 * half + 1] + of.y * bf16_high(k_word);
       }
       if (normalised) {
         const Rows dm = c.workspace_rows(WorkTile<Shape>::kDM, x.HV * x.K, work_tile);
@@ -259,7 +271,8 @@ struct MixedRows {
           k[2 * j] += 2 * of.w * m[2 * j] * low, k[2 * j + 1] += 2 * of.w * m[2 * j + 1] * high;
           if (!valid) continue;
           const float2 before = load_pair(dm, row, c.column() + 8 * j, x.K);
-          store_pair(dm, row, c.column() + 8 * j, x.K, make_float2(before.x + of.w * low * low, before.y + of.w * high * high));
+          store_pair(dm, row, c.column() + 8 * j, x.K,
+                     make_float2(before.x + of.w * low * low, before.y + of.w * high * high));
         }
       }
       store(c, c.rows_at(out.d.q, work_tile), row, valid, q);
@@ -270,7 +283,8 @@ struct MixedRows {
       fragment_words(c, c.rows_at(x.in.erase_key, work_tile), work_tile, row, p);
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
-        y[2 * j] = sums.e[j][2 * half] + of.z * bf16_low(p[j]), y[2 * j + 1] = sums.e[j][2 * half + 1] + of.z * bf16_high(p[j]);
+        y[2 * j] = sums.e[j][2 * half] + of.z * bf16_low(p[j]),
+              y[2 * j + 1] = sums.e[j][2 * half + 1] + of.z * bf16_high(p[j]);
       }
       store(c, c.rows_at(out.d.erase_key, work_tile), row, valid, y);
     }
@@ -287,7 +301,8 @@ struct MixedRows {
 
   // As front_gates, but for beta; the means of averaged gates.
   template <int kLanes, class Shape>
-  static FW_DEVICE void rare_scalars(const ChannelChunk<Shape>& c, int work_tile, int t, int lane, FrontScalars<float>& s) {
+  static FW_DEVICE void rare_scalars(const ChannelChunk<Shape>& c, int work_tile, int t, int lane,
+                                     FrontScalars<float>& s) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const auto mean = [&](const TokenArg& from, int dim) {
@@ -298,14 +313,16 @@ struct MixedRows {
       return group_sum<kLanes>(sum) / static_cast<float>(dim);
     };
     load_gates<Numbers::kExceptBeta>(
-        rule, x.m != nullptr, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, work_tile), t, 0); }, x.in);
+        rule, x.m != nullptr, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, work_tile), t, 0); },
+        x.in);
     if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean(x.in.erase_gate, x.K);
     if (rule.write == Gate::kAveraged) s.write = mean(x.in.write_gate, x.V);
   }
 
   // A row's words in the products: columns c.column() + 8 j and the next; 0 past the last row. All lanes together.
   template <class Shape>
-  static FW_DEVICE void fragment_words(const ChannelChunk<Shape>& c, const Rows& rows, int work_tile, int row, uint32_t (&words)[4]) {
+  static FW_DEVICE void fragment_words(const ChannelChunk<Shape>& c, const Rows& rows, int work_tile, int row,
+                                       uint32_t (&words)[4]) {
     uint4 x = make_uint4(0, 0, 0, 0);
     if (row < c.rows(work_tile)) x = load_atom(rows, row, 32 * c.group() + 8 * (c.lane & 3), c.args.problem.K);
     words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
@@ -324,7 +341,8 @@ struct MixedRows {
     }
   }
   template <class Shape>
-  static FW_DEVICE void store(const ChannelChunk<Shape>& c, const Rows& rows, int row, bool valid, const float (&x)[8]) {
+  static FW_DEVICE void store(const ChannelChunk<Shape>& c, const Rows& rows, int row, bool valid,
+                              const float (&x)[8]) {
     store_fragment(c, rows, rows.data != nullptr && k256_rows(rows) && c.args.problem.K % 8 == 0, row, valid, x);
   }
 };

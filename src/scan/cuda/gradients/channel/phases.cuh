@@ -1,8 +1,8 @@
-// Channel decay. Rows are grouped in blocks of 16, each with an anchor between its eighth row and its ninth. The streams carry the
-// decay from the anchor to their row (r, e) or its inverse (w); the decay from one anchor to the next multiplies the accumulators as
-// a product walks over the blocks, its own block included; what the states give comes along as the outermost term, from the chunk's
-// start or end. For the inverse to be a number, decays of single tokens are bounded from below between pairs of rows (kLowestLog2Decay,
-// as prepare does), and nowhere else: unbound_states().
+// Channel decay. Rows are grouped in blocks of 16, each with an anchor between its eighth row and its ninth. The
+// streams carry the decay from the anchor to their row (r, e) or its inverse (w). The decay from one anchor to the next
+// multiplies the accumulators as a product walks over the blocks, its own block included. What the states give comes
+// along as the outermost term, from the chunk's start or end. For the inverse to be a number, decays of single tokens
+// are bounded from below between pairs of rows (kLowestLog2Decay, as prepare does), and nowhere else: unbound_states().
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace fw::cuda {
 
-// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's rows. Not more than a work tile ahead:
-// it would be gone again.
+// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's
+// rows. Not more than a work tile ahead: it would be gone again.
 template <class Shape>
 FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int work_tile) {
   if (!c.has(work_tile)) return;
@@ -62,8 +62,8 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
   }
 }
 
-// Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
-// (w, D (.) S0).
+// Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start
+// (r, e) or end (w, D (.) S0).
 template <class Shape>
 FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {
   if constexpr (Shape::kFused) keep_fused(c, work_tile);
@@ -77,7 +77,8 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int work_tile, Strea
       const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
       const float2 x = row < c.rows(work_tile) ? load_decay_pair(c, g, row, channel) : make_float2(0, 0);
       float* taken = up[j] + 2 * half;
-      taken[0] = max(kLowestLog2Decay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestLog2Decay - log2_decay(x.y), 0.0f);
+      taken[0] = max(kLowestLog2Decay - log2_decay(x.x), 0.0f),
+      taken[1] = max(kLowestLog2Decay - log2_decay(x.y), 0.0f);
       FW_UNROLL
       for (int delta = 4; delta < 32; delta *= 2) {
         const float a = shuffle_up(taken[0], delta), b = shuffle_up(taken[1], delta);
@@ -108,7 +109,8 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int work_tile, Strea
     }
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const float from_start = up[j][i] + (i % 2 == 0 ? before.x : before.y), to_end = (i % 2 == 0 ? whole.x : whole.y) - from_start;
+      const float from_start = up[j][i] + (i % 2 == 0 ? before.x : before.y),
+                  to_end = (i % 2 == 0 ? whole.x : whole.y) - from_start;
       sums.r[j][i] *= exp2_fast(-from_start);
       sums.e[j][i] *= exp2_fast(-from_start);
       sums.w[j][i] *= exp2_fast(min(-to_end, 0.0f));
@@ -144,8 +146,8 @@ FW_DEVICE int half_decay(int half) {
   return Shape::kHalves + half * Shape::kTileK * 4;
 }
 
-// The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row `block_row` of kTails.
-// A lane keeps half of its sums each time.
+// The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row
+// `block_row` of kTails. A lane keeps half of its sums each time.
 template <class Shape>
 FW_DEVICE void store_tails(const GradientChunk<Shape>& c, float (&x)[8]) {
   FW_UNROLL
@@ -176,8 +178,8 @@ FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const fl
   }
 }
 
-// The sums with what the rows of the chunk give each other, as seen from the anchors. Leaves in kTails the sums over the rows of each
-// block of w (.) the states' part of dw.
+// The sums with what the rows of the chunk give each other, as seen from the anchors. Leaves in kTails the sums over
+// the rows of each block of w (.) the states' part of dw.
 template <class Shape>
 FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   const int own = c.block_row(), first = 32 * c.group();

@@ -1,5 +1,5 @@
-// Channel decay: M of the preconditioner made by the gradient kernel, from A before each token (Problem::precond_rows), and the chunk's share of its
-// gradients (PrecondShare). D, the gradient of A, is D = 0 after the chunk; at a row it is
+// Channel decay: M of the preconditioner made by the gradient kernel, from A before each token (Problem::precond_rows),
+// and the chunk's share of its gradients (PrecondShare). D, the gradient of A, is D = 0 after the chunk; at a row it is
 //     D_t = sum over s >= t of exp(G_s - G_t) dM_s M'(A_s)          G: sums of the preconditioner's log-decay
 // one more product of a triangle by a tile, and the products' fragments have all that is made of it.
 #pragma once
@@ -8,19 +8,21 @@
 
 namespace fw::cuda {
 
-// Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came; G in units of log 2 (first the log-decays); the decay, the
-// gain beta kn^2, and kn^2 (RunGates); the head's center, in each place.
+// Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came. G in units of log 2
+// (first the log-decays); the decay, the gain beta kn^2, and kn^2 (RunGates); the head's center, in each place.
 template <class Shape>
 struct RowGateArrays {
   float *g, *beta, *log_decay, *decay, *gain, *kn2, *center;
   FW_DEVICE explicit RowGateArrays(const GradientChunk<Shape>& c) {
-    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, center = g + 384;
+    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320,
+    center = g + 384;
   }
 };
 // In log 2: a decay below it is 0 in float, and sums of 64 such steps keep their digits.
 inline constexpr float kLowestRowDecay = -127.0f;
 
-// The two gates of a row by a thread of warps 2 and 3, a work tile ahead, and the head's center: as load_beta(), with which they go.
+// The two gates of a row by a thread of warps 2 and 3, a work tile ahead, and the head's center: as load_beta(), with
+// which they go.
 struct PrecondWords {
   uint32_t g = 0, beta = 0;
   float center = 0;
@@ -31,7 +33,9 @@ FW_DEVICE PrecondWords load_precond_words(const ChannelChunk<Shape>& c, int work
   const Problem& p = c.args.problem;
   const int row = c.thread - 64;
   if (c.warp < 2 || c.warp > 3 || !c.has(work_tile)) return x;
-  if (row < c.rows(work_tile)) x.g = load_row_bits(c, p.in.precond_g, work_tile, row), x.beta = load_row_bits(c, p.in.precond_beta, work_tile, row);
+  if (row < c.rows(work_tile))
+    x.g = load_row_bits(c, p.in.precond_g, work_tile, row),
+    x.beta = load_row_bits(c, p.in.precond_beta, work_tile, row);
   if (p.rule.uses_precond_center()) x.center = global_memory(p.precond_center)[c.hv(work_tile) * p.center_stride];
   return x;
 }
@@ -58,7 +62,8 @@ FW_DEVICE RunGates precond_gates(const ChannelChunk<Shape>& c, int row, bool fir
   const float g = rows.g[row];
   const RunGates gates = run_gates(c.args.problem.rule, g, rows.beta[row], k2);
   if (first) {
-    rows.log_decay[row] = max(g * kLog2E, kLowestRowDecay), rows.decay[row] = gates.alpha, rows.gain[row] = gates.gain, rows.kn2[row] = gates.kn2;
+    rows.log_decay[row] = max(g * kLog2E, kLowestRowDecay), rows.decay[row] = gates.alpha, rows.gain[row] = gates.gain,
+    rows.kn2[row] = gates.kn2;
   }
   return gates;
 }
@@ -82,7 +87,8 @@ FW_DEVICE void sum_row_decays(const ChannelChunk<Shape>& c) {
   store_float2(RowGateArrays<Shape>(c).log_decay + 2 * c.lane, sum - steps.y, sum);
 }
 
-// Raw k and A before the rows as tiles, in the place of a stage that is used up: fragments of them straight from memory would be 16 bytes at a time.
+// Raw k and A before the rows as tiles, in the place of a stage that is used up: fragments of them straight from memory
+// would be 16 bytes at a time.
 template <class Shape>
 FW_DEVICE int key_tile(int stage) {
   return stage;
@@ -103,28 +109,34 @@ FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int work_tile, 
     const int column = 8 * (lane + kLanes * i);
     const bool valid = row < c.rows(work_tile) && column < c.args.problem.K;
     const uint32_t at = sw128_offset(row, column);
-    cp_async_16(c.base + key_tile<Shape>(stage) + at, valid ? keys.data + 2 * (row * keys.stride + column) : keys.data, valid);
-    cp_async_16(c.base + before_tile<Shape>(stage) + at, valid ? states.data + 2 * (row * states.stride + column) : states.data, valid);
+    cp_async_16(c.base + key_tile<Shape>(stage) + at, valid ? keys.data + 2 * (row * keys.stride + column) : keys.data,
+                valid);
+    cp_async_16(c.base + before_tile<Shape>(stage) + at,
+                valid ? states.data + 2 * (row * states.stride + column) : states.data, valid);
   }
   cp_async_commit();
 }
 
-// What dM M'(A), which lies in the factors' place but for slope_factor(), makes of D = 0: to dk what D adds to it without its normalisation, and the sums over
-// the columns of D (.) A before the row and of D (.) k^2. The fragments of k are left.
+// What dM M'(A), which lies in the factors' place but for slope_factor(), makes of D = 0: to dk what D adds to it
+// without its normalisation, and the sums over the columns of D (.) A before the row and of D (.) k^2. The fragments of
+// k are left.
 template <class Shape>
-FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4], float (&sums)[2][2]) {
+FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, int stage, float (&dk)[4][4],
+                                   uint32_t (&keys)[2][4], float (&sums)[2][2]) {
   const RowGateArrays<Shape> rows(c);
   const int own = 16 * c.block_row(), first = 32 * c.group();
   const float factor = slope_factor(c.all.precond);
   float d[4][4] = {};
-  // What the own 16 rows give each other; before the first of them it goes to those of the blocks before, the same for all of these but for a factor.
+  // What the own 16 rows give each other; before the first of them it goes to those of the blocks before, the same for
+  // all of these but for a factor.
   const float from[2] = {rows.log_decay[c.row()], rows.log_decay[c.row() + 8]};
   uint32_t t[4];
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
     const int row = c.row() + 8 * (i % 2), at = own + 2 * (c.lane & 3) + 8 * (i / 2);
     const float2 to = float2_at(rows.log_decay + at);
-    t[i] = pack_bf16(at >= row ? exp2_fast(to.x - from[i % 2]) : 0.0f, at + 1 >= row ? exp2_fast(to.y - from[i % 2]) : 0.0f);
+    t[i] = pack_bf16(at >= row ? exp2_fast(to.x - from[i % 2]) : 0.0f,
+                     at + 1 >= row ? exp2_fast(to.y - from[i % 2]) : 0.0f);
   }
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
@@ -137,7 +149,8 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, 
   if (c.lane < 4) {
     const float decay = rows.decay[own];
     FW_UNROLL
-    for (int j = 0; j < 4; ++j) store_float2(starts + c.block_row() * Shape::kTileK + 8 * j, decay * d[j][0], decay * d[j][1]);
+    for (int j = 0; j < 4; ++j)
+      store_float2(starts + c.block_row() * Shape::kTileK + 8 * j, decay * d[j][0], decay * d[j][1]);
   }
   named_barrier_sync(1 + c.group(), 128);
   FW_NO_UNROLL
@@ -146,7 +159,8 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, 
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const float2 x = float2_at(starts + block * Shape::kTileK + 8 * j);
-      d[j][0] = fmaf(low, x.x, d[j][0]), d[j][1] = fmaf(low, x.y, d[j][1]), d[j][2] = fmaf(high, x.x, d[j][2]), d[j][3] = fmaf(high, x.y, d[j][3]);
+      d[j][0] = fmaf(low, x.x, d[j][0]), d[j][1] = fmaf(low, x.y, d[j][1]), d[j][2] = fmaf(high, x.x, d[j][2]),
+      d[j][3] = fmaf(high, x.y, d[j][3]);
     }
   }
   uint32_t before[2][4];
@@ -176,11 +190,13 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int work_tile, 
     sums[half][0] *= factor, sums[half][1] *= factor;
   }
   // Of A before the chunk.
-  float* const to = global_memory(c.args.precond.sums) + static_cast<int64_t>(c.tile_index(again<Shape>(work_tile))) * c.args.problem.K + c.column();
+  float* const to = global_memory(c.args.precond.sums) +
+                    static_cast<int64_t>(c.tile_index(again<Shape>(work_tile))) * c.args.problem.K + c.column();
   const int limit = c.row() == 0 ? c.args.problem.K : 0;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    if (c.column() + 8 * j < limit) store_float2(to + 8 * j, factor * rows.decay[0] * d[j][0], factor * rows.decay[0] * d[j][1]);
+    if (c.column() + 8 * j < limit)
+      store_float2(to + 8 * j, factor * rows.decay[0] * d[j][0], factor * rows.decay[0] * d[j][1]);
   }
 }
 
@@ -192,11 +208,15 @@ FW_DEVICE float of_normalised_key(const ChannelChunk<Shape>& c, int row, float w
 }
 // By 64 threads, from that sum and that of D (.) A.
 template <class Shape>
-FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int work_tile, int row, float with_state, float with_key) {
+FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int work_tile, int row, float with_state,
+                                   float with_key) {
   const RowGateArrays<Shape> rows(c);
-  const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row], lo = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
-  char* const out = c.address(work_tile, WorkTile<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
-  *reinterpret_cast<float4*>(out) = make_float4(lo * gain, lo * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
+  const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row],
+              lo = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
+  char* const out = c.address(work_tile, WorkTile<Shape>::kShare) +
+                    row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
+  *reinterpret_cast<float4*>(out) =
+      make_float4(lo * gain, lo * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
   *reinterpret_cast<float2*>(out + 16) = make_float2(decay == 0 ? 0.0f : decay * with_state, kn2 * with_key);
 }
 // By a warp: the product of the decays, and of the sums that warps have left for the center.
@@ -204,7 +224,9 @@ template <class Shape>
 FW_DEVICE void store_chunk_share(const ChannelChunk<Shape>& c, int work_tile) {
   const PrecondShare& share = c.args.precond;
   const float sum = group_sum<Shape::kWarps>(c.floats(Shape::kOfCenter)[c.lane % Shape::kWarps]);
-  if (c.lane == 0) global_memory(share.products)[c.tile_index(again<Shape>(work_tile))] = exp2_fast(RowGateArrays<Shape>(c).log_decay[63]);
+  if (c.lane == 0)
+    global_memory(share.products)[c.tile_index(again<Shape>(work_tile))] =
+        exp2_fast(RowGateArrays<Shape>(c).log_decay[63]);
   if (c.lane == 0 && share.center != nullptr) global_memory(share.center)[c.tile_index(again<Shape>(work_tile))] = sum;
 }
 

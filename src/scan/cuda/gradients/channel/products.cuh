@@ -1,5 +1,6 @@
-// Channel decay: the products of a stage. Of two products with the same operand on the right, or none in common, half of the warpgroups make one each,
-// with twice the columns: a warpgroup reads all of its left operand however few columns it makes, and shared memory is what the products wait for.
+// Channel decay: the products of a stage. Of two products with the same operand on the right, or none in common, half
+// of the warpgroups make one each, with twice the columns. A warpgroup reads all of its left operand however few
+// columns it makes, and shared memory is what the products wait for.
 #pragma once
 
 #include "scan/cuda/gradients/channel/layout.cuh"
@@ -39,8 +40,8 @@ FW_DEVICE int half_column(const ChannelChunk<Shape>& c) {
   return c.group() % ChannelPairs<Shape>::kGroups * ChannelPairs<Shape>::kColumns;
 }
 
-// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. After it a fence and a barrier are
-// wanted.
+// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second.
+// After it a fence and a barrier are wanted.
 template <class Shape>
 FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
   constexpr int kTiles = ChannelPairs<Shape>::kTiles, kColumns = ChannelPairs<Shape>::kColumns;
@@ -61,10 +62,12 @@ FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
   float d[kTiles][4];
   fence_async_shared();  // what was copied and written for this
   if (makes_p(c, 0)) {
-    if (c.args.v_is_dz) return named_barrier_sync(1 + c.group(), 128);  // as often as the others, else racecheck loses count
+    // as often as the others, else racecheck loses count
+    if (c.args.v_is_dz) return named_barrier_sync(1 + c.group(), 128);
     FW_UNROLL
     for (int j = 0; j < kTiles; ++j) {
-      const uint32_t low = c.fragment_at(stage + Shape::kV, 0, atom, j), high = c.fragment_at(stage + Shape::kV, 1, atom, j);
+      const uint32_t low = c.fragment_at(stage + Shape::kV, 0, atom, j),
+                     high = c.fragment_at(stage + Shape::kV, 1, atom, j);
       d[j][0] = bf16_low(low), d[j][1] = bf16_high(low), d[j][2] = bf16_low(high), d[j][3] = bf16_high(high);
     }
     keep(flat(d));
@@ -87,10 +90,11 @@ FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
   }
 }
 
-// Adds a stage's values to the products; until finish_channel_products() nothing touches them. meanwhile(): work in their midst, since a warp waits where it
-// starts a product after those of all other warps.
+// Adds a stage's values to the products; until finish_channel_products() nothing touches them. meanwhile(): work in
+// their midst, since a warp waits where it starts a product after those of all other warps.
 template <class Shape, class Meanwhile>
-FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, StreamSums& sums, ChannelPairs<Shape>& pairs, const Meanwhile& meanwhile) {
+FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, StreamSums& sums,
+                                      ChannelPairs<Shape>& pairs, const Meanwhile& meanwhile) {
   const uint32_t at = c.base + stage, states = at + key_columns(c);
   wgmma_fence();
   start_product<32, false, true, false, true>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
@@ -99,8 +103,8 @@ FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, S
   start_product<32, false, true, false, true>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
   FW_UNROLL
   for (int i = 0; i < ChannelPairs<Shape>::kProducts; ++i) {
-    start_product<ChannelPairs<Shape>::kColumns, false, false, false, true>(flat(pairs.x[i]), at + (makes_p(c, i) ? Shape::kOut : Shape::kV),
-                                                                            at + Shape::kW + 128 * half_column(c));
+    start_product<ChannelPairs<Shape>::kColumns, false, false, false, true>(
+        flat(pairs.x[i]), at + (makes_p(c, i) ? Shape::kOut : Shape::kV), at + Shape::kW + 128 * half_column(c));
   }
   wgmma_commit();
 }
@@ -127,7 +131,8 @@ FW_DEVICE void store_block_pairs(const ChannelChunk<Shape>& c, const ChannelPair
       for (int half = 0; half < 2; ++half) {
         const int row = c.row() + 8 * half;
         const float* x = pairs.x[i][j] + 2 * half;
-        c.fragment_at(p ? Shape::kP : Shape::kA, half, half_column(c) / 8, j) = pack_bf16(row > column ? x[0] : 0.0f, row > column + 1 ? x[1] : 0.0f);
+        c.fragment_at(p ? Shape::kP : Shape::kA, half, half_column(c) / 8, j) =
+            pack_bf16(row > column ? x[0] : 0.0f, row > column + 1 ? x[1] : 0.0f);
         if (p && row == column) c.floats(Shape::kDiagonal)[row] = x[0];
         if (p && row == column + 1) c.floats(Shape::kDiagonal)[row] = x[1];
       }

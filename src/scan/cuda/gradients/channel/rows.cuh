@@ -1,5 +1,6 @@
-// Channel decay: the front of rows whose streams are q and k times a scale per row, e also times a gate a channel (kGates) or a row of its own (kOwnKey), and
-// its gradients, where the products lie. What such streams were before they were anchored stays in registers.
+// Channel decay: the front of rows whose streams are q and k times a scale per row, and its gradients, where the
+// products lie. e is also multiplied by a gate a channel (kGates), or is a row of its own (kOwnKey). What such streams
+// were before they were anchored stays in registers.
 #pragma once
 
 #include "scan/cuda/front/token_scalars.cuh"
@@ -26,7 +27,8 @@ FW_DEVICE const TokenArg& third_row(const TokenArgs& tensors) {
   return tensors.erase_gate;
 }
 
-// q, k, the third row and M (or what it is made of) of the row and the two atoms of it that a thread has, a work tile ahead.
+// q, k, the third row and M (or what it is made of) of the row and the two atoms of it that a thread has, a work tile
+// ahead.
 struct RowWords {
   uint4 q[2], k[2], third[2], before[2];
   float m[2][8];
@@ -77,7 +79,8 @@ FW_DEVICE bool on_read(const Rule& r) {
 
 // M of the words, made where it was not read.
 template <class Shape>
-FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, int row, bool first, float k2, float (&m)[2][8]) {
+FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, int row, bool first, float k2,
+                          float (&m)[2][8]) {
   if constexpr (Shape::kMakesM) {
     const RunGates gates = precond_gates(c, row, first, k2);
     const PrecondMap<float> map = precond_of(c);
@@ -107,7 +110,8 @@ FW_DEVICE uint4 fused_third(const ChannelChunk<Shape>& c, int work_tile, int row
   if constexpr (Shape::kFused && Shape::kGates) {
     const uint4 values = fused_gates(c.args.problem.fused.erase_gate.factor, words);
     const Rows to = c.rows_at(third_row<Shape>(c.args.grads.d), work_tile);
-    if (row < c.rows(work_tile) && column < c.args.problem.K) *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
+    if (row < c.rows(work_tile) && column < c.args.problem.K)
+      *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
     return values;
   } else {
     return words;
@@ -143,8 +147,8 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, const R
     q_k = group_sum<kLanes>(q_k);
   }
   s.beta = c.work_tile_floats(Shape::kBeta, work_tile)[row];
-  FrontCoefs<float> f =
-      plain_gain(x.rule) ? front_coefs(rule_of_rows<Shape, false>(x.rule), x.scale, s) : front_coefs(rule_of_rows<Shape, true>(x.rule), x.scale, s);
+  FrontCoefs<float> f = plain_gain(x.rule) ? front_coefs(rule_of_rows<Shape, false>(x.rule), x.scale, s)
+                                           : front_coefs(rule_of_rows<Shape, true>(x.rule), x.scale, s);
   if (row >= c.rows(work_tile)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -180,8 +184,9 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, const R
   }
 }
 
-// What finish_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
-// of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
+// What finish_streams() leaves besides:
+// - r and w as they were (where there are too few registers: in their places in memory),
+// - the sums over rows of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
 struct StreamParts {
   uint32_t r[2][4], w[2][4], third[2][4];
   float m[2][8], sums[2][3];
@@ -191,7 +196,8 @@ struct StreamParts {
 template <class Shape>
 FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int work_tile, StreamParts& parts) {
   constexpr uint32_t kNone = Shape::kOwnKey ? 0 : 0x3f803f80;
-  const Rows third = c.rows_at(third_row<Shape>(Shape::kFused && Shape::kGates ? c.args.grads.d : c.args.problem.in), work_tile);
+  const Rows third =
+      c.rows_at(third_row<Shape>(Shape::kFused && Shape::kGates ? c.args.grads.d : c.args.problem.in), work_tile);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
@@ -199,7 +205,8 @@ FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int work_tile, StreamPar
     const char* p = third.data + 2 * (row * third.stride + c.column());
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      parts.third[half][j] = valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kNone;
+      parts.third[half][j] =
+          valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kNone;
     }
   }
 }
@@ -209,8 +216,9 @@ FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int work_tile, int half, i
   const Problem& x = c.args.problem;
   const Rows m = c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
-  return row < c.rows(work_tile) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
-                                                 : make_float2(1, 1);
+  return row < c.rows(work_tile) && column < x.K
+             ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
+             : make_float2(1, 1);
 }
 template <class Shape>
 FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int work_tile, StreamParts& parts) {
@@ -224,10 +232,11 @@ FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int work_tile, StreamParts& 
   }
 }
 
-// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_scales() has a part in, and the third row's
-// gradient.
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what
+// stream_row_scales() has a part in, and the third row's gradient.
 template <class Shape>
-FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[maybe_unused]] int stage, StreamSums& sums, StreamParts& parts) {
+FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[maybe_unused]] int stage, StreamSums& sums,
+                              StreamParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   if constexpr (Shape::kMakesM) {
@@ -235,7 +244,8 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
     cp_async_wait<0>();
   }
   FW_UNROLL
-  for (int j = 0; j < 2 && Shape::kDelta; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
+  for (int j = 0; j < 2 && Shape::kDelta; ++j)
+    load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
   const bool reads = on_read<Shape>(c.args.problem.rule);
   FW_UNROLL
@@ -266,7 +276,8 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
         const uint32_t third = Shape::kThirdRow ? parts.third[half][tile] : 0;
         float2 m_pair = make_float2(1, 1);
         if (Shape::kPrecond && !Shape::kMakesM)
-          m_pair = Shape::kTileK == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, work_tile, half, tile);
+          m_pair = Shape::kTileK == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1])
+                                        : load_m(c, work_tile, half, tile);
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
@@ -275,13 +286,15 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
           raw_r[k] = at_r * inverse, raw_w[k] = at_w * factor;
           d_g[k] = fmaf(at_r, dr, -(at_w * dw));
           if (Shape::kDelta) d_g[k] = fmaf(value(e_words[j / 2][i]), de, d_g[k]);
-          parts.sums[half][0] = fmaf(at_r, dr, parts.sums[half][0]), parts.sums[half][1] = fmaf(at_w, dw, parts.sums[half][1]);
+          parts.sums[half][0] = fmaf(at_r, dr, parts.sums[half][0]),
+          parts.sums[half][1] = fmaf(at_w, dw, parts.sums[half][1]);
           dr = fmaf(diagonal, at_w, dr) * factor, dw = fmaf(diagonal, at_r, dw) * inverse;
           if constexpr (Shape::kMakesM) {  // r is left without M, w not at all
             const RowGateArrays<Shape> gates(c);
             const int of_row = c.row() + 8 * half;
             raw_w[k] = value(keys[i]);
-            const float shifted = step_precond(gates.decay[of_row], gates.gain[of_row], raw_w[k], value(before[i]), map.eps);
+            const float shifted =
+                step_precond(gates.decay[of_row], gates.gain[of_row], raw_w[k], value(before[i]), map.eps);
             const SquashedPoint p = squashed_point(map, shifted);
             if (reads) {
               d_m[k] = dr * (raw_r[k] * p.slope);
@@ -318,12 +331,16 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
           const int at_row = c.row() + 8 * half, at_column = c.column() + 8 * tile;
           if (at_row < c.rows(work_tile) && at_column < c.args.problem.K) {
             const Rows out = c.workspace_rows(WorkTile<Shape>::kDM, c.args.problem.HV * c.args.problem.K, work_tile);
-            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + at_column), d_m[0], d_m[1]);
+            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + at_column),
+                         d_m[0], d_m[1]);
           }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
-        (Shape::kPartsInPlace ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
-        if constexpr (!Shape::kMakesM) (Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
+        (Shape::kPartsInPlace ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) =
+            pack_bf16(raw_r[0], raw_r[1]);
+        if constexpr (!Shape::kMakesM)
+          (Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) =
+              pack_bf16(raw_w[0], raw_w[1]);
       }
     }
   }
@@ -376,13 +393,15 @@ FW_DEVICE void stream_row_scales(const ChannelChunk<Shape>& c, int work_tile, in
     of_r = of.x * inverse_or_zero(r_q), of_w = of.y * inverse_or_zero(w_k);
   }
   coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
-  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= scalar_slope(x.fused.beta, c.work_tile_floats(Shape::kBeta, work_tile)[row]);
+  if constexpr (!Shape::kPrecond && !Shape::kHalf)
+    dbeta *= scalar_slope(x.fused.beta, c.work_tile_floats(Shape::kBeta, work_tile)[row]);
   if (row < c.rows(work_tile)) store_one(c.rows_at(c.args.grads.d.beta, work_tile), row, dbeta);
 }
 
 // dq, dk and the gradient of the third row.
 template <class Shape>
-FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int work_tile, const StreamSums& d, const StreamParts& parts) {
+FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int work_tile, const StreamSums& d,
+                                      const StreamParts& parts) {
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, work_tile), dk = c.rows_at(out.d.k, work_tile);
   const Rows d_third = Shape::kThirdRow ? c.rows_at(third_row<Shape>(out.d), work_tile) : Rows{};
@@ -395,7 +414,9 @@ FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int work_til
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const uint32_t r = Shape::kPartsInPlace ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
-      const uint32_t w = Shape::kMakesM ? parts.k[half][j] : Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
+      const uint32_t w = Shape::kMakesM         ? parts.k[half][j]
+                         : Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, j)
+                                                : parts.w[half][j];
       x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];

@@ -35,22 +35,27 @@ FW_DEVICE uint32_t load_beta(const ChannelChunk<Shape>& c, int work_tile) {
   const TokenArg& beta = c.args.problem.in.beta;
   const bool bf16 = beta.bf16 != 0;
   const int row = c.thread - 64;
-  if (c.warp < 2 || c.warp > 3 || !c.has(work_tile) || !c.args.problem.rule.uses_beta() || row >= c.rows(work_tile)) return bf16 ? 0x3f80u : 0x3f800000u;  // 1
+  // 1
+  if (c.warp < 2 || c.warp > 3 || !c.has(work_tile) || !c.args.problem.rule.uses_beta() || row >= c.rows(work_tile))
+    return bf16 ? 0x3f80u : 0x3f800000u;
   return load_row_bits(c, beta, work_tile, row);
 }
 template <class Shape>
 FW_DEVICE void publish_beta(const ChannelChunk<Shape>& c, int work_tile, uint32_t bits) {
-  if (c.warp == 2 || c.warp == 3) c.work_tile_floats(Shape::kBeta, work_tile)[c.thread - 64] = value_of_bits(c.args.problem.in.beta.bf16 != 0, bits);
+  if (c.warp == 2 || c.warp == 3)
+    c.work_tile_floats(Shape::kBeta, work_tile)[c.thread - 64] = value_of_bits(c.args.problem.in.beta.bf16 != 0, bits);
 }
 
 // Lanes over the rows of a stage: as ValueLanes where there are registers for that.
 template <class Shape>
 struct ChannelLanes {
-  static constexpr int kColumns = Shape::kTileK == 128 ? 8 : 4, kLanes = kValueBlock / kColumns, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
+  static constexpr int kColumns = Shape::kTileK == 128 ? 8 : 4, kLanes = kValueBlock / kColumns,
+                       kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
   static_assert(Shape::kTileK == 64 || kPasses == 1);
   int row, in_block, column;
   FW_DEVICE ChannelLanes(const ChannelChunk<Shape>& c, int block, int pass) {
-    row = c.thread / kLanes + pass * kRows, in_block = c.thread % kLanes * kColumns, column = block * kValueBlock + in_block;
+    row = c.thread / kLanes + pass * kRows, in_block = c.thread % kLanes * kColumns,
+    column = block * kValueBlock + in_block;
   }
 };
 template <int kColumns>
@@ -80,7 +85,8 @@ FW_DEVICE bool channel_write_gate(const Rule& r) {
   return Shape::kStreams ? Shape::kGates : r.write == Gate::kChannel;
 }
 
-// v, if it is wanted (wants_values()), and a channel write gate of a pass, where they and their gradients are in pieces.
+// v, if it is wanted (wants_values()), and a channel write gate of a pass, where they and their gradients are in
+// pieces.
 template <class Shape>
 struct ChannelValueWords {
   ChannelWords<ChannelLanes<Shape>::kColumns> v, gate;
@@ -98,18 +104,22 @@ struct ChannelValueWords {
   }
 };
 
-// dv, the channel write gate's gradient, and the rows' sums over all blocks of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient.
+// dv, the channel write gate's gradient, and the rows' sums over all blocks of v (.) c (.) dz, or of R (.) dz where
+// that makes the gain's gradient.
 template <class Shape>
-FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
+FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, int block, int pass, int stage,
+                                  const ChannelValueWords<Shape>& words) {
   using Lanes = ChannelLanes<Shape>;
   const Problem& x = c.args.problem;
   const bool gated = channel_write_gate<Shape>(x.rule);
   const Lanes at(c, block, pass);
-  const char *dz_at = c.memory + stage + Shape::kV + sw128_offset(at.row, at.in_block), *r_at = dz_at - Shape::kV + Shape::kW;
+  const char *dz_at = c.memory + stage + Shape::kV + sw128_offset(at.row, at.in_block),
+             *r_at = dz_at - Shape::kV + Shape::kW;
   float sum = 0;
   if (at.row < c.rows(work_tile) && at.column < x.V) {
     const float z_v = c.floats(Shape::kZv)[at.row];
-    const Rows dv = c.rows_at(c.args.grads.d.v, work_tile), dc = gated ? c.rows_at(c.args.grads.d.write_gate, work_tile) : Rows{};
+    const Rows dv = c.rows_at(c.args.grads.d.v, work_tile),
+               dc = gated ? c.rows_at(c.args.grads.d.write_gate, work_tile) : Rows{};
     if (c.pieces(kVec16Values)) {
       ChannelWords<Lanes::kColumns> dz, of_v, of_gate, factor = words.v;
       dz.load(dz_at);
@@ -144,7 +154,8 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int work_tile, i
       const Rows from = c.rows_at(x.in.v, work_tile), gates = gated ? c.rows_at(x.in.write_gate, work_tile) : Rows{};
       FW_NO_UNROLL
       for (int j = 0; j < Lanes::kColumns && at.column + j < x.V; ++j) {
-        const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j]) : load_element(from, at.row, at.column + j);
+        const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j])
+                                 : load_element(from, at.row, at.column + j);
         float gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f, slope = 1;
         if constexpr (Shape::kFused) {
           const FusedPair fused = fused_pair(x.fused.write_gate.factor, bf16_bits(gate));

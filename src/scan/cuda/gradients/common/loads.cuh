@@ -5,7 +5,9 @@
 
 namespace fw::cuda {
 
-FW_DEVICE uint4 pack_8(const float (&x)[8]) { return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])); }
+FW_DEVICE uint4 pack_8(const float (&x)[8]) {
+  return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+}
 
 // Two neighbouring channels.
 FW_DEVICE float2 load_pair(const Rows& rows, int64_t t, int i, int limit) {

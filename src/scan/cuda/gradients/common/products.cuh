@@ -44,7 +44,8 @@ FW_DEVICE void add_state_dots(const GradientChunk<Shape>& c, int stage, float2& 
   const int row = c.thread / Shape::kPairs * 8, channel = c.thread % Shape::kPairs * 2;
   FW_UNROLL
   for (int i = 0; i < 8; ++i) {
-    const uint32_t s = c.word(stage + Shape::kState, row + i, channel), d = c.word(stage + Shape::kDState, row + i, channel);
+    const uint32_t s = c.word(stage + Shape::kState, row + i, channel),
+                   d = c.word(stage + Shape::kDState, row + i, channel);
     sum.x += bf16_low(s) * bf16_low(d);
     sum.y += bf16_high(s) * bf16_high(d);
   }

@@ -15,8 +15,9 @@ constexpr int kThreads = 256;
 
 // A warp has one token and key head, a lane kN neighbouring channels.
 template <int kN>
-__global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const __grid_constant__ TokenArg in, int dim, const __grid_constant__ TokenArg out,
-                                                                 const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
+__global__ void __launch_bounds__(kThreads, 4)
+    sum_groups_kernel(const __grid_constant__ TokenArg in, int dim, const __grid_constant__ TokenArg out,
+                      const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
   const Rows from{static_cast<char*>(in.data), dim, in.bf16};
   rows = static_cast<unsigned>(tokens_there(sequences, rows / H)) * H;
   const unsigned step = grid_size_x() * (kThreads / 32), T = sequences.T > 0 ? static_cast<unsigned>(sequences.T) : 1;
@@ -46,8 +47,8 @@ void sum_groups(const Problem& x, const TokenArg& in, int32_t dim, const TokenAr
   const int64_t rows = x.tokens * x.H;
   const int64_t blocks = 16 * int64_t{sm_count()};
   const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), blocks))};
-  launch(k256 ? sum_groups_kernel<4> : sum_groups_kernel<1>, grid, kThreads, 0, stream, in, dim, out, x.sequences, static_cast<unsigned>(rows),
-         static_cast<unsigned>(x.H), x.group);
+  launch(k256 ? sum_groups_kernel<4> : sum_groups_kernel<1>, grid, kThreads, 0, stream, in, dim, out, x.sequences,
+         static_cast<unsigned>(rows), static_cast<unsigned>(x.H), x.group);
 }
 
 }  // namespace fw::cuda

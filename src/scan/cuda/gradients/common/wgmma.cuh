@@ -1,5 +1,5 @@
-// The products of a chunk that contract over tokens or values, as products of warpgroups whose operands lie in shared memory: R, dR, dZ,
-// dP, dT and what the states give dr, de, dw. A warpgroup makes all 64 rows of its group's columns.
+// The products of a chunk that contract over tokens or values, as products of warpgroups whose operands lie in shared
+// memory: R, dR, dZ, dP, dT and what the states give dr, de, dw. A warpgroup makes all 64 rows of its group's columns.
 #pragma once
 
 #include "scan/cuda/gradients/common/products.cuh"
@@ -7,22 +7,27 @@
 
 namespace fw::cuda {
 
-// wgmma_descriptor() of this swizzle, its halves apart: steps add to the lower one alone, and the compiler makes them without carries.
+// wgmma_descriptor() of this swizzle, its halves apart: steps add to the lower one alone, and the compiler makes them
+// without carries.
 FW_DEVICE uint64_t join_descriptor(uint32_t low) { return static_cast<uint64_t>(0x40000000u | 1024 >> 4) << 32 | low; }
 
-// d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right: tile [column][summed], or its transpose.
+// d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right:
+// tile [column][summed], or its transpose.
 // kHalves: with join_descriptor().
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kHalves = false>
 FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
-  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
+  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024),
+                 b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {  // addresses count units of 16 bytes
     if constexpr (kHalves) {
       const uint32_t left_low = static_cast<uint32_t>(a) + (kLeftTransposed ? 128 : 2) * k,
                      right_low = static_cast<uint32_t>(b) + (kRightTransposed ? 128 : 2) * k;
-      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, join_descriptor(left_low), join_descriptor(right_low), !kFresh || k > 0);
+      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, join_descriptor(left_low), join_descriptor(right_low),
+                                                            !kFresh || k > 0);
     } else {
-      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k, b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
+      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k,
+                                                            b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
     }
   }
 }
@@ -46,8 +51,8 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
   return 128 * pair_column(c);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR), where it is not dZ already and W not R. Ends with a
-// barrier.
+// In a stage W becomes R = A W. V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR). This holds
+// where V is not dZ already and W not R. Ends with a barrier.
 template <class Shape>
 FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
@@ -58,7 +63,8 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
     if (c.args.v_is_dz) {
       float r[kTiles][4];
       wgmma_fence();
-      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
+                                                                  columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
       keep(flat(r));
@@ -77,9 +83,12 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
   }
   keep(flat(d));
   wgmma_fence();
-  start_product<kColumns, true, true, false, Shape::kChannel>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
+  start_product<kColumns, true, true, false, Shape::kChannel>(flat(d), c.base + Shape::kP,
+                                                              columns + stage + Shape::kOut);
   constexpr bool kTogether = Shape::kDelta && kTiles == 2;  // else there are too few registers
-  if (kTogether) start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+  if (kTogether)
+    start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
+                                                                columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
@@ -89,7 +98,8 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
     store_tile(c, Shape::kDR, d);
     if (!kTogether) {
       wgmma_fence();
-      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
+                                                                  columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
     }
@@ -116,10 +126,12 @@ FW_DEVICE void start_value_products(const WorkTile<Shape>& c, int stage, StreamS
   const uint32_t at = c.base + stage, states = at + key_columns(c), r_rows = at + Shape::kW + value_rows_from(c);
   wgmma_fence();
   start_product<32, false, true, false, Shape::kChannel>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
-  if (Shape::kDelta) start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  if (Shape::kDelta)
+    start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
   start_product<32, false, true, false, Shape::kChannel>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
   start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.p), at + Shape::kOut, r_rows);
-  if (Shape::kDelta) start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
+  if (Shape::kDelta)
+    start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>

@@ -1,5 +1,5 @@
-// Where a block of a gradient kernel stands. A block stays on its processor and takes every grid-th chunk; its "work tiles" count them. The tiles and rows of
-// later work tiles are on the way while it computes.
+// Where a block of a gradient kernel stands. A block stays on its processor and takes every grid-th chunk; its "work
+// tiles" count them. The tiles and rows of later work tiles are on the way while it computes.
 #pragma once
 
 #include "rule/tokens.h"
@@ -10,16 +10,19 @@
 
 namespace fw::cuda {
 
-// What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a token, a lane each: inputs and, in the
-// same order, gradients, but for those of the preconditioner's gates, which other kernels make of kDAlpha and kDBeta; then the rest. Four work tiles.
+// What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a
+// token, a lane each. The tensors are the inputs and, in the same order, the gradients. Those of the preconditioner's
+// gates are not there: other kernels make them of kDAlpha and kDBeta. Then the rest. Four work tiles.
 inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
-static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients && static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
+static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients &&
+              static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
 inline constexpr int kCoordEntries = 32, kCoordScalars = 4, kPlacesBytes = 4 * (8 * kCoordEntries + 4 * kCoordScalars);
 
 // Whether the rules of a shape have gain_by_residual().
 enum class Residuals { kNever, kOfRule, kAlways };
 
-// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams(), mixed_streams() and gain_by_residual() of the rule.
+// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams(), mixed_streams() and gain_by_residual()
+// of the rule.
 enum kVec16 : unsigned {
   kVec16V = 1,
   kVec16DOut = 2,
@@ -36,9 +39,12 @@ struct GradientKernelArgs {
   GradientArgs gradients;
   int64_t tiles = 0;  // of this launch: chunks times value heads; with TilesReady those from `last` downwards
   unsigned last = 0;
-  bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
-  unsigned pieces = 0;          // bits of kVec16
-  int heads_log2 = 0;           // value heads that a block takes one after the other, a power of 2: those of a key head where it adds them up, else one
+  // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
+  bool more = false;
+  unsigned pieces = 0;  // bits of kVec16
+  // value heads that a block takes one after the other, a power of 2: those of a key head where it adds them up, else
+  // one
+  int heads_log2 = 0;
   PrecondMap<float> precond{};  // without the center, where M is made
   TensorMap d_o{};              // rows of dO, if TMA loads them
   bool tma = false;             // whether it does
@@ -54,12 +60,13 @@ struct WorkTile : GradientChunk<Shape> {
     blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
   }
 
-  // The work tile's tile, a chunk and value head: every grid-th, or of every grid-th run of 2^heads_log2 all. Alongside a scan from the last on, as they come
-  // out of it, but heads of a run in their order.
+  // The work tile's tile, a chunk and value head: every grid-th, or of every grid-th run of 2^heads_log2 all. Alongside
+  // a scan from the last on, as they come out of it, but heads of a run in their order.
   FW_DEVICE unsigned tile_index(int work_tile) const {
     const bool from_end = Shape::kFollows && this->args.ready.made != nullptr;
     if constexpr (Shape::kSumsHeads) {
-      const unsigned run = block_index_x() + (static_cast<unsigned>(work_tile) >> all.heads_log2) * grid_size_x(), most = (1u << all.heads_log2) - 1;
+      const unsigned run = block_index_x() + (static_cast<unsigned>(work_tile) >> all.heads_log2) * grid_size_x(),
+                     most = (1u << all.heads_log2) - 1;
       const unsigned first = run << all.heads_log2;
       return (from_end ? all.last - most - first : first) + (static_cast<unsigned>(work_tile) & most);
     } else {
@@ -70,18 +77,22 @@ struct WorkTile : GradientChunk<Shape> {
   FW_DEVICE int64_t tile(int work_tile) const { return tile_index(work_tile); }
   FW_DEVICE bool has(int work_tile) const {
     const unsigned shift = Shape::kSumsHeads ? static_cast<unsigned>(all.heads_log2) : 0;
-    return block_index_x() + (static_cast<unsigned>(work_tile) >> shift) * grid_size_x() < static_cast<unsigned>(all.tiles) >> shift;
+    return block_index_x() + (static_cast<unsigned>(work_tile) >> shift) * grid_size_x() <
+           static_cast<unsigned>(all.tiles) >> shift;
   }
-  // Where the host knows only how many chunks there may be, tiles after the last one are computed as chunks without rows: nothing of them is stored that
-  // anybody reads. (To ask in has() whether there is a chunk takes registers that kernels do not have.)
+  // Where the host knows only how many chunks there may be, tiles after the last one are computed as chunks without
+  // rows: nothing of them is stored that anybody reads. (To ask in has() whether there is a chunk takes registers that
+  // kernels do not have.)
   FW_DEVICE bool there(int chunk) const {
     const SequenceArg& s = this->args.problem.sequences;
     return s.bounded == 0 || chunk < s.chunk_base[s.N];
   }
 
-  // Of four work tiles, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
-  // first row lies of every tensor of a token.
-  FW_DEVICE int* place(int work_tile) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + kCoordScalars * (work_tile & 3); }
+  // Of four work tiles, so that one can be looked up while slower threads are still with an earlier one: value head,
+  // tokens, and where the first row lies of every tensor of a token.
+  FW_DEVICE int* place(int work_tile) const {
+    return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + kCoordScalars * (work_tile & 3);
+  }
   FW_DEVICE int hv(int work_tile) const { return place(work_tile)[0]; }
   FW_DEVICE int rows(int work_tile) const { return place(work_tile)[1]; }
   // The first row in the tensors, for TMA.
@@ -89,10 +100,12 @@ struct WorkTile : GradientChunk<Shape> {
   FW_DEVICE int batch(int work_tile) const { return place(work_tile)[3]; }
   static constexpr int first(int /*work tile*/) { return 0; }
   FW_DEVICE char** addresses(int work_tile) const {
-    return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 16 * kCoordScalars) + kCoordEntries * (work_tile & 3);
+    return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 16 * kCoordScalars) +
+           kCoordEntries * (work_tile & 3);
   }
-  static constexpr int kGradients = kPlaceInputs, kOutputGradient = kGradients + kPlaceGradients, kM = kOutputGradient + 1, kDM = kM + 1, kDAlpha = kM + 2,
-                       kDBeta = kM + 3, kShare = kM + 4, kBefore = kM + 5, kNoDecayState = kM + 6;  // NoDecayState
+  static constexpr int kGradients = kPlaceInputs, kOutputGradient = kGradients + kPlaceGradients,
+                       kM = kOutputGradient + 1, kDM = kM + 1, kDAlpha = kM + 2, kDBeta = kM + 3, kShare = kM + 4,
+                       kBefore = kM + 5, kNoDecayState = kM + 6;  // NoDecayState
   static_assert(kNoDecayState < kCoordEntries);
 
   // By a warp: returns once the scan has left all of the work tile's tile.
@@ -117,7 +130,8 @@ struct WorkTile : GradientChunk<Shape> {
     const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), own = this->lane;
     const bool exists = there(chunk);
     const int n = exists ? sequence_of_chunk(s, chunk) : 0;
-    const int from = exists ? (chunk - first_chunk(s, n)) * kChunk : 0, left = exists ? sequence_length(s, n) - from : 0;
+    const int from = exists ? (chunk - first_chunk(s, n)) * kChunk : 0,
+              left = exists ? sequence_length(s, n) - from : 0;
     // Rows are clamped to the last one, which without rows is the one in front: of token 1 there is one.
     const int64_t token = exists ? first_token(s, n) + from : 1;
     const bool anchored = Shape::kNoDecayFix && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
@@ -125,12 +139,17 @@ struct WorkTile : GradientChunk<Shape> {
     if (anchored && left <= kChunk) wait_for_scan(index - heads);
     char* at = nullptr;
     if (own <= kOutputGradient) {
-      const TokenArg& a = own < kGradients ? (&x.in.q)[own] : own < kOutputGradient ? (&every.grads.d.q)[own - kGradients] : every.d_o;
+      const TokenArg& a = own < kGradients        ? (&x.in.q)[own]
+                          : own < kOutputGradient ? (&every.grads.d.q)[own - kGradients]
+                                                  : every.d_o;
       const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? token : from;
       const int64_t element = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head / a.divisor) * a.stride_h;
       if (a.data != nullptr) at = static_cast<char*>(a.data) + element * (a.bf16 != 0 ? 2 : 4);
     } else if (own <= kDBeta) {
-      const float* data = own == kM ? x.m : own == kDM ? every.grads.dm : own == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
+      const float* data = own == kM        ? x.m
+                          : own == kDM     ? every.grads.dm
+                          : own == kDAlpha ? every.grads.dalpha_p
+                                           : every.grads.dbeta_p;
       const int64_t row = own == kM ? token * x.H + head / x.group : token * x.HV + head;
       if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (own <= kDM ? row * x.K : row)));
     } else if (own == kShare && every.precond.rows != nullptr) {
@@ -158,11 +177,15 @@ struct WorkTile : GradientChunk<Shape> {
   FW_DEVICE Rows rows_at(const TokenArg& tensor, int work_tile) const {
     if (!Shape::kChannel && tensor.data == nullptr) return {};
     const int64_t in = &tensor - &this->args.problem.in.q, out = &tensor - &this->args.grads.d.q;
-    const int entry = &tensor == &this->args.d_o ? kOutputGradient : in >= 0 && in < kGradients ? static_cast<int>(in) : kGradients + static_cast<int>(out);
+    const int entry = &tensor == &this->args.d_o   ? kOutputGradient
+                      : in >= 0 && in < kGradients ? static_cast<int>(in)
+                                                   : kGradients + static_cast<int>(out);
     return {address(work_tile, entry), tensor.stride_t, tensor.bf16};
   }
   // float32 [tokens, stride]
-  FW_DEVICE Rows workspace_rows(int entry, int stride, int work_tile) const { return {address(work_tile, entry), stride, 0}; }
+  FW_DEVICE Rows workspace_rows(int entry, int stride, int work_tile) const {
+    return {address(work_tile, entry), stride, 0};
+  }
   FW_DEVICE FrontRows front(int work_tile) const {
     const TokenArgs& in = this->args.problem.in;
     FrontRows f;
@@ -174,20 +197,26 @@ struct WorkTile : GradientChunk<Shape> {
   }
   FW_DEVICE bool pieces(unsigned which) const { return Shape::kWhole || (all.pieces & which) != 0; }
   FW_DEVICE bool residual_gains() const {
-    return Shape::kResiduals == Residuals::kAlways || (Shape::kResiduals == Residuals::kOfRule && (all.pieces & kGainByResidual) != 0);
+    return Shape::kResiduals == Residuals::kAlways ||
+           (Shape::kResiduals == Residuals::kOfRule && (all.pieces & kGainByResidual) != 0);
   }
-  // Whether v is wanted for more than rows without a gain: R makes the gain's gradient, or else v (.) dz does, and that makes the log-decay's of NoDecayState.
+  // Whether v is wanted for more than rows without a gain: R makes the gain's gradient, or else v (.) dz does, and that
+  // makes the log-decay's of NoDecayState.
   FW_DEVICE bool wants_values() const { return Shape::kNoDecayFix || !residual_gains(); }
-  FW_DEVICE float* work_tile_floats(int offset, int work_tile) const { return this->floats(offset) + 64 * (work_tile & 1); }
+  FW_DEVICE float* work_tile_floats(int offset, int work_tile) const {
+    return this->floats(offset) + 64 * (work_tile & 1);
+  }
 
   // Barriers: of the stages, of A and P, of q and k of two work tiles.
   FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }
   FW_DEVICE uint64_t* key_barrier(int work_tile) const { return this->barrier(Shape::kStages + 1 + (work_tile & 1)); }
-  static FW_DEVICE int key_offset(int work_tile) { return Shape::kStreams && (work_tile & 1) != 0 ? Shape::kKeyBytes : 0; }
+  static FW_DEVICE int key_offset(int work_tile) {
+    return Shape::kStreams && (work_tile & 1) != 0 ? Shape::kKeyBytes : 0;
+  }
 };
 
-// Of shapes with half of K above 128 (kernels.h: K256Half), of a row: by how much dq and dk grow with q and k. Leaves what this half makes of it, and returns
-// that with the first half's.
+// Of shapes with half of K above 128 (kernels.h: K256Half), of a row: by how much dq and dk grow with q and k. Leaves
+// what this half makes of it, and returns that with the first half's.
 template <class Shape>
 FW_DEVICE float2 join_half_slopes(const WorkTile<Shape>& c, int work_tile, int row, bool stores, float2 own) {
   using Chunk = WorkTile<Shape>;
@@ -195,7 +224,9 @@ FW_DEVICE float2 join_half_slopes(const WorkTile<Shape>& c, int work_tile, int r
   const K256Half& half = c.args.half;
   const int HV = c.args.problem.HV;
   float *const to_q = reinterpret_cast<float*>(c.address(work_tile, Chunk::kDAlpha)), *const to_k =
-                                                                                          reinterpret_cast<float*>(c.address(work_tile, Chunk::kDBeta));
+                                                                                          reinterpret_cast<float*>(
+                                                                                              c.address(work_tile,
+                                                                                                        Chunk::kDBeta));
   if (stores && to_q != nullptr) to_q[row * HV] = own.x, to_k[row * HV] = own.y;
   if (!half.second || half.q == nullptr) return own;
   const int64_t at = to_q - c.args.grads.dalpha_p + row * HV;
@@ -212,8 +243,9 @@ struct ValueStep {
   }
 };
 
-// A kernel that begins alongside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too. What it reads
-// ahead was there before the scan, which waited before it launched this; and of the scan what the counters say. The next kernel is the same with other tiles.
+// A kernel that begins alongside the scan does so at its start, and this at its end: what comes after it on the stream
+// comes after the scan, too. What it reads ahead was there before the scan, which waited before it launched this; and
+// of the scan what the counters say. The next kernel is the same with other tiles.
 template <class Shape>
 FW_DEVICE void begin_work_tiles(const WorkTile<Shape>& c) {
   if (Shape::kFollows && c.all.more) grid_dependency_launch_first();

@@ -1,8 +1,10 @@
-// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradients/scalar/kernel.cuh): from what the scans left (tiles.h) and
-// the raw inputs of a chunk and value head, the gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over
-// values stay in registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
+// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradients/scalar/kernel.cuh).
+// From what the scans left (tiles.h) and the raw inputs of a chunk and value head it makes the gradients of the raw
+// inputs (recurrence.md 5). All value blocks go through the stages first; the products over values stay in registers.
+// Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 //
-// Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
+// Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has
+// the places):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block, rows of q and k          barrier(stage), key_barrier  the same                  stages, kRead, kWrite
 //   0         thread 0 loads A and P of the first work tile,       pairs_barrier                pairs_barrier             kA, kP
@@ -17,7 +19,8 @@
 namespace fw::cuda {
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
+    general_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
   WorkTile<Shape> c(args);
   begin_work_tiles(c);
   if (c.thread == 0) {
@@ -128,7 +131,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_
 
 template <class Shape>
 void launch_general_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_gradients<Shape>(general_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
+  launch_gradients<Shape>(general_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream,
+                          {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
 }
 
 }  // namespace fw::cuda

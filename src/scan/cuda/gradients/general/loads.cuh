@@ -6,12 +6,15 @@
 
 namespace fw::cuda {
 
-FW_DEVICE bool k256_rows(const Rows& x) { return x.bf16 != 0 && x.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0; }
+FW_DEVICE bool k256_rows(const Rows& x) {
+  return x.bf16 != 0 && x.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
+}
 
 // 64 rows x kColumns columns from `column` on into a tile. What can be copied as it is comes without waiting:
 // returns whether.
 template <int kColumns, class Shape>
-FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k256, int work_tile, int column, int limit, int to) {
+FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k256, int work_tile, int column,
+                             int limit, int to) {
   constexpr int kAtoms = kColumns / 8;
   const int rows = c.rows(work_tile);
   FW_UNROLL
@@ -19,7 +22,8 @@ FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k2
     const int row = item / kAtoms, in_tile = item % kAtoms * 8;
     const bool valid = from.data != nullptr && row < rows && column + in_tile < limit;
     if (k256) {
-      cp_async_16(c.base + to + sw128_offset(row, in_tile), valid ? from.data + 2 * (row * from.stride + column + in_tile) : from.data, valid);
+      cp_async_16(c.base + to + sw128_offset(row, in_tile),
+                  valid ? from.data + 2 * (row * from.stride + column + in_tile) : from.data, valid);
       continue;
     }
     float x[8] = {};
@@ -35,7 +39,8 @@ FW_DEVICE unsigned stage_arrivals(const WorkTile<Shape>& c) {
   return 4 + (Shape::kTma && c.all.tma ? 1 : Shape::kThreads);
 }
 
-// Tile number `chunk_tile` of each kind and the rows of dO, of a value block. TMA may load rows of the next sequence (clear_next_rows()).
+// Tile number `chunk_tile` of each kind and the rows of dO, of a value block. TMA may load rows of the next sequence
+// (clear_next_rows()).
 template <class Shape>
 FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_tile, int block, int64_t chunk_tile) {
   const GradientArgs& x = c.args;
@@ -54,12 +59,12 @@ FW_DEVICE void load_stage_tiles(const WorkTile<Shape>& c, int stage, int work_ti
     if (c.thread != 4 * 32) return;
     mbarrier_expect(barrier, kTensorBytes);
     const int head = c.hv(work_tile), divisor = x.d_o.divisor;
-    tensor_load(c.memory + at_stage + Shape::kOut, c.all.d_o, block * kValueBlock, divisor == 1 ? head : head / divisor, c.token(work_tile), c.batch(work_tile),
-                barrier);
+    tensor_load(c.memory + at_stage + Shape::kOut, c.all.d_o, block * kValueBlock, divisor == 1 ? head : head / divisor,
+                c.token(work_tile), c.batch(work_tile), barrier);
     return;
   }
-  const bool copied =
-      load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, work_tile), c.pieces(kVec16DOut), work_tile, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
+  const bool copied = load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, work_tile), c.pieces(kVec16DOut), work_tile,
+                                                 block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
   copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
 }
 
@@ -70,7 +75,8 @@ FW_DEVICE void clear_next_rows(const WorkTile<Shape>& c, int stage, int work_til
     const int rows = c.rows(work_tile);
     if (!c.all.tma || rows == kChunk || c.args.problem.sequences.offsets == nullptr) return;
     for (int item = c.thread; item < kChunk * 8; item += Shape::kThreads) {
-      if (item / 8 >= rows) *reinterpret_cast<uint4*>(c.memory + stage + Shape::kOut + 16 * item) = make_uint4(0, 0, 0, 0);
+      if (item / 8 >= rows)
+        *reinterpret_cast<uint4*>(c.memory + stage + Shape::kOut + 16 * item) = make_uint4(0, 0, 0, 0);
     }
     fence_async_shared();
     sync_threads();
@@ -100,8 +106,11 @@ FW_DEVICE void load_keys(const WorkTile<Shape>& c, int work_tile) {
   const Problem& x = c.args.problem;
   const int to = Shape::kRaw + c.key_offset(work_tile);
   const Rows q = c.rows_at(x.in.q, work_tile), k = c.rows_at(x.in.k, work_tile);
-  bool copied = load_row_tile<Shape::kTileK>(c, q, Shape::kStreams || (k256_rows(q) && x.K % 8 == 0), work_tile, 0, x.K, to);
-  copied = load_row_tile<Shape::kTileK>(c, k, Shape::kStreams || (k256_rows(k) && x.K % 8 == 0), work_tile, 0, x.K, to + Shape::kStateBytes) && copied;
+  bool copied =
+      load_row_tile<Shape::kTileK>(c, q, Shape::kStreams || (k256_rows(q) && x.K % 8 == 0), work_tile, 0, x.K, to);
+  copied = load_row_tile<Shape::kTileK>(c, k, Shape::kStreams || (k256_rows(k) && x.K % 8 == 0), work_tile, 0, x.K,
+                                        to + Shape::kStateBytes) &&
+           copied;
   if (copied) {
     cp_async_arrive(c.key_barrier(work_tile));
   } else {
@@ -144,7 +153,8 @@ FW_DEVICE float2 load_row_scales(const WorkTile<Shape>& c, int work_tile) {
   const Problem& p = c.args.problem;
   const int rows = c.rows(work_tile);
   if (c.warp < 4) {
-    if (p.rule.uses_beta() && c.thread - 64 < rows) x.x = load_element(c.rows_at(p.in.beta, work_tile), c.thread - 64, 0);
+    if (p.rule.uses_beta() && c.thread - 64 < rows)
+      x.x = load_element(c.rows_at(p.in.beta, work_tile), c.thread - 64, 0);
     return x;
   }
   const int row = 2 * c.lane;

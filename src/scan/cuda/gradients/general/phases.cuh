@@ -1,4 +1,5 @@
-// Scalar decay, and none: the decay between two rows is a factor of their entry in dP and dT. The phases of a chunk up to dr, de, dw.
+// Scalar decay, and none: the decay between two rows is a factor of their entry in dP and dT. The phases of a chunk up
+// to dr, de, dw.
 #pragma once
 
 #include "scan/cuda/gradients/common/wgmma.cuh"
@@ -12,7 +13,8 @@ struct ValueLanes {
   static constexpr int kLanes = kValueBlock / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
 };
 
-// Sums over a row's values: of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient (gain_by_residual()). v_dz: with unscaled keys, of v (.) dz.
+// Sums over a row's values: of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient
+// (gain_by_residual()). v_dz: with unscaled keys, of v (.) dz.
 struct ValueSums {
   float gain = 0, v_dz = 0;
 };
@@ -33,7 +35,8 @@ struct ValueWords {
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (k256 && row < c.rows(work_tile) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
+      if (k256 && row < c.rows(work_tile) && column < x.V)
+        v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
     }
   }
 };
@@ -72,7 +75,8 @@ FW_DEVICE void value_rows(const WorkTile<Shape>& c, int work_tile, int block, in
       FW_UNROLL
       for (int j = 0; j < 8; ++j) sums[i].v_dz += v[j] * dz[j];
     }
-    if (residual) unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + sw128_offset(row, in_block)), v);
+    if (residual)
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + sw128_offset(row, in_block)), v);
     if (gated) {
       float gate[8], y[8];
       load_channels(c.rows_at(x.in.write_gate, work_tile), t, column, x.V, gate);
@@ -97,7 +101,9 @@ FW_DEVICE void value_rows(const WorkTile<Shape>& c, int work_tile, int block, in
   }
 }
 
-FW_DEVICE float dot_words(uint32_t x, uint32_t y, float sum) { return sum + bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y); }
+FW_DEVICE float dot_words(uint32_t x, uint32_t y, float sum) {
+  return sum + bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y);
+}
 FW_DEVICE float dot_16_bytes(const uint4& x, const uint4& y, float sum) {
   return dot_words(x.w, y.w, dot_words(x.z, y.z, dot_words(x.y, y.y, dot_words(x.x, y.x, sum))));
 }
@@ -109,26 +115,31 @@ FW_DEVICE float dot_states(const WorkTile<Shape>& c, int stage, float sum) {
   FW_UNROLL
   for (int i = 0; i < Shape::kStateBytes / 16 / Shape::kThreads; ++i) {
     const char* at = s + 16 * Shape::kThreads * i;
-    sum = dot_16_bytes(*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + Shape::kStateBytes), sum);
+    sum = dot_16_bytes(*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + Shape::kStateBytes),
+                       sum);
   }
   return sum;
 }
 
-// dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is <S_C, D_C> and the sum over the rows
-// after of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 work tiles the state around at
-// every token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where
-// nothing cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
+// dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is
+// <S_C, D_C> and the sum over the rows after of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as
+// <S, D> where keys are alike and a gain above 1 turns the state around at every token. The terms alternate and cancel,
+// and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where
+// nothing cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by
+// less than this, in log2 ...
 inline constexpr float kNoDecay = -20.0f;
-// ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de. Where hardly anything decays states
-// grow, and what one chunk's rows leave out of that is too much: above this it is <S, D> as the scans have left both, where a sequence has a second chunk.
+// ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de.
+// Where hardly anything decays states grow, and what one chunk's rows leave out of that is too much. Above this bound
+// it is <S, D> as the scans have left both, where a sequence has a second chunk.
 inline constexpr float kNoDecayScans = -1.0f;
 
-// With unscaled keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
-// [blocks, 64, kTileK] as the scans left them. Else by the chunk's own rows.
+// With unscaled keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its
+// start, which the one before has: [blocks, 64, kTileK] as the scans left them. Else by the chunk's own rows.
 template <class Shape>
 struct NoDecayState {
-  const char* state = nullptr;           // by the scans
-  bool still = false, at_start = false;  // still: dG of a row is r.dr - z.dz; at_start: <S, D> is that at the chunk's start
+  const char* state = nullptr;  // by the scans
+  // still: dG of a row is r.dr - z.dz; at_start: <S, D> is that at the chunk's start
+  bool still = false, at_start = false;
 
   FW_DEVICE NoDecayState(const WorkTile<Shape>& c, int work_tile) {
     if constexpr (!Shape::kNoDecayFix) return;
@@ -152,14 +163,17 @@ struct NoDecayWords {
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) {
       words[i] = make_uint4(0, 0, 0, 0);
-      if (still.by_scans()) words[i] = *reinterpret_cast<const uint4*>(still.state + block * Shape::kStateBytes + 16 * (c.thread + Shape::kThreads * i));
+      if (still.by_scans())
+        words[i] = *reinterpret_cast<const uint4*>(still.state + block * Shape::kStateBytes +
+                                                   16 * (c.thread + Shape::kThreads * i));
     }
   }
   // And of the sum of it (.) D or S of the stage.
   FW_DEVICE float dot(const WorkTile<Shape>& c, const NoDecayState<Shape>& still, int stage, float sum) const {
     const char* with = c.memory + stage + (still.at_start ? Shape::kState : Shape::kDState) + 16 * c.thread;
     FW_UNROLL
-    for (int i = 0; i < kWords; ++i) sum = dot_16_bytes(words[i], *reinterpret_cast<const uint4*>(with + 16 * Shape::kThreads * i), sum);
+    for (int i = 0; i < kWords; ++i)
+      sum = dot_16_bytes(words[i], *reinterpret_cast<const uint4*>(with + 16 * Shape::kThreads * i), sum);
     return sum;
   }
 };
@@ -199,7 +213,8 @@ FW_DEVICE void store_decayed_pairs(const WorkTile<Shape>& c, int work_tile, cons
       float p[2], t[2];
       FW_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const float fall = g_row[half] - (i == 0 ? g_column.x : g_column.y), factor = exp2_fast(fall < 0.0f ? fall : 0.0f);
+        const float fall = g_row[half] - (i == 0 ? g_column.x : g_column.y),
+                    factor = exp2_fast(fall < 0.0f ? fall : 0.0f);
         p[i] = row > column + i ? pairs.p[j][2 * half + i] * factor : 0.0f;
         t[i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
         if (row == column + i) c.floats(Shape::kDiagonal)[row] = pairs.p[j][2 * half + i];
@@ -210,8 +225,8 @@ FW_DEVICE void store_decayed_pairs(const WorkTile<Shape>& c, int work_tile, cons
   }
 }
 
-// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows (NoDecayState): of r (.) that of dr
-// and e (.) that of de.
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows
+// (NoDecayState): of r (.) that of dr and e (.) that of de.
 template <class Shape>
 FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSums& sums, bool by_rows) {
   const int r_tile = Shape::kRead + c.key_offset(work_tile), w_tile = Shape::kWrite + c.key_offset(work_tile);
@@ -279,7 +294,9 @@ FW_DEVICE void store_decay_gradient(const WorkTile<Shape>& c, int work_tile) {
   float tail = 0;
   FW_UNROLL
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
-  store_decay_gradient(c, work_tile, decay_gradient(c, work_tile, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail));
+  store_decay_gradient(
+      c, work_tile,
+      decay_gradient(c, work_tile, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail));
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,5 @@
-// Scalar decay: the front of rows and its gradients, elementwise, for any rule and any memory; pieces of it for the other kernels.
+// Scalar decay: the front of rows and its gradients, elementwise, for any rule and any memory; pieces of it for the
+// other kernels.
 #pragma once
 
 #include "scan/cuda/gradients/general/phases.cuh"
@@ -16,13 +17,15 @@ FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool k256, int64_t t, bool valid, const float (&x)[8]) {
+FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool k256, int64_t t, bool valid,
+                              const float (&x)[8]) {
   const int limit = c.args.problem.K;
   if (k256) {
     uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
     transpose_quad(w, c.lane);
     const int column = 32 * c.group() + 8 * (c.lane & 3);
-    if (valid && column < limit) *reinterpret_cast<uint4*>(out.data + 2 * (t * out.stride + column)) = make_uint4(w[0], w[1], w[2], w[3]);
+    if (valid && column < limit)
+      *reinterpret_cast<uint4*>(out.data + 2 * (t * out.stride + column)) = make_uint4(w[0], w[1], w[2], w[3]);
     return;
   }
   if (!valid || out.data == nullptr) return;
@@ -56,7 +59,8 @@ struct RareRow {
       m[2 * j] = m[2 * j + 1] = 1, b[j] = kOnes, p[j] = 0;
       q[j] = c.fragment(Shape::kRaw, half, j), k[j] = c.fragment(Shape::kRaw + Shape::kStateBytes, half, j);
     }
-    if (front.m != nullptr && valid) {  // another thread may write dM over M of the row that stands for one beyond the end
+    // another thread may write dM over M of the row that stands for one beyond the end
+    if (front.m != nullptr && valid) {
       const Rows rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -109,8 +113,11 @@ struct GeneralRows {
       FW_UNROLL
       for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
       if (x.rule.uses_erase_key()) load_channels(front.erase_key, t, 8 * lane, x.K, raw.p);
-      if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(front.erase_gate, t, 8 * lane, x.K, raw.b);
-      if (front.m != nullptr) load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K, raw.m);
+      if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel)
+        load_channels(front.erase_gate, t, 8 * lane, x.K, raw.b);
+      if (front.m != nullptr)
+        load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K,
+                      raw.m);
       const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
       FrontCoefs<float> f = coefficients(x, s);
       if constexpr (Shape::kUnscaled) f = unscaled_coefs(f).primed;
@@ -145,7 +152,8 @@ struct GeneralRows {
           row(chunk.row() + 8 * at),
           half(at),
           diagonal(chunk.floats(Shape::kDiagonal)[chunk.row() + 8 * at]),
-          rare(chunk, front, chunk.first(work_tile) + min(row, chunk.rows(work_tile) - 1), row < chunk.rows(work_tile), at) {}
+          rare(chunk, front, chunk.first(work_tile) + min(row, chunk.rows(work_tile) - 1), row < chunk.rows(work_tile),
+               at) {}
     FW_DEVICE uint32_t word(int tile, int j) const { return c.fragment(tile, half, j); }
     FW_DEVICE RawKeyRow<2> raw(int j) const { return rare.pair(j); }
     // dr, de, dw of two columns.
@@ -176,7 +184,8 @@ struct GeneralRows {
         const FrontCoefs<float> f = key_coefficient_gradients(x, row.raw(j), row.gradients(j));
         sums[0] += f.r_q, sums[1] += f.r_k, sums[2] += f.e_k, sums[3] += f.e_q, sums[4] += f.e_p, sums[5] += f.w_k;
         const uint32_t r = row.word(Shape::kRead, j), w = row.word(Shape::kWrite, j);
-        sums[6] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1] - bf16_low(w) * d.w[j][i] - bf16_high(w) * d.w[j][i + 1];
+        sums[6] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1] - bf16_low(w) * d.w[j][i] -
+                   bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kDelta) continue;
         const uint32_t e = row.word(Shape::kErase, j);
         sums[6] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
@@ -191,7 +200,8 @@ struct GeneralRows {
     const Rule& rule = x.rule;
     const HeadGradients& out = c.args.grads;
     FrontCoefs<float> d;
-    d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
+    d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row),
+    d.e_p = row_sum(c, 4, row);
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
     float d_g = row_sum(c, 6, row);
@@ -209,9 +219,11 @@ struct GeneralRows {
     if constexpr (Shape::kUnscaled) {
       unscaled = unscaled_coefs(coefficients(x, s)), of_unscaled_coefs(d, unscaled.a, unscaled.b);
     } else if (residual) {
-      d.z_v = value_coefficient_gradient(r_dz, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
+      d.z_v = value_coefficient_gradient(
+          r_dz, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
     }
-    FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
+    FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d)
+                                               : front_coefs_vjp(rule, x.scale, s, d);
     if (Shape::kUnscaled && residual) ds.beta = unscaled_gain_gradient(r_dz, unscaled.a, unscaled.b, s.beta);
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(work_tile)) return;

@@ -1,4 +1,5 @@
-// gradients() of kernels.h for rules with scalar or constant decay, or none: the kernel of rows that are streams, and the general one.
+// gradients() of kernels.h for rules with scalar or constant decay, or none: the kernel of rows that are streams, and
+// the general one.
 #include "scan/cuda/gradients/general/kernel.cuh"
 #include "scan/cuda/gradients/launchers.h"
 #include "scan/cuda/gradients/scalar/kernel.cuh"
@@ -8,11 +9,13 @@ namespace {
 
 template <int kTileK, bool kDelta, RowM kM, ScalarGain kGain>
 void launch_kernel(const GradientArgs& args, int64_t chunks, void* stream) {
-  if constexpr (kDelta && kM == RowM::kNone && (kGain == ScalarGain::kGate || kGain == ScalarGain::kTied)) {  // gradients_sum_heads()
+  // gradients_sum_heads()
+  if constexpr (kDelta && kM == RowM::kNone && (kGain == ScalarGain::kGate || kGain == ScalarGain::kTied)) {
     using Shape = ScalarShape<kTileK, kDelta, false, false, kGain, false, true>;
     if (args.head_sums != nullptr) return launch_scalar_gradients<Shape>(args, chunks, stream);
   }
-  launch_scalar_gradients<ScalarShape<kTileK, kDelta, kM != RowM::kNone, kM == RowM::kMade, kGain>>(args, chunks, stream);
+  launch_scalar_gradients<ScalarShape<kTileK, kDelta, kM != RowM::kNone, kM == RowM::kMade, kGain>>(args, chunks,
+                                                                                                    stream);
 }
 
 // Gains of additive rules are kAny.
@@ -23,8 +26,10 @@ void launch_gain(const GradientArgs& args, ScalarGain gain, int64_t chunks, void
   }
   if constexpr (kDelta && kM == RowM::kNone) {
     if (gain == ScalarGain::kTied) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kTied>(args, chunks, stream);
-    if (gain == ScalarGain::kUnscaled) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaled>(args, chunks, stream);
-    if (gain == ScalarGain::kUnscaledDecays) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaledDecays>(args, chunks, stream);
+    if (gain == ScalarGain::kUnscaled)
+      return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaled>(args, chunks, stream);
+    if (gain == ScalarGain::kUnscaledDecays)
+      return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaledDecays>(args, chunks, stream);
   }
   launch_kernel<kTileK, kDelta, kM, ScalarGain::kAny>(args, chunks, stream);
 }
@@ -32,8 +37,9 @@ void launch_gain(const GradientArgs& args, ScalarGain gain, int64_t chunks, void
 template <int kTileK, bool kDelta>
 void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64_t chunks, void* stream) {
   if (choice.kernel == GradientKernel::kGeneral) {
-    kDelta&& choice.gain == ScalarGain::kUnscaled ? launch_general_gradients<GeneralShape<kTileK, kDelta, kDelta>>(args, chunks, stream)
-                                                  : launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
+    kDelta&& choice.gain == ScalarGain::kUnscaled
+        ? launch_general_gradients<GeneralShape<kTileK, kDelta, kDelta>>(args, chunks, stream)
+        : launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
     return;
   }
   switch (choice.m) {
@@ -50,9 +56,11 @@ void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64
 
 void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.is_delta()) {
-    key == 128 ? launch_choice<128, true>(args, choice, chunks, stream) : launch_choice<64, true>(args, choice, chunks, stream);
+    key == 128 ? launch_choice<128, true>(args, choice, chunks, stream)
+               : launch_choice<64, true>(args, choice, chunks, stream);
   } else {
-    key == 128 ? launch_choice<128, false>(args, choice, chunks, stream) : launch_choice<64, false>(args, choice, chunks, stream);
+    key == 128 ? launch_choice<128, false>(args, choice, chunks, stream)
+               : launch_choice<64, false>(args, choice, chunks, stream);
   }
 }
 

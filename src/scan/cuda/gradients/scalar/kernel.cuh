@@ -1,5 +1,6 @@
-// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times scales per row (front/plain.cuh): most of them.
-// A block stays on its processor. Sixteen warps compute, four load what they need a work tile ahead.
+// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times scales per row
+// (front/plain.cuh): most of them. A block stays on its processor. Sixteen warps compute, four load what they need a
+// work tile ahead.
 //
 // Roles, 640 threads, one block an SM (layout.cuh has the places):
 //   warp      does                                             waits for                    says so to                shared memory
@@ -73,10 +74,12 @@ FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
 
     const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
     const bool on_read = c.args.problem.rule.preconditions_read();
-    const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
+    const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile,
+              w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
     const float of_rows = scale_streams(c, work_tile, sums, w_side);
     if (const NoDecayState<Shape> still(c, work_tile); !still.by_scans())
-      tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
+      tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) +
+             (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
     if constexpr (Shape::kLinear) {
       if (c.mixed()) mix_streams(c, work_tile, sums, q_tile);
     }
@@ -103,16 +106,19 @@ FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kProducers, 1) scalar_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kProducers, 1)
+    scalar_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
   ScalarChunk<Shape> c(args);
   begin_work_tiles(c);
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kProducers + 4), mbarrier_init(c.empty(i), Shape::kThreads);
+    for (int i = 0; i < Shape::kStages; ++i)
+      mbarrier_init(c.full(i), Shape::kProducers + 4), mbarrier_init(c.empty(i), Shape::kThreads);
     mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kThreads);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(c.keys_full(i), Shape::kProducers), mbarrier_init(c.rows_full(i), Shape::kProducers), mbarrier_init(c.is_last_of_tile(i), Shape::kThreads);
+      mbarrier_init(c.keys_full(i), Shape::kProducers), mbarrier_init(c.rows_full(i), Shape::kProducers),
+          mbarrier_init(c.is_last_of_tile(i), Shape::kThreads);
     }
     for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
     mbarrier_init_fence();
@@ -133,7 +139,8 @@ template <class Shape>
 void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   GradientKernelArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
   if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
-  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kProducers, Shape::kBytes, stream, all);
+  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kProducers, Shape::kBytes, stream,
+                          all);
 }
 
 }  // namespace fw::cuda

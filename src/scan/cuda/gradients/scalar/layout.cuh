@@ -1,26 +1,27 @@
-// Scalar decay, and none, where the streams are q and k times scales per row, or sums of the two: shared memory of the gradient kernel whose
-// warps 0 .. 15 compute while four more load what the next chunks need. q and k are operands of products as they lie in memory; what
-// they are multiplied with goes into the 64 x 64 matrices on their left.
+// Scalar decay, and none, where the streams are q and k times scales per row, or sums of the two: shared memory of the
+// gradient kernel whose warps 0 .. 15 compute while four more load what the next chunks need. q and k are operands of
+// products as they lie in memory; what they are multiplied with goes into the 64 x 64 matrices on their left.
 #pragma once
 
 #include "scan/cuda/gradients/common/work_tiles.cuh"
 
 namespace fw::cuda {
 
-// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradients/scalar/precond.cuh). kHalfOfKeys: of k256_gradients() (kernels.h). kAddsHeads: dq and dk of value heads that share keys are added up
-// (head_sums.cuh), in a form of its own: what it takes is 1% of heads alone.
-template <int kTileKDim, bool kDeltaUpdate, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false,
-          bool kAddsHeads = false>
+// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is
+// made here (gradients/scalar/precond.cuh). kHalfOfKeys: of k256_gradients() (kernels.h). kAddsHeads: dq and dk of
+// value heads that share keys are added up (head_sums.cuh), in a form of its own: what it takes is 1% of heads alone.
+template <int kTileKDim, bool kDeltaUpdate, bool kPreconditioned = false, bool kMakes = false,
+          ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false, bool kAddsHeads = false>
 struct ScalarShape {
   static constexpr int kTileK = kTileKDim;
-  static constexpr bool kChannel = false, kDelta = kDeltaUpdate, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false,
-                        kTma = false;
+  static constexpr bool kChannel = false, kDelta = kDeltaUpdate, kStreams = true, kPrecond = kPreconditioned,
+                        kMakesM = kMakes, kGates = false, kWhole = false, kTma = false;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kTileK == kHalfTileK && !kPrecond));
   static constexpr bool kSumsHeads = kAddsHeads;
   static_assert(!kSumsHeads || (!kHalf && !kPrecond));
-  static constexpr bool kUnscaled = kGain == ScalarGain::kUnscaled || kGain == ScalarGain::kUnscaledDecays, kNoDecayFix = kGain == ScalarGain::kUnscaledDecays;
+  static constexpr bool kUnscaled = kGain == ScalarGain::kUnscaled || kGain == ScalarGain::kUnscaledDecays,
+                        kNoDecayFix = kGain == ScalarGain::kUnscaledDecays;
   static constexpr bool kLinear = kDelta && !kPrecond && (kGain == ScalarGain::kAny || kGain == ScalarGain::kTied);
   static constexpr bool kMixes = kLinear && kGain == ScalarGain::kAny;
   static constexpr Residuals kResiduals = kGain == ScalarGain::kAny ? Residuals::kNever : Residuals::kAlways;
@@ -28,13 +29,16 @@ struct ScalarShape {
   static constexpr bool kFollows = !kHalf;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = kMakesM ? 14.5 : kPrecond ? 14 : 10.5;
-  static constexpr int kKeyColumns = kTileK / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kTileK]
+  // of a warp in a product [64, kTileK]
+  static constexpr int kKeyColumns = kTileK / kGroups, kKeyTiles = kKeyColumns / 8;
 
   // A stage: what one block of 64 value columns loads.
   static constexpr int kStages = kTileK == 128 ? 2 : 3;
   static constexpr int kStateBytes = 64 * kTileK * 2;
-  static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);  // numbers from one state in memory to the next
-  static constexpr int kW = 0, kV = kSw128Bytes, kOut = 2 * kSw128Bytes, kState = 3 * kSw128Bytes, kDState = kState + kStateBytes;
+  // numbers from one state in memory to the next
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);
+  static constexpr int kW = 0, kV = kSw128Bytes, kOut = 2 * kSw128Bytes, kState = 3 * kSw128Bytes,
+                       kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 
   // A and P; dR; q and k of two work tiles; two more tiles, or the rows with M.
@@ -44,21 +48,23 @@ struct ScalarShape {
   // The matrices on the left (store_pair_tiles()), once dR is used, and two more, once A and P are.
   static constexpr int kOfQ = kDR, kOfK = kPrecond ? kP : kExtra, kOfR = kA, kOfE = kP;
 
-  // Arrays of 64 floats: of even and odd work tiles, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the coefficients r_q, w_k, e_k, z_v,
-  // r_k, e_q (with unscaled keys: a, b), the other gates ...
+  // Arrays of 64 floats: of even and odd work tiles, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the
+  // coefficients r_q, w_k, e_k, z_v, r_k, e_q (with unscaled keys: a, b), the other gates ...
   static constexpr int kSmall = kExtra + 2 * kSw128Bytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
   static constexpr int kCoefCount = kLinear || kUnscaled ? 6 : 4;
   static constexpr int kGateCount = kTokenScalars - 1 + 2;  // but beta; the gates on e and on z
-  static constexpr int kGateScalars = kCoefs + 512 * kCoefCount, kDZv = kGateScalars + (kLinear ? 512 * kGateCount : 0), kVDz = kDZv + 256;
-  static constexpr int kWarpSums = kVDz + (kNoDecayFix ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
-                       kSmallEnd = kPlaces + kPlacesBytes;
+  static constexpr int kGateScalars = kCoefs + 512 * kCoefCount, kDZv = kGateScalars + (kLinear ? 512 * kGateCount : 0),
+                       kVDz = kDZv + 256;
+  static constexpr int kWarpSums = kVDz + (kNoDecayFix ? 256 : 0), kBarriers = kWarpSums + 128,
+                       kPlaces = kBarriers + (kStages > 2 ? 160 : 128), kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
   static constexpr int kPartial = kPrecond ? kA : kExtra + kSw128Bytes;
-  // Where M is made, of even and odd work tiles: A before rows 16, 32 and 48; decay and gain of rows; products of four decays, and the center; what
-  // warps have for the center.
-  static constexpr int kStarts = kSmallEnd, kStartsBytes = 3 * 4 * kTileK, kRowGates = kStarts + 2 * kStartsBytes, kRunScalars = kRowGates + 1024;
+  // Where M is made, of even and odd work tiles: A before rows 16, 32 and 48; decay and gain of rows; products of four
+  // decays, and the center; what warps have for the center.
+  static constexpr int kStarts = kSmallEnd, kStartsBytes = 3 * 4 * kTileK, kRowGates = kStarts + 2 * kStartsBytes,
+                       kRunScalars = kRowGates + 1024;
   static constexpr int kCenterSums = kRunScalars + 256;
   static constexpr int kBytes = kMakesM ? kCenterSums + 128 : kSmallEnd;
 
@@ -70,27 +76,41 @@ template <class Shape>
 struct ScalarChunk : WorkTile<Shape> {
   FW_DEVICE explicit ScalarChunk(const GradientKernelArgs& a) : WorkTile<Shape>(a) {}
 
-  // Full and empty: of the stages, of A and P; q and k have come; row scales are there; a work tile is over. Two of an event, for even
-  // and odd work tiles, where it may be past twice before a waiting warp has seen it once.
+  // Full and empty: of the stages, of A and P; q and k have come; row scales are there; a work tile is over. Two of an
+  // event, for even and odd work tiles, where it may be past twice before a waiting warp has seen it once.
   FW_DEVICE uint64_t* full(int stage) const { return this->barrier(stage); }
   FW_DEVICE uint64_t* empty(int stage) const { return this->barrier(Shape::kStages + stage); }
   FW_DEVICE uint64_t* pairs_full() const { return this->barrier(2 * Shape::kStages); }
   FW_DEVICE uint64_t* pairs_empty() const { return this->barrier(2 * Shape::kStages + 1); }
   FW_DEVICE uint64_t* keys_full(int work_tile) const { return this->barrier(2 * Shape::kStages + 2 + (work_tile & 1)); }
   FW_DEVICE uint64_t* rows_full(int work_tile) const { return this->barrier(2 * Shape::kStages + 4 + (work_tile & 1)); }
-  FW_DEVICE uint64_t* is_last_of_tile(int work_tile) const { return this->barrier(2 * Shape::kStages + 6 + (work_tile & 1)); }
-  // The place of work tile + 4 is written; who waits for it loads what work tile + 4 cannot do without, so that four are enough. Of three stages.
-  FW_DEVICE uint64_t* place_known(int work_tile) const { return this->barrier(2 * Shape::kStages + 8 + (work_tile & 3)); }
+  FW_DEVICE uint64_t* is_last_of_tile(int work_tile) const {
+    return this->barrier(2 * Shape::kStages + 6 + (work_tile & 1));
+  }
+  // The place of work tile + 4 is written; who waits for it loads what work tile + 4 cannot do without, so that four
+  // are enough. Of three stages.
+  FW_DEVICE uint64_t* place_known(int work_tile) const {
+    return this->barrier(2 * Shape::kStages + 8 + (work_tile & 3));
+  }
 
   FW_DEVICE float* norms(int work_tile) const { return this->floats(Shape::kNorms) + 128 * (work_tile & 1); }
-  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with unscaled keys those of the primed streams, and a, b in the last two's places.
+  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with unscaled keys those of the primed streams, and a, b in the last
+  // two's places.
   enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320, kOfE = 256, kOfW = 320 };
-  FW_DEVICE float* coefficients(int work_tile) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (work_tile & 1); }
+  FW_DEVICE float* coefficients(int work_tile) const {
+    return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (work_tile & 1);
+  }
   // 64 floats each: the gates on e and on z, and the numbers but beta.
-  FW_DEVICE float* gate_scalars(int work_tile) const { return this->floats(Shape::kGateScalars) + 64 * Shape::kGateCount * (work_tile & 1); }
+  FW_DEVICE float* gate_scalars(int work_tile) const {
+    return this->floats(Shape::kGateScalars) + 64 * Shape::kGateCount * (work_tile & 1);
+  }
   FW_DEVICE float* warp_sums(int work_tile) const { return this->floats(Shape::kWarpSums) + 16 * (work_tile & 1); }
-  FW_DEVICE float* starts(int work_tile) const { return this->floats(Shape::kStarts) + 3 * Shape::kTileK * (work_tile & 1); }
-  FW_DEVICE float2* row_gates(int work_tile) const { return reinterpret_cast<float2*>(this->floats(Shape::kRowGates)) + 64 * (work_tile & 1); }
+  FW_DEVICE float* starts(int work_tile) const {
+    return this->floats(Shape::kStarts) + 3 * Shape::kTileK * (work_tile & 1);
+  }
+  FW_DEVICE float2* row_gates(int work_tile) const {
+    return reinterpret_cast<float2*>(this->floats(Shape::kRowGates)) + 64 * (work_tile & 1);
+  }
   FW_DEVICE float* run_scalars(int work_tile) const { return this->floats(Shape::kRunScalars) + 32 * (work_tile & 1); }
   FW_DEVICE float* center_sums(int work_tile) const { return this->floats(Shape::kCenterSums) + 16 * (work_tile & 1); }
 
@@ -101,7 +121,8 @@ struct ScalarChunk : WorkTile<Shape> {
   // Whether A and P are used no more once the value blocks are.
   FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
 
-  // Whether the stages have dZ in the place of V (reverse_takes_rows(), of no rule with a preconditioner or unscaled keys), and R in that of W.
+  // Whether the stages have dZ in the place of V (reverse_takes_rows(), of no rule with a preconditioner or unscaled
+  // keys), and R in that of W.
   FW_DEVICE bool has_dz() const { return Shape::kDelta && !Shape::kPrecond && !Shape::kUnscaled && this->args.v_is_dz; }
   FW_DEVICE bool has_residuals() const { return has_dz() && this->solved(); }
 

@@ -1,5 +1,5 @@
-// The four warps that load what the computing warps of the gradient kernel (gradients/scalar/kernel.cuh) need: two copy, and two make the numbers
-// of rows, a thread a row.
+// The four warps that load what the computing warps of the gradient kernel (gradients/scalar/kernel.cuh) need: two
+// copy, and two make the numbers of rows, a thread a row.
 #pragma once
 
 #include "scan/cuda/front/token_scalars.cuh"
@@ -24,7 +24,8 @@ struct RowScaleRegs {
   float precond_g, precond_beta;
 };
 template <class Shape>
-FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers, float k2);
+FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers,
+                               float k2);
 template <class Shape>
 FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int work_tile);
 template <class Shape>
@@ -44,7 +45,8 @@ FW_DEVICE RowScaleRegs load_row_gates(const ScalarChunk<Shape>& c, int work_tile
     }
     if (!c.plain()) {
       load_gates<Numbers::kExceptBeta>(
-          p.rule, false, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, work_tile), row, 0); }, p.in);
+          p.rule, false, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, work_tile), row, 0); },
+          p.in);
     }
   }
   if (row < 32) {
@@ -63,7 +65,8 @@ FW_DEVICE RowScaleRegs load_row_gates(const ScalarChunk<Shape>& c, int work_tile
 
 // 64 rows of bf16 from `column` on into a tile, by copies of 16 bytes.
 template <int kColumns, class Shape>
-FW_DEVICE void copy_rows(const ScalarChunk<Shape>& c, const Rows& from, int loader, int rows, int column, int limit, int to) {
+FW_DEVICE void copy_rows(const ScalarChunk<Shape>& c, const Rows& from, int loader, int rows, int column, int limit,
+                         int to) {
   constexpr int kAtoms = kColumns / 8, kRows = Shape::kProducers / kAtoms;
   const int first = loader / kAtoms, in_tile = loader % kAtoms * 8;
   const int64_t step = 2 * kRows * from.stride;
@@ -105,7 +108,8 @@ FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int loader, int stage, in
   for (int item = loader; item < 64 * 8; item += Shape::kProducers) {
     const int row = item / 8, in_tile = item % 8 * 8;
     float y[8] = {};
-    if (d_o.data != nullptr && row < c.rows(work_tile) && column + in_tile < V) load_channels(d_o, row, column + in_tile, V, y);
+    if (d_o.data != nullptr && row < c.rows(work_tile) && column + in_tile < V)
+      load_channels(d_o, row, column + in_tile, V, y);
     *reinterpret_cast<uint4*>(c.memory + at_stage + Shape::kOut + sw128_offset(row, in_tile)) = pack_8(y);
   }
   mbarrier_arrive(barrier);
@@ -218,7 +222,8 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int work_tile, int row,
   using Chunk = ScalarChunk<Shape>;
   float* to = c.coefficients(work_tile) + row;
   // e_k not 0, so that what it multiplies can be found again.
-  to[Chunk::kRq] = f.r_q, to[Chunk::kWk] = f.w_k, to[Chunk::kEk] = fabsf(f.e_k) > 1e-20f ? f.e_k : 1e-20f, to[Chunk::kZv] = f.z_v;
+  to[Chunk::kRq] = f.r_q, to[Chunk::kWk] = f.w_k, to[Chunk::kEk] = fabsf(f.e_k) > 1e-20f ? f.e_k : 1e-20f,
+  to[Chunk::kZv] = f.z_v;
   if constexpr (Shape::kLinear) {
     to[Chunk::kRk] = f.r_k, to[Chunk::kEq] = f.e_q;
     float* gates = c.gate_scalars(work_tile) + row;
@@ -247,14 +252,16 @@ FW_DEVICE void store_decay_gradient_of_tile(const ScalarChunk<Shape>& c, int wor
   const bool stores = c.rows_at(c.args.grads.d.g, work_tile).data != nullptr;
   if (!stores && c.args.form_parts == nullptr) return;
   const float tail = group_sum<16>(c.warp_sums(work_tile)[c.lane & 15]);
-  float2 dg = decay_gradient(c, work_tile, *reinterpret_cast<const float2*>(c.work_tile_floats(Shape::kDG, work_tile) + 2 * c.lane), tail);
+  float2 dg = decay_gradient(
+      c, work_tile, *reinterpret_cast<const float2*>(c.work_tile_floats(Shape::kDG, work_tile) + 2 * c.lane), tail);
   if constexpr (!Shape::kPrecond && !Shape::kHalf) {
     const FusedGates& fused = c.args.problem.fused;
     if (fused.g.given != Given::kValue) {
       const int rows = c.rows(work_tile);
       const float of_rows[2] = {values.x, values.y};
       float d[2] = {2 * c.lane < rows ? dg.x : 0.0f, 2 * c.lane + 1 < rows ? dg.y : 0.0f};
-      decay_logit_gradients(fused, c.hv(work_tile), of_rows, d, c.args.form_parts != nullptr ? c.args.form_parts + 2 * c.tile(work_tile) : nullptr);
+      decay_logit_gradients(fused, c.hv(work_tile), of_rows, d,
+                            c.args.form_parts != nullptr ? c.args.form_parts + 2 * c.tile(work_tile) : nullptr);
       dg = make_float2(d[0], d[1]);
     }
   }
@@ -282,7 +289,8 @@ FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
   for (int work_tile = -2; work_tile < 0 || c.has(work_tile); ++work_tile) {
     const bool running = work_tile >= 0;
     const int steps = running ? c.blocks : work_tile < -1 ? 0 : Shape::kStages;
-    if (running && loader == 0 && c.has(work_tile + 1) && !c.has_residuals()) bulk_prefetch(&c.args.pairs[c.tile(work_tile + 1)], sizeof(IntraChunk));
+    if (running && loader == 0 && c.has(work_tile + 1) && !c.has_residuals())
+      bulk_prefetch(&c.args.pairs[c.tile(work_tile + 1)], sizeof(IntraChunk));
     FW_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       if (running) {
@@ -297,7 +305,8 @@ FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
     }
     if (running) mbarrier_wait(c.is_last_of_tile(work_tile), work_tile / 2 & 1);
     load_tile_keys(c, loader, work_tile + 2);
-    // Three stages take these warps to a work tile whose place the other two have only just written; with two, an arrival lies between.
+    // Three stages take these warps to a work tile whose place the other two have only just written; with two, an
+    // arrival lies between.
     if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(work_tile), work_tile / 4 & 1);
   }
 }

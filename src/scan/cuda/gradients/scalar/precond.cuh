@@ -1,10 +1,11 @@
-// The preconditioner inside gradients/scalar/kernel.cuh: M of a chunk from A before it, and the chunk's share of the preconditioner's gradients
-// (PrecondShare): neither M nor its gradient is ever in memory.
+// The preconditioner inside gradients/scalar/kernel.cuh: M of a chunk from A before it, and the chunk's share of the
+// preconditioner's gradients (PrecondShare): neither M nor its gradient is ever in memory.
 //
-// The rows and columns of the products are a thread's by the fragments of wgmma; A runs down the rows. So there is a second order of threads, of
-// runs: a warp has four neighbouring rows, a lane kTileK / 32 neighbouring channels of each. What the products left for the outputs goes from one
-// to the other through tiles of bf16 that are used no more: in the place of the scaled rows what M is a factor of (dw, or dr where the
-// preconditioner is on the read), and in the place of q (of A and P) the rest of dk.
+// The rows and columns of the products are a thread's by the fragments of wgmma; A runs down the rows. So there is a
+// second order of threads, of runs: a warp has four neighbouring rows, a lane kTileK / 32 neighbouring channels of
+// each. What the products left for the outputs goes from one to the other through tiles of bf16 that are used no more:
+// - in the place of the scaled rows: what M is a factor of (dw, or dr where the preconditioner is on the read),
+// - in the place of q (of A and P): the rest of dk.
 #pragma once
 
 #include "scan/cuda/gradients/scalar/rows.cuh"
@@ -16,7 +17,8 @@ inline constexpr int kPrecondRunRows = 4, kPrecondRuns = kChunk / kPrecondRunRow
 
 // By the warps that make the row scales, a thread a row; w_k: of the rows, the factor that normalises k.
 template <class Shape>
-FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers, float k2) {
+FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int row, const RowScaleRegs& numbers,
+                               float k2) {
   const Problem& x = c.args.problem;
   const PrecondShare& share = c.args.precond;
   const int64_t place = c.tile(work_tile);
@@ -34,10 +36,12 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
   }
   sync_loaders();
   if (row < kPrecondRuns) {
-    const float4 first = *reinterpret_cast<const float4*>(all + 4 * row), second = *reinterpret_cast<const float4*>(all + 4 * row + 2);
+    const float4 first = *reinterpret_cast<const float4*>(all + 4 * row),
+                 second = *reinterpret_cast<const float4*>(all + 4 * row + 2);
     c.run_scalars(work_tile)[row] = first.x * first.z * (second.x * second.z);
   }
-  if (row == kPrecondRuns && x.rule.uses_precond_center()) c.run_scalars(work_tile)[kPrecondRuns] = x.precond_center[c.hv(work_tile) * x.center_stride];
+  if (row == kPrecondRuns && x.rule.uses_precond_center())
+    c.run_scalars(work_tile)[kPrecondRuns] = x.precond_center[c.hv(work_tile) * x.center_stride];
   // A before rows 16, 32 and 48.
   const int tile = Shape::kRead + c.key_offset(work_tile) + Shape::kStateBytes;
   FW_NO_UNROLL
@@ -48,7 +52,8 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
       const float2 gates = all[t + i];
       if constexpr (kN == 2) {
         const uint32_t k = *reinterpret_cast<const uint32_t*>(at);
-        a[0] = step_precond(gates.x, gates.y, bf16_low(k), a[0]), a[1] = step_precond(gates.x, gates.y, bf16_high(k), a[1]);
+        a[0] = step_precond(gates.x, gates.y, bf16_low(k), a[0]),
+        a[1] = step_precond(gates.x, gates.y, bf16_high(k), a[1]);
       } else {
         a[0] = step_precond(gates.x, gates.y, bf16_value(*reinterpret_cast<const uint16_t*>(at)), a[0]);
       }
@@ -74,9 +79,11 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
   const float before = lo * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
   PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]);
   if (2 * row < rows)
-    *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) = make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
+    *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) =
+        make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
   if (2 * row + 1 < rows)
-    *reinterpret_cast<float4*>(out + int64_t{2 * row + 1} * x.H) = make_float4(lo * gates.w, lo * second_kn2, normalised ? second_kn2 : 0.0f, 0);
+    *reinterpret_cast<float4*>(out + int64_t{2 * row + 1} * x.H) =
+        make_float4(lo * gates.w, lo * second_kn2, normalised ? second_kn2 : 0.0f, 0);
 }
 // After the work tile, by a warp.
 template <class Shape>
@@ -121,7 +128,8 @@ FW_DEVICE void store_row(char* at, const float (&x)[kN]) {
 
 // Where A starts for the run's 16 rows: what is in memory is asked for before it is waited for.
 template <class Shape>
-FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run, float (&a)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run,
+                          float (&a)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   FW_UNROLL
   for (int j = 0; j < PrecondRun<Shape>::kN; ++j) a[j] = 0;
@@ -130,9 +138,12 @@ FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int work_tile, const Prec
 }
 // A before the run, after load_start().
 template <class Shape>
-FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run, int k_tile, float (&a)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int work_tile, const PrecondRun<Shape>& run, int k_tile,
+                         float (&a)[PrecondRun<Shape>::kN]) {
   constexpr int kN = PrecondRun<Shape>::kN;
-  if (run.start > 0) load_words<kN>(reinterpret_cast<const char*>(c.starts(work_tile) + (run.start - 1) * Shape::kTileK + run.channel), a);
+  if (run.start > 0)
+    load_words<kN>(reinterpret_cast<const char*>(c.starts(work_tile) + (run.start - 1) * Shape::kTileK + run.channel),
+                   a);
   FW_NO_UNROLL
   for (int row = kStartRows * run.start; row < run.first; row += kPrecondRunRows) {
     FW_UNROLL
@@ -182,7 +193,8 @@ template <class Shape>
 FW_DEVICE void store_fragments(const ScalarChunk<Shape>& c, int tile, const float (&x)[Shape::kKeyTiles][4]) {
   FW_UNROLL
   for (int j = 0; j < Shape::kKeyTiles / 2; ++j) {
-    const float part[2][4] = {{x[2 * j][0], x[2 * j][1], x[2 * j][2], x[2 * j][3]}, {x[2 * j + 1][0], x[2 * j + 1][1], x[2 * j + 1][2], x[2 * j + 1][3]}};
+    const float part[2][4] = {{x[2 * j][0], x[2 * j][1], x[2 * j][2], x[2 * j][3]},
+                              {x[2 * j + 1][0], x[2 * j + 1][1], x[2 * j + 1][2], x[2 * j + 1][3]}};
     store_words(down_then_right(c.base + tile, 16 * c.block_row(), c.key_column() + 16 * j, c.lane), part);
   }
 }
@@ -194,7 +206,8 @@ FW_DEVICE int lo_tile(int q_tile, bool on_read) {
 
 // From the fragments: what the runs need, and dq where M is not in it.
 template <class Shape>
-FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d, const KeySlopes& slopes) {
+FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d,
+                              const KeySlopes& slopes) {
   const int q_tile = Shape::kRead + c.key_offset(work_tile), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = c.args.problem.rule.preconditions_read();
   const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
@@ -226,8 +239,8 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, Scalar
 }
 
 template <class Shape>
-FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, int channel, int work_tile,
-                             const float (&x)[PrecondRun<Shape>::kN]) {
+FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, int channel,
+                             int work_tile, const float (&x)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   if (row >= c.rows(work_tile) || channel >= K) return;
   if (k256) {
@@ -237,9 +250,11 @@ FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
   }
 }
 
-// The runs: dk (and dq where M is in it) and the chunk's share, D = 0 after the chunk. With two barriers of the computing warps.
+// The runs: dk (and dq where M is in it) and the chunk's share, D = 0 after the chunk. With two barriers of the
+// computing warps.
 template <class Shape>
-FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, const KeySlopes& slopes) {
+FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums,
+                                       const KeySlopes& slopes) {
   constexpr int kN = PrecondRun<Shape>::kN, kRows = kPrecondRunRows;
   leave_for_runs(c, work_tile, sums, slopes);
   const Problem& x = c.args.problem;
@@ -343,7 +358,8 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_til
   const float2 own_gates = c.row_gates(work_tile)[own];
   const float kn = c.coefficients(work_tile)[ScalarChunk<Shape>::kWk + own], kn2 = kn * kn;
   if ((c.lane & 3) == 0 && own < c.rows(work_tile)) {
-    PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]) + int64_t{own} * x.H;
+    PrecondShare::Row* const out =
+        reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]) + int64_t{own} * x.H;
     if (c.lane < 16) {
       out->dg = own_gates.x == 0 ? 0.0f : own_gates.x * total;
     } else {

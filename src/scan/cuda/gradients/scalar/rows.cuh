@@ -1,11 +1,13 @@
-// The computing warps' side of gradients/scalar/kernel.cuh. With p and t the gradients of P and T with the decay (recurrence.md 5), of rows i
-// (left) and j of q and k, and the coefficients of rule/front.h, all of it is in two matrices:
+// The computing warps' side of gradients/scalar/kernel.cuh. Let p and t be the gradients of P and T with the decay
+// (recurrence.md 5), of rows i (left) and j of q and k. With the coefficients of rule/front.h all of it is in two
+// matrices:
 //   A = (r_q p + e_q t) w_k      B = (e_k t + r_k p) w_k
 //   what q takes of r and e:   gamma (r_q dO - e_q dZ) S0^T + A k
 //   what k takes of r and e:   gamma (r_k dO - e_k dZ) S0^T + B k
 //   what k takes of w:         rest w_k R D^T + A^T q + B^T k
-// and the rows' sums of these times q, k and k are dG. With a preconditioner the k after A and B, and the q after A^T, is the row times M where
-// w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients of the coefficients.
+// and the rows' sums of these times q, k and k are dG. With a preconditioner the k after A and B, and the q after A^T,
+// is the row times M where w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients
+// of the coefficients.
 #pragma once
 
 #include "scan/cuda/front/token_scalars.cuh"
@@ -25,7 +27,8 @@ FW_DEVICE void start_scalar_product(float (&d)[kColumns / 2], uint32_t left, uin
   };
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {
-    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, descriptor(left, kLeftTransposed, k), descriptor(right, kRightTransposed, k), !kFresh || k > 0);
+    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, descriptor(left, kLeftTransposed, k),
+                                                          descriptor(right, kRightTransposed, k), !kFresh || k > 0);
   }
 }
 
@@ -35,19 +38,22 @@ struct ScalarSums {
   float r[Shape::kKeyTiles][4] = {}, e[Shape::kKeyTiles][4] = {}, w[Shape::kKeyTiles][4] = {};
 };
 
-// The warp's fragment of 16 columns of values or tokens in a tile at a multiple of 1024: row() + 8 half, columns 16 group() + 8 j + ..: word 2 j + half.
+// The warp's fragment of 16 columns of values or tokens in a tile at a multiple of 1024: row() + 8 half, columns 16
+// group() + 8 j + ..: word 2 j + half.
 template <class Shape>
 FW_DEVICE uint32_t pair_place(const ScalarChunk<Shape>& c) {
   return down_then_right(0, 16 * c.block_row(), 16 * c.group(), c.lane);
 }
 FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
-  const uint32_t words[4] = {pack_bf16(x[0][0], x[0][1]), pack_bf16(x[0][2], x[0][3]), pack_bf16(x[1][0], x[1][1]), pack_bf16(x[1][2], x[1][3])};
+  const uint32_t words[4] = {pack_bf16(x[0][0], x[0][1]), pack_bf16(x[0][2], x[0][3]), pack_bf16(x[1][0], x[1][1]),
+                             pack_bf16(x[1][2], x[1][3])};
   stmatrix_x4(at, words);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR), where it is not dZ already and W not R. What a group
-// of warps makes of W and V are its own columns, until the end. Where nothing is made they meet once a work tile, in its first block: numbers of the work tile
-// before are not read any more.
+// In a stage W becomes R = A W. V becomes dR = P^T dO + V and then dZ = A^T dR (additive R = W, dZ = dR). This holds
+// where V is not dZ already and W not R. What a group of warps makes of W and V are its own columns, until the end.
+// Where nothing is made they meet once a work tile, in its first block: numbers of the work tile before are not read
+// any more.
 template <class Shape>
 FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
@@ -109,9 +115,11 @@ FW_DEVICE uint32_t scalar_key_columns(const ScalarChunk<Shape>& c) {
 
 // Adds a stage's values to the products.
 template <class Shape>
-FW_DEVICE void start_scalar_products(const ScalarChunk<Shape>& c, uint32_t stage, ScalarSums<Shape>& sums, PairSums<Shape>& pairs) {
+FW_DEVICE void start_scalar_products(const ScalarChunk<Shape>& c, uint32_t stage, ScalarSums<Shape>& sums,
+                                     PairSums<Shape>& pairs) {
   constexpr int kColumns = Shape::kKeyColumns;
-  const uint32_t states = stage + Shape::kState + scalar_key_columns(c), r_rows = stage + Shape::kW + value_rows_from(c);
+  const uint32_t states = stage + Shape::kState + scalar_key_columns(c),
+                 r_rows = stage + Shape::kW + value_rows_from(c);
   wgmma_fence();
   start_scalar_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
   if (Shape::kDelta) start_scalar_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
@@ -131,7 +139,8 @@ FW_DEVICE void finish_scalar_products(ScalarSums<Shape>& sums, PairSums<Shape>& 
 template <class Shape>
 inline constexpr bool kLoadsResiduals = Shape::kResiduals == Residuals::kAlways && !Shape::kNoDecayFix;
 
-// What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
+// What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8
+// columns.
 struct ValueRow {
   uint4 dz;
   uint4 r;   // of R, kLoadsResiduals
@@ -166,7 +175,8 @@ FW_DEVICE ValueRow load_value_row(const ScalarChunk<Shape>& c, int work_tile, in
 }
 // dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
 template <class Shape>
-FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
+FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile, int block, int stage,
+                                     const ValueRow& x, const uint4& words, ValueSums& sums) {
   if (!x.valid) return;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
@@ -175,7 +185,8 @@ FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile,
     if (loads_values(c)) {
       unpack_8(words, v);
     } else {
-      load_channels(c.rows_at(c.args.problem.in.v, work_tile), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
+      load_channels(c.rows_at(c.args.problem.in.v, work_tile), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8,
+                    c.args.problem.V, v);
     }
   }
   if constexpr (Shape::kNoDecayFix) {
@@ -183,7 +194,10 @@ FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile,
     for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
   }
   if (residual)
-    unpack_8(kLoadsResiduals<Shape> ? x.r : *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + sw128_offset(c.thread >> 3, (c.thread & 7) * 8)), v);
+    unpack_8(kLoadsResiduals<Shape> ? x.r
+                                    : *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW +
+                                                                      sw128_offset(c.thread >> 3, (c.thread & 7) * 8)),
+             v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sums.gain += v[j] * dz[j];
@@ -208,14 +222,16 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int work_tile, cons
   FW_UNROLL
   for (int j = 0; j < 2; ++j) {
     const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    const float2 g_column = *reinterpret_cast<const float2*>(g + column), w_k = *reinterpret_cast<const float2*>(f + Chunk::kWk + column);
+    const float2 g_column = *reinterpret_cast<const float2*>(g + column),
+                 w_k = *reinterpret_cast<const float2*>(f + Chunk::kWk + column);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
       const float g_row = g[row];
       FW_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const float fall = g_row - (i == 0 ? g_column.x : g_column.y), factor = exp2_fast(fall < 0.0f ? fall : 0.0f) * (i == 0 ? w_k.x : w_k.y);
+        const float fall = g_row - (i == 0 ? g_column.x : g_column.y),
+                    factor = exp2_fast(fall < 0.0f ? fall : 0.0f) * (i == 0 ? w_k.x : w_k.y);
         p[j][2 * half + i] = row >= column + i ? pairs.p[j][2 * half + i] * factor : 0.0f;
         if (Shape::kDelta) t[j][2 * half + i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
       }
@@ -256,7 +272,8 @@ struct KeyWords {
 
   FW_DEVICE KeyWords(const ScalarChunk<Shape>& c, int tile) {
     FW_UNROLL
-    for (int j = 0; j < Shape::kKeyTiles / 2; ++j) load_left(x[j], c.base + tile, 16 * c.block_row(), c.key_column() + 16 * j, c.lane);
+    for (int j = 0; j < Shape::kKeyTiles / 2; ++j)
+      load_left(x[j], c.base + tile, 16 * c.block_row(), c.key_column() + 16 * j, c.lane);
   }
   FW_DEVICE uint32_t word(int j, int half) const { return x[j / 2][2 * (j % 2) + half]; }
   // i: 2 half, or the next column of it.
@@ -269,7 +286,8 @@ FW_DEVICE void make_scaled_rows(const ScalarChunk<Shape>& c, int work_tile) {
   constexpr int kAtoms = Shape::kTileK / 8;
   const Problem& x = c.args.problem;
   const Rows m_rows = c.workspace_rows(WorkTile<Shape>::kM, x.H * x.K, work_tile);
-  const int from = Shape::kRead + c.key_offset(work_tile) + (x.rule.preconditions_read() ? 0 : Shape::kStateBytes), last = c.rows(work_tile) - 1;
+  const int from = Shape::kRead + c.key_offset(work_tile) + (x.rule.preconditions_read() ? 0 : Shape::kStateBytes),
+            last = c.rows(work_tile) - 1;
   FW_UNROLL
   for (int item = c.thread; item < 64 * kAtoms; item += Shape::kThreads) {
     const int row = item / kAtoms, column = item % kAtoms * 8;
@@ -316,7 +334,8 @@ FW_DEVICE void dot_rows(const KeyWords<Shape>& x, const float (&y)[Shape::kKeyTi
   }
 }
 
-// The products with the states times the coefficients. Returns this thread's part of the sum of w (.) the states' part of dw.
+// The products with the states times the coefficients. Returns this thread's part of the sum of w (.) the states' part
+// of dw.
 template <class Shape>
 FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int w_side) {
   using Chunk = ScalarChunk<Shape>;
@@ -329,7 +348,8 @@ FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int work_tile, Scalar
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
     const float gamma = exp2_fast(g[row]), of_w = exp2_fast(g_end - g[row]) * f[Chunk::kWk + row];
-    const float of_r = mixed ? gamma : gamma * f[Chunk::kRq + row], of_e = mixed ? -gamma : -gamma * f[Chunk::kEk + row];
+    const float of_r = mixed ? gamma : gamma * f[Chunk::kRq + row],
+                of_e = mixed ? -gamma : -gamma * f[Chunk::kEk + row];
     FW_UNROLL
     for (int j = 0; j < Shape::kKeyTiles; ++j) {
       FW_UNROLL
@@ -344,7 +364,8 @@ FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int work_tile, Scalar
   return dot;
 }
 
-// This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them (NoDecayState).
+// This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them
+// (NoDecayState).
 template <class Shape>
 FW_DEVICE float dot_state_streams(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& sums, int q_tile, int k_tile) {
   float x[4];
@@ -353,7 +374,8 @@ FW_DEVICE float dot_state_streams(const ScalarChunk<Shape>& c, const ScalarSums<
   return x[0] + x[1] + x[2] + x[3];
 }
 
-// Where r or e is a sum: q.dr, k.dr, q.de, k.de, and dr and de become what q and k take of them, without the products with A and B.
+// Where r or e is a sum: q.dr, k.dr, q.de, k.de, and dr and de become what q and k take of them, without the products
+// with A and B.
 template <class Shape>
 FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int q_tile) {
   using Chunk = ScalarChunk<Shape>;
@@ -362,7 +384,8 @@ FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSum
   const auto add = [&](int which, const float(&state)[Shape::kKeyTiles][4], int tile) {
     float pair[Shape::kKeyTiles][4], x[2], y[2];
     wgmma_fence();
-    start_scalar_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile, c.base + scalar_key_columns(c) + k_tile);
+    start_scalar_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile,
+                                                                c.base + scalar_key_columns(c) + k_tile);
     wgmma_commit();
     const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
     dot_rows(q, state, x[0], x[1]);
@@ -395,9 +418,11 @@ FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSum
 
 // Adds the products with A and B. r_side, w_side: the rows of r and w without their coefficients.
 template <class Shape>
-FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int r_side, int w_side) {
+FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& sums, int r_side,
+                              int w_side) {
   constexpr int kColumns = Shape::kKeyColumns;
-  const uint32_t columns = c.base + scalar_key_columns(c), keys = columns + Shape::kRead + c.key_offset(work_tile) + Shape::kStateBytes;
+  const uint32_t columns = c.base + scalar_key_columns(c),
+                 keys = columns + Shape::kRead + c.key_offset(work_tile) + Shape::kStateBytes;
   keep(flat(sums.r)), keep(flat(sums.w));
   if (Shape::kDelta) keep(flat(sums.e));
   wgmma_fence();
@@ -415,7 +440,8 @@ FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int work_tile, Scalar
 
 // Of what finish_streams() left times r_side, w_side and k.
 template <class Shape>
-FW_DEVICE void sum_stream_rows(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& d, int k_tile, int r_side, int w_side) {
+FW_DEVICE void sum_stream_rows(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& d, int k_tile, int r_side,
+                               int w_side) {
   constexpr int kSums = Shape::kDelta ? 3 : 2;
   float sums[2][kSums];
   dot_rows(KeyWords<Shape>(c, r_side), d.r, sums[0][0], sums[1][0]);
@@ -428,7 +454,8 @@ FW_DEVICE void sum_stream_rows(const ScalarChunk<Shape>& c, const ScalarSums<Sha
 }
 
 template <class Shape>
-FW_DEVICE FrontScalars<float> coefficient_gradients(const ScalarChunk<Shape>& c, const FrontScalars<float>& s, const FrontCoefs<float>& d) {
+FW_DEVICE FrontScalars<float> coefficient_gradients(const ScalarChunk<Shape>& c, const FrontScalars<float>& s,
+                                                    const FrontCoefs<float>& d) {
   const Problem& x = c.args.problem;
   if constexpr (Shape::kLinear) {
     if (!c.plain()) return front_coefs_vjp(linear_rule(x.rule), x.scale, s, d);
@@ -505,7 +532,8 @@ FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile
       }
       store_one(c.rows_at(out.beta, work_tile), row, ds.beta);
       if (!c.plain()) {
-        for_all_scalars<Numbers::kExceptBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), row, y); }, out, ds);
+        for_all_scalars<Numbers::kExceptBeta>(
+            [&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), row, y); }, out, ds);
         store_one(c.rows_at(out.erase_gate, work_tile), row, ds.erase);
         store_one(c.rows_at(out.write_gate, work_tile), row, ds.write);
       }
@@ -524,7 +552,8 @@ FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile
 
 // A row's numbers of a thread, columns key_column() + 8 j + 2 (lane % 4) and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, bool valid, const float (&x)[Shape::kKeyTiles][4], int half) {
+FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, bool valid,
+                             const float (&x)[Shape::kKeyTiles][4], int half) {
   const int limit = c.args.problem.K;
   if constexpr (Shape::kKeyTiles == 4) {
     float y[8];
@@ -543,7 +572,8 @@ FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
 
 // Of half `place % 2` of the tiles, of dq or dk: add_heads().
 template <class Shape>
-FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int place, float (&x)[Shape::kKeyTiles][4]) {
+FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int place,
+                                 float (&x)[Shape::kKeyTiles][4]) {
   constexpr int kN = 2 * Shape::kKeyTiles;
   const int half = place % 2;
   float y[kN];
@@ -556,7 +586,8 @@ FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int
 }
 
 template <class Shape>
-FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d, const KeySlopes& slopes) {
+FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int work_tile, ScalarSums<Shape>& d,
+                                      const KeySlopes& slopes) {
   const StreamM<Shape> m(c, work_tile);
   const int q_tile = Shape::kRead + c.key_offset(work_tile);
   const KeyWords<Shape> q(c, q_tile), k(c, q_tile + Shape::kStateBytes);
@@ -589,7 +620,8 @@ FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int work_tile
     store_key_row(c, dq, c.pieces(kVec16DQ), row, valid, d.r, half);
     store_key_row(c, dk, c.pieces(kVec16DK), row, valid, d.w, half);
     if constexpr (Shape::kPrecond)
-      store_key_row(c, c.workspace_rows(WorkTile<Shape>::kDM, c.args.problem.HV * c.args.problem.K, work_tile), false, row, valid, d.e, half);
+      store_key_row(c, c.workspace_rows(WorkTile<Shape>::kDM, c.args.problem.HV * c.args.problem.K, work_tile), false,
+                    row, valid, d.e, half);
   }
 }
 

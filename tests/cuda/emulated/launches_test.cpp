@@ -1,0 +1,231 @@
+// What a plan says is what a call launches: the kernels of fw_plan_text() against those that the emulated device was
+// asked to run, for every preset, every composed rule and random ones, over shapes, layouts, number formats and both
+// directions. A kernel's name in the plan is folder/file; names of functions come from the program's symbols.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <link.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
+#include "cuda/device_runs.h"
+#include "emulation/run.h"
+
+namespace fw::testing {
+namespace {
+
+// Kernels by the name of their function (without namespace and template arguments), and the plan's name for each.
+// An empty one: tables, zeros and copies that every call may need, which plans do not list.
+constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+    {"additive_gradient_kernel", "additive/gradients"},
+    {"additive_join_kernel", "additive/join"},
+    {"additive_scan_kernel", "additive/scan"},
+    {"channel_gradient_kernel", "gradients/channel"},
+    {"chunk_walk_kernel", "precond"},
+    {"clear_kernel", ""},
+    {"copy_checkpoints_kernel", ""},
+    {"expand_rows_kernel", "dplr"},
+    {"float16_kernel", "float16"},
+    {"gate_gradients_kernel", "gates"},
+    {"gate_sums_kernel", "gates"},
+    {"gate_values_kernel", "gates"},
+    {"general_gradient_kernel", "gradients/general"},
+    {"join_kernel", "scan/join"},
+    {"k256_forward_kernel", "k256/forward"},
+    {"k256_gradients_kernel", "k256/gradients"},
+    {"k256_join_kernel", "k256/join"},
+    {"k256_prepare_kernel", "k256/prepare"},
+    {"k256_prepare_keys_kernel", "k256/prepare_keys"},
+    {"k256_reverse_kernel", "k256/reverse"},
+    {"key_from_decay_gradients_kernel", ""},
+    {"key_from_decay_kernel", ""},
+    {"make_sequences_kernel", ""},
+    {"precond_backward_kernel", "precond"},
+    {"precond_carry_kernel", "precond"},
+    {"precond_center_kernel", "precond"},
+    {"precond_rows_kernel", "precond"},
+    {"precond_step_kernel", "precond"},
+    {"precond_sums_kernel", "precond"},
+    {"precond_tokens_kernel", "precond"},
+    {"prepare_channel_hi_lo_kernel", "prepare/channel_hi_lo"},
+    {"prepare_channel_kernel", "prepare/channel"},
+    {"prepare_channel_plain_kernel", "prepare/channel_plain"},
+    {"prepare_grouped_kernel", "prepare/grouped"},
+    {"prepare_precond_kernel", "prepare/precond"},
+    {"prepare_scalar_kernel", "prepare/scalar"},
+    {"prepare_sums_kernel", "prepare/sums"},
+    {"reduce_rows_kernel", "dplr"},
+    {"scalar_gradient_kernel", "gradients/scalar"},
+    {"scan_forward_kernel", "scan/forward"},
+    {"scan_reverse_kernel", "scan/reverse"},
+    {"scan_reverse_rows_kernel", "scan/reverse_rows"},
+    {"sequences_kernel", ""},
+    {"sum_groups_kernel", "gradients/sum_groups"},
+    {"token_backward_kernel", "token/backward"},
+    {"token_forward_kernel", "token/forward"},
+    {"token_head_kernel", "token/forward"},
+    {"token_step_kernel", "token/forward"},
+    {"upload_kernel", ""},
+};
+
+// The functions of this program by their addresses, from its table of symbols (nm; the debugger's names).
+class Symbols {
+ public:
+  Symbols() {
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* base) {
+          *static_cast<uintptr_t*>(base) = info->dlpi_addr;
+          return 1;  // the first is the program
+        },
+        &base_);
+    const std::unique_ptr<FILE, int (*)(FILE*)> nm(popen("nm --defined-only --demangle /proc/$PPID/exe", "r"), pclose);
+    std::array<char, 4096> line{};
+    while (nm != nullptr && std::fgets(line.data(), line.size(), nm.get()) != nullptr) {
+      unsigned long address = 0;
+      int name = 0;
+      if (std::sscanf(line.data(), "%lx %*c %n", &address, &name) == 1 && name > 0)
+        names_.emplace(address, line.data() + name);
+    }
+  }
+  // The last word of the function's name that ends with _kernel.
+  std::string kernel(const void* function) const {
+    const auto found = names_.find(reinterpret_cast<uintptr_t>(function) - base_);
+    if (found == names_.end()) return "a function without a symbol";
+    const std::string_view name = found->second;
+    constexpr std::string_view kEnd = "_kernel";
+    for (size_t at = name.find(kEnd); at != std::string_view::npos; at = name.find(kEnd, at + 1)) {
+      const size_t end = at + kEnd.size();
+      if (end < name.size() && name[end] != '<' && name[end] != '(' && name[end] != '\n') continue;
+      size_t begin = at;
+      while (begin > 0 && (std::isalnum(static_cast<unsigned char>(name[begin - 1])) != 0 || name[begin - 1] == '_'))
+        --begin;
+      return std::string(name.substr(begin, end - begin));
+    }
+    return std::string(name);
+  }
+
+ private:
+  uintptr_t base_ = 0;
+  std::map<uintptr_t, std::string> names_;
+};
+
+// Names in a row, each once where several kernels of one name follow each other.
+void add(std::vector<std::string>& names, const std::string& name) {
+  if (!name.empty() && (names.empty() || names.back() != name)) names.push_back(name);
+}
+
+std::vector<std::string> launched(const std::vector<const void*>& kernels) {
+  static const Symbols symbols;
+  std::vector<std::string> names;
+  for (const void* const kernel : kernels) {
+    const std::string function = symbols.kernel(kernel);
+    const auto* const known =
+        std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& each) { return each.first == function; });
+    add(names, known == std::end(kNames) ? "unknown: " + function : std::string(known->second));
+  }
+  return names;
+}
+
+// "a (what of it) -> b" as names: without what stands in parentheses, precond/... as one, k256's parts as their files'.
+std::vector<std::string> names_of(std::string_view text) {
+  std::vector<std::string> names;
+  while (!text.empty()) {
+    const size_t end = text.find(" -> ");
+    std::string name(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 4);
+    if (const size_t open = name.find(" ("); open != std::string::npos) name.resize(open);
+    if (name.starts_with("precond/") || name == "token/precond_tokens") name = "precond";
+    if (name.starts_with("k256/gradients")) name = "k256/gradients";
+    add(names, name);
+  }
+  return names;
+}
+
+// A line of the plan, as the kernels in their order. "twice: a -> b; c" is a, b, a, b, c.
+std::vector<std::string> planned(const std::string& text, const std::string& line) {
+  const size_t at = text.find(line + ": ");
+  if (at == std::string::npos) return {"no line: " + line};
+  std::string_view kernels = std::string_view(text).substr(at + line.size() + 2);
+  kernels = kernels.substr(0, kernels.find('\n'));
+  constexpr std::string_view kTwice = "twice: ";
+  const size_t twice = kernels.find(kTwice);
+  if (twice == std::string_view::npos) return names_of(kernels);
+  std::vector<std::string> names = names_of(kernels.substr(0, twice));
+  const std::string_view rest = kernels.substr(twice + kTwice.size());
+  const size_t semicolon = rest.find("; ");
+  for (int i = 0; i < 2; ++i) {
+    for (const std::string& name : names_of(rest.substr(0, semicolon))) add(names, name);
+  }
+  for (const std::string& name : names_of(rest.substr(semicolon + 2))) add(names, name);
+  return names;
+}
+
+class Recorded {
+ public:
+  Recorded() { cuda::emulation::record_launches(&kernels_); }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  ~Recorded() { cuda::emulation::record_launches(nullptr); }
+  std::vector<std::string> names() const { return launched(kernels_); }
+
+ private:
+  std::vector<const void*> kernels_;
+};
+
+std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, " -> ")); }
+
+void expect_planned(const Problem& problem, HeaderRun run) {
+  SCOPED_TRACE(describe(problem));
+  std::string text;
+  run.plan_text = &text;
+  {
+    const Recorded recorded;
+    header_forward(problem, run);
+    EXPECT_EQ(joined(recorded.names()), joined(planned(text, "kernels forward"))) << text;
+  }
+  const Recorded recorded;
+  header_backward(problem, run);
+  std::vector<std::string> both = planned(text, "kernels forward");
+  for (const std::string& name : planned(text, "kernels backward")) add(both, name);
+  EXPECT_EQ(joined(recorded.names()), joined(both)) << text;
+}
+
+HeaderRun run_of(uint64_t seed, fw_form form) {
+  HeaderRun run = device_run(form);
+  run.bf16 = seed % 3 == 0 ? HeaderRun::Bf16Tensors::kNone : HeaderRun::Bf16Tensors::kAll;
+  run.float16 = seed % 9 == 1;
+  run.state_layout = seed / 3 % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
+  return run;
+}
+
+TEST(Launches, ArePlannedForEveryRule) {
+  for (const Rule& rule : all_rules()) {
+    for (const fw_form form : {FW_FORM_TOKEN, FW_FORM_CHUNK}) {
+      const uint64_t seed = rule_seed(rule, form == FW_FORM_TOKEN ? 301 : 302);
+      if (form == FW_FORM_TOKEN ? rule.general_erase() : lacks(rule)) continue;
+      ProblemOptions options;
+      options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 71, 136}) : SeqLayout::uniform(2, 65);
+      options.H = 1;
+      options.HV = seed % 4 == 1 && !rule.general_erase() ? 2 : 1;
+      options.K = seed / 4 % 3 == 0 ? 48 : seed / 4 % 3 == 1 ? 64 : 128;
+      options.V = seed % 5 == 0 ? 100 : 64;
+      options.gates_per_value_head = seed % 7 == 0;
+      options.initial_state = seed % 3 != 1;
+      options.seed = seed;
+      expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, form));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
