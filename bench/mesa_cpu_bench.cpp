@@ -1,7 +1,7 @@
-// The Mesa layer's recurrence (docs/models.md) on this machine's processor in float32: microseconds of processor time a
-// token, medians, of one sequence. The solve, exact and by conjugate gradients; the scan over the values v | k, forward
-// and both calls of backward. And a plain loop over tokens, which scans and solves (by its own Cholesky, in float32) as
-// the paper has it.
+// The Mesa layer's recurrence (docs/rules/mesa.md) on this machine's processor in float32: microseconds of processor
+// time a token, medians, of one sequence. The solve, exact and by conjugate gradients; the scan over the values v | k,
+// forward and both calls of backward. And a plain loop over tokens, which scans and solves (by its own Cholesky, in
+// float32) as the paper has it.
 //
 //   mesa_cpu_bench [THREADS] [REPEATS] [HEADS] [DIM]
 #include <fmt/format.h>

@@ -47,7 +47,7 @@ TEST(Recipes, HaveThePapersParameters) {
       {"1.3b-kda-hybrid", {1169862048, 0}},
       {"1.3b-transformer", {1158760448, 0}},
       // Summed by hand from the shapes of
-      // docs/rules/mamba.md and docs/models.md
+      // docs/rules/mamba.md and mamba2.md
       {"1.3b-mamba", {1334740992, 0}},
       {"1.3b-mamba-hybrid", {1255385088, 0}},
       {"1.3b-longhorn-diag-hybrid", {1254729728, 0}},

@@ -44,17 +44,17 @@ def main() -> int:
         for text, expected in CASES.items():
             path.write_text(text, encoding="utf-8")
             page = check_docs.Page(path)
-            found = [problem for _, problem in check_docs.page_problems(page, "docs/page.md", "reference", commands, {})]
+            found = [problem for _, problem in check_docs.page_problems(page, "reference", commands, {})]
             if bool(found) != bool(expected) or expected and not any(expected in problem for problem in found):
                 print(f"{text[:60]!r}: expected {expected}, got {found}")
                 bad += 1
-        path.write_text("Short.\n", encoding="utf-8")
-        check_docs.LONG_SENTENCES["docs/page.md"] = 1
-        found = [problem for _, problem in check_docs.page_problems(check_docs.Page(path), "docs/page.md", "reference", commands, {})]
-        if not any("lower the entry" in problem for problem in found):
-            print(f"an allowance that is not used: got {found}")
-            bad += 1
-    print(f"check_docs: {len(CASES) + 1} pages, {bad} judged wrongly" if bad else f"check_docs: {len(CASES) + 1} pages judged as they should be")
+        path.write_text(" ".join(["word"] * 41) + ".\n", encoding="utf-8")
+        for kind in ("rules", "record"):
+            found = [problem for _, problem in check_docs.page_problems(check_docs.Page(path), kind, commands, {})]
+            if not any("words in a sentence" in problem for problem in found):
+                print(f"a long sentence on a page of kind {kind}: got {found}")
+                bad += 1
+    print(f"check_docs: {len(CASES) + 2} pages, {bad} judged wrongly" if bad else f"check_docs: {len(CASES) + 2} pages judged as they should be")
     return 1 if bad else 0
 
 
