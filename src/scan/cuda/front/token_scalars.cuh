@@ -16,9 +16,9 @@ FW_DEVICE float fused_scalar(const GateLaw<float>& law, float x) {
   return law.given == Given::kValue ? x : law.factor * sigmoid_of<GateMath>(x);
 }
 
-// The law of a head's log-decays, a softplus or a log-sigmoid: value -size softplus(work tile (x + bias)).
+// The law of a head's log-decays, a softplus or a log-sigmoid: value -size softplus(slope (x + bias)).
 struct DecayScalar {
-  float size = 1, work_tile = 1, bias = 0;
+  float size = 1, slope = 1, bias = 0;
 };
 FW_DEVICE DecayScalar decay_scalar(const FusedGates& fused, int head) {
   const GateScalars<1> own = gate_scalars<1>(fused.a_log, fused.dt_bias, head, 0);
@@ -26,7 +26,7 @@ FW_DEVICE DecayScalar decay_scalar(const FusedGates& fused, int head) {
   return {log_sigmoid ? fused.g.factor : own.rate[0], log_sigmoid ? -1.0f : 1.0f, own.bias[0]};
 }
 FW_DEVICE float fused_decay(const DecayScalar& law, float x) {
-  return -law.size * softplus_of<GateMath>(law.work_tile * (x + law.bias));
+  return -law.size * softplus_of<GateMath>(law.slope * (x + law.bias));
 }
 
 // ---- Slopes, of values
@@ -40,7 +40,7 @@ FW_DEVICE float one_less_exp(float x) {
 }
 // By the logit (and the bias); by a_log a softplus' value changes by itself.
 FW_DEVICE float decay_slope(const DecayScalar& law, float value) {
-  return law.size > 0 ? -law.work_tile * law.size * one_less_exp(-value * rcp_fast(law.size)) : 0.0f;
+  return law.size > 0 ? -law.slope * law.size * one_less_exp(-value * rcp_fast(law.size)) : 0.0f;
 }
 // By a warp, two rows of a chunk a lane (without one: gradient and value 0): d, the gradients of log-decays, become
 // those of logits. parts: what dt_bias and a_log take of them; or null.

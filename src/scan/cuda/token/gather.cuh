@@ -228,7 +228,7 @@ FW_DEVICE float exact_gate(float factor, float x) {
   return factor * ((x < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
 }
 FW_DEVICE float exact_decay(bool sigmoid, const DecayLaw& law, float x) {
-  const float t = fmaf(law.work_tile, x, law.at_0), e = exp2_fast(-std::abs(t));
+  const float t = fmaf(law.slope, x, law.at_0), e = exp2_fast(-std::abs(t));
   if (sigmoid) return law.size * ((t < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
   return law.size * fmaf(kLn2, max(t, 0.0f), GateMath::log1p(e));
 }
