@@ -102,10 +102,11 @@ TEST_F(AnalysisOfText, JsonHasEveryQuantityOfTheRule) {
   for (const char* key : {"format", "rule", "tokens", "windows", "context", "every", "loss", "definitions", "layers"})
     EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_EQ(json["layers"].size(), 2u);
-  const std::set<std::string> without_gain{"beta", "gain"};  // both gates are channel gates
+  // both gates are channel gates
+  const std::set<std::string> without_gain{"beta", "gain", "target_move", "prediction_move", "discrepancy"};
   for (const Json& layer : json["layers"]) {
     for (const char* key : {"layer", "rule", "heads", "v_heads", "key_dim", "value_dim", "replay_error", "quantities",
-                            "over_time", "subspace_overlap"}) {
+                            "over_time", "subspace_overlap", "prior_energy", "key_heads"}) {
       EXPECT_TRUE(layer.contains(key)) << key;
     }
     EXPECT_LE(layer["replay_error"].get<double>(), 2e-5);
@@ -185,10 +186,11 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
     }
   }
   for (const char* name : {"decay", "beta", "gain", "eigenvalue", "key_write", "cos_reads", "subspace_overlap",
-                           "state_norm", "effective_rank"}) {
+                           "state_norm", "effective_rank", "prior_energy", "key_gram", "cos_prior_reads", "target_move",
+                           "prediction_move", "discrepancy"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
-  EXPECT_EQ(names.size(), 9u);
+  EXPECT_EQ(names.size(), 15u);
 }
 
 // Layers with mixers of their own: the first has no gain, no erase and no lambda; the second's keys are normalised, the
