@@ -335,5 +335,35 @@ TEST_F(AnalysisOfText, RunsAreGathered) {
   EXPECT_THAT(csv, Not(HasSubstr("linear,all,eigenvalue")));
 }
 
+// Checkpoints of one training, in a shell's order, are drawn over their steps too; other names are not.
+TEST_F(AnalysisOfText, CheckpointsAreDrawnOverTheTraining) {
+  const AnalyzeOptions options{{}, 0, 64, 16};
+  const auto figures_of = [&](const std::vector<std::string>& names) {
+    std::vector<NamedAnalysis> runs;
+    for (size_t i = 0; i < names.size(); ++i)
+      runs.push_back({names[i], analyse(i == 0 ? "kaczmarz" : "qdelta", options)});
+    std::map<std::string, Figure> figures;
+    for (Figure& figure : comparison_figures(runs, 20)) figures.emplace(figure.name, std::move(figure));
+    return figures;
+  };
+  const auto steps = figures_of({"step-1000", "step-200"});
+  for (const char* name :
+       {"eigenvalue_training", "discrepancy_training", "cos_key_read_training", "cos_query_read_training"}) {
+    ASSERT_TRUE(steps.contains(name)) << name;
+    ASSERT_EQ(steps.at(name).panels.size(), 1u);
+    const std::vector<FigureCurve>& curves = steps.at(name).panels[0].curves;
+    ASSERT_EQ(curves.size(), 3u);
+    EXPECT_EQ(curves[2].x, (std::vector<double>{200, 1000}));
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_LE(curves[0].y[i], curves[2].y[i]);
+      EXPECT_GE(curves[1].y[i], curves[2].y[i]);
+    }
+  }
+  const std::vector<FigureCurve>& lambda = steps.at("lambda_training").panels[0].curves;
+  EXPECT_EQ(lambda[2].x, (std::vector<double>{200})) << "the other has none";
+  for (const auto& names : {std::vector<std::string>{"step-1", "run-2"}, {"a", "b"}, {"step-1"}})
+    EXPECT_FALSE(figures_of(names).contains("eigenvalue_training"));
+}
+
 }  // namespace
 }  // namespace fw::testing
