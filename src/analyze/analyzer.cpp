@@ -7,6 +7,7 @@
 #include "analyze/streams.h"
 #include "base/error.h"
 #include "base/threads.h"
+#include "rule/precond.h"
 
 namespace fw {
 namespace {
@@ -69,20 +70,61 @@ void add_reads(const HeadStreams& x, int64_t i, const TokenReads& reads, Sink& s
   const double *k = x.k.data() + i * K, *v = x.v.data() + i * V;
   sink.add(Quantity::kCosKeyRead, cosine(V, v, reads.key_read.data()));
   sink.add(Quantity::kCosQueryRead, cosine(V, v, reads.o.data()));
+  sink.add(Quantity::kCosPriorReads, cosine(V, reads.prior_query.data(), reads.prior_key.data()));
   if (x.e.empty()) return;
   const double* e = x.e.data() + i * K;
   sink.add(Quantity::kEigenvalue, 1.0 - dot(K, e, (x.taken.empty() ? x.w : x.taken).data() + i * K));
   if (x.f.empty()) return;
   sink.add(Quantity::kEffectiveStep, dot(K, e, k) / dot(K, k, k));
-  const double drift = norm(V, reads.fed.data());
+  const double feedback = norm(V, reads.fed.data());
   double by_key = 0;
   for (int64_t j = 0; j < V; ++j) {
     const double d = reads.erased[static_cast<size_t>(j)] - reads.fed[static_cast<size_t>(j)];
     by_key += d * d;
   }
-  sink.add(Quantity::kDrift, drift);
-  sink.add(Quantity::kDriftToKey, drift / std::sqrt(by_key));
-  sink.add(Quantity::kDriftToWrite, drift / norm(V, reads.u.data()));
+  sink.add(Quantity::kFeedback, feedback);
+  sink.add(Quantity::kFeedbackToKey, feedback / std::sqrt(by_key));
+  sink.add(Quantity::kFeedbackToWrite, feedback / norm(V, reads.u.data()));
+}
+
+// Target and prediction of one token for the next one (Q-Delta, Theorem 3.2): v, and S_t^T x with x = e / s, which is
+// what the state after the write predicts. A step size of 0 gives numbers that are not finite, which distributions
+// skip.
+struct Prediction {
+  std::vector<double> v, read;
+
+  // Of token i against the token before it; then token i is the one before.
+  void step(const HeadStreams& x, int64_t i, const TokenReads& reads, Sink& sink) {
+    const int64_t V = x.V;
+    const double* now = x.v.data() + i * V;
+    const double s = x.gain[static_cast<size_t>(i)];
+    if (!v.empty()) {
+      double target = 0, prediction = 0, both = 0;
+      for (int64_t j = 0; j < V; ++j) {
+        const size_t at = static_cast<size_t>(j);
+        const double dv = now[j] - v[at], dp = reads.erased[at] / s - read[at];
+        target += dv * dv;
+        prediction += dp * dp;
+        both += (dv - dp) * (dv - dp);
+      }
+      sink.add(Quantity::kTargetMove, std::sqrt(target));
+      sink.add(Quantity::kPredictionMove, std::sqrt(prediction));
+      sink.add(Quantity::kDiscrepancy, std::sqrt(both));
+    }
+    v.assign(now, now + V);
+    read = reads.left;
+    for (double& y : read) y /= s;
+  }
+};
+
+// What a preconditioner does to the token at `i`: its share of the range that the squashing uses.
+double saturation(const PrecondStreams& x, int64_t i, int64_t K) {
+  double sum = 0;
+  for (int64_t j = 0; j < K; ++j) {
+    const double y = std::abs(x.y[static_cast<size_t>(i * K + j)]);
+    sum += y / (1 + y);
+  }
+  return sum / static_cast<double>(K);
 }
 
 void add_state(const HeadReplay& replay, int64_t K, int64_t V, int64_t index, HeadAnalysis& head, Sink& sink) {
@@ -139,6 +181,7 @@ LayerAnalysis* Analyzer<T>::find(const RecurrenceView<T>& view) {
     layer.distributions.emplace_back(static_cast<size_t>(heads), Distribution(q.scale(view.rule)));
   }
   for (int64_t i = 0; i < view.v_heads; ++i) layer.value_heads.emplace_back(view.value_dim);
+  for (int64_t i = 0; i < view.heads; ++i) layer.key_heads.emplace_back(view.key_dim);
   return &*layers_.insert(at, std::move(layer));
 }
 
@@ -164,7 +207,12 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
 
   PrecondStreams precond;
   HeadStreams x;
-  std::vector<double> key_reads(static_cast<size_t>(kBlock * V)), query_reads(key_reads.size());
+  std::vector<double> key_reads(static_cast<size_t>(kBlock * V)), query_reads(key_reads.size()),
+      prior_key(key_reads.size()), prior_query(key_reads.size());
+  std::vector<Prediction> predictions(static_cast<size_t>(group));
+  const bool predicts = info(Quantity::kDiscrepancy).applies(view.rule);
+  KeyHeadAnalysis& own = layer.key_heads[static_cast<size_t>(h)];
+  if (view.in.precond_center != nullptr) own.center = static_cast<double>(view.in.precond_center[h]);
   for (int64_t begin = view.layout.begin(sequence); begin < view.layout.end(sequence); begin += kBlock) {
     const int64_t count = std::min(kBlock, view.layout.end(sequence) - begin);
     if (view.rule.uses_precond()) {
@@ -174,6 +222,13 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       sink.add_all(Quantity::kPrecondGain, precond.gain);
       sink.add_all(Quantity::kPrecondRaw, precond.y);
       sink.add_all(Quantity::kPrecond, precond.m);
+      const PrecondMap<double> map = precond_map(view.rule, std::log(view.rule.precond_x), 0.0);
+      for (const double y : precond.y) sink.add(Quantity::kPrecondTanh, std::exp(map.slope * std::tanh(y) + map.shift));
+      for (int64_t i = 0; i < count && !precond.y.empty(); ++i) {
+        const int64_t after = position_ + begin - view.layout.begin(sequence) + i + 1;
+        const double used = saturation(precond, i, K);
+        if (after % every_ == 0 && std::isfinite(used)) own.saturation.add(after / every_ - 1, used);
+      }
     }
     for (int64_t member = 0; member < group; ++member) {
       const int64_t hv = h * group + member;
@@ -182,11 +237,15 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       Sink sink(layer, h, hv);
       load_streams(view, begin, count, hv, view.rule.uses_precond() ? &precond : nullptr, x);
       add_gates(view.rule, x, member == 0, sink);
+      if (member == 0) own.keys.add(count, x.k.data());
       for (int64_t i = 0; i < count; ++i) {
         replay.step(x, i);
         add_reads(x, i, replay.reads(), sink);
         std::copy_n(replay.reads().key_read.begin(), V, key_reads.begin() + i * V);
         std::copy_n(replay.reads().o.begin(), V, query_reads.begin() + i * V);
+        std::copy_n(replay.reads().prior_key.begin(), V, prior_key.begin() + i * V);
+        std::copy_n(replay.reads().prior_query.begin(), V, prior_query.begin() + i * V);
+        if (predicts) predictions[static_cast<size_t>(member)].step(x, i, replay.reads(), sink);
         const T* observed = view.o.row(begin + i) + hv * V;
         for (int64_t j = 0; j < V; ++j) {
           const double o = static_cast<double>(observed[j]), difference = replay.reads().o[static_cast<size_t>(j)] - o;
@@ -198,6 +257,8 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       }
       head.key_reads.add(count, key_reads.data());
       head.query_reads.add(count, query_reads.data());
+      head.prior_key_reads.add(count, prior_key.data());
+      head.prior_query_reads.add(count, prior_query.data());
     }
   }
 }
@@ -208,6 +269,11 @@ std::vector<LayerAnalysis> Analyzer<T>::take() {
     parallel_for(layer.v_heads, [&](int64_t h) {
       HeadAnalysis& head = layer.value_heads[static_cast<size_t>(h)];
       head.overlap = subspace_overlap(head.key_reads, head.query_reads);
+      head.energy = shared_energy(head.prior_key_reads, head.prior_query_reads);
+    });
+    parallel_for(layer.heads, [&](int64_t h) {
+      KeyHeadAnalysis& head = layer.key_heads[static_cast<size_t>(h)];
+      head.gram = gram_spectrum(head.keys);
     });
   }
   return std::move(layers_);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "analyze/distribution.h"
@@ -25,11 +26,24 @@ struct PositionSeries {
 
 // What belongs to one value head beside its distributions.
 struct HeadAnalysis {
-  explicit HeadAnalysis(int64_t value_dim) : key_reads(value_dim), query_reads(value_dim) {}
+  explicit HeadAnalysis(int64_t value_dim)
+      : key_reads(value_dim), query_reads(value_dim), prior_key_reads(value_dim), prior_query_reads(value_dim) {}
   PositionSeries state_norm, effective_rank;
   Moments key_reads, query_reads;                      // S^T k and o over all tokens
   SubspaceOverlap overlap;                             // of the two, from Analyzer::take
+  Moments prior_key_reads, prior_query_reads;          // S_{t-1}^T k and S_{t-1}^T q
+  SharedEnergy energy;                                 // of the former in the latter's components, from Analyzer::take
   double replay_difference = 0, replay_reference = 0;  // sums of squares of (replayed - observed o) and of the observed
+};
+
+// What belongs to one key head.
+struct KeyHeadAnalysis {
+  explicit KeyHeadAnalysis(int64_t key_dim) : keys(key_dim) {}
+  Moments keys;       // k after its norm
+  GramSpectrum gram;  // of the keys, from Analyzer::take
+  // of a preconditioner that squashes: mean of |y| / (1 + |y|) over the channels
+  PositionSeries saturation;
+  double center = std::numeric_limits<double>::quiet_NaN();  // its learned center
 };
 
 struct LayerAnalysis {
@@ -38,6 +52,7 @@ struct LayerAnalysis {
   // [quantity][head], key heads or value heads; empty where the rule has no such quantity.
   std::vector<std::vector<Distribution>> distributions;
   std::vector<HeadAnalysis> value_heads;
+  std::vector<KeyHeadAnalysis> key_heads;
 
   const std::vector<Distribution>& of(Quantity q) const { return distributions[static_cast<size_t>(q)]; }
   // |replayed o - observed o| / |observed o| over all heads and tokens: rounding, or the analysis has another rule than the model.

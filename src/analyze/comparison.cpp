@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <utility>
 
 namespace fw {
 namespace {
@@ -41,9 +42,9 @@ double mean_overlap(const LayerAnalysis& layer) {
 
 FigureCurve line(FigureCurve::Kind kind, const char* color) { return {kind, color, {}, {}, {}}; }
 
-void add_point(FigureCurve& curve, int64_t layer, double y) {
+void add_point(FigureCurve& curve, int64_t x, double y) {
   if (!std::isfinite(y)) return;
-  curve.x.push_back(static_cast<double>(layer));
+  curve.x.push_back(static_cast<double>(x));
   curve.y.push_back(y);
 }
 
@@ -61,9 +62,29 @@ void add_depth(FigurePanel& panel, const Analysis& run, const QuantityInfo& q, D
   for (FigureCurve* curve : {&low, &high, &mean}) panel.curves.push_back(std::move(*curve));
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The steps of checkpoints of one training, "step-200", "step-400" ...: names that differ in their last number alone.
+// Else empty. In rising order, each with its run.
+using Steps = std::vector<std::pair<int64_t, const NamedAnalysis*>>;
+Steps steps_of(const std::vector<NamedAnalysis>& runs) {
+  Steps steps;
+  std::string stem;
+  for (const NamedAnalysis& run : runs) {
+    const size_t digits =
+        run.name.size() - (std::ranges::find_if_not(run.name.rbegin(), run.name.rend(), is_digit) - run.name.rbegin());
+    const std::string before = run.name.substr(0, digits), number = run.name.substr(digits);
+    if (number.empty() || number.size() > 15 || (!steps.empty() && before != stem)) return {};
+    stem = before;
+    steps.emplace_back(std::stoll(number), &run);
+  }
+  std::ranges::sort(steps);  // a shell lists step-1000 before step-200
+  return steps.size() > 1 ? steps : Steps();
+}
+
 class Figures {
  public:
-  Figures(const std::vector<NamedAnalysis>& runs, int64_t bins) : runs_(runs), bins_(bins) {}
+  Figures(const std::vector<NamedAnalysis>& runs, int64_t bins) : runs_(runs), bins_(bins), steps_(steps_of(runs)) {}
 
   void quantity(const QuantityInfo& q, bool logarithmic, const std::string& suffix) {
     const Distribution::Scale scale = logarithmic ? Distribution::Scale::kLog10 : Distribution::Scale::kLinear;
@@ -85,6 +106,29 @@ class Figures {
     }
     add(std::move(spread));
     add(std::move(depth));
+    training(q, scale, suffix);
+  }
+
+  // Over the steps of a training whose checkpoints the runs are.
+  void training(const QuantityInfo& q, Distribution::Scale scale, const std::string& suffix) {
+    if (steps_.empty()) return;
+    Figure course =
+        figure(fmt::format("{}{}_training", q.name, suffix),
+               fmt::format("{}: {}; over the steps of the training: mean, 5% and 95% (dashed) of all heads and layers",
+                           q.name, q.formula),
+               "step", q.name);
+    FigureCurve mean = line(FigureCurve::Kind::kLine, kFigureBlue), low = line(FigureCurve::Kind::kDashed, kFigureBlue),
+                high = low;
+    for (const auto& [step, run] : steps_) {
+      const std::optional<Distribution> d = pooled(run->analysis, q, scale);
+      if (!d || d->count() == 0) continue;
+      add_point(mean, step, d->mean());
+      add_point(low, step, d->quantile(kLow));
+      add_point(high, step, d->quantile(kHigh));
+    }
+    if (mean.x.empty()) return;
+    course.panels.push_back({"", {std::move(low), std::move(high), std::move(mean)}});
+    add(std::move(course));
   }
 
   void cosines() {
@@ -110,6 +154,8 @@ class Figures {
     }
     add(std::move(spread));
     add(std::move(depth));
+    training(key, Distribution::Scale::kLinear, "");
+    training(query, Distribution::Scale::kLinear, "");
   }
 
   void overlaps() {
@@ -145,6 +191,7 @@ class Figures {
 
   const std::vector<NamedAnalysis>& runs_;
   int64_t bins_;
+  Steps steps_;
   std::vector<Figure> figures_;
 };
 

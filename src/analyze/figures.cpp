@@ -185,6 +185,43 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
         return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
       }));
   label("r", "overlap");
+  // Values numbered from 1.
+  const auto numbered = [](const std::vector<double>& y, FigureCurve::Kind kind, const char* color) {
+    FigureCurve curve{kind, color, {}, {}, y};
+    for (size_t r = 1; r <= y.size(); ++r) curve.x.push_back(static_cast<double>(r));
+    return curve;
+  };
+  figures.push_back(make_figure(analysis, all, "prior_energy",
+                                "share in the first r principal components of the query reads S_{t-1}^T q: of "
+                                "themselves (dashed), of the key reads S_{t-1}^T k",
+                                value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+                                  const SharedEnergy& e = layer.value_heads[h].energy;
+                                  return {"",
+                                          {numbered(e.own, FigureCurve::Kind::kDashed, kGrey),
+                                           numbered(e.shared, FigureCurve::Kind::kLine, kFigureBlue)}};
+                                }));
+  label("r", "share");
+  const auto key_heads = [](const LayerAnalysis& layer) { return layer.heads; };
+  figures.push_back(make_figure(
+      analysis, all, "key_gram", "Gram matrix of the keys: eigenvalues and, dashed, its diagonal, shares of the trace",
+      key_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+        const GramSpectrum& g = layer.key_heads[h].gram;
+        return {std::isfinite(g.alignment) ? fmt::format("   alignment {:.2f}", g.alignment) : "",
+                {numbered(g.diagonal, FigureCurve::Kind::kDashed, kGrey),
+                 numbered(g.eigenvalues, FigureCurve::Kind::kLine, kFigureBlue)}};
+      }));
+  label("number", "share");
+  const Layers squashed =
+      layers_where(analysis, [](const LayerAnalysis& layer) { return layer.rule.uses_precond_center(); });
+  if (!squashed.empty()) {
+    figures.push_back(make_figure(
+        analysis, squashed, "saturation", "mean of |y| / (1 + |y|) over the channels, over the position in the window",
+        key_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+          const KeyHeadAnalysis& key = layer.key_heads[h];
+          return {fmt::format("   center {:.2f}", key.center), {line_of(key.saturation, analysis.every)}};
+        }));
+    label("position (tokens)", "saturation");
+  }
   const auto over_time = [&](const char* name, const char* title, const char* what,
                              PositionSeries HeadAnalysis::*series) {
     figures.push_back(

@@ -13,7 +13,8 @@ void add(int64_t n, double a, const double* __restrict x, double* __restrict y) 
 }  // namespace
 
 HeadReplay::HeadReplay(int64_t K, int64_t V) : K_(K), V_(V), s_(static_cast<size_t>(K * V)) {
-  for (std::vector<double>* x : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed, &reads_.u})
+  for (std::vector<double>* x : {&reads_.o, &reads_.key_read, &reads_.prior_key, &reads_.prior_query, &reads_.erased,
+                                 &reads_.left, &reads_.fed, &reads_.u})
     x->resize(static_cast<size_t>(V));
 }
 
@@ -23,7 +24,8 @@ void HeadReplay::start(const T* state) {
 }
 
 void HeadReplay::step(const HeadStreams& x, int64_t i) {
-  for (std::vector<double>* y : {&reads_.o, &reads_.key_read, &reads_.erased, &reads_.fed})
+  for (std::vector<double>* y :
+       {&reads_.o, &reads_.key_read, &reads_.prior_key, &reads_.prior_query, &reads_.erased, &reads_.left, &reads_.fed})
     std::fill(y->begin(), y->end(), 0.0);
   const int64_t at = i * K_;
   for (int64_t j = 0; j < K_; ++j) {
@@ -32,6 +34,8 @@ void HeadReplay::step(const HeadStreams& x, int64_t i) {
       if (!x.e.empty()) add(V_, x.e[static_cast<size_t>(at + j)], row, reads_.erased.data());
       if (!x.f.empty()) add(V_, x.f[static_cast<size_t>(at + j)], row, reads_.fed.data());
     };
+    add(V_, x.k[static_cast<size_t>(at + j)], row, reads_.prior_key.data());
+    add(V_, x.q[static_cast<size_t>(at + j)], row, reads_.prior_query.data());
     if (x.erases_before_decay) look_up();
     if (!x.decay.empty()) {
       const double alpha = x.decay[static_cast<size_t>(at + j)];
@@ -51,6 +55,7 @@ void HeadReplay::step(const HeadStreams& x, int64_t i) {
     }
     add(V_, x.r[static_cast<size_t>(at + j)], row, reads_.o.data());
     add(V_, x.k[static_cast<size_t>(at + j)], row, reads_.key_read.data());
+    if (!x.e.empty()) add(V_, x.e[static_cast<size_t>(at + j)], row, reads_.left.data());
   }
 }
 

@@ -141,7 +141,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   out.count = count;
   out.K = K;
   out.V = V;
-  for (std::vector<double>* x : {&out.k, &out.r, &out.w}) resize(*x, true, count * K);
+  for (std::vector<double>* x : {&out.k, &out.q, &out.r, &out.w}) resize(*x, true, count * K);
   for (std::vector<double>* x : {&out.z, &out.v}) resize(*x, true, count * V);
   resize(out.e, rule.is_delta(), count * K);
   resize(out.f, rule.is_delta() && rule.feedback != Feedback::kNone, count * K);
@@ -181,6 +181,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     const double* m = precond != nullptr ? row(precond->m, i, K) : nullptr;
     const double* m_r = rule.preconditions_read() ? m : nullptr;
     scaled(K, factors.kn, k, nullptr, row(out.k, i, K));
+    scaled(K, c.r_q / scale, q, nullptr, row(out.q, i, K));
     scaled(K, c.r_q, q, m_r, row(out.r, i, K));
     add_scaled(K, c.r_k, k, m_r, row(out.r, i, K));
     scaled(K, c.w_k * rho, k, rule.preconditions_write() ? m : nullptr, row(out.w, i, K));

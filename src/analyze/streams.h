@@ -18,7 +18,7 @@ namespace fw {
 // Rows [count, K] and [count, V], one after the other; a vector is empty where the rule has no such thing.
 struct HeadStreams {
   int64_t count = 0, K = 0, V = 0;
-  std::vector<double> k;                       // [K] after its normalisation
+  std::vector<double> k, q;                    // [K] after their normalisation
   std::vector<double> r, w, e, f;              // [K]; e and f for online rules, f with feedback
   std::vector<double> taken;                   // [K], what is erased goes along it (recurrence.md's f); empty: along w
   std::vector<double> z, v;                    // [V]

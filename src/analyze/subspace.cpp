@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "base/error.h"
@@ -41,6 +42,8 @@ std::vector<double> Moments::covariance() const {
   }
   return c;
 }
+
+std::vector<double> Moments::gram() const { return products_; }
 
 namespace {
 
@@ -93,6 +96,52 @@ SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b) {
     result.overlap = result.by_rank[static_cast<size_t>(result.components - 1)];
   }
   result.chance = V > 0 ? static_cast<double>(result.components) / static_cast<double>(V) : 0.0;
+  return result;
+}
+
+SharedEnergy shared_energy(const Moments& a, const Moments& b) {
+  const int64_t V = a.dim();
+  if (b.dim() != V) fail_internal("shared energy: expected vectors of one length, got {} and {}", V, b.dim());
+  SharedEnergy result;
+  const std::vector<double> covariance = a.covariance(), other = b.covariance();
+  if (!all_finite(covariance) || !all_finite(other)) return result;
+  double all = 0;
+  for (int64_t i = 0; i < V; ++i) all += covariance[static_cast<size_t>(i * V + i)];
+  const SymmetricEigen w = symmetric_eigen(V, other);
+  result.own = cumulative_share(w.values);
+  if (!(all > 0) || result.own.empty() || result.own.back() <= 0) return {};
+  std::vector<double> turned(static_cast<size_t>(V * V));  // a row of w.vectors is an eigenvector
+  gemm(Trans::kNo, Trans::kNo, V, V, V, 1.0, w.vectors.data(), V, covariance.data(), V, 0.0, turned.data(), V);
+  double sum = 0;
+  for (int64_t r = 0; r < V; ++r) {
+    for (int64_t j = 0; j < V; ++j)
+      sum += turned[static_cast<size_t>(r * V + j)] * w.vectors[static_cast<size_t>(r * V + j)];
+    result.shared.push_back(sum / all);
+  }
+  return result;
+}
+
+GramSpectrum gram_spectrum(const Moments& vectors) {
+  const int64_t K = vectors.dim();
+  GramSpectrum result;
+  result.alignment = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> gram = vectors.gram();
+  if (!all_finite(gram)) return result;
+  double trace = 0;
+  for (int64_t i = 0; i < K; ++i) trace += gram[static_cast<size_t>(i * K + i)];
+  if (!(trace > 0)) return result;
+  const SymmetricEigen u = symmetric_eigen(K, gram);
+  double weighted = 0;
+  for (int64_t i = 0; i < K; ++i) {
+    const double share = std::max(u.values[static_cast<size_t>(i)], 0.0) / trace;  // rounding may leave less than 0
+    double largest = 0;
+    for (int64_t j = 0; j < K; ++j) largest = std::max(largest, std::abs(u.vectors[static_cast<size_t>(i * K + j)]));
+    weighted += share * largest;
+    result.eigenvalues.push_back(share);
+    result.diagonal.push_back(gram[static_cast<size_t>(i * K + i)] / trace);
+  }
+  std::sort(result.diagonal.begin(), result.diagonal.end(), std::greater<>());
+  result.alignment = weighted;
   return result;
 }
 

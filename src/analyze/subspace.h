@@ -21,6 +21,7 @@ class Moments {
   int64_t dim() const { return dim_; }
   int64_t count() const { return count_; }
   std::vector<double> covariance() const;  // [V, V] about the mean; zeros for no vectors
+  std::vector<double> gram() const;        // [V, V], the sum of the outer products
 
  private:
   int64_t dim_, count_ = 0;
@@ -41,5 +42,21 @@ struct SubspaceOverlap {
 inline constexpr double kExplained = 0.9;
 // Vectors that are not finite span nothing: r = 0, and the lists are empty.
 SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b);
+
+// How much of one kind of vectors lies where another kind varies: W [V, r] the first r principal components of b,
+// C_a and C_b the covariances. Empty lists for vectors that are not finite or do not vary.
+struct SharedEnergy {
+  std::vector<double> own;     // tr(W^T C_b W) / tr(C_b), r = 1 ... V
+  std::vector<double> shared;  // tr(W^T C_a W) / tr(C_a)
+};
+SharedEnergy shared_energy(const Moments& a, const Moments& b);
+
+// A Gram matrix against its diagonal. Shares of the trace, largest first; empty and NaN for vectors that are zero or
+// not finite.
+struct GramSpectrum {
+  std::vector<double> eigenvalues, diagonal;
+  double alignment = 0;  // sum_i lambda_i |u_i|_inf / sum_i lambda_i: 1 when the eigenvectors u_i are the axes
+};
+GramSpectrum gram_spectrum(const Moments& vectors);
 
 }  // namespace fw

@@ -53,6 +53,15 @@ Json overlap_json(const SubspaceOverlap& overlap, size_t head) {
           {"query_explained", overlap.explained_b}};
 }
 
+Json key_head_json(const KeyHeadAnalysis& key, size_t head) {
+  Json json = {{"head", head},
+               {"gram_eigenvalues", key.gram.eigenvalues},
+               {"gram_diagonal", key.gram.diagonal},
+               {"axis_alignment", key.gram.alignment}};
+  if (std::isfinite(key.center)) json["center"] = key.center;
+  return json;
+}
+
 // One value of a head for the terminal's table.
 struct Column {
   std::string heading;
@@ -87,9 +96,13 @@ std::vector<Column> columns() {
       distribution_column("cos query", Quantity::kCosQueryRead, mean),
       {"overlap", always,
        [](const LayerAnalysis& l, int64_t hv) { return l.value_heads[static_cast<size_t>(hv)].overlap.overlap; }},
-      {"drift/write", info(Quantity::kDriftToWrite).applies,
+      {"center", info(Quantity::kPrecondRaw).applies,
        [](const LayerAnalysis& l, int64_t hv) {
-         return l.of(Quantity::kDriftToWrite)[static_cast<size_t>(hv)].quantile(0.5);
+         return l.key_heads[static_cast<size_t>(hv / (l.v_heads / l.heads))].center;
+       }},
+      {"feedback/write", info(Quantity::kFeedbackToWrite).applies,
+       [](const LayerAnalysis& l, int64_t hv) {
+         return l.of(Quantity::kFeedbackToWrite)[static_cast<size_t>(hv)].quantile(0.5);
        }},
       {"|S| last", always,
        [](const LayerAnalysis& l, int64_t hv) { return last_mean(l.value_heads[static_cast<size_t>(hv)].state_norm); }},
@@ -122,12 +135,23 @@ Json analysis_json(const Analysis& analysis, int64_t bins) {
                                            {"bins", q.logarithmic(layer.rule) ? "logarithmic" : "linear"},
                                            {"heads", heads}};
     }
-    Json norms = Json::array(), ranks = Json::array(), overlaps = Json::array();
+    Json norms = Json::array(), ranks = Json::array(), overlaps = Json::array(), energies = Json::array(),
+         keys = Json::array(), saturations = Json::array();
     for (size_t h = 0; h < layer.value_heads.size(); ++h) {
       norms.push_back(series_json(layer.value_heads[h].state_norm, h, analysis.every));
       ranks.push_back(series_json(layer.value_heads[h].effective_rank, h, analysis.every));
       overlaps.push_back(overlap_json(layer.value_heads[h].overlap, h));
+      energies.push_back({{"head", h},
+                          {"query_energy", layer.value_heads[h].energy.own},
+                          {"key_energy", layer.value_heads[h].energy.shared}});
     }
+    for (size_t h = 0; h < layer.key_heads.size(); ++h) {
+      keys.push_back(key_head_json(layer.key_heads[h], h));
+      if (layer.rule.uses_precond_center())
+        saturations.push_back(series_json(layer.key_heads[h].saturation, h, analysis.every));
+    }
+    Json over_time = {{"state_norm", norms}, {"effective_rank", ranks}};
+    if (!saturations.empty()) over_time["saturation"] = std::move(saturations);
     layers.push_back({{"layer", layer.layer},
                       {"rule", to_string(layer.rule)},
                       {"heads", layer.heads},
@@ -136,8 +160,10 @@ Json analysis_json(const Analysis& analysis, int64_t bins) {
                       {"value_dim", layer.value_dim},
                       {"replay_error", layer.replay_error()},
                       {"quantities", quantity_map},
-                      {"over_time", {{"state_norm", norms}, {"effective_rank", ranks}}},
-                      {"subspace_overlap", overlaps}});
+                      {"over_time", over_time},
+                      {"subspace_overlap", overlaps},
+                      {"prior_energy", energies},
+                      {"key_heads", keys}});
   }
   report["definitions"] = std::move(definitions);
   report["layers"] = std::move(layers);
@@ -169,14 +195,28 @@ std::string analysis_csv(const Analysis& analysis, int64_t bins) {
         }
       }
     }
+    const auto series = [&](size_t h, std::string_view name, const PositionSeries& s) {
+      for (size_t i = 0; i < s.sum.size(); ++i)
+        row(h, name, "at_position", fmt::format("{}", static_cast<int64_t>(i + 1) * analysis.every), "", s.mean(i));
+    };
+    const auto numbered = [&](size_t h, std::string_view name, std::string_view statistic,
+                              const std::vector<double>& values) {
+      for (size_t r = 0; r < values.size(); ++r) row(h, name, statistic, fmt::format("{}", r + 1), "", values[r]);
+    };
+    for (size_t h = 0; h < layer.key_heads.size(); ++h) {
+      const KeyHeadAnalysis& head = layer.key_heads[h];
+      series(h, "saturation", head.saturation);
+      row(h, "center", "value", "", "", head.center);
+      row(h, "key_gram", "axis_alignment", "", "", head.gram.alignment);
+      numbered(h, "key_gram", "eigenvalue", head.gram.eigenvalues);
+      numbered(h, "key_gram", "diagonal", head.gram.diagonal);
+    }
     for (size_t h = 0; h < layer.value_heads.size(); ++h) {
       const HeadAnalysis& head = layer.value_heads[h];
-      const auto series = [&](std::string_view name, const PositionSeries& s) {
-        for (size_t i = 0; i < s.sum.size(); ++i)
-          row(h, name, "at_position", fmt::format("{}", static_cast<int64_t>(i + 1) * analysis.every), "", s.mean(i));
-      };
-      series("state_norm", head.state_norm);
-      series("effective_rank", head.effective_rank);
+      series(h, "state_norm", head.state_norm);
+      series(h, "effective_rank", head.effective_rank);
+      numbered(h, "prior_energy", "query", head.energy.own);
+      numbered(h, "prior_energy", "key", head.energy.shared);
       row(h, "subspace_overlap", "overlap", "", "", head.overlap.overlap);
       row(h, "subspace_overlap", "chance", "", "", head.overlap.chance);
       row(h, "subspace_overlap", "key_components", "", "", static_cast<double>(head.overlap.components_a));

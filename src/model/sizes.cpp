@@ -14,20 +14,30 @@ namespace {
 // they are those with which the count is the paper's.
 constexpr const char *kPreconditioned = "Preconditioned DeltaNet", *kKaczmarz = "Kaczmarz Linear Attention",
                      *kGdn2 = "Gated DeltaNet-2";
+constexpr SizeKind kAll = SizeKind::kAll, kChannelDecay = SizeKind::kChannelDecay,
+                   kChannelGates = SizeKind::kChannelGates;
 constexpr NamedSize kSizes[] = {
-    // name, paper, channel decay, layers, hidden, heads, head dimension, MLP, tied, gate, its rank, rank of a channel
-    // decay, windows
-    {"340m", kPreconditioned, false, 24, 1024, 8, 128, 2816, true, "none", 0, 0, false},
-    {"340m", kPreconditioned, true, 24, 1024, 8, 128, 2816, true, "sigmoid", 128, 128, false},
-    {"400m", kKaczmarz, false, 24, 1024, 8, 128, 2816, false, "silu", 0, 0, false},
-    {"400m", kKaczmarz, true, 24, 1024, 8, 128, 2816, false, "silu", 0, 128, false},
-    {"1b", kPreconditioned, false, 24, 1792, 14, 128, 4864, true, "none", 0, 0, false},
-    {"1b", kPreconditioned, true, 24, 1680, 14, 120, 4608, true, "sigmoid", 120, 120, false},
-    {"1.3b", kGdn2, false, 20, 2048, 16, 128, 5632, false, "silu", 0, 0, false},
-    {"1.3b", kGdn2, true, 20, 2048, 16, 128, 5632, false, "silu", 128, 128, false},
-    {"1.3b-hybrid", kGdn2, false, 20, 2048, 16, 128, 5632, false, "silu", 0, 0, true},
-    {"1.3b-hybrid", kGdn2, true, 20, 2048, 16, 128, 5632, false, "silu", 128, 128, true},
+    // name, paper, rules, layers, hidden, heads, head dimension, MLP, tied, gate, its rank, rank of a channel decay,
+    // windows
+    {"340m", kPreconditioned, kAll, 24, 1024, 8, 128, 2816, true, "none", 0, 0, false},
+    {"340m", kPreconditioned, kChannelDecay, 24, 1024, 8, 128, 2816, true, "sigmoid", 128, 128, false},
+    {"400m", kKaczmarz, kAll, 24, 1024, 8, 128, 2816, false, "silu", 0, 0, false},
+    {"400m", kKaczmarz, kChannelDecay, 24, 1024, 8, 128, 2816, false, "silu", 0, 128, false},
+    {"1b", kPreconditioned, kAll, 24, 1792, 14, 128, 4864, true, "none", 0, 0, false},
+    {"1b", kPreconditioned, kChannelDecay, 24, 1792, 14, 120, 4864, true, "sigmoid", 120, 120, false},
+    // Gated DeltaNet-2 compares models of one state and 1.3B parameters: the MLP makes up for the mixer.
+    {"1.3b", kGdn2, kAll, 20, 2048, 16, 128, 6080, false, "silu", 0, 0, false},
+    {"1.3b", kGdn2, kChannelDecay, 20, 2048, 16, 128, 6592, false, "sigmoid", 128, 128, false},
+    {"1.3b", kGdn2, kChannelGates, 20, 2048, 16, 128, 4032, false, "silu", 0, 0, false},
+    {"1.3b-hybrid", kGdn2, kAll, 20, 2048, 16, 128, 6464, false, "silu", 0, 0, true},
+    {"1.3b-hybrid", kGdn2, kChannelDecay, 20, 2048, 16, 128, 6720, false, "sigmoid", 128, 128, true},
+    {"1.3b-hybrid", kGdn2, kChannelGates, 20, 2048, 16, 128, 5440, false, "silu", 0, 0, true},
 };
+
+SizeKind kind_of(const Rule& rule) {
+  if (rule.decay != Decay::kChannel) return kAll;
+  return rule.uses_erase_gate() ? kChannelGates : kChannelDecay;
+}
 
 }  // namespace
 
@@ -36,25 +46,29 @@ std::span<const NamedSize> named_sizes() { return kSizes; }
 std::vector<std::string> size_names() {
   std::vector<std::string> names;
   for (const NamedSize& size : kSizes) {
-    if (!size.channel) names.emplace_back(size.name);
+    if (size.kind == kAll) names.emplace_back(size.name);
   }
   return names;
 }
 
 nlohmann::json size_keys(const std::string& name, const std::string& rule) {
+  const SizeKind kind = kind_of(parse_rule(rule));
+  const NamedSize* found = nullptr;
   for (const NamedSize& size : kSizes) {
-    if (name != size.name || size.channel != (parse_rule(rule).decay == Decay::kChannel)) continue;
-    nlohmann::json keys = {{"num_hidden_layers", size.layers},
-                           {"hidden_size", size.hidden},
-                           {"num_heads", size.heads},
-                           {"head_dim", size.head_dim},
-                           {"output_gate", size.output_gate},
-                           {"output_gate_rank", size.output_gate_rank},
-                           {"intermediate_size", size.intermediate},
-                           {"tie_word_embeddings", size.tied}};
-    if (size.channel) keys["decay_rank"] = size.decay_rank;
+    if (name == size.name && size.kind <= kind) found = &size;  // the last: kinds ascend
+  }
+  if (found != nullptr) {
+    nlohmann::json keys = {{"num_hidden_layers", found->layers},
+                           {"hidden_size", found->hidden},
+                           {"num_heads", found->heads},
+                           {"head_dim", found->head_dim},
+                           {"output_gate", found->output_gate},
+                           {"output_gate_rank", found->output_gate_rank},
+                           {"intermediate_size", found->intermediate},
+                           {"tie_word_embeddings", found->tied}};
+    if (found->kind != kAll) keys["decay_rank"] = found->decay_rank;
     // a window of 2,048 with the model's heads, as a window is
-    if (size.hybrid) keys["layers"] = {"recurrent", "window"};
+    if (found->hybrid) keys["layers"] = {"recurrent", "window"};
     return keys;
   }
   const std::vector<std::string> names = size_names();

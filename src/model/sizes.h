@@ -1,5 +1,5 @@
-// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is two lines
-// there.
+// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is a line for each
+// kind of rule there.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,15 +9,18 @@
 
 namespace fw {
 
+// Which rules a line is for. A rule without a line of its own kind takes that of the kind before.
+enum class SizeKind { kAll, kChannelDecay, kChannelGates };
+
 struct NamedSize {
   const char* name;   // "340m"
   const char* paper;  // whose model it is
-  bool channel;       // the line of rules with a channel decay, else that of all others
+  SizeKind kind;      // kChannelGates: channel decay and an erase gate of every channel, as gated_deltanet2 has
   int64_t layers, hidden, heads, head_dim, intermediate;
   bool tied;  // one matrix for embedding and head
   const char* output_gate;
   int64_t output_gate_rank;  // 0: full
-  int64_t decay_rank;        // of a channel decay
+  int64_t decay_rank;        // of a channel decay; 0: full
   bool hybrid;               // every second layer is a sliding window
 };
 std::span<const NamedSize> named_sizes();

@@ -54,6 +54,10 @@ std::vector<Place> places_of(const std::vector<TaskResult>& results) {
   return {places.begin(), places.end()};
 }
 
+std::optional<Published> published_beside(const TaskResult& r, int64_t length) {
+  return published(r.task, r.rule, r.model.mlp != "none", length);
+}
+
 }  // namespace
 
 Table task_table(const std::vector<TaskResult>& results) {
@@ -75,7 +79,7 @@ Table task_table(const std::vector<TaskResult>& results) {
         }
       }
       std::string cell = values.empty() ? "-" : mean_and_spread(values);
-      if (const auto theirs = published(first.task, group.rule, place.first)) {
+      if (const auto theirs = published_beside(first, place.first)) {
         cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
       }
       row.push_back(std::move(cell));
@@ -124,7 +128,7 @@ std::string task_report(const std::vector<TaskResult>& results) {
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {
-      const auto theirs = published(one.task, one.rule, s.length);
+      const auto theirs = published_beside(one, s.length);
       beside = beside || theirs.has_value();
       above = above || (theirs && theirs->paper >= 0);
     }

@@ -4,7 +4,7 @@ namespace fw {
 namespace {
 
 struct Row {
-  std::string_view task, rule;
+  std::string_view task, layer;
   int64_t length;
   double accuracy, paper = -1;
 };
@@ -19,10 +19,10 @@ constexpr Row kRows[] = {
     {"mqar", "gated_deltanet", 512, 98.36},
     {"mqar", "gated_deltanet", 1024, 94.31},
     {"mqar", "gated_deltanet", 2048, 66.81},
-    {"mqar", "mamba2", 256, 99.08},
-    {"mqar", "mamba2", 512, 99.02},
-    {"mqar", "mamba2", 1024, 96.54},
-    {"mqar", "mamba2", 2048, 64.29},
+    {"mqar", "ssd", 256, 99.08},
+    {"mqar", "ssd", 512, 99.02},
+    {"mqar", "ssd", 1024, 96.54},
+    {"mqar", "ssd", 2048, 64.29},
     {"one_pair", "kaczmarz", 1024, 100},
     {"one_pair", "kaczmarz", 2048, 100},
     {"one_pair", "kaczmarz", 4096, 100},
@@ -31,10 +31,10 @@ constexpr Row kRows[] = {
     {"one_pair", "gated_deltanet", 2048, 98.25},
     {"one_pair", "gated_deltanet", 4096, 98.05},
     {"one_pair", "gated_deltanet", 8192, 98.50},
-    {"one_pair", "mamba2", 1024, 0.10},
-    {"one_pair", "mamba2", 2048, 0},
-    {"one_pair", "mamba2", 4096, 0},
-    {"one_pair", "mamba2", 8192, 0.05},
+    {"one_pair", "ssd", 1024, 0.10},
+    {"one_pair", "ssd", 2048, 0},
+    {"one_pair", "ssd", 4096, 0},
+    {"one_pair", "ssd", 8192, 0.05},
     {"palindrome", "kaczmarz", 256, 99.84, 99.96},
     {"palindrome", "kaczmarz", 512, 99.50},
     {"palindrome", "kaczmarz", 1024, 97.22, 98.33},
@@ -43,10 +43,10 @@ constexpr Row kRows[] = {
     {"palindrome", "gated_deltanet", 512, 99.81},
     {"palindrome", "gated_deltanet", 1024, 98.24},
     {"palindrome", "gated_deltanet", 2048, 80.74},
-    {"palindrome", "mamba2", 256, 3.20},
-    {"palindrome", "mamba2", 512, 17.92},
-    {"palindrome", "mamba2", 1024, 88.22},
-    {"palindrome", "mamba2", 2048, 0.86},
+    {"palindrome", "ssd", 256, 3.20},
+    {"palindrome", "ssd", 512, 17.92},
+    {"palindrome", "ssd", 1024, 88.22},
+    {"palindrome", "ssd", 2048, 0.86},
     {"stack", "kaczmarz", 256, 99.97},
     {"stack", "kaczmarz", 512, 99.85, 99.96},
     {"stack", "kaczmarz", 1024, 99.25},
@@ -55,17 +55,18 @@ constexpr Row kRows[] = {
     {"stack", "gated_deltanet", 512, 99.73},
     {"stack", "gated_deltanet", 1024, 98.94},
     {"stack", "gated_deltanet", 2048, 95.64},
-    {"stack", "mamba2", 256, 99.98},
-    {"stack", "mamba2", 512, 99.94},
-    {"stack", "mamba2", 1024, 99.54},
-    {"stack", "mamba2", 2048, 93.82},
+    {"stack", "ssd", 256, 99.98},
+    {"stack", "ssd", 512, 99.94},
+    {"stack", "ssd", 1024, 99.54},
+    {"stack", "ssd", 2048, 93.82},
 };
 
 }  // namespace
 
-std::optional<Published> published(std::string_view task, std::string_view rule, int64_t length) {
+std::optional<Published> published(std::string_view task, std::string_view layer, bool has_mlp, int64_t length) {
+  if (layer == "ssd" && has_mlp) return std::nullopt;
   for (const Row& row : kRows) {
-    if (row.task == task && row.rule == rule && row.length == length) return Published{row.accuracy, row.paper};
+    if (row.task == task && row.layer == layer && row.length == length) return Published{row.accuracy, row.paper};
   }
   return std::nullopt;
 }

@@ -41,7 +41,11 @@ ScheduleShape parse_schedule_shape(const std::string& name) {
 
 double learning_rate(const Schedule& schedule, int64_t step) {
   const int64_t done = step + 1, warmup = schedule.warmup, steps = schedule.steps;
-  if (done <= warmup) return schedule.lr * static_cast<double>(done) / static_cast<double>(warmup);
+  if (done <= warmup) {
+    // In this form a warm-up from 0 has the bits of lr n / W.
+    return schedule.warmup_from +
+           (schedule.lr - schedule.warmup_from) * static_cast<double>(done) / static_cast<double>(warmup);
+  }
   if (schedule.shape == ScheduleShape::kConstant) return schedule.lr;
   if (done >= steps) return schedule.min_lr;
   if (schedule.shape == ScheduleShape::kLinear) return line(schedule, warmup, done);

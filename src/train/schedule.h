@@ -1,7 +1,7 @@
 // The learning rate of a step. With n = step + 1 the steps that are done after it, W = warmup, N = steps, and D the
 // whole number of steps nearest to decay_share * N (at most N - W):
 //
-//   n <= W           lr n / W                                                           linear warm-up, of every shape
+//   n <= W           warmup_from + (lr - warmup_from) n / W                             linear warm-up, of every shape
 //   constant         lr
 //   cosine           min_lr + (lr - min_lr) (1 + cos(pi (n - W) / (N - W))) / 2
 //   linear           min_lr + (lr - min_lr) (N - n) / (N - W)
@@ -24,6 +24,7 @@ struct Schedule {
   int64_t steps = 0;   // of the whole run
   ScheduleShape shape = ScheduleShape::kCosine;
   double decay_share = 0.2;  // wsd
+  double warmup_from = 0;    // the rate that the warm-up begins above: 0, or the papers' lr / 10
 };
 
 // cosine, linear, constant, wsd.

@@ -111,6 +111,7 @@ void validate(const TrainConfig& c) {
   TrainConfig copy = c;
   check_ranges(key_tables(copy));
   if (c.min_lr > c.lr) fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
+  if (c.warmup_from > c.lr) fail_usage("warmup_from: expected a number >= 0 and <= lr, got {}", c.warmup_from);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.patience > 0 && c.eval_every == 0)
     fail_usage("patience: expected 0 with eval_every = 0, where nothing is evaluated before the end, got {}",
@@ -156,7 +157,7 @@ struct Trainer::Impl {
         plan(plan_of(m, c, communicator.size())),
         model(m, device_named(c.device)),
         between(device_ranks(ranks, model.device())),
-        schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
+        schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share, c.warmup_from},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {

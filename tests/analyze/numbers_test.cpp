@@ -193,6 +193,34 @@ TEST(Subspaces, EqualAndOrthogonal) {
   EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({1, 2}, 4, 0)).overlap, 0.5, 1e-12);
 }
 
+// Reads b vary along the axes 0 and 1 with shares 0.8 and 0.2; of a, along 1 and 2, the second axis of b holds 0.8.
+TEST(Subspaces, SharedEnergy) {
+  const SharedEnergy e = shared_energy(along({1, 2}, 4, 3), along({0, 1}, 4, 0));
+  ASSERT_EQ(e.own.size(), 4u);
+  for (const auto& [r, own, shared] : {std::tuple<size_t, double, double>{0, 0.8, 0}, {1, 1, 0.8}, {3, 1, 1}}) {
+    EXPECT_NEAR(e.own[r], own, 1e-12);
+    EXPECT_NEAR(e.shared[r], shared, 1e-12);
+  }
+  EXPECT_TRUE(shared_energy(Moments(4), along({0, 1}, 4, 0)).shared.empty()) << "vectors that do not vary";
+}
+
+// Keys along the axes: the eigenvalues are the diagonal. Keys along one diagonal direction: one eigenvalue, a flat
+// diagonal.
+TEST(Subspaces, GramSpectrum) {
+  Moments axes(3), diagonal(4);
+  const std::vector<double> rows{0, 2, 0, 1, 0, 0, 0, 0, -1}, ones{1, -1, 1, 1};
+  axes.add(3, rows.data());
+  diagonal.add(1, ones.data());
+  const GramSpectrum a = gram_spectrum(axes), d = gram_spectrum(diagonal);
+  EXPECT_NEAR(a.alignment, 1, 1e-12);
+  EXPECT_NEAR(d.alignment, 0.5, 1e-12);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(a.eigenvalues[i], a.diagonal[i], 1e-12);
+  EXPECT_NEAR(a.diagonal[0], 4.0 / 6, 1e-12);
+  EXPECT_NEAR(d.eigenvalues[0], 1, 1e-12);
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(d.diagonal[i], 0.25, 1e-12);
+  EXPECT_TRUE(std::isnan(gram_spectrum(Moments(2)).alignment));
+}
+
 TEST(Subspaces, WithoutVarianceThereIsNone) {
   Moments still(3);
   const std::vector<double> x{1, 2, 3};
@@ -219,6 +247,7 @@ TEST(Replay, OneTokenByHand) {
   x.K = 2;
   x.V = 1;
   x.k = {1, 0};
+  x.q = {0, 1};
   x.w = {1, 0};
   x.r = {1, 1};
   x.e = {1, 0.5};
@@ -235,6 +264,9 @@ TEST(Replay, OneTokenByHand) {
   EXPECT_DOUBLE_EQ(replay.reads().u[0], -0.5);
   EXPECT_DOUBLE_EQ(replay.reads().key_read[0], 1.5);
   EXPECT_DOUBLE_EQ(replay.reads().o[0], 4.5);
+  EXPECT_DOUBLE_EQ(replay.reads().prior_key[0], 4);
+  EXPECT_DOUBLE_EQ(replay.reads().prior_query[0], 6);
+  EXPECT_DOUBLE_EQ(replay.reads().left[0], 3);  // 1.5 + 0.5 * 3
 }
 
 }  // namespace

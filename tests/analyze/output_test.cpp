@@ -102,10 +102,11 @@ TEST_F(AnalysisOfText, JsonHasEveryQuantityOfTheRule) {
   for (const char* key : {"format", "rule", "tokens", "windows", "context", "every", "loss", "definitions", "layers"})
     EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_EQ(json["layers"].size(), 2u);
-  const std::set<std::string> without_gain{"beta", "gain"};  // both gates are channel gates
+  // both gates are channel gates
+  const std::set<std::string> without_gain{"beta", "gain", "target_move", "prediction_move", "discrepancy"};
   for (const Json& layer : json["layers"]) {
     for (const char* key : {"layer", "rule", "heads", "v_heads", "key_dim", "value_dim", "replay_error", "quantities",
-                            "over_time", "subspace_overlap"}) {
+                            "over_time", "subspace_overlap", "prior_energy", "key_heads"}) {
       EXPECT_TRUE(layer.contains(key)) << key;
     }
     EXPECT_LE(layer["replay_error"].get<double>(), 2e-5);
@@ -185,10 +186,11 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
     }
   }
   for (const char* name : {"decay", "beta", "gain", "eigenvalue", "key_write", "cos_reads", "subspace_overlap",
-                           "state_norm", "effective_rank"}) {
+                           "state_norm", "effective_rank", "prior_energy", "key_gram", "cos_prior_reads", "target_move",
+                           "prediction_move", "discrepancy"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
-  EXPECT_EQ(names.size(), 9u);
+  EXPECT_EQ(names.size(), 15u);
 }
 
 // Layers with mixers of their own: the first has no gain, no erase and no lambda. The second's keys are normalised, the
@@ -331,6 +333,36 @@ TEST_F(AnalysisOfText, RunsAreGathered) {
   EXPECT_THAT(csv, HasSubstr("\n\"q, delta\",all,eigenvalue,count,760\n"));
   EXPECT_THAT(csv, HasSubstr("\n\"q, delta\",1,eigenvalue,count,380\n"));
   EXPECT_THAT(csv, Not(HasSubstr("linear,all,eigenvalue")));
+}
+
+// Checkpoints of one training, in a shell's order, are drawn over their steps too; other names are not.
+TEST_F(AnalysisOfText, CheckpointsAreDrawnOverTheTraining) {
+  const AnalyzeOptions options{{}, 0, 64, 16};
+  const auto figures_of = [&](const std::vector<std::string>& names) {
+    std::vector<NamedAnalysis> runs;
+    for (size_t i = 0; i < names.size(); ++i)
+      runs.push_back({names[i], analyse(i == 0 ? "kaczmarz" : "qdelta", options)});
+    std::map<std::string, Figure> figures;
+    for (Figure& figure : comparison_figures(runs, 20)) figures.emplace(figure.name, std::move(figure));
+    return figures;
+  };
+  const auto steps = figures_of({"step-1000", "step-200"});
+  for (const char* name :
+       {"eigenvalue_training", "discrepancy_training", "cos_key_read_training", "cos_query_read_training"}) {
+    ASSERT_TRUE(steps.contains(name)) << name;
+    ASSERT_EQ(steps.at(name).panels.size(), 1u);
+    const std::vector<FigureCurve>& curves = steps.at(name).panels[0].curves;
+    ASSERT_EQ(curves.size(), 3u);
+    EXPECT_EQ(curves[2].x, (std::vector<double>{200, 1000}));
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_LE(curves[0].y[i], curves[2].y[i]);
+      EXPECT_GE(curves[1].y[i], curves[2].y[i]);
+    }
+  }
+  const std::vector<FigureCurve>& lambda = steps.at("lambda_training").panels[0].curves;
+  EXPECT_EQ(lambda[2].x, (std::vector<double>{200})) << "the other has none";
+  for (const auto& names : {std::vector<std::string>{"step-1", "run-2"}, {"a", "b"}, {"step-1"}})
+    EXPECT_FALSE(figures_of(names).contains("eigenvalue_training"));
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ class OneToken {
   const Distribution& operator[](Quantity q) const { return analyzer_.layers()[0].of(q)[0]; }
   bool has(Quantity q) const { return !analyzer_.layers()[0].of(q).empty(); }
   const HeadAnalysis& head() const { return analyzer_.layers()[0].value_heads[0]; }
+  const KeyHeadAnalysis& key_head() const { return analyzer_.layers()[0].key_heads[0]; }
 
  private:
   Rule rule_;
@@ -66,10 +67,12 @@ TEST(Quantities, OfQueryFeedback) {
   expect_value(token, Quantity::kCosKeyRead, 2 / std::sqrt(0.25 + 4));        // S^T k = [-1/2 2]
   expect_value(token, Quantity::kCosQueryRead, 3 / std::sqrt(1 / 16.0 + 9));  // S^T q = [-1/4 3]
   expect_value(token, Quantity::kEffectiveStep, 0.25 * (1 + 0.5 * 2 / 4));    // s (k.k + lambda q.k) / |k|^2
-  const double drift = std::sqrt(1 / 64.0 + 1 / 16.0);
-  expect_value(token, Quantity::kDrift, drift);
-  expect_value(token, Quantity::kDriftToKey, drift / 0.5);
-  expect_value(token, Quantity::kDriftToWrite, drift / std::sqrt(25 / 64.0 + 0.25));
+  const double feedback = std::sqrt(1 / 64.0 + 1 / 16.0);
+  expect_value(token, Quantity::kFeedback, feedback);
+  expect_value(token, Quantity::kFeedbackToKey, feedback / 0.5);
+  expect_value(token, Quantity::kFeedbackToWrite, feedback / std::sqrt(25 / 64.0 + 0.25));
+  expect_value(token, Quantity::kCosPriorReads, 2 / std::sqrt(4 + 16.0));  // S before: S^T q = [2 4], S^T k = [4 0]
+  EXPECT_EQ(token[Quantity::kDiscrepancy].count(), 0) << "the first token has none before it";
   expect_value(token, Quantity::kStateNorm, std::sqrt(1 / 16.0 + 1 + 4));
   EXPECT_FALSE(token.has(Quantity::kEraseGate) || token.has(Quantity::kWriteGate) || token.has(Quantity::kPrecond));
   // Of S = [-1/4 1; 0 2]: sigma1 sigma2 = |det| = 1/2, sigma1^2 + sigma2^2 = |S|^2 = 81/16.
@@ -120,6 +123,12 @@ TEST(Quantities, Preconditioner) {
     EXPECT_NEAR(token[Quantity::kPrecondRaw].min(), y(1.5), 1e-12);
     EXPECT_NEAR(token[Quantity::kPrecond].min(), m(2.5), 1e-12);
     EXPECT_NEAR(token[Quantity::kPrecond].max(), m(1.5), 1e-12);
+    EXPECT_NEAR(token[Quantity::kPrecondTanh].min(), std::pow(1.5, -std::tanh(y(2.5))), 1e-12);
+    EXPECT_NEAR(token[Quantity::kPrecondTanh].max(), std::pow(1.5, -std::tanh(y(1.5))), 1e-12);
+    ASSERT_EQ(token.key_head().saturation.sum.size(), 1u);
+    const auto share = [&](double a) { return std::abs(y(a)) / (1 + std::abs(y(a))); };
+    EXPECT_NEAR(token.key_head().saturation.mean(0), (share(2.5) + share(1.5)) / 2, 1e-12);
+    EXPECT_EQ(token.key_head().center, 0.1);
     expect_value(token, Quantity::kKeyWrite, rule.starts_with("gain") ? 4 * m(2.5) : 4);
   }
   expect_value(OneToken("gain=gate precond=diagonal"), Quantity::kEigenvalue, 1 - 0.25 * 4 * m(2.5));
@@ -132,6 +141,45 @@ TEST(Quantities, AfterNormalisation) {
   expect_value(token, Quantity::kKeyWrite, 1);
   expect_value(token, Quantity::kEigenvalue, 1 - 0.25 * (1 + 0.5 / std::sqrt(2.0)));
   expect_value(token, Quantity::kEffectiveStep, 0.25 * (1 + 0.5 / std::sqrt(2.0)));
+}
+
+// Two tokens of Q-Delta's Theorem 3.2, K = 2, V = 1, no decay, s = beta, x = k + lambda q. The second token against the
+// first:
+//     S before: [1; 0]   k = [1 0]   q = [0 1]   v = 2, 5   beta = 1/2, 1/4   lambda = 1, 1/2
+//     x_1 = [1 1]: p_1 = 1, S_1 = [3/2; 0], S_1^T x_1 = 3/2        x_2 = [1 1/2]: p_2 = 3/2, dp = 0, dv = 3
+TEST(Quantities, MovementOfTargetAndPrediction) {
+  const Rule rule = parse_rule("gain=gate feedback=learned");
+  std::vector<double> q{0, 1, 0, 1}, k{1, 0, 1, 0}, v{2, 5}, beta{0.5, 0.25}, lambda{1, 0.5}, s{1, 0}, o{0, 0};
+  const auto measure = [&] {
+    const auto rows = [](std::vector<double>& x) {
+      return Mat<double>(x.data(), 2, static_cast<int64_t>(x.size()) / 2);
+    };
+    RecurrenceInputs<double> in;
+    in.q = rows(q);
+    in.k = rows(k);
+    in.v = rows(v);
+    in.beta = rows(beta);
+    in.lambda = rows(lambda);
+    in.s = s.data();
+    Analyzer<double> analyzer({}, 1);
+    const SeqLayout layout{{0, 2}};
+    analyzer.begin_layer(0);
+    analyzer.recurrence({rule, layout, 1, 1, 2, 1, in, rows(o)});
+    return analyzer.take();
+  };
+  const auto expect = [](const std::vector<LayerAnalysis>& layers, Quantity quantity, double value) {
+    EXPECT_EQ(layers[0].of(quantity)[0].count(), 1);
+    EXPECT_NEAR(layers[0].of(quantity)[0].mean(), value, 1e-12) << info(quantity).name;
+  };
+  const std::vector<LayerAnalysis> still = measure();
+  expect(still, Quantity::kTargetMove, 3);
+  expect(still, Quantity::kPredictionMove, 0);
+  expect(still, Quantity::kDiscrepancy, 3);
+  // Key and query exchanged at the second token.
+  k[2] = 0, k[3] = 1, q[2] = 1, q[3] = 0;
+  const std::vector<LayerAnalysis> moved = measure();  // x_2 = [1/2 1]: p_2 = 3/4, dp = -3/4
+  expect(moved, Quantity::kPredictionMove, 0.75);
+  expect(moved, Quantity::kDiscrepancy, 3.75);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ TEST_F(AnalyzeCommand, WritesWhatItNames) {
   if (outcome.out.find("gnuplot") == std::string::npos) {
     EXPECT_THAT(slurp(out + "/eigenvalue.png"), testing::StartsWith("\x89PNG"));
     EXPECT_THAT(slurp(out + "/eigenvalue.svg"), HasSubstr("</svg>"));
-    EXPECT_EQ(named, 2u + 2 * 9);
+    EXPECT_EQ(named, 2u + 2 * 12);
   }
 }
 

@@ -46,7 +46,8 @@ TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
   Folder folder;
   const Args small{"--hidden-size", "16", "--num-hidden-layers", "1", "--num-heads", "2",
                    "--head-dim",    "8",  "--intermediate-size", "32"};
-  const Outcome sized = run(Args{"train", "--dry-run", "--size", "1.3b", "--out", folder / "run"} + small);
+  const Outcome sized =
+      run(Args{"train", "--dry-run", "--size", "1.3b", "--rule", "kda", "--out", folder / "run"} + small);
   ASSERT_EQ(sized.code, 0) << sized.err;
   EXPECT_THAT(sized.out, HasSubstr("output_gate_rank = 128\n"));
   const Outcome fla = run(Args{"train", "--dry-run", "--layout", "fla", "--out", folder / "run"} + small);

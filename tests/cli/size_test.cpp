@@ -27,9 +27,13 @@ TEST(Size, SetsWhatNobodySaidOtherwise) {
   EXPECT_THAT(config("a", {"--size", "340m", "--rule", "gated_deltanet"}),
               AllOf(HasSubstr("\noutput_gate = 'none'\n"), HasSubstr("\ntie_word_embeddings = true\n"),
                     HasSubstr("\nhidden_size = 16\n")));
-  EXPECT_THAT(config("b", {"--size", "1.3b", "--decay-rank", "5"}),
+  EXPECT_THAT(config("b", {"--size", "1.3b", "--rule", "kda", "--decay-rank", "5"}),
               AllOf(HasSubstr("\noutput_gate_rank = 128\n"), HasSubstr("\ntie_word_embeddings = false\n"),
                     HasSubstr("\ndecay_rank = 5\n")));
+  // gated_deltanet2 has a line of its own among the rules with a channel decay.
+  EXPECT_THAT(config("e", {"--size", "1.3b", "--rule", "gated_deltanet2"}),
+              AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\noutput_gate_rank = 0\n"),
+                    HasSubstr("\ndecay_rank = 0\n")));
   EXPECT_THAT(config("d", {"--size", "1.3b-hybrid", "--window-window", "8", "--num-hidden-layers", "2"}),
               AllOf(HasSubstr("\nlayers = ['recurrent', 'window']\n"), HasSubstr("\nwindow = 8\n")));
   // A run file wins over the size as options do.

@@ -38,6 +38,19 @@ TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
   EXPECT_THAT(task_report({}), HasSubstr("No cell is finished yet"));
 }
 
+// The paper's Mamba2 is Mamba-2's own layer, and has no MLP: neither the rule nor the layer before an MLP is that
+// model.
+TEST(TaskTable, TheNumbersOfMamba2AreThoseOfItsOwnLayer) {
+  const auto row = [](const std::string& rule, const std::string& mlp) {
+    TaskResult one = result(rule, 1, 0.97, 0.6);
+    one.model.mlp = mlp;
+    return task_table({one}).markdown();
+  };
+  EXPECT_THAT(row("ssd", "none"), HasSubstr("| ssd | 0.001 | 1 | 4.46M | 97.00 (99.08) | 60.00 (64.29) |"));
+  EXPECT_THAT(row("ssd", "swiglu"), HasSubstr("| ssd | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
+  EXPECT_THAT(row("mamba2", "none"), HasSubstr("| mamba2 | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
+}
+
 TEST(TaskTable, ZoologyCountsByExample) {
   TaskResult one = result("kda", 1, 0.97, 0.6);
   one.task = "mqar_zoology";

@@ -16,6 +16,20 @@ TEST(Schedule, WarmsUpLinearlyAndReachesLrAtTheLastWarmupStep) {
     EXPECT_DOUBLE_EQ(learning_rate(schedule, step), 2e-3 * static_cast<double>(step + 1) / 10);
 }
 
+// Preconditioned DeltaNet (E.1): from 4e-5 to 4e-4. The first step is one part of the way up, as without it.
+TEST(Schedule, WarmsUpFromAGivenRate) {
+  Schedule schedule{4e-4, 4e-5, 954, 28610};
+  schedule.warmup_from = 4e-5;
+  EXPECT_NEAR(learning_rate(schedule, 0), 4e-5 + 3.6e-4 / 954, 1e-18);
+  EXPECT_NEAR(learning_rate(schedule, 476), 2.2e-4, 1e-18);
+  EXPECT_DOUBLE_EQ(learning_rate(schedule, 953), 4e-4);
+  EXPECT_DOUBLE_EQ(learning_rate(schedule, 28609), 4e-5);
+  for (const ScheduleShape shape : {ScheduleShape::kLinear, ScheduleShape::kConstant, ScheduleShape::kWsd}) {
+    schedule.shape = shape;
+    EXPECT_NEAR(learning_rate(schedule, 476), 2.2e-4, 1e-18);
+  }
+}
+
 TEST(Schedule, FallsAsHalfACosineToMinLrAtTheLastStep) {
   const Schedule schedule{2e-3, 2e-4, 10, 110};
   // A quarter, half and three quarters of the way from the last warm-up step (9) to the last step (109).

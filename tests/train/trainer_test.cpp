@@ -436,14 +436,15 @@ TEST(Trainer, TakesTheRatesOfItsSchedule) {
     TrainConfig config = tiny_run(folder.path(name));
     config.schedule = name;
     config.decay_share = 0.4;
+    config.warmup_from = 1e-4;
     config.log_every = 1;
     int64_t records = 0;
     make_trainer(config, folder.path("data"))
         ->run(
             [&](const LogRecord& r) {
               ++records;
-              EXPECT_EQ(r.lr,
-                        learning_rate({config.lr, config.min_lr, config.warmup, config.steps, shape, 0.4}, r.step - 1))
+              EXPECT_EQ(r.lr, learning_rate({config.lr, config.min_lr, config.warmup, config.steps, shape, 0.4, 1e-4},
+                                            r.step - 1))
                   << name << " " << r.step;
             },
             nullptr);
@@ -471,6 +472,8 @@ TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   refuses("lr", [nan](TrainConfig& c) { c.lr = nan; });
   refuses("min_lr", [](TrainConfig& c) { c.min_lr = 1; });
   refuses("warmup", [](TrainConfig& c) { c.warmup = -1; });
+  refuses("warmup_from: expected a number >= 0 and <= lr, got 0.1", [](TrainConfig& c) { c.warmup_from = 0.1; });
+  refuses("warmup_from", [](TrainConfig& c) { c.warmup_from = -1e-4; });
   refuses("schedule: expected cosine, linear, constant or wsd, got 'cosinus'; did you mean 'cosine'?",
           [](TrainConfig& c) { c.schedule = "cosinus"; });
   refuses("decay_share", [](TrainConfig& c) { c.decay_share = 0; });
