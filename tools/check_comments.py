@@ -31,8 +31,8 @@ def comment(line):
     text = line.strip()
     if text.startswith("///"):
         text = text[3:]
-    elif text.startswith("//"):
-        text = text[2:]
+    elif text.startswith(("//", "/*", "* ")):
+        text = re.sub(r"\*/$", "", text[2:].rstrip())
     else:
         return None
     return text[1:] if text.startswith(" ") else text

@@ -191,6 +191,7 @@ void expect_planned(const Problem& problem, HeaderRun run) {
   {
     const Recorded recorded;
     header_forward(problem, run);
+    EXPECT_FALSE(recorded.names().empty());
     EXPECT_EQ(joined(recorded.names()), joined(planned(text, "kernels forward"))) << text;
   }
   const Recorded recorded;
@@ -223,6 +224,37 @@ TEST(Launches, ArePlannedForEveryRule) {
       options.initial_state = seed % 3 != 1;
       options.seed = seed;
       expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, form));
+    }
+  }
+}
+
+// Keys of more than 128 channels, of which some rules have kernels of their own and others are split along K.
+TEST(Launches, ArePlannedForWideKeys) {
+  for (const Rule& rule : all_rules()) {
+    if (lacks(rule)) continue;
+    const uint64_t seed = rule_seed(rule, 303);
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 65, 66});
+    options.K = seed % 2 == 0 ? 160 : 256;
+    options.V = 64;
+    options.initial_state = seed % 3 != 1;
+    options.seed = seed;
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_AUTO));
+  }
+}
+
+// Gates given as logits: kernels of the scan make their values, or kernels in front of it do.
+TEST(Launches, ArePlannedForGatesAsLogits) {
+  for (const Preset& preset : presets()) {
+    if (lacks(preset.rule)) continue;
+    for (const Given decay : kDecaysGiven) {
+      const uint64_t seed = rule_seed(preset.rule, 304 + static_cast<uint64_t>(decay));
+      ProblemOptions options;
+      options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 71}) : SeqLayout::uniform(2, 65);
+      options.K = options.V = 64;
+      options.gates = logits_of(preset.rule, decay);
+      options.seed = seed;
+      expect_planned(of_bf16_numbers(random_problem(preset.rule, options)), run_of(seed, FW_FORM_CHUNK));
     }
   }
 }

@@ -115,15 +115,16 @@ typedef enum fw_normaliser {
   FW_NORMALISER_NONE = 0,
   FW_NORMALISER_KEY = 1,      /* 1 / c */
   FW_NORMALISER_ONE_PLUS = 2, /* 1 / (1 + c) */
-  FW_NORMALISER_GATED =
-      3 /* beta / (alpha + beta c), alpha = exp(precond_g), beta = precond_beta; both 1 without a preconditioner */
+  /* beta / (alpha + beta c), alpha = exp(precond_g), beta = precond_beta; both 1 without a preconditioner */
+  FW_NORMALISER_GATED = 3
 } fw_normaliser;
 /* L2: x / sqrt(|x|^2 + norm_eps). */
 typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm;
 /* Where k comes from: its tensor, or the decay. k = 1 - exp(g) keeps its digits where g is near 0. */
 typedef enum fw_key_source { FW_KEY_SOURCE_GIVEN = 0, FW_KEY_SOURCE_DECAY = 1 } fw_key_source;
 
-/* A rule. With gain s, erase gate b (s if tied), write gate c (s if tied) and preconditioner M times its normaliser:
+/* A rule has a gain s, an erase gate b, a write gate c and a preconditioner M (its normaliser included). A tied gate is
+ * s. Then
  *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale (q - d k)
  * q and k are those after their normalisation. k in e is erase_key with erase_key OWN. d is 0 for a plain read. precond
  * READ moves M from w to r. update ADDITIVE sets e = 0. erase_write OWN takes its tensor as it is. On CUDA, erase_state
@@ -143,15 +144,16 @@ typedef struct fw_rule {
   int32_t normaliser;   /* fw_normaliser */
   int32_t q_norm;       /* fw_norm */
   int32_t k_norm;       /* fw_norm, of k and erase_key */
-  int32_t key_source;  /* fw_key_source; DECAY: expects a channel decay of H heads and no preconditioner, no tensor k */
-  int32_t erase_state; /* fw_erase_state */
-  int32_t erase_write; /* fw_erase_write */
-  double norm_eps;     /* inside the square root of the L2 norm, 1e-6 */
-  double gain_eps;     /* of Kaczmarz and NLMS, 1e-6 */
-  double gain_bound;   /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * (largest M) <= 2 */
-  double lambda;       /* of feedback FIXED, 0.5 */
-  double precond_x;    /* range of the preconditioner, 1 <= x <= 2, 1.5 */
-  double precond_eps;  /* added to A inside the logarithm, 1e-6 */
+  /* fw_key_source; DECAY: expects a channel decay of H heads and no preconditioner, no tensor k */
+  int32_t key_source;
+  int32_t erase_state;  /* fw_erase_state */
+  int32_t erase_write;  /* fw_erase_write */
+  double norm_eps;      /* inside the square root of the L2 norm, 1e-6 */
+  double gain_eps;      /* of Kaczmarz and NLMS, 1e-6 */
+  double gain_bound;    /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * (largest M) <= 2 */
+  double lambda;        /* of feedback FIXED, 0.5 */
+  double precond_x;     /* range of the preconditioner, 1 <= x <= 2, 1.5 */
+  double precond_eps;   /* added to A inside the logarithm, 1e-6 */
   double precond_ridge; /* added to A in the inverse forms, 1 */
   int64_t reserved[8];  /* 0 */
 } fw_rule;
@@ -189,9 +191,10 @@ typedef enum fw_state_layout {
 } fw_state_layout;
 
 /* Where the sequence offsets lie. DEVICE is for CUDA. The host then never reads them: a call is planned for
- * num_sequences, T and max_seqlen, and reads the offsets when it runs. So one plan or CUDA graph serves any lengths within
- * these limits. The last offset may be below T: later rows are neither read nor written. Offsets that break the limits
- * give results without meaning, and access no memory outside the tensors. Long sequences are not cut into segments. */
+ * num_sequences, T and max_seqlen, and reads the offsets when it runs. So one plan or CUDA graph serves any lengths
+ * within these limits. The last offset may be below T: later rows are neither read nor written. Offsets that break the
+ * limits give results without meaning, and access no memory outside the tensors. Long sequences are not cut into
+ * segments. */
 typedef enum fw_seqlens_memory { FW_SEQLENS_HOST = 0, FW_SEQLENS_DEVICE = 1 } fw_seqlens_memory;
 
 /* What happens to the output of a sequence that fw_step skips because it has no slot. */
@@ -233,23 +236,24 @@ typedef struct fw_state_pool {
  * last accepted token. Nothing is copied. Arrays are memory of the device, read when the call runs. */
 typedef struct fw_speculation {
   const int32_t* token_slots; /* [N, columns]: slots of final_state and final_precond for the states after each token */
-  const int32_t*
-      accepted; /* [N]: sequence n starts from slot token_slots[n, max(accepted[n], 1) - 1]; without state_pool.slots */
-  int64_t columns;     /* at least the tokens of the longest sequence */
-  int64_t num_slots;   /* first dimension of final_state and final_precond; with accepted also of the initial states */
+  /* [N]: sequence n starts from slot token_slots[n, max(accepted[n], 1) - 1]; without state_pool.slots */
+  const int32_t* accepted;
+  int64_t columns; /* at least the tokens of the longest sequence */
+  /* first dimension of final_state and final_precond; with accepted also of the initial states */
+  int64_t num_slots;
   int64_t reserved[2]; /* 0 */
 } fw_speculation;
 
 /* Copies of the states inside a sequence, of fw_forward, for caches of prefixes. They go to the tensors checkpoints and
  * precond_checkpoints of fw_outputs. Checkpoint i of a sequence has the states after its first (i + 1) interval tokens.
  * A forward call that starts from it gives the bits of the whole one, unless sequences are cut into segments or the
- * checkpoint is FW_BF16. Without `slots`, checkpoint i of sequence n goes to place i + n floor(T / interval). For packed
- * sequences it is i + floor(tokens before sequence n / interval). Other places keep their contents. */
+ * checkpoint is FW_BF16. Without `slots`, checkpoint i of sequence n goes to place i + n floor(T / interval). For
+ * packed sequences it is i + floor(tokens before sequence n / interval). Other places keep their contents. */
 typedef struct fw_checkpoints {
   int64_t interval; /* tokens, a multiple of 64 and of the chunk; 0: no checkpoints */
-  const int32_t*
-      slots;       /* [N, columns], memory of the device, read when the call runs: slot of checkpoint i of sequence n */
-  int64_t columns; /* with slots: at least the checkpoints of the longest sequence */
+  /* [N, columns], memory of the device, read when the call runs: slot of checkpoint i of sequence n */
+  const int32_t* slots;
+  int64_t columns;     /* with slots: at least the checkpoints of the longest sequence */
   int64_t num_slots;   /* with slots: first dimension of the checkpoint tensors; else that is B floor(T / interval) */
   int64_t reserved[2]; /* 0 */
 } fw_checkpoints;
@@ -260,10 +264,10 @@ typedef struct fw_desc {
   fw_rule rule;
   fw_gates gates; /* which gates are given as logits */
   int32_t dtype;  /* fw_dtype of states and arithmetic: FW_F32 or FW_F64 */
-  int32_t
-      io_dtype; /* 0, or with dtype FW_F32: FW_BF16 or FW_F16, which token tensors may have; float16 above 65504 is infinite */
-  int32_t
-      operands; /* of the chunk form's matrix products: 0: dtype; FW_BF16 (dtype FW_F32): rounded to bf16, float32 sums */
+  /* 0, or with dtype FW_F32: FW_BF16 or FW_F16, which token tensors may have; float16 above 65504 is infinite */
+  int32_t io_dtype;
+  /* of the chunk form's matrix products: 0: dtype; FW_BF16 (dtype FW_F32): rounded to bf16, float32 sums */
+  int32_t operands;
   int32_t form;          /* fw_form */
   int32_t state_layout;  /* fw_state_layout of initial_state, final_state, checkpoints and their gradients */
   int32_t device;        /* fw_device */
@@ -273,17 +277,17 @@ typedef struct fw_desc {
   int64_t B, T, H, HV, K, V;
   double scale;  /* of the read vector; 0: K^-1/2 */
   int64_t chunk; /* rows of a chunk, 1 to 1024; 0: the library chooses */
-  int64_t
-      segment; /* CUDA, chunk form: tokens of the segments that a long sequence is cut into, a multiple of 64; 0: the library
-                      chooses by the shape of the call; -1: never. The bits of a result depend on it */
+  /* CUDA, chunk form: tokens of the segments that a long sequence is cut into, a multiple of 64; 0: the library chooses
+   * by the shape of the call; -1: never. The bits of a result depend on it */
+  int64_t segment;
   fw_seqlens seqlens;
   fw_state_pool state_pool;
   fw_speculation speculation;
   fw_checkpoints checkpoints;
 } fw_desc;
 
-/* Inputs of a call; shapes and dtypes are in the table of fw_forward. fw_backward writes gradients through a struct of the
- * same type. A tensor that the rule does not use must be absent. */
+/* Inputs of a call; shapes and dtypes are in the table of fw_forward. fw_backward writes gradients through a struct of
+ * the same type. A tensor that the rule does not use must be absent. */
 typedef struct fw_inputs {
   size_t size;
   fw_tensor q;               /* query */
@@ -415,8 +419,8 @@ FW_API size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes);
 FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved,
                             size_t saved_bytes, void* workspace, size_t workspace_bytes);
 
-/* Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond). What `grads` names
- * is overwritten; an absent gradient is not computed.
+/* Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond). What `grads`
+ * names is overwritten; an absent gradient is not computed.
  *
  * | tensor | shape | dtype | required when | written by |
  * |---|---|---|---|---|
@@ -430,12 +434,13 @@ FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_o
  * | grads.(other) | as in fw_forward; of a_log with the rank of in | parameter | optional | fw_backward |
  * | saved | sizes.saved bytes | bytes | optional (NULL: computed again) | fw_forward of the same descriptor and inputs |
  * | workspace | sizes.backward bytes; sizes.backward_alone without saved | bytes | unless 0 bytes | fw_backward |
- */
+ * / */
 FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,
                              const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes);
 
 /* Decode: one or a few tokens per sequence, one at a time whatever fw_desc.form says. To update states in place, give
- * the memory of in.initial_state as out.final_state. No two sequences may write one slot, or read one that another writes.
+ * the memory of in.initial_state as out.final_state. No two sequences may write one slot, or read one that another
+ * writes.
  *
  * | tensor | shape | dtype | required when | written by |
  * |---|---|---|---|---|
@@ -452,8 +457,8 @@ FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outp
                          size_t workspace_bytes);
 
 /* A descriptor that is checked and planned once, for many calls. It copies what it needs of the descriptor, also
- * cu_seqlens in host memory. Slots stay the caller's memory. Any number of threads may use a plan. A plan keeps the number
- * of threads that it was made with as its limit. */
+ * cu_seqlens in host memory. Slots stay the caller's memory. Any number of threads may use a plan. A plan keeps the
+ * number of threads that it was made with as its limit. */
 typedef struct fw_plan fw_plan;
 /* step: 1 for fw_plan_step, 0 for fw_plan_forward and fw_plan_backward. On an error *plan is NULL. */
 FW_API fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan);
@@ -479,7 +484,8 @@ FW_API const char* fw_status_name(fw_status status);
 /* The library's version, "major.minor.patch". */
 FW_API const char* fw_version(void);
 
-/* Threads of all later calls; 0 restores the default (OMP_NUM_THREADS or all cores). A running call keeps its number. */
+/* Threads of all later calls; 0 restores the default (OMP_NUM_THREADS or all cores). A running call keeps its number.
+ */
 FW_API void fw_set_threads(int threads);
 FW_API int fw_get_threads(void);
 
