@@ -246,15 +246,16 @@ TEST(Launches, ArePlannedForWideKeys) {
 // Gates given as logits: kernels of the scan make their values, or kernels in front of it do.
 TEST(Launches, ArePlannedForGatesAsLogits) {
   for (const Preset& preset : presets()) {
-    if (lacks(preset.rule)) continue;
     for (const Given decay : kDecaysGiven) {
       const uint64_t seed = rule_seed(preset.rule, 304 + static_cast<uint64_t>(decay));
+      const fw_form form = seed % 3 == 2 ? FW_FORM_TOKEN : FW_FORM_CHUNK;
+      if (form == FW_FORM_TOKEN ? preset.rule.general_erase() : lacks(preset.rule)) continue;
       ProblemOptions options;
       options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 71}) : SeqLayout::uniform(2, 65);
       options.K = options.V = 64;
       options.gates = logits_of(preset.rule, decay);
       options.seed = seed;
-      expect_planned(of_bf16_numbers(random_problem(preset.rule, options)), run_of(seed, FW_FORM_CHUNK));
+      expect_planned(of_bf16_numbers(random_problem(preset.rule, options)), run_of(seed / 3, form));
     }
   }
 }

@@ -234,6 +234,14 @@ bool stores_gates(const Plan& plan, const FusedGates& fused) {
   }
   return false;
 }
+// Whether backward makes values of logits once more: forward saves those of numbers, in the chunk form.
+bool makes_gates_again(const Plan& plan, const DevicePlan& device, const FusedGates& fused) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const bool saved = device.chunk_form && token_specs(plan.rule)[spec.token].one();
+    if (spec.logits() && !saved && !is_fused(fused, spec)) return true;
+  }
+  return false;
+}
 // Whether there are log-decays that are logits, whose a_log and dt_bias may want sums after backward.
 bool has_decay_logits(const Plan& plan) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
@@ -383,9 +391,9 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   };
   const bool behind = stores_gates(plan, fused_backward);
   text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)),
-                      forward_kernels(plan, device), rows ? " -> dplr" : "", back, front(behind),
-                      backward_kernels(plan, device), rows ? " -> dplr" : "",
-                      behind || has_decay_logits(plan) ? " -> gates" : "", back);
+                      forward_kernels(plan, device), rows ? " -> dplr" : "", back,
+                      front(makes_gates_again(plan, device, fused_backward)), backward_kernels(plan, device),
+                      rows ? " -> dplr" : "", behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: "
       "{} bytes\n"
