@@ -9,6 +9,8 @@ FUZZ_SECONDS ?= 60
 # Compilations are found again in the cache by clones in other folders.
 export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := tools/build.sh build $(JOBS)
+# For clangd: one command a source, although sources are compiled in groups.
+COMPILE_COMMANDS := @! command -v python3 > /dev/null || tools/compile_commands.py build
 # Programs for a GPU are tests where there is one; elsewhere nvcc's time for them is spared (CI builds them all the same).
 GPU := $(wildcard /dev/nvidiactl)
 TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fastweight_pages)
@@ -18,12 +20,14 @@ NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 .PHONY: all gpu deps configure test test-long torture demo install wheel bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library (6 minutes on two cores)
 	$(CMAKE_BUILD) fastweight_program fastweight_shared fastweight_pages
+	$(COMPILE_COMMANDS)
 
 gpu: ## the same with device code (30 minutes on two cores); brings CUDA's compiler and cuBLAS (1 GB, ~/.cache/fastweight) where there are none
 	@tools/install-deps.sh build $(if $(NVCC),,gpu)
 	@$(if $(NVCC),,tools/install-cuda.sh > /dev/null)
 	cmake --preset release -DFW_CUDA=ON
 	$(CMAKE_BUILD) fastweight_program fastweight_shared fastweight_pages
+	$(COMPILE_COMMANDS)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -38,6 +42,7 @@ configure: deps
 test: configure ## build and run the tests, but for the long ones (10 minutes on two cores); no device code without a GPU
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) $(TEST_TARGETS)
+	$(COMPILE_COMMANDS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
 test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay
@@ -114,4 +119,4 @@ fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove everything that was built
-	rm -rf build build-demo build-debug build-asan-ubsan build-tsan build-fuzz build-tidy build-wheel build-wheel-cpu dist
+	rm -rf compile_commands.json build build-demo build-debug build-asan-ubsan build-tsan build-fuzz build-tidy build-wheel build-wheel-cpu dist
