@@ -190,6 +190,8 @@ int Analyze::run(Options& options) {
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
   if (text_.empty()) {
+    options.expect_without_effect({"--field", "--separator"},
+                                  "without --text: the held-out tokens of the run are read");
     if (const std::string held = held_out_tokens(models_.front()); !held.empty()) text_ = {held};
     if (text_.empty())
       fail_usage("no text: give a file with --text; '{}' is no run with held-out data", models_.front());

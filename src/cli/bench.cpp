@@ -12,6 +12,7 @@
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/command.h"
+#include "cli/effects.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
 #include "cli/ranks.h"
@@ -23,6 +24,8 @@
 
 namespace fw::cli {
 namespace {
+
+constexpr const char* kRecurrence = "Recurrence";
 
 class Bench : public Command {
  public:
@@ -63,7 +66,7 @@ class Bench : public Command {
              "gated_deltanet2",
              ',')
         .words = rule_names();
-    options.section("", "Recurrence");
+    options.section("", kRecurrence);
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
     options.add("sequences", "N", &recurrence_.batch, "sequences");
     options.add("beside", "N", &recurrence_.beside,
@@ -130,7 +133,7 @@ class Bench : public Command {
   bool generates() const { return !model_.decode_sequences.empty() || model_.prefill != 0; }
   bool times_a_model() const { return train_ || decode_ || generates(); }
   void check_options(const Options& options);
-  void check() const;
+  void check(const Options& options) const;
   Communicator& join_ranks();
 
   std::string json_, device_ = "cpu", commit_;
@@ -143,27 +146,27 @@ class Bench : public Command {
 
 // An option that no timing of this call reads is an error.
 void Bench::check_options(const Options& options) {
-  const std::vector<std::string> recurrence{
-      "tokens", "sequences", "beside", "beside_tokens", "heads",   "value_heads", "key_dim",     "value_dim",
-      "dtype",  "operands",  "form",   "chunk",         "segment", "gates",       "decay_scale", "repeats"};
+  const StringList always{"--json", "--threads", "--check-memory", "--device", "--rule", "--commit"};
+  const StringList of_steps{"--batch", "--length",    "--accumulate", "--sums",
+                            "--steps", "--recompute", "--memory",     "--moments"};
+  const StringList of_models{"--train",       "--decode-model", "--decode-tokens", "--decode-sequences",
+                             "--decode-seen", "--prefill"};
   if (times_a_model()) {
-    options.expect_without_effect(recurrence,
-                                  "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
+    options.expect_only(always + of_steps + of_models + flags_of(model_tables()),
+                        "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
+    if (!train_) options.expect_without_effect(of_steps, "without --train");
+    if (!decode_) options.expect_without_effect({"--decode-tokens"}, "without --decode-model");
+    if (model_.decode_sequences.empty()) options.expect_without_effect({"--decode-seen"}, "without --decode-sequences");
+    if (launched().size == 1)
+      options.expect_without_effect({"--sums"}, "in one process: it is of the gradients of several ranks");
   } else {
-    std::vector<std::string> keys{"batch",     "length", "accumulate", "sums",          "steps",
-                                  "recompute", "memory", "moments",    "decode_tokens", "decode_seen"};
-    for (const KeyTable& table : model_tables()) {
-      for (const Key& key : table.keys) keys.push_back(key.name);
-    }
-    options.expect_without_effect(
-        keys, "without --train, --decode-model, --decode-sequences or --prefill: the recurrence alone is timed");
+    options.expect_only(
+        always + flags_under(options, kRecurrence) + StringList{"--prefill"},
+        "without --train, --decode-model, --decode-sequences or --prefill: the recurrence alone is timed");
+    if (recurrence_.beside == 0) options.expect_without_effect({"--beside-tokens"}, "without --beside");
+    if (recurrence_.form == "token") options.expect_without_effect({"--chunk", "--operands"}, "with --form token");
   }
-  if (!train_)
-    options.expect_without_effect({"batch", "length", "accumulate", "sums", "steps", "recompute", "memory", "moments"},
-                                  "without --train");
-  if (!decode_) options.expect_without_effect({"decode_tokens"}, "without --decode-model");
-  if (model_.decode_sequences.empty()) options.expect_without_effect({"decode_seen"}, "without --decode-sequences");
-  if (recurrence_.beside == 0) options.expect_without_effect({"beside_tokens"}, "without --beside");
+  if (json_.empty()) options.expect_without_effect({"--commit"}, "without --json, the only place where it is written");
   if (!times_a_model()) {
     recurrence_.rules = rules_;
   } else if (rules_.size() > 1) {
@@ -173,7 +176,11 @@ void Bench::check_options(const Options& options) {
   }
 }
 
-void Bench::check() const {
+void Bench::check(const Options& options) const {
+  if (times_a_model()) {
+    validate(model_.model);
+    expect_options_of_models(options, {&model_.model, 1});
+  }
   const auto at_least_one = [](const char* option, int64_t value) {
     if (value < 1) fail_usage("{}: expected a whole number >= 1, got {}", option, value);
   };
@@ -189,7 +196,6 @@ void Bench::check() const {
                recurrence_.value_heads);
   }
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
-  if (times_a_model()) validate(model_.model);
 }
 
 // Those that one step is timed on; one where nothing launched more.
@@ -217,7 +223,7 @@ int Bench::run(Options& options) {
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
   check_options(options);
-  check();
+  check(options);
   if (!json_.empty()) check_output(options, "--json", json_);
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/effects.h"
 #include "cli/eval_requests.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
@@ -82,26 +83,23 @@ int Eval::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
+  const StringList always{"--tokenizer", "--device", "--precision", "--json", "--threads", "--check-memory"};
+  expect_precision_of_cpu(options, device_);
   if (!requests_.requests.empty() || !requests_.raw.empty()) {
-    for (const char* key : {"text", "field", "context", "carry", "separator"}) {
-      if (options.given(key))
-        fail_usage("--{} is for a text, and --requests and --raw are scored as docs/tasks.md says", key);
-    }
+    options.expect_only(always + flags_under(options, kTasksHeading),
+                        "with --requests or --raw, which are scored as docs/tasks.md says");
     requests_.precision = precision_;
     check_requests(requests_, options);
     OpenModel open = open_model(model_, precision_, tokenizer_, device_);
     require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
     return score_requests(open, requests_, json_);
   }
-  for (const Option& option : options.entries()) {
-    if (option.is_given && option.heading == kTasksHeading)
-      fail_usage("{} is for tasks: give --requests FILE or --raw FILE", option.flag);
-  }
+  StringList read = always + StringList{"--text", "--context", "--carry"};
+  if (!text_.empty()) read = read + StringList{"--field", "--separator"};
+  options.expect_only(read, text_.empty()
+                                ? "without --text, --requests and --raw: the held-out tokens of the run are scored"
+                                : "with --text: it is of tasks, which --requests FILE or --raw FILE gives");
   if (text_.empty()) {
-    for (const char* key : {"field", "separator"}) {
-      if (options.given(key))
-        fail_usage("--{} is for a text: give one with --text; without, the held-out tokens of the run are read", key);
-    }
     if (const std::string held = held_out_tokens(model_); !held.empty()) text_ = {held};
     if (text_.empty())
       fail_usage("no text: give a file with --text (or requests with --requests); '{}' is no run with held-out data",

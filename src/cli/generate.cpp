@@ -16,6 +16,7 @@
 #include "base/printable.h"
 #include "base/stop.h"
 #include "cli/command.h"
+#include "cli/effects.h"
 #include "cli/json_output.h"
 #include "cli/line_input.h"
 #include "cli/model_option.h"
@@ -189,6 +190,9 @@ void Generate::check(const Options& options) {
     fail_usage("--samples: a conversation goes on from one text; leave one of them out");
   if (!state_save_.empty() && several())
     fail_usage("--state-save: expected one text whose state to keep; leave it out, or --samples and --prompts");
+  expect_precision_of_cpu(options, device_);
+  if (json_ && echo_)
+    options.expect_without_effect({"--echo"}, "with --json, which prints the number of the prompt and never its text");
   if (!conversation_ && prompts_.empty() && (options.given("before") || options.given("after"))) {
     fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
   }
@@ -206,6 +210,15 @@ void Generate::check(const Options& options) {
     fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
   if (generate_.tokens < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", generate_.tokens);
   if (greedy_) generate_.sampling.temperature = 0;
+  if (generate_.sampling.temperature == 0) {
+    options.expect_without_effect({"--top-k", "--top-p", "--min-p"},
+                                  "with --greedy or --temperature 0: the likeliest token is taken");
+    if (state_save_.empty())
+      options.expect_without_effect({"--seed"},
+                                    "with --greedy or --temperature 0 and no --state-save: nothing is drawn");
+  }
+  if (generate_.sampling.repetition_penalty == 1)
+    options.expect_without_effect({"--repetition-window"}, "without --repetition-penalty");
   validate(generate_.sampling);
   if (conversation_ && !options.given("after")) after_.assign(1, '\n');
   // What is typed in a conversation stands there already.

@@ -224,11 +224,25 @@ bool Options::given(const std::string& key) const {
   fail_internal("no option '{}' in the table", key);
 }
 
-void Options::expect_without_effect(const std::vector<std::string>& keys, const std::string& where) const {
-  for (const std::string& key : keys) {
-    if (!given(key)) continue;
-    const auto option = std::find_if(entries_.begin(), entries_.end(), [&](const Option& o) { return o.key == key; });
-    fail_usage("{}: expected no such option {}, where it has no effect", option->flag, where);
+const Option& Options::option(const std::string& flag) const {
+  for (const Option& option : entries_) {
+    if (option.flag == flag) return option;
+  }
+  fail_internal("no option '{}' in the table", flag);
+}
+
+void Options::expect_only(const std::vector<std::string>& flags, const std::string& where) const {
+  for (const std::string& flag : flags) option(flag);  // a list with an option that is not declared is a mistake
+  for (const Option& option : entries_) {
+    if (!option.is_given || option.positional || std::find(flags.begin(), flags.end(), option.flag) != flags.end())
+      continue;
+    fail_usage("{}: expected no such option, which has no effect {}", option.flag, where);
+  }
+}
+
+void Options::expect_without_effect(const std::vector<std::string>& flags, const std::string& where) const {
+  for (const std::string& flag : flags) {
+    if (option(flag).is_given) fail_usage("{}: expected no such option, which has no effect {}", flag, where);
   }
 }
 

@@ -72,13 +72,18 @@ class Options {
   const std::vector<Option>& entries() const { return entries_; }
   std::vector<Option>& entries() { return entries_; }
   bool given(const std::string& key) const;  // on the command line; Error(kInternal) for an unknown key
-  // Error(kUsage) for the first of these keys that the command line gives: "--key: has no effect WHERE".
-  void expect_without_effect(const std::vector<std::string>& keys, const std::string& where) const;
+  // An option that the mode of a call does not read is an error. A command whose modes read different options says for
+  // each what it reads: an option that is added later is then refused wherever no list has it. Error(kUsage) for the
+  // first given option that is none of these; arguments are not looked at.
+  void expect_only(const std::vector<std::string>& flags, const std::string& where) const;
+  // Of options that depend on another: Error(kUsage) for the first given one of these.
+  void expect_without_effect(const std::vector<std::string>& flags, const std::string& where) const;
   // Whether the user said it: on the command line or in a run file.
   bool said(const std::string& section, const std::string& key) const;
 
  private:
   Option& add(Option option);
+  const Option& option(const std::string& flag) const;  // Error(kInternal) for an unknown one
 
   std::string section_, heading_ = "Options";
   StringList first_;

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/stop.h"
 #include "cli/command.h"
+#include "cli/effects.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
@@ -70,7 +71,7 @@ class Requests : public Command {
   int run(Options& options) override;
 
  private:
-  std::vector<Request> draw() const;
+  std::vector<Request> draw(const Options& options) const;
 
   std::string task_, out_, model_, tokenizer_, haystack_, raw_, trunc_ = "answer_window";
   IntList lengths_{1024, 2048, 4096};
@@ -80,7 +81,10 @@ class Requests : public Command {
   RecallOptions recall_;
 };
 
-std::vector<Request> Requests::draw() const {
+std::vector<Request> Requests::draw(const Options& options) const {
+  if (!needs_essay(task_))
+    options.expect_without_effect({"--haystack"},
+                                  fmt::format("for '{}', which hides its needles in lines of its own", task_));
   if (examples_ < 1) fail_usage("--examples: expected at least 1, got {}", examples_);
   if (lengths_.empty()) fail_usage("--lengths: expected at least one, got none");
   if (model_.empty() == tokenizer_.empty())
@@ -114,21 +118,27 @@ int Requests::run(Options& options) {
   check_output(options, "--out", out_);
   const std::vector<std::string> needles = needle_tasks();
   const bool drawn = std::ranges::find(needles, task_) != needles.end();
-  for (const Option& option : options.entries()) {
-    if (!option.is_given || option.heading != (drawn ? kDataSets : kNeedles)) continue;
-    fail_usage("{} belongs to {}, and '{}' is {}", option.flag,
-               drawn ? "data sets" : fmt::format("needle tasks ({})", fmt::join(needles, ", ")), task_,
-               drawn ? "drawn" : "read from its file, --raw");
-  }
+  options.expect_only(StringList{"--out"} + flags_under(options, drawn ? kNeedles : kDataSets),
+                      fmt::format("for '{}', which is {}", task_, drawn ? "drawn" : "read from its file, --raw"));
   RequestFile file;
   if (drawn) {
-    file.requests = draw();
+    file.requests = draw(options);
   } else {
     if (trunc_ != "left" && trunc_ != "answer_window")
       fail_usage("--trunc: expected answer_window or left, got '{}'", trunc_);
     if (recall_.max_context < 1) fail_usage("--max-context: expected at least 1, got {}", recall_.max_context);
     recall_.truncation = trunc_ == "left" ? Truncation::kLeft : Truncation::kAnswerWindow;
-    const std::vector<std::string> known = raw_tasks();
+    const std::vector<std::string> known = raw_tasks(), recalls = recall_tasks();
+    if (std::ranges::find(recalls, task_) == recalls.end()) {
+      options.expect_without_effect({"--max-context", "--trunc", "--as-stored"},
+                                    fmt::format("for '{}', which is none of {}", task_, fmt::join(recalls, ", ")));
+    }
+    if (recall_.as_stored)
+      options.expect_without_effect({"--trunc"}, "with --as-stored: a document is cut at its left");
+    if (task_ == "squad")
+      options.expect_without_effect({"--trunc"}, "for 'squad', whose documents are always cut at their left");
+    if (task_ != "swde" && task_ != "fda")
+      options.expect_without_effect({"--as-stored"}, fmt::format("for '{}', which is neither swde nor fda", task_));
     if (raw_.empty() && std::ranges::find(known, task_) != known.end())
       fail_usage("--raw: expected the file of {}, got none", task_);
     file = requests_from_raw(task_, raw_, recall_, skip_bad_);

@@ -296,10 +296,11 @@ class Rules : public Command {
     options.add("markdown", "", &markdown_, "the list as a Markdown table");
     options.add("json", "", &json_, "print JSON instead");
   }
-  int run(Options&) override {
+  int run(Options& options) override {
     if (!compose_.empty() && !names_.empty()) fail_usage("rules: expected a NAME or --compose, got both");
     if (markdown_ && json_) fail_usage("--markdown and --json: expected one of them, both came");
     if (!compose_.empty() || !names_.empty()) {
+      options.expect_only({"--compose", "--json"}, "with the name or the axes of a rule: the list alone is a table");
       const bool several = names_.size() > 1 && std::none_of(names_.begin(), names_.end(), [](const std::string& n) {
                              return n.find('=') != std::string::npos;
                            });

@@ -16,6 +16,7 @@
 #include "base/folders.h"
 #include "base/memory.h"
 #include "cli/command.h"
+#include "cli/effects.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/say.h"
@@ -162,6 +163,7 @@ class Task : public Command {
   int run(Options& options) override;
 
  private:
+  void check_options(const Options& options, bool draws) const;
   // Takes what the command line does not say from a small task, or from the paper's model.
   void take_small(const Options& options);
   void take_model(const Options& options, ModelConfig standard);
@@ -357,11 +359,29 @@ void Task::take_model(const Options& options, ModelConfig standard) {
   }
 }
 
+// An option that this task, or what is asked of it, does not read is an error.
+void Task::check_options(const Options& options, bool draws) const {
+  const TaskOptions standard = default_options(task_);
+  const std::string of_task = fmt::format("for the task {}", task_);
+  if (standard.pairs == 0) options.expect_without_effect({"--pairs", "--vocabulary"}, of_task);
+  if (standard.passes == 0)
+    options.expect_without_effect({"--passes", "--power", "--noise", "--segments", "--tests"}, of_task);
+  if (task_ != "palindrome") options.expect_without_effect({"--first"}, of_task);
+  if (!hides_in_text(task_)) options.expect_without_effect({"--haystack"}, of_task);
+  if (!recipe_.segments.empty())
+    options.expect_without_effect({"--length", "--pairs", "--examples"}, "with --segments, which says them");
+  if (!draws) return;
+  options.expect_only({"--draw", "--out", "--seeds", "--length", "--pairs", "--vocabulary", "--passes", "--power",
+                       "--noise", "--first", "--haystack"},
+                      "with --draw, which trains nothing");
+  if (seeds_.size() > 1) fail_usage("--seeds: expected one seed with --draw, got {}", seeds_.size());
+}
+
 int Task::run(Options& options) {
   apply_threads(threads_);
   if (seeds_.empty()) fail_usage("--seeds: expected at least one, got none");
   const bool draws = !sweep_ && options.given("draw");
-  if (draws) options.expect_without_effect({"rule", "lr", "device", "small"}, "with --draw, which trains nothing");
+  check_options(options, draws);
   take_model(options, task_model(task_));
   if (small_) take_small(options);
   complete(recipe_, task_);
@@ -375,6 +395,9 @@ int Task::run(Options& options) {
   device_named(device_);  // one that is not there is said before any work
   allow_too_much_memory(!check_memory_);
   const std::vector<TaskCell> all = cells();
+  std::vector<ModelConfig> models;
+  for (const TaskCell& cell : all) models.push_back(cell.model);
+  expect_options_of_models(options, models);
   // Before the training, so that a table that cannot be written costs nothing.
   for (const char* name : {"results.json", "table.md", "accuracy.svg", "accuracy.png"}) {
     if (file_exists(out_)) check_output(options, "--out", fmt::format("{}/{}", out_, name));

@@ -105,28 +105,25 @@ int Tokenize::train_model() const {
 int Tokenize::run(Options& options) {
   if (!train_) stop_on_signal();  // SentencePiece's trainer looks at nothing
   if (!info_.empty()) {
-    if (!text_.empty() || !out_.empty()) fail_usage("--info: expected no text and no --out beside it");
+    if (!text_.empty()) fail_usage("--info: expected no text beside it, got '{}'", text_.front());
+    options.expect_only({"--info"}, "with --info, which says what is in a token file");
     return show_info();
   }
   if (text_.empty()) fail_usage("no text: give text files, or --info FILE");
   if (out_.empty()) fail_usage("--out is missing: where the result goes");
+  if (train_) {
+    options.expect_only({"--out", "--train-sentencepiece", "--vocab", "--model-type"},
+                        "with --train-sentencepiece, which makes no token file");
+  } else {
+    options.expect_only(
+        {"--out", "--tokenizer", "--field", "--separator", "--document-end", "--skip-bad", "--train-sentencepiece"},
+        "without --train-sentencepiece: a token file is made");
+  }
   const StringList files = expand_globs(text_);
   check_output(options, "--out", out_);
   for (const char* ending : {".tokenizing", ".tokenizing.offsets", ".tokenizing.json"})
     check_not_read(options, "--out", out_ + ending);
-  if (train_) {
-    for (const char* key : {"document_end", "skip_bad"}) {
-      if (options.given(key))
-        fail_usage("--{}: is for token files, and --train-sentencepiece makes none",
-                   key == std::string("skip_bad") ? "skip-bad" : "document-end");
-    }
-    return train_model();
-  }
-  for (const char* key : {"vocab", "model_type"}) {
-    if (options.given(key))
-      fail_usage("--{}: is for --train-sentencepiece, which was not given",
-                 key == std::string("vocab") ? "vocab" : "model-type");
-  }
+  if (train_) return train_model();
   const auto tokenizer = make_tokenizer(tokenizer_);
   for (const std::string& path : files) check_text(path);
   TokenizeOptions how;

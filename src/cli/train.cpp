@@ -24,6 +24,7 @@
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/dry_run.h"
+#include "cli/effects.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
 #include "cli/profile.h"
@@ -264,6 +265,7 @@ class Train : public Command {
   std::string resolved_run_file() const;
   bool documents_end() const;
   void load(Options& options);
+  void check_options(const Options& options) const;
   int plan(const Options& options);
   int profile(const Options& options);
   void describe_run(Trainer& trainer, const Dataset& data, int ranks) const;
@@ -342,6 +344,20 @@ void Train::load(Options& options) {
   }
   make_paths_absolute(o_.data, o_.train);
   to_toml(options, "");  // what cannot stand in a run file is refused before the work
+}
+
+// Options that others leave without effect. --dry-run and --profile take all options of the run that they describe.
+void Train::check_options(const Options& options) const {
+  expect_options_of_models(options, {&o_.model, 1});
+  expect_precision_of_cpu(options, o_.train.device);
+  if (!o_.data.valid.empty())
+    options.expect_without_effect({"--valid-fraction"}, "with --valid, whose text is held out");
+  if (o_.data.valid.empty() && o_.data.valid_fraction == 0)
+    options.expect_without_effect({"--eval-every", "--valid-tokens"},
+                                  "with --valid-fraction 0, which holds nothing out");
+  if (o_.train.schedule == "constant") options.expect_without_effect({"--min-lr"}, "with --schedule constant");
+  if (o_.train.schedule != "wsd")
+    options.expect_without_effect({"--decay-share"}, fmt::format("with --schedule {}", o_.train.schedule));
 }
 
 // A resumed run may be given other settings (more steps, say); which ones is said, because the bits then differ.
@@ -487,6 +503,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 int Train::plan(const Options& options) {
   const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
   o_.model = start.config;
+  check_options(options);
   say("{}", start.note);
   warn();
   say("{}\n",
@@ -499,6 +516,7 @@ int Train::profile(const Options& options) {
   if (!o_.json.empty()) check_output(options, "--json", o_.json);
   const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
   o_.model = start.config;
+  check_options(options);
   if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
   Json report = json_report("train");
   report["profile"] = profile_step(o_.model, o_.train);
@@ -621,6 +639,7 @@ int Train::train(const Options& options, Communicator& ranks) {
   ranks.barrier();
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
+  check_options(options);
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   if (o_.train.device == "cpu") {
     const bool evaluates = !o_.data.valid.empty() || o_.data.valid_fraction > 0;

@@ -239,6 +239,15 @@ std::vector<std::string> raw_tasks() {
   return names;
 }
 
+std::vector<std::string> recall_tasks() {
+  std::vector<std::string> names;
+  for (const Known& known : kKnown) {
+    if (known.fill == swde || known.fill == fda || known.fill == squad || known.fill == asked)
+      names.emplace_back(known.name);
+  }
+  return names;
+}
+
 RequestFile requests_from_raw(const std::string& task, const std::string& path, const RecallOptions& recall,
                               bool skip_bad) {
   const auto known = std::ranges::find_if(kKnown, [&](const Known& k) { return task == k.name; });

@@ -25,6 +25,7 @@
 namespace fw {
 
 std::vector<std::string> raw_tasks();
+std::vector<std::string> recall_tasks();  // those that RecallOptions are of
 
 // Of the recall suite (the last two lines above).
 struct RecallOptions {

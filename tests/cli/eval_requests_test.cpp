@@ -111,9 +111,10 @@ TEST_F(EvalRequests, RefusesBeforeAnyWork) {
           "no request of the task 'b'; its tasks are a");
   refused({"eval", path("run"), "--requests", path("one"), "--max-length", "3", "--out", path("no")},
           "a continuation of 7 tokens does not fit into --max-length 3");
-  refused({"eval", path("run"), "--requests", path("one"), "--text", path("text")}, "--text is for a text");
+  refused({"eval", path("run"), "--requests", path("one"), "--text", path("text")},
+          "--text: expected no such option, which has no effect with --requests or --raw");
   refused({"eval", path("run"), "--text", path("text"), "--task", "wikitext"},
-          "--task is for tasks: give --requests FILE or --raw FILE");
+          "--task: expected no such option, which has no effect with --text");
   refused({"eval", path("run"), "--raw", path("one")}, "say with --task which data set");
   refused({"eval", path("run"), "--raw", path("one"), "--task", "wikitex"}, "did you mean 'wikitext'?");
   EXPECT_FALSE(std::filesystem::exists(path("no")));
@@ -124,8 +125,9 @@ TEST_F(EvalRequests, RefusesBeforeAnyWork) {
           "more than the length of 300");
   refused({"requests", "piqa", "--out", path("no")}, "--raw: expected the file of piqa");
   refused({"requests", "piqa", "--raw", path("one"), "--seed", "3", "--out", path("no")},
-          "--seed belongs to needle tasks");
-  refused({"requests", "niah_single_1", "--raw", path("one"), "--out", path("no")}, "--raw belongs to data sets");
+          "--seed: expected no such option, which has no effect for 'piqa'");
+  refused({"requests", "niah_single_1", "--raw", path("one"), "--out", path("no")},
+          "--raw: expected no such option, which has no effect for 'niah_single_1'");
   EXPECT_FALSE(std::filesystem::exists(path("no")));
 }
 

@@ -77,7 +77,7 @@ TEST(Sweep, SmallNeedsNoOtherOption) {
 TEST(Task, DrawRefusesOptionsOfTraining) {
   const Outcome refused = run({"task", "mqar", "--draw", "2", "--lr", "1e-3"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--lr: expected no such option with --draw"));
+  EXPECT_THAT(refused.err, HasSubstr("--lr: expected no such option, which has no effect with --draw"));
 }
 
 }  // namespace
