@@ -1,6 +1,6 @@
 // A power cut. The program runs under sync_log.c, which notes what is synced. Then every file in the folder that was
-// written after its last fsync, or never synced, loses its content, as it may when the power goes. What the program says
-// is written must be there all the same.
+// written after its last fsync, or never synced, loses its content, as it may when the power goes. What the program
+// says is written must be there all the same.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
