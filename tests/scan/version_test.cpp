@@ -15,7 +15,7 @@ TEST(Version, IsThatOfTheHeader) {
 
 TEST(Plan, RunsOneTokenByTokenAndTwoByChunks) {
   fw_desc desc;
-  FW_INIT(&desc);
+  fw_desc_init(&desc);
   ASSERT_EQ(fw_rule_preset("gated_deltanet", &desc.rule), FW_OK);
   desc.B = 1, desc.H = desc.HV = 2, desc.K = desc.V = 16;
   desc.T = 1;
