@@ -36,6 +36,20 @@ def layers_of(name: str) -> list:
     return ["--rule", rule] + (["--layers", f"recurrent,{other}"] if other else [])
 
 
+def options_for(a: argparse.Namespace, name: str) -> list:
+    """The options behind --, but for those of layers that this model has not: `train` refuses them."""
+    rule, _, other = name.partition("+")
+    kept, at = [], 0
+    while at < len(a.options):
+        end = at + 1
+        while end < len(a.options) and not a.options[end].startswith("--"):
+            end += 1
+        if not any(a.options[at].startswith(f"--{layer}-") and layer not in (rule, other) for layer in ("window", "attention")):
+            kept += a.options[at:end]
+        at = end
+    return kept
+
+
 def call(command: list, **more) -> str:
     done = subprocess.run(command, text=True, **more)
     if done.returncode != 0:
@@ -56,7 +70,7 @@ def numbers(option: str, text: str) -> list:
 
 
 def parameters_of(a: argparse.Namespace, name: str, width: int) -> int:
-    command = [a.program, "train", "--dry-run", "--no-check-memory", "--text", str(a.valid), "--valid", str(a.valid)] + layers_of(name) + a.options
+    command = [a.program, "train", "--dry-run", "--no-check-memory", "--text", str(a.valid), "--valid", str(a.valid)] + layers_of(name) + options_for(a, name)
     command += ["--intermediate-size", str(width), "--batch", "1", "--length", "16", "--device", "cpu"]  # a dry run times a step
     return int(re.search(r"^all +(\d+)$", call(command, stdout=subprocess.PIPE), re.MULTILINE)[1])
 
@@ -98,7 +112,7 @@ def train(a: argparse.Namespace, name: str, seed: int) -> pathlib.Path:
     if any((run / "checkpoints").glob("step*")):
         call([a.program, "train", "--resume", "--out", str(run)] + where)
     else:
-        call([a.program, "train", "--text", str(a.text), "--valid", str(a.valid), "--out", str(run), "--seed", str(seed)] + layers_of(name) + a.options + mlp_width(a, name))
+        call([a.program, "train", "--text", str(a.text), "--valid", str(a.valid), "--out", str(run), "--seed", str(seed)] + layers_of(name) + options_for(a, name) + mlp_width(a, name))
     return run
 
 

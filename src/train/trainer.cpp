@@ -110,7 +110,8 @@ KeyTables key_tables(TrainConfig& c) {
 void validate(const TrainConfig& c) {
   TrainConfig copy = c;
   check_ranges(key_tables(copy));
-  if (c.min_lr > c.lr) fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
+  if (c.schedule != "constant" && c.min_lr > c.lr)
+    fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
   if (c.warmup_from > c.lr) fail_usage("warmup_from: expected a number >= 0 and <= lr, got {}", c.warmup_from);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.patience > 0 && c.eval_every == 0)

@@ -18,9 +18,9 @@ using Json = nlohmann::json;
 Args rising(const Folder& folder, const std::string& out) {
   spill(folder / "text", small_text());
   spill(folder / "test", "a key reads what was written before it\n" + small_text().substr(5000, 800));
-  return tiny_train(folder / "text", folder / out) +
-         Args{"--steps",  "14",           "--lr", "2",      "--min-lr",     "0", "--warmup", "8", "--schedule",
-              "constant", "--eval-every", "2",    "--test", folder / "test"};
+  return tiny_train(folder / "text", folder / out) + Args{"--steps",      "14", "--lr",       "2",
+                                                          "--warmup",     "8",  "--schedule", "constant",
+                                                          "--eval-every", "2",  "--test",     folder / "test"};
 }
 
 TEST(Validation, TheTestIsReadOnceByTheBestModel) {
