@@ -396,6 +396,7 @@ int Task::run(Options& options) {
   allow_too_much_memory(!check_memory_);
   const std::vector<TaskCell> all = cells();
   std::vector<ModelConfig> models;
+  models.reserve(all.size());
   for (const TaskCell& cell : all) models.push_back(cell.model);
   expect_options_of_models(options, models);
   // Before the training, so that a table that cannot be written costs nothing.

@@ -144,8 +144,8 @@ typedef struct fw_rule {
   int32_t normaliser;   /* fw_normaliser */
   int32_t q_norm;       /* fw_norm */
   int32_t k_norm;       /* fw_norm, of k and erase_key */
-  /* fw_key_source; DECAY: expects a channel decay of H heads and no preconditioner, no tensor k */
-  int32_t key_source;
+  /* With DECAY: a channel decay of H heads, no preconditioner and no tensor k. */
+  int32_t key_source;   /* fw_key_source */
   int32_t erase_state;  /* fw_erase_state */
   int32_t erase_write;  /* fw_erase_write */
   double norm_eps;      /* inside the square root of the L2 norm, 1e-6 */
