@@ -1,5 +1,5 @@
 // The names of the C header's constants, for messages. Each switch lists every value: one that it lacks does not
-// compile (-Werror=switch). A new enum is one more function here; tests/scan/enum_names_test.cpp compares them with the
+// compile (-Werror=switch). A new enum is one more function here; tests/scan/structs_test.cpp compares them with the
 // header.
 #pragma once
 
@@ -10,12 +10,13 @@
 
 namespace fw {
 
-// Null for a number that the enum lacks.
+// Null for a number that the enum lacks. Only one up to the last constant becomes the enum: others are not its values.
 #define FW_CASE(name) \
   case name:          \
     return #name;
-constexpr const char* enum_name(fw_status value) {
-  switch (value) {
+constexpr const char* enum_name(fw_status /*type*/, int64_t number) {
+  if (number < 0 || number > FW_ERROR_DEVICE) return nullptr;
+  switch (static_cast<fw_status>(number)) {
     FW_CASE(FW_OK)
     FW_CASE(FW_ERROR_ARGUMENT)
     FW_CASE(FW_ERROR_WORKSPACE)
@@ -25,15 +26,17 @@ constexpr const char* enum_name(fw_status value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_device value) {
-  switch (value) {
+constexpr const char* enum_name(fw_device /*type*/, int64_t number) {
+  if (number < 0 || number > FW_DEVICE_CUDA) return nullptr;
+  switch (static_cast<fw_device>(number)) {
     FW_CASE(FW_DEVICE_CPU)
     FW_CASE(FW_DEVICE_CUDA)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_dtype value) {
-  switch (value) {
+constexpr const char* enum_name(fw_dtype /*type*/, int64_t number) {
+  if (number < 0 || number > FW_F16) return nullptr;
+  switch (static_cast<fw_dtype>(number)) {
     FW_CASE(FW_F32)
     FW_CASE(FW_F64)
     FW_CASE(FW_BF16)
@@ -41,8 +44,9 @@ constexpr const char* enum_name(fw_dtype value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_decay value) {
-  switch (value) {
+constexpr const char* enum_name(fw_decay /*type*/, int64_t number) {
+  if (number < 0 || number > FW_DECAY_CHANNEL) return nullptr;
+  switch (static_cast<fw_decay>(number)) {
     FW_CASE(FW_DECAY_NONE)
     FW_CASE(FW_DECAY_CONSTANT)
     FW_CASE(FW_DECAY_SCALAR)
@@ -50,15 +54,17 @@ constexpr const char* enum_name(fw_decay value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_update value) {
-  switch (value) {
+constexpr const char* enum_name(fw_update /*type*/, int64_t number) {
+  if (number < 0 || number > FW_UPDATE_ADDITIVE) return nullptr;
+  switch (static_cast<fw_update>(number)) {
     FW_CASE(FW_UPDATE_DELTA)
     FW_CASE(FW_UPDATE_ADDITIVE)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_gain value) {
-  switch (value) {
+constexpr const char* enum_name(fw_gain /*type*/, int64_t number) {
+  if (number < 0 || number > FW_GAIN_PRECOND_LONGHORN) return nullptr;
+  switch (static_cast<fw_gain>(number)) {
     FW_CASE(FW_GAIN_ONE)
     FW_CASE(FW_GAIN_GATE)
     FW_CASE(FW_GAIN_KACZMARZ)
@@ -69,8 +75,9 @@ constexpr const char* enum_name(fw_gain value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_gate value) {
-  switch (value) {
+constexpr const char* enum_name(fw_gate /*type*/, int64_t number) {
+  if (number < 0 || number > FW_GATE_SCALAR) return nullptr;
+  switch (static_cast<fw_gate>(number)) {
     FW_CASE(FW_GATE_TIED)
     FW_CASE(FW_GATE_CHANNEL)
     FW_CASE(FW_GATE_AVERAGED)
@@ -78,52 +85,59 @@ constexpr const char* enum_name(fw_gate value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_erase_key value) {
-  switch (value) {
+constexpr const char* enum_name(fw_erase_key /*type*/, int64_t number) {
+  if (number < 0 || number > FW_ERASE_KEY_OWN) return nullptr;
+  switch (static_cast<fw_erase_key>(number)) {
     FW_CASE(FW_ERASE_KEY_TIED)
     FW_CASE(FW_ERASE_KEY_OWN)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_erase_state value) {
-  switch (value) {
+constexpr const char* enum_name(fw_erase_state /*type*/, int64_t number) {
+  if (number < 0 || number > FW_ERASE_STATE_PREVIOUS) return nullptr;
+  switch (static_cast<fw_erase_state>(number)) {
     FW_CASE(FW_ERASE_STATE_DECAYED)
     FW_CASE(FW_ERASE_STATE_PREVIOUS)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_erase_write value) {
-  switch (value) {
+constexpr const char* enum_name(fw_erase_write /*type*/, int64_t number) {
+  if (number < 0 || number > FW_ERASE_WRITE_OWN) return nullptr;
+  switch (static_cast<fw_erase_write>(number)) {
     FW_CASE(FW_ERASE_WRITE_TIED)
     FW_CASE(FW_ERASE_WRITE_OWN)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_feedback value) {
-  switch (value) {
+constexpr const char* enum_name(fw_feedback /*type*/, int64_t number) {
+  if (number < 0 || number > FW_FEEDBACK_FIXED) return nullptr;
+  switch (static_cast<fw_feedback>(number)) {
     FW_CASE(FW_FEEDBACK_NONE)
     FW_CASE(FW_FEEDBACK_LEARNED)
     FW_CASE(FW_FEEDBACK_FIXED)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_read value) {
-  switch (value) {
+constexpr const char* enum_name(fw_read /*type*/, int64_t number) {
+  if (number < 0 || number > FW_READ_CORRECTED) return nullptr;
+  switch (static_cast<fw_read>(number)) {
     FW_CASE(FW_READ_PLAIN)
     FW_CASE(FW_READ_CORRECTED)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_precond value) {
-  switch (value) {
+constexpr const char* enum_name(fw_precond /*type*/, int64_t number) {
+  if (number < 0 || number > FW_PRECOND_READ) return nullptr;
+  switch (static_cast<fw_precond>(number)) {
     FW_CASE(FW_PRECOND_NONE)
     FW_CASE(FW_PRECOND_DIAGONAL)
     FW_CASE(FW_PRECOND_READ)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_precond_form value) {
-  switch (value) {
+constexpr const char* enum_name(fw_precond_form /*type*/, int64_t number) {
+  if (number < 0 || number > FW_PRECOND_FORM_INVERSE_PREVIOUS) return nullptr;
+  switch (static_cast<fw_precond_form>(number)) {
     FW_CASE(FW_PRECOND_FORM_SQUASH)
     FW_CASE(FW_PRECOND_FORM_SQUASH_LOW)
     FW_CASE(FW_PRECOND_FORM_SQUASH_HIGH)
@@ -132,8 +146,9 @@ constexpr const char* enum_name(fw_precond_form value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_normaliser value) {
-  switch (value) {
+constexpr const char* enum_name(fw_normaliser /*type*/, int64_t number) {
+  if (number < 0 || number > FW_NORMALISER_GATED) return nullptr;
+  switch (static_cast<fw_normaliser>(number)) {
     FW_CASE(FW_NORMALISER_NONE)
     FW_CASE(FW_NORMALISER_KEY)
     FW_CASE(FW_NORMALISER_ONE_PLUS)
@@ -141,22 +156,25 @@ constexpr const char* enum_name(fw_normaliser value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_norm value) {
-  switch (value) {
+constexpr const char* enum_name(fw_norm /*type*/, int64_t number) {
+  if (number < 0 || number > FW_NORM_L2) return nullptr;
+  switch (static_cast<fw_norm>(number)) {
     FW_CASE(FW_NORM_RAW)
     FW_CASE(FW_NORM_L2)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_key_source value) {
-  switch (value) {
+constexpr const char* enum_name(fw_key_source /*type*/, int64_t number) {
+  if (number < 0 || number > FW_KEY_SOURCE_DECAY) return nullptr;
+  switch (static_cast<fw_key_source>(number)) {
     FW_CASE(FW_KEY_SOURCE_GIVEN)
     FW_CASE(FW_KEY_SOURCE_DECAY)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_given value) {
-  switch (value) {
+constexpr const char* enum_name(fw_given /*type*/, int64_t number) {
+  if (number < 0 || number > FW_GIVEN_LOGSIGMOID) return nullptr;
+  switch (static_cast<fw_given>(number)) {
     FW_CASE(FW_GIVEN_VALUE)
     FW_CASE(FW_GIVEN_SIGMOID)
     FW_CASE(FW_GIVEN_SOFTPLUS)
@@ -165,30 +183,34 @@ constexpr const char* enum_name(fw_given value) {
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_form value) {
-  switch (value) {
+constexpr const char* enum_name(fw_form /*type*/, int64_t number) {
+  if (number < 0 || number > FW_FORM_CHUNK) return nullptr;
+  switch (static_cast<fw_form>(number)) {
     FW_CASE(FW_FORM_AUTO)
     FW_CASE(FW_FORM_TOKEN)
     FW_CASE(FW_FORM_CHUNK)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_state_layout value) {
-  switch (value) {
+constexpr const char* enum_name(fw_state_layout /*type*/, int64_t number) {
+  if (number < 0 || number > FW_STATE_V_FIRST) return nullptr;
+  switch (static_cast<fw_state_layout>(number)) {
     FW_CASE(FW_STATE_K_FIRST)
     FW_CASE(FW_STATE_V_FIRST)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_seqlens_memory value) {
-  switch (value) {
+constexpr const char* enum_name(fw_seqlens_memory /*type*/, int64_t number) {
+  if (number < 0 || number > FW_SEQLENS_DEVICE) return nullptr;
+  switch (static_cast<fw_seqlens_memory>(number)) {
     FW_CASE(FW_SEQLENS_HOST)
     FW_CASE(FW_SEQLENS_DEVICE)
   }
   return nullptr;
 }
-constexpr const char* enum_name(fw_skipped value) {
-  switch (value) {
+constexpr const char* enum_name(fw_skipped /*type*/, int64_t number) {
+  if (number < 0 || number > FW_SKIPPED_ZERO) return nullptr;
+  switch (static_cast<fw_skipped>(number)) {
     FW_CASE(FW_SKIPPED_KEPT)
     FW_CASE(FW_SKIPPED_ZERO)
   }
@@ -199,7 +221,7 @@ constexpr const char* enum_name(fw_skipped value) {
 // The name of a field's value, or the number where the enum has none.
 template <class Enum>
 std::string enum_text(int32_t value) {
-  const char* name = enum_name(static_cast<Enum>(value));
+  const char* name = enum_name(Enum{}, value);
   return name != nullptr ? name : std::to_string(value);
 }
 

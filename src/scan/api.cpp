@@ -346,7 +346,9 @@ fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_output
 const char* fw_last_error(void) { return t_error.c_str(); }
 
 const char* fw_status_name(fw_status status) {
-  const char* name = fw::enum_name(status);
+  int number = 0;  // a caller's number need not be one of the enum
+  std::memcpy(&number, &status, sizeof(number));
+  const char* name = fw::enum_name(FW_OK, number);
   return name != nullptr ? name : "unknown status";
 }
 

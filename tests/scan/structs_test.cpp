@@ -289,7 +289,7 @@ TEST(EnumNames, AreThoseOfTheHeader) {
     compared.insert(type);
     std::map<int, std::string> named;
     for (int value = -300; value <= 300; ++value) {
-      const char* name = enum_name(static_cast<decltype(zero)>(value));
+      const char* name = enum_name(zero, value);
       if (name != nullptr) named[value] = name;
       EXPECT_EQ(enum_text<decltype(zero)>(value), name != nullptr ? name : std::to_string(value));
     }
