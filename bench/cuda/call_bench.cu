@@ -70,8 +70,8 @@ class Set {
     size_t count = 1;
     for (int i = 0; i < rank; ++i) count *= static_cast<size_t>(shape[i]);
     const size_t some = std::min<size_t>(count, 1 << 20), size = type == FW_F32 ? 4 : 2;
-    std::vector<float> k256(some);
-    for (float& x : k256) {
+    std::vector<float> wide(some);
+    for (float& x : wide) {
       seed_ = seed_ * 1664525U + 1013904223U;
       x = low + (high - low) * static_cast<float>(seed_ >> 8) * 0x1p-24F;
     }
@@ -79,17 +79,17 @@ class Set {
     for (size_t i = 0; i < narrow.size(); ++i) {
       if (type == FW_BF16) {
         fw::Bf16 y{};
-        fw::round_to_bf16(1, &k256[i], &y);
+        fw::round_to_bf16(1, &wide[i], &y);
         narrow[i] = y.bits;
       } else {
         fw::F16 y{};
-        fw::round_to_f16(1, &k256[i], &y);
+        fw::round_to_f16(1, &wide[i], &y);
         narrow[i] = y.bits;
       }
     }
     const DeviceMemory& memory = memory_.emplace_back(count * size);
     const DeviceMemory pattern(some * size);
-    pattern.from_host(size == 2 ? static_cast<const void*>(narrow.data()) : static_cast<const void*>(k256.data()),
+    pattern.from_host(size == 2 ? static_cast<const void*>(narrow.data()) : static_cast<const void*>(wide.data()),
                       some * size);
     for (size_t at = 0; at < count; at += some) {
       fw::device_copy(static_cast<char*>(memory.data()) + at * size, pattern.data(), std::min(some, count - at) * size,

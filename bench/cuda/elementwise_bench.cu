@@ -29,10 +29,10 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
   const double u = 2.0 * static_cast<double>(tokens * width);
   Buffer<Bf16> x = tensor(tokens, width), z = tensor(tokens, width), dy = tensor(tokens, width),
                y = tensor(tokens, width), w = tensor(tokens, width);
-  Buffer<float> k256(device, tokens * width), parameters(device, width), sums(device, width),
+  Buffer<float> wide(device, tokens * width), parameters(device, width), sums(device, width),
       rstd(device, tokens * width / kHead);
   const auto mat = [&](Buffer<Bf16>& b) { return Mat<Bf16>(b.data(), tokens, width); };
-  const Mat<float> g(k256.data(), tokens, width);
+  const Mat<float> g(wide.data(), tokens, width);
   float *const p = parameters.data(), *const s = sums.data();
   report("copy_rows", 2 * u, [&] { exec.copy_rows(mat(x), mat(y)); });
   report("gated_rmsnorm_forward", 3 * u, [&] {
@@ -43,10 +43,10 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
                                 mat(w), s);
   });
   report("gated_conv_forward", 3 * u,
-         [&] { exec.gated_conv_forward(mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, nullptr, mat(y)); });
+         [&] { exec.gated_conv_forward(mat(x), mat(z), wide.data(), p, int64_t{4}, pass, nullptr, nullptr, mat(y)); });
   Buffer<float> taps(device, 4 * width);
   report("gated_conv_backward", 5 * u, [&] {
-    exec.gated_conv_backward(mat(dy), mat(x), mat(z), k256.data(), p, int64_t{4}, pass, nullptr, mat(y), mat(w),
+    exec.gated_conv_backward(mat(dy), mat(x), mat(z), wide.data(), p, int64_t{4}, pass, nullptr, mat(y), mat(w),
                              taps.data(), s);
   });
   report("sigmoid_gate_forward", 2 * u, [&] { exec.sigmoid_gate_forward(mat(x), nullptr, 1.0F, mat(y)); });
@@ -111,9 +111,9 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
   Buffer<Bf16> upper(device, kVec16 * kPiece), m16(device, kVec16 * kPiece), v16(device, kVec16 * kPiece);
   Buffer<uint16_t> lo(device, kVec16 * kPiece);
   const ParamValues<float> whole{values.data()}, split{nullptr, upper.data(), lo.data(), nullptr};
-  const MomentValues<float> k256_moments{m.data(), v.data()}, narrow{nullptr, nullptr, m16.data(), v16.data()};
-  report("adamw, whole masters", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), whole, k256_moments); });
-  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), split, k256_moments); });
+  const MomentValues<float> wide_moments{m.data(), v.data()}, narrow{nullptr, nullptr, m16.data(), v16.data()};
+  report("adamw, whole masters", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), whole, wide_moments); });
+  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), split, wide_moments); });
   report("adamw, bf16 moments", 5 * bytes, [&] { exec.adamw(step, all, grads.data(), split, narrow); });
 }
 

@@ -67,7 +67,7 @@ struct Setting {
     fill(memory, rounded, rows * cols);
     return {memory, rows, cols};
   }
-  Mat<float> k256(int64_t rows, int64_t cols, double low = -1, double high = 1) {
+  Mat<float> wide(int64_t rows, int64_t cols, double low = -1, double high = 1) {
     float* const memory = arena.alloc<float>(rows * cols);
     fill(memory, numbers(rows * cols, low, high), rows * cols);
     return {memory, rows, cols};
@@ -104,9 +104,9 @@ Times time_mamba2(Setting& s, int64_t rows, int64_t key_heads, int64_t heads, in
   RecurrenceInputs<Bf16> in, d;
   in.q = s.matrix(rows, key_heads * state), in.k = s.matrix(rows, key_heads * state),
   in.v = s.matrix(rows, heads * dim);
-  in.write_gate = s.matrix(rows, heads, 0, 0.1), in.g = s.k256(rows, heads, -0.1, 0);
+  in.write_gate = s.matrix(rows, heads, 0, 0.1), in.g = s.wide(rows, heads, -0.1, 0);
   d.q = s.matrix(rows, key_heads * state), d.k = s.matrix(rows, key_heads * state), d.v = s.matrix(rows, heads * dim);
-  d.write_gate = s.matrix(rows, heads), d.g = s.k256(rows, heads);
+  d.write_gate = s.matrix(rows, heads), d.g = s.wide(rows, heads);
   const Mat<Bf16> o = s.matrix(rows, heads * dim), d_o = s.matrix(rows, heads * dim);
   const Recurrence<Bf16>& recurrence = s.recurrences.of(
       {Mamba3Scan<Bf16>::rule(), key_heads, heads, state, dim, FW_FORM_AUTO, 1.0, rows_of_token}, s.sequences);
@@ -126,14 +126,14 @@ Times time_scan(Setting& s, const Mamba3Shape& shape, const std::string& text) {
                         s.matrix(T * R, values),
                         s.matrix(T, shape.heads, 0.001, 0.1),
                         s.matrix(T, shape.heads, -2, 2),
-                        s.k256(T, shape.heads, -0.1, 0),
+                        s.wide(T, shape.heads, -0.1, 0),
                         s.matrix(T, shape.angles)};
   Mamba3Inputs<Bf16> d{s.matrix(T, shared),      s.matrix(T, shared),      s.matrix(T * R, values),
-                       s.matrix(T, shape.heads), s.matrix(T, shape.heads), s.k256(T, shape.heads),
+                       s.matrix(T, shape.heads), s.matrix(T, shape.heads), s.wide(T, shape.heads),
                        s.matrix(T, shape.angles)};
   const Mat<Bf16> o = s.matrix(T * R, values), d_o = s.matrix(T * R, values);
-  const Mamba3Parameters<float> parameters{s.k256(1, biases).data, s.k256(1, biases).data, s.k256(1, shape.heads).data},
-      gradients{s.k256(1, biases).data, s.k256(1, biases).data, s.k256(1, shape.heads).data};
+  const Mamba3Parameters<float> parameters{s.wide(1, biases).data, s.wide(1, biases).data, s.wide(1, shape.heads).data},
+      gradients{s.wide(1, biases).data, s.wide(1, biases).data, s.wide(1, shape.heads).data};
   const Mamba3Parameters<const float> read{parameters.q_bias, parameters.k_bias, parameters.skip};
   const Mamba3Scan<Bf16> scan(shape);
   Mamba3Scan<Bf16>::Context context;
@@ -149,8 +149,8 @@ Times time_scan(Setting& s, const Mamba3Shape& shape, const std::string& text) {
   });
   // What the scan does around the recurrence, of the memory of the last forward.
   const Mat<Bf16> dq = s.matrix(T * R, keys), dk = s.matrix(T * R, keys);
-  const Mat<float> dmet = s.k256(T, shape.heads * R * R), dnow = s.k256(T, shape.heads),
-                   dahead = s.k256(T, shape.heads);
+  const Mat<float> dmet = s.wide(T, shape.heads * R * R), dnow = s.wide(T, shape.heads),
+                   dahead = s.wide(T, shape.heads);
   const double work_tile = s.time([&] {
     s.exec.mamba3_rotary_forward(shape, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, s.layout, nullptr,
                                  context.marks, context.rows.q, context.rows.k, context.met);
@@ -229,8 +229,8 @@ void selective(Device& device, const std::vector<int64_t>& n) {
                   k = s.matrix(rows, N), y = s.matrix(rows, D);
   const Mat<Bf16> dy = s.matrix(rows, D), du = s.matrix(rows, D), dstep = s.matrix(rows, D), dq = s.matrix(rows, N),
                   dk = s.matrix(rows, N);
-  const Mat<float> a_log = s.k256(D, N, 0, 2.7), skip = s.k256(1, D), da = s.k256(D, N), dskip = s.k256(1, D),
-                   marks = s.k256(chunk_checkpoints(rows, B) * N, D);
+  const Mat<float> a_log = s.wide(D, N, 0, 2.7), skip = s.wide(1, D), da = s.wide(D, N), dskip = s.wide(1, D),
+                   marks = s.wide(chunk_checkpoints(rows, B) * N, D);
   Times times{};
   const auto forward = [&](float* keep) {
     s.exec.selective_scan_forward(ScanLaw::kMamba, u, step, q, k, a_log.data, skip.data, s.layout, nullptr, nullptr,
@@ -256,13 +256,13 @@ void mesa(Device& device, const std::vector<int64_t>& n) {
   const auto tokens = [&](RecurrenceInputs<Bf16>& of, double size) {
     of.q = s.matrix(rows, H * K, -size, size), of.k = s.matrix(rows, H * K, -size, size),
     of.v = s.matrix(rows, H * 2 * K);
-    of.write_gate = s.matrix(rows, H, 0, 1), of.g = s.k256(rows, H, -0.1, 0);
+    of.write_gate = s.matrix(rows, H, 0, 1), of.g = s.wide(rows, H, -0.1, 0);
   };
   const double unit = std::sqrt(3.0 / static_cast<double>(K));  // rows of length 1
   tokens(in, unit), tokens(d, 1), tokens(e, 1);
   const Mat<Bf16> rhs = s.matrix(rows, H * K, -unit, unit), o = s.matrix(rows, H * 2 * K),
                   d_o = s.matrix(rows, H * 2 * K), y = s.matrix(rows, H * K);
-  const Mat<float> lambda = s.k256(1, H * K), dlambda = s.k256(1, H * K);
+  const Mat<float> lambda = s.wide(1, H * K), dlambda = s.wide(1, H * K);
   const Recurrence<Bf16>& recurrence =
       s.recurrences.of({MesaSpec::rule(), H, H, K, 2 * K, FW_FORM_AUTO, 1.0}, s.sequences);
   void* const saved = s.arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()) + 256);

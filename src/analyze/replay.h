@@ -15,8 +15,8 @@ struct TokenReads {
   std::vector<double> key_read;  // S_t^T k: what the state, after the write, has under this token's key
   // S_{t-1}^T k and S_{t-1}^T q: what it has under both before decay and write
   std::vector<double> prior_key, prior_query;
-  std::vector<double> erased;  // Sbar^T e; zeros for offline rules
-  // S_t^T e: what the erase key finds after the write; zeros for offline rules
+  std::vector<double> erased;  // Sbar^T e; zeros without an erase
+  // S_t^T e: what the erase key finds after the write; zeros without an erase
   std::vector<double> left;
   std::vector<double> fed;  // Sbar^T f; zeros without feedback
   std::vector<double> u;    // z - Sbar^T e: what is written

@@ -19,7 +19,7 @@ namespace fw {
 struct HeadStreams {
   int64_t count = 0, K = 0, V = 0;
   std::vector<double> k, q;                    // [K] after their normalisation
-  std::vector<double> r, w, e, f;              // [K]; e and f for online rules, f with feedback
+  std::vector<double> r, w, e, f;              // [K]; e and f for rules with an erase, f with feedback
   std::vector<double> taken;                   // [K], what is erased goes along it (recurrence.md's f); empty: along w
   std::vector<double> z, v;                    // [V]
   std::vector<double> decay;                   // [K], exp(g) of every channel; empty without decay

@@ -2,7 +2,7 @@
 //
 // GFLOP/s counts the algebra of (recurrence.md sections 4 and 5), triangles as half, and nothing else: no
 // exponentials, no norms, no gates. Per token and value head, with chunks of C rows (token form: C = 1):
-//   forward   6 K V + 2 C (K + V)   (offline rules, without erase: 4 K V + (C + 1) (K + V))
+//   forward   6 K V + 2 C (K + V)   (rules without an erase: 4 K V + (C + 1) (K + V))
 //   backward  twice that
 // GB/s counts the caller's tensors, each read or written once; decode: the state in and out, and one token's inputs.
 #include <fmt/format.h>

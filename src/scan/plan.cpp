@@ -43,7 +43,7 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
     if (desc.seqlens.max_seqlen < 0 || desc.seqlens.max_seqlen > desc.T)
       fail_usage("descriptor: seqlens.max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.seqlens.max_seqlen);
     plan.device_offsets = desc.seqlens.cu_seqlens;
-    plan.k256_offsets = desc.seqlens.bits == 64;
+    plan.offsets_are_64 = desc.seqlens.bits == 64;
     return;
   }
   plan.offsets = desc.seqlens.bits == 32 ? copy_offsets<int32_t>(desc.seqlens.cu_seqlens, plan.N + 1)

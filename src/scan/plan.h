@@ -73,7 +73,7 @@ struct Plan {
   bool packed = false;  // cu_seqlens were given (B = 1)
   // packed, of FW_SEQLENS_DEVICE: N + 1 offsets that only the device reads; what follows are then bounds
   const void* device_offsets = nullptr;
-  bool k256_offsets = false;     // they are int64_t
+  bool offsets_are_64 = false;   // they are int64_t
   int64_t N = 0;                 // sequences
   std::vector<int64_t> offsets;  // packed: N + 1 offsets; empty with device_offsets
   // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone

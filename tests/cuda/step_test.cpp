@@ -44,9 +44,9 @@ DeviceMemory on_device(const std::vector<T>& values) {
 std::vector<float> floats(const std::vector<double>& x) { return {x.begin(), x.end()}; }
 
 std::vector<Bf16> bf16(const std::vector<double>& x) {
-  const std::vector<float> k256 = floats(x);
-  std::vector<Bf16> bits(k256.size());
-  round_to_bf16(static_cast<int64_t>(k256.size()), k256.data(), bits.data());
+  const std::vector<float> wide = floats(x);
+  std::vector<Bf16> bits(wide.size());
+  round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
   return bits;
 }
 
@@ -115,13 +115,13 @@ TEST(Step, SlotsAndStatesOfBf16) {
     if (narrow) {
       std::vector<Bf16> bits(after.size());
       states.to_host(bits.data(), bits.size() * sizeof(Bf16));
-      std::vector<float> k256(after.size());
-      widen_bf16(static_cast<int64_t>(k256.size()), bits.data(), k256.data());
-      after.assign(k256.begin(), k256.end());
+      std::vector<float> wide(after.size());
+      widen_bf16(static_cast<int64_t>(wide.size()), bits.data(), wide.data());
+      after.assign(wide.begin(), wide.end());
     } else {
-      std::vector<float> k256(after.size());
-      states.to_host(k256.data(), k256.size() * sizeof(float));
-      after.assign(k256.begin(), k256.end());
+      std::vector<float> wide(after.size());
+      states.to_host(wide.data(), wide.size() * sizeof(float));
+      after.assign(wide.begin(), wide.end());
     }
     for (const size_t slot : {0, 2, 3}) {
       for (size_t i = slot * state; i < (slot + 1) * state; ++i) ASSERT_EQ(after[i], 0.25) << "slot " << slot;

@@ -32,7 +32,7 @@ class Bump {
   int64_t used_ = 0;
 };
 
-// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E.
+// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (with an erase) that of E.
 // Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f.
 // Z, dz the values that go along them: z, then what the erase found (else one block of both, R); tri, dtri and diag
 // those of each key.
@@ -172,7 +172,7 @@ class HeadScan {
   const int64_t slot_, end_;  // of the initial and of the final state; -1: none
   const int64_t column0_, columns_;
   const int64_t kp_, vp_, cp_;
-  const int64_t nb_;   // stacked blocks: 2 online, 1 offline
+  const int64_t nb_;   // stacked blocks: 2 with an erase, else 1
   const int64_t nk_;   // keys a row: w, and f where the erase has a vector of its own
   const int64_t lag_;  // 1: the erase looks before the decay
   const DecayKind decay_;

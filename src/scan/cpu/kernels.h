@@ -1,7 +1,7 @@
 // Small vector kernels under the CPU scan, chosen at run time for the processor (Highway). They work on tiles:
 // row-major scratch whose rows are padded with zeros to a multiple of kPad, so that only loads and stores of the
 // caller's tensors have tails. L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E]
-// online, [R] offline. lag is 1 where the erase looks at the state before its row's decay, as if the rows of E stood
+// with an erase, [R] without. lag is 1 where the erase looks at the state before its row's decay, as if the rows of E stood
 // one earlier; else 0.
 #pragma once
 
@@ -38,7 +38,7 @@ struct FrontTile : TokenScalars<RowView<const T>> {
   RowView<const T> write_gate_all;           // Gate::kAveraged: all V_all channels, of which the tile has V
   int64_t V_all = 0;
   RowView<const T> m;
-  T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: offline
+  T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: no erase
   T* f_out = nullptr;                          // [rows, padded K]: f as a stream; null: none
   T* z = nullptr;                              // [rows, padded V]; null: not made
 };

@@ -219,9 +219,9 @@ class TokenDevice {
     return static_cast<uint16_t>(x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
   static double value_of(uint16_t bits) {
-    const uint32_t k256 = static_cast<uint32_t>(bits) << 16;
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
     float x;
-    std::memcpy(&x, &k256, 4);
+    std::memcpy(&x, &wide, 4);
     return static_cast<double>(x);
   }
 

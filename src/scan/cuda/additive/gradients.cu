@@ -78,7 +78,7 @@ FW_DEVICE void gather_quad(uint32_t (&w)[4], int thread) {
   w[0] = high ? c : x0, w[1] = high ? d : x1, w[2] = high ? x2 : c, w[3] = high ? x3 : d;
 }
 
-FW_DEVICE bool k256_rows(const Rows& x, int dim) {
+FW_DEVICE bool wide_rows(const Rows& x, int dim) {
   return x.bf16 != 0 && x.stride % 8 == 0 && dim % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
 }
 
@@ -93,8 +93,8 @@ FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, in
 }
 
 FW_DEVICE TileRows chunk_tile(const Rows& rows, int count, int column, int dim) {
-  const bool k256 = rows.data != nullptr && k256_rows(rows, dim);
-  return {rows, count, column, dim, k256};
+  const bool wide = rows.data != nullptr && wide_rows(rows, dim);
+  return {rows, count, column, dim, wide};
 }
 // By each thread that loaded rows.
 FW_DEVICE void arrive_loaded(bool copied, uint64_t* full) {
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       keep(values), keep(keys), keep(pairs);
       const bool gate = x.rule.uses_beta();
       const Rows dv = places.dv;
-      const bool dv_k256 = k256_rows(dv, x.V);
+      const bool dv_wide = wide_rows(dv, x.V);
       const int count = places.count, column = block * kValueBlock + 32 * group;
       if (gate) {
         float value_dots[2] = {0, 0};
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         for (int j = 0; j < 4; ++j) {
           out[2 * j] = z * values[4 * j + 2 * half], out[2 * j + 1] = z * values[4 * j + 2 * half + 1];
         }
-        if (dv_k256) {
+        if (dv_wide) {
           store_columns(dv, row, row < count && dv.data != nullptr, column, x.V, out, now);
         } else if (dv.data != nullptr && row < count) {
           FW_UNROLL
@@ -419,12 +419,12 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     keep(keys);
     const int count = places.count;
     const Rows out = group == 0 ? places.dq : places.dk;
-    const bool out_k256 = k256_rows(out, x.K);
+    const bool out_wide = wide_rows(out, x.K);
     // Rows of another form leave by way of shared memory.
     float* const slow = reinterpret_cast<float*>(shared + Shape::kV) + group * 64 * kTileK;
     static_assert(Shape::kV + 2 * 64 * kTileK * 4 <= Shape::kRows);
-    const bool all_k256 = k256_rows(places.dq, x.K) && k256_rows(places.dk, x.K);
-    if (!all_k256) sync_threads();  // both groups' products are over
+    const bool all_wide = wide_rows(places.dq, x.K) && wide_rows(places.dk, x.K);
+    if (!all_wide) sync_threads();  // both groups' products are over
     float dots[2] = {0, 0};
     FW_UNROLL
     for (int k = 0; k < kTileK / 16; ++k) {
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         float y[8];
         FW_UNROLL
         for (int e = 0; e < 8; ++e) y[e] = keys[4 * (j + e / 2) + 2 * half + e % 2];
-        if (out_k256) {
+        if (out_wide) {
           if (out.data != nullptr) store_columns(out, row, row < count, 8 * j, x.K, y, now);
         } else {
           FW_UNROLL
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       }
     }
     sync_threads();
-    if (!out_k256 && out.data != nullptr) {
+    if (!out_wide && out.data != nullptr) {
       FW_NO_UNROLL
       for (int item = thread % 128; item < 64 * (kTileK / 8); item += 128) {
         const int row = item / (kTileK / 8), column = item % (kTileK / 8) * 8;
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
       store_element(dbeta, thread - 128, 0, d);
     }
-    if (!all_k256) sync_threads();
+    if (!all_wide) sync_threads();
   }
 }
 

@@ -179,7 +179,7 @@ template <int kColumns, int kThreads>
 FW_DEVICE bool issue_rows(const TileRows& t, int first, char* sw128_tiles, int i) {
   constexpr int kStep = kThreads / 8;  // rows at a time
   const int piece = i % 8, row = i / 8;
-  if (t.k256 && t.rows.bf16 != 0) {
+  if (t.wide && t.rows.bf16 != 0) {
     FW_UNROLL
     for (int sw128 = 0; sw128 < kColumns / 64; ++sw128) {
       const int column = t.column + sw128 * 64 + piece * 8, token = first + row;

@@ -79,7 +79,7 @@ FW_DEVICE void store_sw128(const TileRows& t, int c, const char* sw128, int from
   const int64_t step = 8 * t.rows.stride;  // four rows
   sw128 += first * 128;
   const int even = (piece ^ (first & 7)) << 4, odd = even ^ 64;
-  if (t.k256 && t.column + 64 <= t.V && from + 32 <= left) {
+  if (t.wide && t.column + 64 <= t.V && from + 32 <= left) {
     FW_UNROLL
     for (int j0 = 0; j0 < 8; j0 += 4) {
       uint4 x[4];
@@ -95,7 +95,7 @@ FW_DEVICE void store_sw128(const TileRows& t, int c, const char* sw128, int from
   for (int j = 0; j < 8; ++j, to += step) {
     if (first + 4 * j >= left) break;
     const uint4 x = *reinterpret_cast<const uint4*>(sw128 + 512 * j + (j % 2 == 0 ? even : odd));
-    if (t.k256) {
+    if (t.wide) {
       if (column < t.V) *reinterpret_cast<uint4*>(to) = x;
     } else {
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};

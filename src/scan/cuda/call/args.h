@@ -76,7 +76,7 @@ struct CheckpointArg {
 // null: it knows.
 struct TokenEnd {
   const void* last = nullptr;
-  int32_t k256 = 0;  // int64_t
+  int32_t wide = 0;  // int64_t
 };
 
 // The inputs of a call, or (same names) the gradients that are asked for.

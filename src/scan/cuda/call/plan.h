@@ -117,13 +117,13 @@ struct SplitK;
 struct DevicePlan {
   int sm_count = 0;  // of the device that the plan is for
   bool chunk_form = false;
-  int key = 0;           // 64 or 128, if wide 256: K padded, chunk form
+  int key = 0;           // 64 or 128, if k256 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_tile = false;
   // No erase, streams that are q, k, v times a scale per row, one decay a token or none: from the raw tensors
-  // (kernels.h, offline_*).
+  // (kernels.h, additive_*).
   bool direct = false;
-  // K above 128 (kernels.h, wide_*).
+  // K above 128 (kernels.h, k256_*).
   bool k256 = false;
   // K above 128 of split_rule() (select.h): two calls, whose plans these are; of what follows here only the bytes.
   std::shared_ptr<const SplitK> halves;

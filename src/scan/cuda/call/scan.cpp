@@ -100,7 +100,7 @@ void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Re
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
   if (plan.device_offsets != nullptr) {
-    make_sequences(plan.device_offsets, plan.k256_offsets, plan.N, plan.longest, plan.T,
+    make_sequences(plan.device_offsets, plan.offsets_are_64, plan.N, plan.longest, plan.T,
                    space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
     return;
   }

@@ -79,8 +79,8 @@ inline StateArg precond_arg(const StateTensor<float>& t) {
 inline TokenEnd token_end(const Plan& plan) {
   TokenEnd end;
   if (plan.device_offsets == nullptr) return end;
-  end.k256 = plan.k256_offsets ? 1 : 0;
-  end.last = static_cast<const char*>(plan.device_offsets) + plan.N * (plan.k256_offsets ? 8 : 4);
+  end.wide = plan.offsets_are_64 ? 1 : 0;
+  end.last = static_cast<const char*>(plan.device_offsets) + plan.N * (plan.offsets_are_64 ? 8 : 4);
   return end;
 }
 

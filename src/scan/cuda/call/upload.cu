@@ -164,12 +164,12 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
   }
 }
 
-void make_sequences(const void* offsets, bool k256, int64_t count, int64_t longest, int64_t T, int32_t* made,
+void make_sequences(const void* offsets, bool wide, int64_t count, int64_t longest, int64_t T, int32_t* made,
                     int32_t* chunk_base, void* stream) {
   constexpr size_t kShared = sizeof(unsigned) * kSumThreads / 32;
   const int sequences = static_cast<int>(count);
   const unsigned most = static_cast<unsigned>(longest), all = static_cast<unsigned>(T);
-  if (k256) {
+  if (wide) {
     launch(make_sequences_kernel<int64_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int64_t*>(offsets),
            sequences, most, all, made, chunk_base);
   } else {

@@ -12,7 +12,7 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
 
 // The same from offsets in device memory (int64_t if wide) that the host does not know: as their differences say, none
 // below 0 or above `longest`, and not beyond T in all. One launch.
-void make_sequences(const void* offsets, bool k256, int64_t count, int64_t longest, int64_t T, int32_t* made,
+void make_sequences(const void* offsets, bool wide, int64_t count, int64_t longest, int64_t T, int32_t* made,
                     int32_t* chunk_base, void* stream);
 
 }  // namespace fw::cuda

@@ -21,27 +21,27 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kK256Values = 8, kK256Gradients = 4;  // numbers of a thread where heads have vectors of so many
+constexpr int kWideValues = 8, kWideGradients = 4;  // numbers of a thread where heads have vectors of so many
 
 // Which numbers and tokens a thread has.
 struct GateCut {
-  int k256 = 0;                          // many numbers a thread, or one
+  int wide = 0;                          // many numbers a thread, or one
   int walk = 0;                          // walks()
   int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
   int blocks = 0, columns = 0;           // over tokens, over numbers
 };
 // bf16, pieces of `wide` numbers where they can be loaded whole, and every token as far from the one before, in
 // whatever sequence.
-bool walks(const TokenArg& a, int k256, const GateTokens& tokens) {
+bool walks(const TokenArg& a, int wide, const GateTokens& tokens) {
   const bool even = tokens.all == tokens.batch || a.stride_b == tokens.batch * a.stride_t;
-  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(k256)) == 0 &&
-         a.stride_t % k256 == 0 && a.stride_h % k256 == 0 && even;
+  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(wide)) == 0 &&
+         a.stride_t % wide == 0 && a.stride_h % wide == 0 && even;
 }
 
-GateCut cut_of(const GateArg& gate, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
+GateCut cut_of(const GateArg& gate, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
   GateCut cut;
-  cut.k256 = gate.channels % k256 == 0 ? 1 : 0;
-  const int units = gate.heads * gate.channels / (cut.k256 != 0 ? k256 : 1);
+  cut.wide = gate.channels % wide == 0 ? 1 : 0;
+  const int units = gate.heads * gate.channels / (cut.wide != 0 ? wide : 1);
   while (cut.units < units && cut.units < kThreads) cut.units *= 2;
   cut.lanes = kThreads / cut.units;
   cut.columns = (units + cut.units - 1) / cut.units;
@@ -58,11 +58,11 @@ struct GateCuts {
   GateCut of[kGates];
 };
 template <class Args, class GateOf>
-Dim3 cut_gates(const Args& args, int k256, int64_t tokens, int64_t most_tokens, int64_t most_blocks,
+Dim3 cut_gates(const Args& args, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks,
                const GateOf& gate_of, GateCuts& cuts) {
   Dim3 grid{0, 0, static_cast<unsigned>(args.count)};
   for (int i = 0; i < args.count; ++i) {
-    cuts.of[i] = cut_of(gate_of(args.gates[i]), k256, tokens, most_tokens, most_blocks);
+    cuts.of[i] = cut_of(gate_of(args.gates[i]), wide, tokens, most_tokens, most_blocks);
     grid.x = std::max(grid.x, static_cast<unsigned>(cuts.of[i].blocks));
     grid.y = std::max(grid.y, static_cast<unsigned>(cuts.of[i].columns));
   }
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  if (cut.walk != 0) return walk_values<kK256Values>(args.gates[i], args.values[i], tokens, cut);
-  cut.k256 != 0 ? make_values<kK256Values>(args.gates[i], args.values[i], tokens, cut)
+  if (cut.walk != 0) return walk_values<kWideValues>(args.gates[i], args.values[i], tokens, cut);
+  cut.wide != 0 ? make_values<kWideValues>(args.gates[i], args.values[i], tokens, cut)
                 : make_values<1>(args.gates[i], args.values[i], tokens, cut);
 }
 
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.k256 != 0 ? make_gradients<kK256Gradients>(args.gates[i], tokens, cut)
+  cut.wide != 0 ? make_gradients<kWideGradients>(args.gates[i], tokens, cut)
                 : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
@@ -381,11 +381,11 @@ void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* str
   constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 16;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kK256Values, tokens.all, kMostTokens, kAnyBlocks,
+      args, kWideValues, tokens.all, kMostTokens, kAnyBlocks,
       [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
   for (int i = 0; i < args.count; ++i) {
-    const bool both = walks(args.gates[i].x, kK256Values, tokens) && walks(args.values[i], kK256Values, tokens);
-    cuts.of[i].walk = cuts.of[i].k256 != 0 && both ? 1 : 0;
+    const bool both = walks(args.gates[i].x, kWideValues, tokens) && walks(args.values[i], kWideValues, tokens);
+    cuts.of[i].walk = cuts.of[i].wide != 0 && both ? 1 : 0;
   }
   launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
 }
@@ -394,7 +394,7 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
   constexpr int64_t kMostTokens = 32;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, kK256Gradients, tokens.all, kMostTokens, kMostGateParts,
+      args, kWideGradients, tokens.all, kMostTokens, kMostGateParts,
       [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
   bool any = false;
@@ -406,14 +406,14 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
       continue;
     }
     any = true;
-    const bool all = walks(a.gate.x, kK256Gradients, tokens) && walks(a.d_values, kK256Gradients, tokens) &&
-                     (a.d_x.data == nullptr || walks(a.d_x, kK256Gradients, tokens));
-    cuts.of[i].walk = cuts.of[i].k256 != 0 && all ? 1 : 0;
+    const bool all = walks(a.gate.x, kWideGradients, tokens) && walks(a.d_values, kWideGradients, tokens) &&
+                     (a.d_x.data == nullptr || walks(a.d_x, kWideGradients, tokens));
+    cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
   if (any)
     launch_overlapped(gate_gradients_kernel, grid, kThreads,
-                      heads > 0 ? 2 * sizeof(float) * kThreads * kK256Gradients : 0, stream, args, tokens, cuts);
+                      heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
   if (heads > 0)
     launch_overlapped(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads,
                       sizeof(float) * kSumThreads, stream, args, cuts);

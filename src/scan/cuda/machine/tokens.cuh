@@ -29,7 +29,7 @@ FW_DEVICE int64_t tokens_there(const SequenceArg& s, int64_t tokens) {
 }
 FW_DEVICE int64_t tokens_before(const TokenEnd& end, int64_t tokens) {
   if (end.last == nullptr) return tokens;
-  const int64_t last = end.k256 != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
+  const int64_t last = end.wide != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
   return last < 0 ? 0 : last < tokens ? last : tokens;
 }
 

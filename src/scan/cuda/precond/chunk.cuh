@@ -19,13 +19,13 @@ struct RunCoord {
   int count;     // tokens that exist (0 or less: none)
   int channels;  // from the lane's first on (0 or less: none)
   int32_t bf16;
-  bool k256;  // a lane's channels can be read and written together
+  bool wide;  // a lane's channels can be read and written together
 };
 template <int kN>
 FW_DEVICE RunCoord run_coord(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4, vector = kN * size < 16 ? kN * size : 16;
   RunCoord p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.k256 = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) &
+  p.wide = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) &
                            static_cast<uintptr_t>(vector - 1)) == 0;
   return p;
 }
@@ -38,12 +38,12 @@ FW_DEVICE void load_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
     for (int j = 0; j < kN; ++j) x[r][j] = 0;
   }
   if (p.channels <= 0) return;
-  if (p.k256 && p.bf16 != 0) {
+  if (p.wide && p.bf16 != 0) {
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
       if (r < p.count) load_words<kN / 2>(p.data + r * p.step, x[r]);
     }
-  } else if (p.k256) {
+  } else if (p.wide) {
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {
       if (r < p.count) load_words<kN>(p.data + r * p.step, x[r]);
@@ -70,7 +70,7 @@ FW_DEVICE void prefetch_tokens(const RunCoord& p, int K, int lane) {
 }
 template <int kN, int kCount>
 FW_DEVICE void unpack_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
-  if (p.k256 && p.bf16 != 0) unpack_rows<kN, kCount>(x);
+  if (p.wide && p.bf16 != 0) unpack_rows<kN, kCount>(x);
 }
 template <int kN, int kCount>
 FW_DEVICE void add_tokens(const RunCoord& p, float (&x)[kCount][kN]) {
@@ -87,7 +87,7 @@ template <int kN>
 FW_DEVICE void store_token(const RunCoord& p, int r, const float (&x)[kN]) {
   if (r >= p.count || p.channels <= 0) return;
   char* const to = p.data + r * p.step;
-  if (p.k256) return store_wide<kN>(to, p.bf16, x);
+  if (p.wide) return store_wide<kN>(to, p.bf16, x);
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     if (j < p.channels) store_element({to, 0, p.bf16}, 0, j, x[j]);
@@ -215,7 +215,7 @@ struct RunTensor {
   }
   template <int kCount>
   FW_DEVICE void unpack(float (&x)[kCount][kN]) const {
-    if (fast ? flat.bf16 != 0 : place.k256 && place.bf16 != 0) unpack_rows<kN, kCount>(x);
+    if (fast ? flat.bf16 != 0 : place.wide && place.bf16 != 0) unpack_rows<kN, kCount>(x);
   }
   FW_DEVICE void store(int r, const float (&x)[kN]) const {
     if (fast) {

@@ -35,11 +35,11 @@ FW_DEVICE PrecondPoint precond_point(const PrecondMap<float>& map, float a) {
     p.of_state = -p.m * p.m;
     return p;
   }
-  const float shifted = a + map.eps, y = PrecondElements<FastMath>::argument(map, shifted), k256 = 1 + std::abs(y),
-              inverse = FastMath::inverse(shifted * k256), narrow = inverse * shifted;
+  const float shifted = a + map.eps, y = PrecondElements<FastMath>::argument(map, shifted), wide = 1 + std::abs(y),
+              inverse = FastMath::inverse(shifted * wide), narrow = inverse * shifted;
   p.m = PrecondElements<FastMath>::squashed(map, y * narrow);
   p.of_raw = p.m * (map.slope * std::numbers::ln2_v<float>)*(narrow * narrow);
-  p.of_state = p.of_raw * (inverse * k256);
+  p.of_state = p.of_raw * (inverse * wide);
   return p;
 }
 
@@ -56,10 +56,10 @@ FW_DEVICE float precond_gradient(const PrecondMap<float>& map, float a, float dm
 FW_DEVICE float2 squashed_m(const PrecondMap<float>& map, const float2& shifted) {
   const float2 y = make_float2(PrecondElements<FastMath>::argument(map, shifted.x),
                                PrecondElements<FastMath>::argument(map, shifted.y));
-  const float2 k256 = make_float2(1 + std::abs(y.x), 1 + std::abs(y.y));
-  const float inverse = rcp_fast(k256.x * k256.y);
-  return make_float2(PrecondElements<FastMath>::squashed(map, y.x * (inverse * k256.y)),
-                     PrecondElements<FastMath>::squashed(map, y.y * (inverse * k256.x)));
+  const float2 wide = make_float2(1 + std::abs(y.x), 1 + std::abs(y.y));
+  const float inverse = rcp_fast(wide.x * wide.y);
+  return make_float2(PrecondElements<FastMath>::squashed(map, y.x * (inverse * wide.y)),
+                     PrecondElements<FastMath>::squashed(map, y.y * (inverse * wide.x)));
 }
 
 // M, and its slope with respect to A over M and slope_factor(), with which sums of many are multiplied.

@@ -40,21 +40,21 @@ inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 // runs of rows make of A.
 template <int kTileK>
 struct PlainLayout {
-  static constexpr bool kK256 = kTileK == 128;
+  static constexpr bool kWideKey = kTileK == 128;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK;
   static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand,
                             kNear = 4 * kOperand;
   static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kTileK * sizeof(float);
   static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
-  static constexpr uint32_t kT = kK256 ? kErase : kMore, kA = kUp,
-                            kP = kK256 ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kK256 ? kNear : kMore;
+  static constexpr uint32_t kT = kWideKey ? kErase : kMore, kA = kUp,
+                            kP = kWideKey ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kWideKey ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
   // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of
   // its preconditioner's decays.
   static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kTileK * sizeof(float);
-  static constexpr uint32_t kBytes = kK256 ? kRowsEnd : kP + kSw128Bytes;
+  static constexpr uint32_t kBytes = kWideKey ? kRowsEnd : kP + kSw128Bytes;
   static constexpr int kBlocks = 3;
-  static_assert(kTriangleBytes <= (kK256 ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
+  static_assert(kTriangleBytes <= (kWideKey ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
   static_assert(2 * 8 * kTileK * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 

@@ -15,9 +15,9 @@ void check_hi_lo_tiles(const PrepareArgs& args) {
   if (chunk_tiles && lo_parts && (!both || same)) return;
   const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
   fail_internal(
-      "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or "
+      "prepare: a rule with a gain above 1 needs the places of its lo tiles, and lo parts of both directions or "
       "(without channel decay) of none, got forward "
-      "images {}, rests {}, backward images {}, rests {}{}",
+      "tiles {}, lo parts {}, backward tiles {}, lo parts {}{}",
       text(forward.chunk_tiles), text(forward.lo_parts), text(backward.chunk_tiles), text(backward.lo_parts),
       both ? "" : " (forward alone)");
 }
@@ -35,7 +35,7 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
       (args.solved == nullptr || args.backward != nullptr || (args.keys == nullptr) != (args.pairs == nullptr))) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal(
-        "prepare: of this rule expected a place for X and M, none for backward images, keys with A and P; got {}, {}, "
+        "prepare: of this rule expected a place for X and M, none for backward tiles, keys with A and P; got {}, {}, "
         "{}, {}",
         text(args.solved), text(args.backward), text(args.keys), text(args.pairs));
   }

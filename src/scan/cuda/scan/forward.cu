@@ -500,16 +500,16 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   }
   if (args.rows.k.data != nullptr && (!args.is_delta || args.hi_lo.chunk_tiles != nullptr || args.K % 8 != 0)) {
     fail_internal(
-        "scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got "
-        "online {}, fine images {}, K {}",
+        "scan_forward: rows of k and q are for rules with an erase, without lo tiles, with K a multiple of 8; got "
+        "erase {}, lo tiles {}, K {}",
         args.is_delta, args.hi_lo.chunk_tiles != nullptr ? "there" : "null", args.K);
   }
   if (args.solved != nullptr &&
       (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.hi_lo.chunk_tiles != nullptr)) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal(
-        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online "
-        "{}, A and P {}, k {}, fine images {}",
+        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor lo tiles, got erase "
+        "{}, A and P {}, k {}, lo tiles {}",
         args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.hi_lo.chunk_tiles));
   }
   if (args.K > key || (key != 64 && key != 128))

@@ -29,7 +29,7 @@ FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* sw128) {
     if (c * kChunk + row + j * 8 >= t.length) break;
     const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
     uint16_t* at = to + j * 8 * t.rows.stride;
-    if (t.k256) {
+    if (t.wide) {
       if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
     } else {
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};

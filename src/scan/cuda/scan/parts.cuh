@@ -78,14 +78,14 @@ FW_DEVICE ScanCoord scan_coord(const SequenceArg& sequences, int HV, int values,
 struct TileRows {
   Rows rows;
   int32_t length, column, V;
-  bool k256;  // rows lie at multiples of 16 bytes, V is a multiple of 8
+  bool wide;  // rows lie at multiples of 16 bytes, V is a multiple of 8
 };
 
 FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& p, int V) {
   const Rows rows = rows_of(a, sequences, p.n, p.hv);
-  const bool k256 = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 &&
+  const bool wide = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 &&
                     (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
-  return {rows, p.length, p.value_block * kValueBlock, V, k256};
+  return {rows, p.length, p.value_block * kValueBlock, V, wide};
 }
 
 // Thread i fills 8 columns of rows i / 8, i / 8 + 8, ... of chunk c; what lies outside the tensor is 0.
@@ -103,14 +103,14 @@ FW_DEVICE void copy_tile(const TileRows& t, int c, char* sw128) {
 }
 // Of any; returns whether that is asynchronous.
 FW_DEVICE bool fill_tile(const TileRows& t, int c, char* sw128) {
-  if (t.k256 && t.rows.bf16 != 0) {
+  if (t.wide && t.rows.bf16 != 0) {
     copy_tile(t, c, sw128);
     return true;
   }
   const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8, token = c * kChunk + row;
   char* to = sw128 + row * 128 + ((piece ^ row) * 16);
-  if (t.k256) {
+  if (t.wide) {
     const float* from = reinterpret_cast<const float*>(t.rows.data) + token * t.rows.stride + column;
     float4 x[16] = {};  // of all rows: so many loads are on their way together
     FW_UNROLL

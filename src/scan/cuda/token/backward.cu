@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   float* const states = starts + cut.stretches * cut.state;
   float* const d_states = states + cut.stretch * cut.state;
   const int64_t tile_floats = static_cast<int64_t>(cut.warps) * kRows * 32 * kN;
-  int work_tile = 0;  // counts tokens: whose work tile it is to finish one, and the half of the partial sums in use
+  int turn = 0;  // counts tokens: whose turn it is to finish one, and the half of the partial sums in use
   const int64_t items = static_cast<int64_t>(x.sequences.N) * x.HV;
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
       float d[kRows / kPart][kPart][kN];  // stays here where there is one tile
       load_parts<kN, kRows>(d_states, d);
       FW_NO_UNROLL
-      for (int t = end - 1; t >= begin; --t, ++work_tile) {
+      for (int t = end - 1; t >= begin; --t, ++turn) {
         KeyGradients<kN> sum;
         const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
         FW_NO_UNROLL
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
           }
           if (cut.tiles > 1) store_parts<kN, kRows>(d_states + tile * tile_floats, d);
         }
-        float* const partial = partials + work_tile % 2 * floats;
+        float* const partial = partials + turn % 2 * floats;
         float* const mine = partial + warp * kParts * 32 * kN;
         store_lane<kN>(mine, lane, sum.r);
         store_lane<kN>(mine + 32 * kN, lane, sum.e);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         if (lane == 0) partial[cut.warps * kParts * 32 * kN + warp] = z_v;
         sync_threads();
         // The warp whose work tile it is was done with the other half before it came here.
-        if (work_tile % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
+        if (turn % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
       }
       if (cut.tiles == 1) store_parts<kN, kRows>(d_states, d);
     }

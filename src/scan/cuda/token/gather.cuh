@@ -24,7 +24,7 @@ struct GatherTask {
   int32_t room = 0, limit = 0;                       // elements there, of which those at limit and above are 0
   bool values = false;                               // elements from the tile's first on
   bool states = false;                               // stride_b is that of slots
-  bool k256 = false;                                 // 16 bytes at a time
+  bool wide = false;                                 // 16 bytes at a time
 };
 struct TokenGather {
   GatherTask rows[kGatherRows], scalars[kGatherScalars];
@@ -59,7 +59,7 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
     task.limit = values ? x.V : x.K;
     const int64_t address =
         static_cast<int64_t>(reinterpret_cast<uintptr_t>(task.data)) | task.stride_b | task.stride_t | task.stride_h;
-    task.k256 = ((address | task.limit * task.size | task.room * task.size) & 15) == 0;
+    task.wide = ((address | task.limit * task.size | task.room * task.size) & 15) == 0;
     task.to = g.at[which] = g.bytes;
     g.bytes += (4 * task.room + 15) / 16 * 16;
   };
@@ -133,7 +133,7 @@ FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t t
     const GatherTask& task = g.rows[i];
     const int first = task.values ? v_tile : 0, limit = (task.limit - first) * task.size, room = task.room * task.size;
     const char* from = gather_source(task, task.states ? slot : b, token, hv) + first * task.size;
-    if (task.k256) {
+    if (task.wide) {
       FW_NO_UNROLL
       for (int at = 16 * lane; at < room; at += 512)
         cp_async_16(base + static_cast<uint32_t>(task.to + at), at < limit ? from + at : from, at < limit);

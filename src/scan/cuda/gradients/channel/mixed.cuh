@@ -343,7 +343,7 @@ struct MixedRows {
   template <class Shape>
   static FW_DEVICE void store(const ChannelChunk<Shape>& c, const Rows& rows, int row, bool valid,
                               const float (&x)[8]) {
-    store_fragment(c, rows, rows.data != nullptr && k256_rows(rows) && c.args.problem.K % 8 == 0, row, valid, x);
+    store_fragment(c, rows, rows.data != nullptr && wide_rows(rows) && c.args.problem.K % 8 == 0, row, valid, x);
   }
 };
 

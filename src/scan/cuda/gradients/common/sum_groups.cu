@@ -43,11 +43,11 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 void sum_groups(const Problem& x, const TokenArg& in, int32_t dim, const TokenArg& out, void* stream) {
   if (out.data == nullptr || x.tokens == 0) return;
-  const bool k256 = dim % 4 == 0 && reinterpret_cast<uintptr_t>(in.data) % 16 == 0;
+  const bool wide = dim % 4 == 0 && reinterpret_cast<uintptr_t>(in.data) % 16 == 0;
   const int64_t rows = x.tokens * x.H;
   const int64_t blocks = 16 * int64_t{sm_count()};
   const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), blocks))};
-  launch(k256 ? sum_groups_kernel<4> : sum_groups_kernel<1>, grid, kThreads, 0, stream, in, dim, out, x.sequences,
+  launch(wide ? sum_groups_kernel<4> : sum_groups_kernel<1>, grid, kThreads, 0, stream, in, dim, out, x.sequences,
          static_cast<unsigned>(rows), static_cast<unsigned>(x.H), x.group);
 }
 

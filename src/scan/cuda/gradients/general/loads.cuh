@@ -6,14 +6,14 @@
 
 namespace fw::cuda {
 
-FW_DEVICE bool k256_rows(const Rows& x) {
+FW_DEVICE bool wide_rows(const Rows& x) {
   return x.bf16 != 0 && x.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
 }
 
 // 64 rows x kColumns columns from `column` on into a tile. What can be copied as it is comes without waiting:
 // returns whether.
 template <int kColumns, class Shape>
-FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k256, int work_tile, int column,
+FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool wide, int work_tile, int column,
                              int limit, int to) {
   constexpr int kAtoms = kColumns / 8;
   const int rows = c.rows(work_tile);
@@ -21,7 +21,7 @@ FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k2
   for (int item = c.thread; item < 64 * kAtoms; item += Shape::kThreads) {
     const int row = item / kAtoms, in_tile = item % kAtoms * 8;
     const bool valid = from.data != nullptr && row < rows && column + in_tile < limit;
-    if (k256) {
+    if (wide) {
       cp_async_16(c.base + to + sw128_offset(row, in_tile),
                   valid ? from.data + 2 * (row * from.stride + column + in_tile) : from.data, valid);
       continue;
@@ -30,7 +30,7 @@ FW_DEVICE bool load_row_tile(const WorkTile<Shape>& c, const Rows& from, bool k2
     if (valid) load_channels(from, row, column + in_tile, limit, x);
     *reinterpret_cast<uint4*>(c.memory + to + sw128_offset(row, in_tile)) = pack_8(x);
   }
-  return k256;
+  return wide;
 }
 
 // What a stage's barrier waits for besides bytes: four chunk tiles and the rows of dO, which one thread or all load.
@@ -107,8 +107,8 @@ FW_DEVICE void load_keys(const WorkTile<Shape>& c, int work_tile) {
   const int to = Shape::kRaw + c.key_offset(work_tile);
   const Rows q = c.rows_at(x.in.q, work_tile), k = c.rows_at(x.in.k, work_tile);
   bool copied =
-      load_row_tile<Shape::kTileK>(c, q, Shape::kStreams || (k256_rows(q) && x.K % 8 == 0), work_tile, 0, x.K, to);
-  copied = load_row_tile<Shape::kTileK>(c, k, Shape::kStreams || (k256_rows(k) && x.K % 8 == 0), work_tile, 0, x.K,
+      load_row_tile<Shape::kTileK>(c, q, Shape::kStreams || (wide_rows(q) && x.K % 8 == 0), work_tile, 0, x.K, to);
+  copied = load_row_tile<Shape::kTileK>(c, k, Shape::kStreams || (wide_rows(k) && x.K % 8 == 0), work_tile, 0, x.K,
                                         to + Shape::kStateBytes) &&
            copied;
   if (copied) {

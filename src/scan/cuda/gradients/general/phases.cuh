@@ -24,18 +24,18 @@ template <class Shape>
 struct ValueWords {
   using Lanes = ValueLanes<Shape>;
   uint4 v[Lanes::kPasses];
-  bool k256;
+  bool wide;
 
   FW_DEVICE void load(const WorkTile<Shape>& c, int work_tile, int block) {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, work_tile);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    k256 = c.pieces(kVec16V) && c.wants_values();
+    wide = c.pieces(kVec16V) && c.wants_values();
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (k256 && row < c.rows(work_tile) && column < x.V)
+      if (wide && row < c.rows(work_tile) && column < x.V)
         v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
     }
   }
@@ -65,7 +65,7 @@ FW_DEVICE void value_rows(const WorkTile<Shape>& c, int work_tile, int block, in
     const bool residual = c.residual_gains() && gain_by_residual(z_v);
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + sw128_offset(row, in_block)), dz);
     if (Shape::kNoDecayFix || !residual) {
-      if (words.k256) {
+      if (words.wide) {
         unpack_8(words.v[i], v);
       } else {
         load_channels(c.rows_at(x.in.v, work_tile), t, column, x.V, v);

@@ -17,10 +17,10 @@ FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool k256, int64_t t, bool valid,
+FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid,
                               const float (&x)[8]) {
   const int limit = c.args.problem.K;
-  if (k256) {
+  if (wide) {
     uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
     transpose_quad(w, c.lane);
     const int column = 32 * c.group() + 8 * (c.lane & 3);
@@ -257,7 +257,7 @@ struct GeneralRows {
           const RawKeyRow<2> g = key_row_gradients(x, f, ds, row.raw(j), row.gradients(j));
           y[2 * j] = (g.*of)[0], y[2 * j + 1] = (g.*of)[1];
         }
-        store_fragment(c, rows, k256_rows(rows) && x.K % 8 == 0, token, valid, y);
+        store_fragment(c, rows, wide_rows(rows) && x.K % 8 == 0, token, valid, y);
       };
       store(c.rows_at(out.d.q, work_tile), t, &RawKeyRow<2>::q);
       store(c.rows_at(out.d.k, work_tile), t, &RawKeyRow<2>::k);

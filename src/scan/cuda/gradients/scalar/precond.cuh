@@ -239,11 +239,11 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, Scalar
 }
 
 template <class Shape>
-FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, int channel,
+FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, int channel,
                              int work_tile, const float (&x)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   if (row >= c.rows(work_tile) || channel >= K) return;
-  if (k256) {
+  if (wide) {
     store_row(out.data + 2 * (row * out.stride + channel), x);
   } else if (out.data != nullptr) {
     store_channels(out, row, channel, K, x);

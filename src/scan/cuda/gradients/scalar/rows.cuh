@@ -552,14 +552,14 @@ FW_DEVICE KeySlopes stream_row_scales(const ScalarChunk<Shape>& c, int work_tile
 
 // A row's numbers of a thread, columns key_column() + 8 j + 2 (lane % 4) and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool k256, int row, bool valid,
+FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, bool valid,
                              const float (&x)[Shape::kKeyTiles][4], int half) {
   const int limit = c.args.problem.K;
   if constexpr (Shape::kKeyTiles == 4) {
     float y[8];
     FW_UNROLL
     for (int j = 0; j < 4; ++j) y[2 * j] = x[j][2 * half], y[2 * j + 1] = x[j][2 * half + 1];
-    store_fragment(c, out, k256, row, valid, y);
+    store_fragment(c, out, wide, row, valid, y);
   } else {
     if (!valid || out.data == nullptr) return;
     FW_UNROLL
