@@ -32,7 +32,8 @@ class Bump {
   int64_t used_ = 0;
 };
 
-// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (with an erase) that of E.
+// Tiles of one task. Names follow recurrence.md section 4. Stacked tiles hold the block of R, then (with an erase) that
+// of E.
 // Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f.
 // Z, dz the values that go along them: z, then what the erase found (else one block of both, R); tri, dtri and diag
 // those of each key.

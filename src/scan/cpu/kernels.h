@@ -1,8 +1,8 @@
 // Small vector kernels under the CPU scan, chosen at run time for the processor (Highway). They work on tiles:
 // row-major scratch whose rows are padded with zeros to a multiple of kPad, so that only loads and stores of the
-// caller's tensors have tails. L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E]
-// with an erase, [R] without. lag is 1 where the erase looks at the state before its row's decay, as if the rows of E stood
-// one earlier; else 0.
+// caller's tensors have tails. L rows of a tile are tokens of one chunk. nb is the number of stacked blocks: [R; E]
+// with an erase, [R] without. lag is 1 where the erase looks at the state before its row's decay, as if the rows of E
+// stood one earlier; else 0.
 #pragma once
 
 #include <cstdint>

@@ -337,7 +337,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 // ---- Keys of more than 128 channels
 
 // Where k256_prepare() leaves what it makes, without z; space: of forward, where nothing is saved.
-K256PrepareArgs k256_coords(const DevicePlan& device, const void* saved, const Space& space) {
+K256PrepareArgs k256_places(const DevicePlan& device, const void* saved, const Space& space) {
   K256PrepareArgs at;
   if (saved == nullptr) {
     at.numbers = space.at<RowScales>(device.forward.numbers);
@@ -358,7 +358,7 @@ K256Tiles k256_tiles(const K256PrepareArgs& at) { return {at.numbers, at.pairs, 
 
 void forward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out,
                      void* saved, const Space& space) {
-  K256PrepareArgs prepared = k256_coords(device, saved, space);
+  K256PrepareArgs prepared = k256_places(device, saved, space);
   prepared.problem = problem;
   prepared.z = space.at<uint16_t>(device.forward.z);
   k256_prepare(prepared, device.chunks, plan.stream);
@@ -396,7 +396,7 @@ static_assert(std::size(kK256Scales) == K256JoinArgs::kNumbers);
 void backward_of_k256(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d,
                       const Inputs<float>& grads, const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  const K256PrepareArgs prepared = k256_coords(device, saved, space);
+  const K256PrepareArgs prepared = k256_places(device, saved, space);
   const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   k256_reverse(scan, select_k256(plan.rule), k256_tiles(prepared), plan.stream);
 
