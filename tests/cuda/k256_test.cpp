@@ -35,7 +35,7 @@ void expect_k256(const Problem& problem, const HeaderRun& run, bool strong_decay
                  const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
-  EXPECT_TRUE(close_conditioned(problem, header_backward(problem, run), problem.backward(), strong_decay, bounds));
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
 }
 
 TEST(K256Keys, EveryRuleMatchesTheReference) {

@@ -763,14 +763,14 @@ std::vector<Case> cases() {
       add_keys(", saves only", [](Case& c) { c.out = false; });
       add_keys(", state only", [](Case& c) { c.out = c.save = false; });
       add_keys(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
-      add_keys(", without the engine, batch", [](Case& c) { c.tma = c.packed = false, c.lengths = {130, 130}; });
+      add_keys(", without TMA, batch", [](Case& c) { c.tma = c.packed = false, c.lengths = {130, 130}; });
       add_keys(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_keys(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
       add_keys(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
       add_keys(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
       add_keys(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
       for (const bool lo_parts : {false, true}) {
-        const std::string name = lo_parts ? "fine with rests of keys" : "fine";
+        const std::string name = lo_parts ? "hi_lo with lo parts of keys" : "hi_lo";
         const auto add_hi_lo = [&](const std::string& more, auto change) {
           add(name + more, [&](Case& c) {
             c.hi_lo = true, c.keys_lo = lo_parts, c.lengths = packed, c.packed = true;
