@@ -689,7 +689,7 @@ std::vector<Case> cases() {
       add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
       add("bf16 states",
           [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
-      add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.tma = false; });
+      add("without TMA", [&](Case& c) { c.lengths = packed, c.packed = true, c.tma = false; });
       add("neighbours of no numbers",
           [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
       add("V 16", [&](Case& c) { c.V = 16; });
@@ -718,7 +718,7 @@ std::vector<Case> cases() {
       add_rows(", the same for all", [](Case& c) {
         c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130};
       });
-      add_rows(", without the engine", [](Case& c) { c.tma = false; });
+      add_rows(", without TMA", [](Case& c) { c.tma = false; });
       add_rows(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
@@ -741,7 +741,7 @@ std::vector<Case> cases() {
       add_pairs(", state only", [](Case& c) { c.out = c.save = false; });
       add_pairs(", prepared z", [](Case& c) { c.prepared_z = true; });
       add_pairs(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
-      add_pairs(", without the engine", [](Case& c) { c.tma = false; });
+      add_pairs(", without TMA", [](Case& c) { c.tma = false; });
       add_pairs(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_pairs(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_pairs(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
@@ -750,8 +750,7 @@ std::vector<Case> cases() {
       add_pairs(", sums", [](Case& c) { c.mixed = true; });
       add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
       add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
-      add_pairs(", sums, state only, without the engine",
-                [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
+      add_pairs(", sums, state only, without TMA", [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
       const auto add_keys = [&](const std::string& more, auto change) {
         add("streams apart" + more, [&](Case& c) {
           c.keys = true, c.lengths = packed, c.packed = true;
