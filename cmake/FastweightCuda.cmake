@@ -1,10 +1,8 @@
 # Device code: built where a GPU is and nvcc, or where it is asked for (FW_CUDA=ON, `make gpu`). Other builds are CPU-only and say so: nvcc takes twenty
 # minutes for it on two cores.
-#   src/scan/cuda/{call,gates,dplr,token,precond}, gradients/common,     sm_80 and sm_90a
-#   {scan,k256}/join.cu
-#   the other kernels (prepare, scan, gradients, additive, k256, those    sm_90a only; spills and serialised warp-group products are errors there (but for
-#   of src/ops/cuda/attention and gemm_m64.cu)                          additive/gradients.cu: one index spilled a turn is faster than the form without)
-#   the other operations of src/ops/cuda                                 sm_80 and sm_90a
+#   folders sm90/ (of src/gpu, src/scan/cuda, src/ops/cuda)   sm_90a only; spills and serialised warp-group products are errors there (but for
+#                                                             additive/gradients.cu: one index spilled a turn is faster than the form without)
+#   all other kernels                                         sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
 option(FW_CUDA_FAST_COMPILE "For a machine without a GPU (CI): device code is compiled for one architecture without most optimisations, and spills are not errors" OFF)
@@ -47,39 +45,39 @@ elseif(FW_CUDA)
 endif()
 
 # What a plan is made of is built everywhere, the other host files where device code is, and the kernels as said above.
-file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cu)
-file(GLOB ops_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cu)
+file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/*.cu ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cu)
+file(GLOB_RECURSE ops_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cu)
 # In the emulation host arithmetic stands in for the library.
 file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/library/*.cpp)
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(hopper_folders "src/(scan/cuda/(prepare|additive|gradients/(scalar|channel)|scan/(forward|reverse)|k256/(prepare|forward|reverse|gradients))|ops/cuda/(attention|gemm_m64))")
-list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
-list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
-set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/split_k.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/dplr_as_two_tokens.cpp
-    ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
-set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
+set(sm90_kernel_sources ${kernel_sources} ${ops_kernel_sources})
+list(FILTER cuda_kernel_sources EXCLUDE REGEX "/sm90/")
+list(FILTER sm90_kernel_sources INCLUDE REGEX "/sm90/")
+file(GLOB_RECURSE cuda_plan_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cpp)
+list(APPEND cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/gpu/tensor_arg.cpp)
+set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/require_device.cpp ${PROJECT_SOURCE_DIR}/src/gpu/device.cpp)
+list(REMOVE_ITEM cuda_plan_sources ${cuda_host_sources})
 if(FW_HAS_CUDA)
   set(cuda_sources ${cuda_host_sources} ${kernel_sources})
   set(ops_cuda_sources ${ops_cuda_host_sources} ${ops_cuda_library_sources} ${ops_kernel_sources})
-  set(device_source src/base/device/cuda.cpp)
+  set(device_source src/gpu/memory/cuda.cpp)
   set(sm_90a -gencode=arch=compute_90a,code=sm_90a)
-  set_source_files_properties(${cuda_kernel_sources} ${hopper_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_90a};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
+  set_source_files_properties(${cuda_kernel_sources} ${sm90_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_90a};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
   set(fast_device_code)
   if(FW_CUDA_FAST_COMPILE)
     # For one architecture: what is for both must be valid for the older one.
     set_source_files_properties(${cuda_kernel_sources} PROPERTIES COMPILE_OPTIONS "-gencode=arch=compute_80,code=sm_80;--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
     set(fast_device_code --Ofast-compile=max)
-    set_property(SOURCE ${cuda_kernel_sources} ${hopper_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS ${fast_device_code})
+    set_property(SOURCE ${cuda_kernel_sources} ${sm90_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS ${fast_device_code})
   else()
     set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_80,code=sm_80)
-    set(hot ${hopper_kernel_sources})
+    set(hot ${sm90_kernel_sources})
     list(FILTER hot EXCLUDE REGEX "additive/gradients")
     set_property(SOURCE ${hot} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-warn-spills,-Werror)
   endif()
 else()
   set(cuda_sources ${PROJECT_SOURCE_DIR}/src/scan/no_cuda/scan.cpp)
   file(GLOB ops_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/no_cuda/*.cpp)
-  set(device_source src/base/device/none.cpp)
+  set(device_source src/gpu/memory/none.cpp)
 endif()

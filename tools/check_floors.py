@@ -13,10 +13,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # REFERENCE_USERS).
 MAY_INCLUDE = {"base": set()}
 MAY_INCLUDE["rule"] = {"base"}
-MAY_INCLUDE["scan"] = {"base", "rule"}
+MAY_INCLUDE["gpu"] = {"base"}
+MAY_INCLUDE["scan"] = {"base", "rule", "gpu"}
 MAY_INCLUDE["reference"] = {"base", "rule"}
-MAY_INCLUDE["ops"] = {"base", "rule", "scan"}
-MAY_INCLUDE["nn"] = MAY_INCLUDE["ops"] | {"ops"}
+MAY_INCLUDE["ops"] = {"base", "rule", "gpu"}
+MAY_INCLUDE["nn"] = MAY_INCLUDE["ops"] | {"scan", "ops"}
 MAY_INCLUDE["model"] = MAY_INCLUDE["nn"] | {"nn"}
 MAY_INCLUDE["tokenizer"] = {"base"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["model"] | {"model", "tokenizer"}
@@ -44,8 +45,41 @@ def problem(file: str, floor: str, target: str) -> str:
     return ""
 
 
+# Folders of device code, which have an order of their own: none includes, by whatever way, a folder that includes it.
+ORDERED = ("src/gpu", "src/scan/cuda", "src/ops/cuda")
+
+
+def circles() -> list[str]:
+    """Folders of ORDERED that include each other, with an include each way."""
+    edges: dict[str, dict[str, str]] = {}
+    for root in ORDERED:
+        for path in sorted((ROOT / root).rglob("*")):
+            if path.suffix not in (".h", ".cpp", ".def", ".cu", ".cuh"):
+                continue
+            folder = path.parent.relative_to(ROOT / "src").as_posix()
+            for target in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), re.M):
+                other = pathlib.PurePosixPath(target).parent.as_posix()
+                if other != folder and f"src/{other}".startswith(ORDERED):
+                    edges.setdefault(folder, {}).setdefault(other, f'{path.relative_to(ROOT)}: #include "{target}"')
+    found = []
+    for folder in sorted(edges):
+        seen, todo = set(), [folder]
+        while todo:
+            for other in edges.get(todo.pop(), {}):
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        if folder in seen:
+            found += [f"{why} (a circle: src/{other} includes src/{folder})" for other, why in edges[folder].items()
+                      if folder in edges.get(other, {}) and folder < other]
+    return found
+
+
 def main() -> int:
     bad = checked = 0
+    for line in circles():
+        print(line)
+        bad += 1
     for path in sorted(ROOT.glob("src/**/*")):
         if path.suffix not in (".h", ".cpp", ".def", ".cu", ".cuh"):
             continue

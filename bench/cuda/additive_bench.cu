@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench_times.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 
 namespace fw::cuda {
 namespace {

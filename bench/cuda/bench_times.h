@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "scan/cuda/call/launch.h"
+#include "gpu/launch.h"
 
 namespace fw::cuda::bench {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/device.h"
-#include "scan/cuda/call/launch.h"
+#include "gpu/launch.h"
 
 namespace fw::bench {
 

@@ -12,8 +12,8 @@
 
 #include "base/buffer.h"
 #include "device_times.h"
+#include "gpu/launch.h"
 #include "ops/backend.h"
-#include "scan/cuda/call/launch.h"
 
 namespace {
 

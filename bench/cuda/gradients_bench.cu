@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "gradients_problem.h"
-#include "scan/cuda/call/select.h"
+#include "scan/cuda/select.h"
 
 using namespace gradients_test;
 namespace fc = fw::cuda;

@@ -22,13 +22,13 @@
 #include "base/buffer.h"
 #include "base/random.h"
 #include "device_times.h"
+#include "gpu/launch.h"
 #include "nn/mamba3_mixer.h"
 #include "nn/mamba3_scan.h"
 #include "nn/mesa_mixer.h"
 #include "nn/mixers.h"
 #include "nn/ssd_mixer.h"
 #include "ops/backend.h"
-#include "scan/cuda/call/launch.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the
 //   L2 cache. prepare_bench [rule, all if none]
 // nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Iinclude
-//   bench/cuda/prepare_bench.cu src/scan/cuda/prepare/*.cu -lfmt
+//   bench/cuda/prepare_bench.cu src/scan/cuda/sm90/prepare/*.cu -lfmt
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "scan/cuda/call/launch.h"
-#include "scan/cuda/call/select.h"
+#include "gpu/launch.h"
+#include "scan/cuda/select.h"
 
 namespace fw::cuda {
 namespace {

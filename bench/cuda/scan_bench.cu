@@ -1,7 +1,7 @@
 // Times of the chunk form's scans on a GPU, over chunk tiles of small random numbers: medians of 20 launches by CUDA
 // events. The inputs of a launch are larger than the L2, so they come from memory each time.
-// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu
-// src/scan/cuda/scan/{forward,reverse}.cu src/scan/cuda/call/tensor_map.cu -lfmt
+//   nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu
+//   src/scan/cuda/sm90/scan/{forward,reverse}.cu src/gpu/tensor_map.cu src/gpu/tensor_arg.cpp -lfmt
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench_times.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 
 namespace fw::cuda {
 namespace {

@@ -9,10 +9,11 @@
 #include <functional>
 #include <vector>
 
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "gpu/upload.h"
 #include "rule/rule.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
+#include "scan/cuda/kernels.h"
 
 namespace fw::cuda::test {
 namespace {

@@ -115,7 +115,7 @@ struct Rule {
   }
   constexpr bool uses_erase_write() const { return is_delta() && erase_write == EraseWrite::kOwn; }
   // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some
-  // (scan/cuda/call/dplr_as_two_tokens.h).
+  // (scan/cuda/rewrites/dplr_as_two_tokens.h).
   constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (is_delta() && erase == Gate::kTied) || write == Gate::kTied; }

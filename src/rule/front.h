@@ -5,7 +5,7 @@
 // b, c are the channel gates (1 if there are none), and M is the preconditioner, on w or on r (1 where it is not). This
 // file has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product.
 // It is the only place where gains, norms and normalisers are written. The elementwise rest is the same for every rule:
-// elementwise.def, on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
+// elementwise.def, on rows in scan/cpu/kernels_front.cpp and scan/cuda/common/front/rows.cuh.
 //
 // A new step size: docs/internals/add-step-size.md has its files.
 #pragma once

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device_buffer.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 #include "test_numbers.h"
 
 namespace fw::cuda {

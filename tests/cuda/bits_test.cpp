@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "cuda/device_runs.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/grouped_heads.h"
+#include "gpu/device.h"
+#include "scan/cuda/grouped_heads.h"
 
 namespace fw::testing {
 namespace {
@@ -270,8 +270,8 @@ TEST(BitsIfForwardSaves, OutputsAreTheSame) {
   }
 }
 
-// Value heads that share keys, several in a block of prepare (prepare/grouped.cu) where there are enough of them, and
-// the same keys given to each by itself.
+// Value heads that share keys, several in a block of prepare (sm90/prepare/grouped.cu) where there are enough of them,
+// and the same keys given to each by itself.
 TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
   uint64_t seed = 140;
   for (const auto& [name, K] : {std::pair("gated_deltanet", int64_t{128}), std::pair("deltanet", int64_t{64}),
@@ -314,8 +314,9 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
 }
 
 // dq and dk of value heads that share keys, which the gradients' kernels add up in the order of the heads
-// (gradients/common/head_sums.cuh), against the reference. The bits are the same whether the gradients begin alongside
-// the reverse scan, from the last chunk on, or after it. They begin after it where the offsets are on the device.
+// (sm90/gradients/common/head_sums.cuh), against the reference. The bits are the same whether the gradients begin
+// alongside the reverse scan, from the last chunk on, or after it. They begin after it where the offsets are on the
+// device.
 TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
   struct Case {
     const char* name;

@@ -1,5 +1,5 @@
 // Cut sequences whose decays let nothing through: first passes that leave out what cannot be seen
-// (scan/cuda/scan/decay_cutoff.cuh), at the bound and around it.
+// (scan/cuda/sm90/scan/decay_cutoff.cuh), at the bound and around it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "scan/cuda/call/launch.h"
+#include "gpu/launch.h"
 
 #ifdef FW_CUDA_EMULATION
 #include "emulation/gpu.h"

@@ -22,8 +22,8 @@ namespace fw::testing {
 // The emulation is thousands of times slower than the device: tests of many shapes take every kth of them.
 inline bool emulated() { return device_info().emulated; }
 
-// Of rules with as many key heads as value heads: what two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot
-// say.
+// Of rules with as many key heads as value heads: what two rows a token (scan/cuda/rewrites/dplr_as_two_tokens.h)
+// cannot say.
 inline bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
 inline HeaderRun device_run(fw_form form) {
@@ -75,7 +75,7 @@ inline float as_bf16(float x) {
 inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
 // Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient
-// (NoDecayState, gradients/general/phases.cuh).
+// (NoDecayState, sm90/gradients/general/phases.cuh).
 inline void hardly_decay(Problem& p) {
   for (double& x : p.in.g) x *= 0.01;
 }

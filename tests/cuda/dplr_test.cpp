@@ -1,5 +1,5 @@
-// Rules with Rule::general_erase() on the device, two rows a token (scan/cuda/call/dplr_as_two_tokens.h), against the
-// reference in double.
+// Rules with Rule::general_erase() on the device, two rows a token (scan/cuda/rewrites/dplr_as_two_tokens.h), against
+// the reference in double.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

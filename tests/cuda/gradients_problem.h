@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rule/front.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 
 #ifndef FW_CUDA_EMULATION
 #include <cuda_runtime.h>

@@ -17,7 +17,7 @@ namespace {
 const char* const kK256Rules[] = {
     "gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate",
     "decay=constant gain=gate k_norm=l2", "decay=scalar update=additive gain=gate q_norm=l2 k_norm=l2",
-    // Two calls of half of the channels (scan/cuda/call/split_k.h).
+    // Two calls of half of the channels (scan/cuda/rewrites/split_k.h).
     "gla", "hgrn2", "decay=channel update=additive gain=gate",
     // Sums of q and k: in the read, in the erase, in both; gates of one number, gains of norms.
     "comba", "qdelta", "gain=gate feedback=learned q_norm=l2 k_norm=l2",

@@ -13,8 +13,8 @@
 
 #include "device_buffer.h"
 #include "rule/front.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/front/unscaled_keys.cuh"
+#include "scan/cuda/common/front/unscaled_keys.cuh"
+#include "scan/cuda/kernels.h"
 #include "test_numbers.h"
 
 namespace fw::cuda::test {

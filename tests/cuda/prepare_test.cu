@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "device_buffer.h"
+#include "gpu/ptx.cuh"
 #include "prepare_problem.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/machine/ptx.cuh"
+#include "scan/cuda/kernels.h"
 #include "test_numbers.h"
 
 namespace fw::cuda::test {

@@ -2,7 +2,7 @@
 // kernels' comments.
 #pragma once
 
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/sm90/ptx.cuh"
 
 namespace fw::cuda::test {
 

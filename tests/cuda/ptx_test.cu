@@ -11,7 +11,7 @@
 
 #include "device_buffer.h"
 #include "ptx_kernels.cuh"
-#include "scan/cuda/call/tiles.h"
+#include "scan/cuda/tiles.h"
 
 namespace fw::cuda::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/grouped_heads.h"
+#include "gpu/device.h"
+#include "scan/cuda/grouped_heads.h"
 
 namespace fw::testing {
 namespace {
@@ -71,8 +71,8 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
-// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (prepare/grouped.cu), most of
-// a token or two.
+// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (sm90/prepare/grouped.cu),
+// most of a token or two.
 TEST(Small, HeadsThatShareKeys) {
   uint64_t seed = 935;
   for (const int64_t K : {64, 128}) {

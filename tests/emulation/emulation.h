@@ -1,4 +1,4 @@
-// The functions of scan/cuda/machine/ptx.cuh on the CPU, and the words of CUDA that kernels use. So a kernel's source
+// The functions of gpu/ptx.cuh on the CPU, and the words of CUDA that kernels use. So a kernel's source
 // compiles as plain C++20: g++ -std=c++20 -DFW_CUDA_EMULATION -Wno-unknown-pragmas -x c++ kernel.cu, with
 // emulation/*.cpp.
 //
@@ -35,7 +35,7 @@
 #include <cstring>
 #include <limits>
 
-#include "scan/cuda/call/tensor_map.h"
+#include "gpu/tensor_map.h"
 
 #define __global__
 #define __device__

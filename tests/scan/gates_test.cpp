@@ -227,7 +227,7 @@ TEST(Gates, AreInThePlanOfCuda) {
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
-// Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
+// Two rows a token (scan/cuda/rewrites/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
 // decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
   SmallCall call("gated_deltanet");

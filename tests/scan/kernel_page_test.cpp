@@ -1,4 +1,4 @@
-// docs/internals/gpu_kernels.md has what call/plan.cpp and call/select.h choose for every named rule: key dimensions,
+// docs/internals/gpu_kernels.md has what call/device_plan.cpp and select.h choose for every named rule: key dimensions,
 // kernels and layouts. With FW_WRITE_PAGES set the page is written instead.
 #include <gtest/gtest.h>
 

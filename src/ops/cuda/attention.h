@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "scan/cuda/call/args.h"
+#include "gpu/tensor_arg.h"
 
 namespace fw::cuda {
 

@@ -7,11 +7,11 @@
 
 #include <type_traits>
 
+#include "gpu/launch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
 #include "ops/rotary_heads.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 

@@ -2,12 +2,12 @@
 // lines.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "ops/cuda/bias.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -3,9 +3,9 @@
 // those of the kernel in front.
 // The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over,
 // and what starting it costs is hidden.
+#include "gpu/ptx.cuh"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/overlap.cuh"
-#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 namespace {

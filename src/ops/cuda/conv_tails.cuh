@@ -1,9 +1,9 @@
 // What convolutions over packed sequences keep between passes: the last inputs of every sequence.
 #pragma once
 
+#include "gpu/launch.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/sequences.cuh"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 

@@ -2,9 +2,9 @@
 // and the gradient, which is written where they were read: a row goes through the memory once each way. Wider and
 // unaligned rows are read twice. Exponentials are those of the row's distance from its own largest number, summed in
 // float32: a thread's in order, then a warp's, then the block's.
+#include "gpu/launch.h"
 #include "ops/cuda/cross_entropy.h"
 #include "ops/cuda/packets.cuh"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -13,10 +13,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gpu/device.h"
 #include "ops/cuda/decode_parts.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rotary.cuh"
-#include "scan/cuda/call/device.h"
 
 namespace fw::cuda {
 namespace {

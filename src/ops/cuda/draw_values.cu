@@ -5,10 +5,10 @@
 #include "base/buffer.h"
 #include "base/normal_transform.h"
 #include "base/random_jump.h"
+#include "gpu/launch.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/draw_values.h"
 #include "ops/split_value.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw {
 namespace cuda {

@@ -13,12 +13,12 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gpu/launch.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 

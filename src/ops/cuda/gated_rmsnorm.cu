@@ -7,6 +7,7 @@
 // for kAhead rows before. Nothing is computed twice, and dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/gate_kind.cuh"
 #include "ops/cuda/math.cuh"
@@ -14,7 +15,6 @@
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

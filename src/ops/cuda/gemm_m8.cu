@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gpu/launch.h"
 #include "ops/cuda/gate_kind.cuh"
 #include "ops/cuda/gemm_m64.h"
 #include "ops/cuda/gemm_m8.h"
@@ -23,7 +24,6 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/normed_linear.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // in place of 160.
 #pragma once
 
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/ptx.cuh"
 
 namespace fw::cuda {
 

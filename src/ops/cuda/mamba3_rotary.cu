@@ -10,6 +10,7 @@
 // are not turned.
 #include <cmath>
 
+#include "gpu/launch.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/halving.cuh"
 #include "ops/cuda/mamba3_rotary.cuh"
@@ -17,7 +18,6 @@
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // Where the chunks of a Mamba-3 layer's angles lie, and a turn's cosine and sine.
 #pragma once
 
+#include "gpu/ptx.cuh"
 #include "ops/ops.h"
-#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 

@@ -1,7 +1,7 @@
 // Functions of one number, to float32's last places where nothing else is said.
 #pragma once
 
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/ptx.cuh"
 
 namespace fw::cuda {
 

@@ -2,12 +2,12 @@
 // gradients in double, and AdamW. A block has a piece. A piece's sum has the order of its threads, the sum of the
 // pieces that of the pieces: both of the shape alone. AdamW takes values whole or split and moments in float or bf16:
 // 28, 28, 24 or 20 bytes a parameter.
+#include "gpu/launch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
 #include "ops/split_value.h"
 #include "ops/stochastic_rounding.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

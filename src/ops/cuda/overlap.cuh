@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "scan/cuda/call/launch.h"
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/launch.h"
+#include "gpu/ptx.cuh"
 
 namespace fw::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/ptx.cuh"
 
 namespace fw::cuda {
 

@@ -9,13 +9,13 @@
 #include <cmath>
 #include <vector>
 
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "gpu/upload.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/attention_rows.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
@@ -183,7 +183,7 @@ Dim3 each_lse(int64_t rows, int64_t heads) {
 
 template <class T, class... Mats>
 bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
-  return takes_warp_groups<T>(shape, past, matrices...) && has_warp_groups();
+  return takes_warp_groups<T>(shape, past, matrices...) && current_arch() == Arch::kSm90;
 }
 
 const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past,

@@ -1,10 +1,10 @@
 // Rotary position embedding on the device. One token's sines and cosines serve all of its heads.
+#include "gpu/launch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/rotary.cuh"
 #include "ops/cuda/sequences.cuh"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

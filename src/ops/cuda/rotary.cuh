@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "gpu/ptx.cuh"
 #include "rule/token_scalars.h"
-#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 

@@ -2,10 +2,10 @@
 // time.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/split_value.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -7,10 +7,10 @@
 #include <bit>
 #include <cmath>
 
+#include "gpu/launch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

@@ -8,13 +8,13 @@
 // the shape alone.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/halving.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

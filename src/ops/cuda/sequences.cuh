@@ -1,8 +1,8 @@
 // Where tokens stand in their sequences, and rows in their pages, for device code.
 #pragma once
 
+#include "gpu/ptx.cuh"
 #include "ops/ops.h"
-#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 

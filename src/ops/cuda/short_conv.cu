@@ -7,6 +7,7 @@
 // fast one. Runs have a fixed length: the order of the sums of dw is that of the shape alone.
 #include <type_traits>
 
+#include "gpu/launch.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
 #include "ops/cuda/conv_window.cuh"
@@ -14,7 +15,6 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {

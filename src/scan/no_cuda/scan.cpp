@@ -1,13 +1,13 @@
 // A build without CUDA: calls with FW_DEVICE_CUDA say so.
-#include "scan/cuda/call/scan.h"
+#include "scan/cuda/scan.h"
 
 #include "base/error.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/key_from_decay.h"
-#include "scan/cuda/dplr/kernels.h"
-#include "scan/cuda/float16/kernels.h"
-#include "scan/cuda/gates/kernels.h"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/require_device.h"
+#include "scan/cuda/rewrites/float16_kernels.h"
+#include "scan/cuda/rewrites/gate_kernels.h"
+#include "scan/cuda/rewrites/key_from_decay.h"
+#include "scan/cuda/rewrites/two_token_kernels.h"
 
 namespace fw::cuda {
 

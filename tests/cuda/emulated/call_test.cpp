@@ -11,9 +11,10 @@
 #include "base/error.h"
 #include "emulation/gpu.h"
 #include "fastweight/fastweight.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/upload.h"
+#include "gpu/device.h"
+#include "gpu/upload.h"
+#include "scan/cuda/common/sequences.h"
+#include "scan/cuda/kernels.h"
 
 namespace {
 

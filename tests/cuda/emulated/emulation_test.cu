@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cuda/device_buffer.h"
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/ptx.cuh"
 
 namespace fw::cuda::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "scan/cuda/call/launch.h"
-#include "scan/cuda/machine/ptx.cuh"
+#include "gpu/launch.h"
+#include "gpu/ptx.cuh"
 
 namespace {
 int reports = 0;

@@ -13,10 +13,11 @@
 
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
+#include "gpu/device.h"
+#include "gpu/upload.h"
 #include "reference/problem.h"
 #include "rule/token_scalars.h"
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 
 namespace fw::cuda::test {
 

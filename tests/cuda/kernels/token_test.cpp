@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels/token_run.h"
+#include "gpu/upload.h"
 #include "reference/compare.h"
 #include "reference/fields.h"
 

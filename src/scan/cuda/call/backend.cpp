@@ -2,14 +2,15 @@
 // (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/dplr_as_two_tokens.h"
-#include "scan/cuda/call/float16.h"
-#include "scan/cuda/call/gates.h"
-#include "scan/cuda/call/key_from_decay.h"
-#include "scan/cuda/call/plan.h"
-#include "scan/cuda/call/scan.h"
-#include "scan/cuda/call/token_arg.h"
+#include "gpu/device.h"
+#include "scan/cuda/device_plan.h"
+#include "scan/cuda/require_device.h"
+#include "scan/cuda/rewrites/dplr_as_two_tokens.h"
+#include "scan/cuda/rewrites/float16.h"
+#include "scan/cuda/rewrites/gate_logits.h"
+#include "scan/cuda/rewrites/key_from_decay.h"
+#include "scan/cuda/scan.h"
+#include "scan/cuda/token_arg.h"
 
 namespace fw {
 namespace {

@@ -1,15 +1,16 @@
-#include "scan/cuda/call/scan.h"
+#include "scan/cuda/scan.h"
 
 #include <algorithm>
 #include <iterator>
 #include <vector>
 
-#include "scan/cuda/call/gates.h"
-#include "scan/cuda/call/plan.h"
-#include "scan/cuda/call/select.h"
-#include "scan/cuda/call/split_k.h"
-#include "scan/cuda/call/token_arg.h"
-#include "scan/cuda/call/upload.h"
+#include "gpu/upload.h"
+#include "scan/cuda/common/sequences.h"
+#include "scan/cuda/device_plan.h"
+#include "scan/cuda/rewrites/gate_logits.h"
+#include "scan/cuda/rewrites/split_k.h"
+#include "scan/cuda/select.h"
+#include "scan/cuda/token_arg.h"
 
 namespace fw::cuda {
 namespace {

@@ -6,11 +6,11 @@
 
 #include "base/error.h"
 #include "rule/tokens.h"
-#include "scan/cuda/call/gates.h"
-#include "scan/cuda/call/grouped_heads.h"
-#include "scan/cuda/call/plan.h"
-#include "scan/cuda/call/select.h"
-#include "scan/cuda/call/split_k.h"
+#include "scan/cuda/device_plan.h"
+#include "scan/cuda/grouped_heads.h"
+#include "scan/cuda/rewrites/gate_logits.h"
+#include "scan/cuda/rewrites/split_k.h"
+#include "scan/cuda/select.h"
 
 namespace fw::cuda {
 namespace {

@@ -6,8 +6,8 @@
 //
 // Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A after, down through shared
 // memory, a sync_threads() each.
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
+#include "gpu/launch.h"
+#include "scan/cuda/kernels.h"
 #include "scan/cuda/precond/carry.cuh"
 #include "scan/cuda/precond/chunk.cuh"
 

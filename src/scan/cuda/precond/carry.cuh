@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/kernels.h"
 #include "scan/cuda/precond/chunk.cuh"
 
 namespace fw::cuda {

@@ -1,10 +1,10 @@
 // What the kernels of the preconditioner share: where a block's chunk lies, rows of tensors in registers, and the walk
-// over chunks. A block has one chunk of one key head: precond/rows.cuh.
+// over chunks. A block has one chunk of one key head: common/precond_rows.cuh.
 #pragma once
 
-#include "scan/cuda/call/launch.h"
-#include "scan/cuda/precond/rows.cuh"
-#include "scan/cuda/token/state_load.cuh"
+#include "gpu/launch.h"
+#include "scan/cuda/common/precond_rows.cuh"
+#include "scan/cuda/common/state/state_load.cuh"
 
 namespace fw::cuda {
 

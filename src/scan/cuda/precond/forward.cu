@@ -2,11 +2,11 @@
 // to A, the A before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See
 // kernels.h.
 //
-// Roles, 256 threads (precond/rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's tokens do
-// to A meets in shared memory (one sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0
-// walks, all eight load what the next round of 64 chunks takes and leaves.
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
+// Roles, 256 threads (common/precond_rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's
+// tokens do to A meets in shared memory (one sync_threads), and each walks over the warps before it. chunk_walk_kernel:
+// warp 0 walks, all eight load what the next round of 64 chunks takes and leaves.
+#include "gpu/launch.h"
+#include "scan/cuda/kernels.h"
 #include "scan/cuda/precond/chunk.cuh"
 
 namespace fw::cuda {

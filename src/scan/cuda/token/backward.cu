@@ -10,11 +10,11 @@
 // and the warp whose turn it is finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
-#include "scan/cuda/token/cut.h"
-#include "scan/cuda/token/state_rows.cuh"
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "scan/cuda/common/state/state_rows.cuh"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/token_cut.h"
 
 namespace fw::cuda {
 namespace {

@@ -14,11 +14,11 @@
 // Keys go to the rows through shared memory and sync_threads(); copies of a head by cp.async groups of each thread.
 #include <algorithm>
 
-#include "scan/cuda/call/device.h"
-#include "scan/cuda/call/kernels.h"
-#include "scan/cuda/call/launch.h"
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "scan/cuda/common/state/state_load.cuh"
+#include "scan/cuda/kernels.h"
 #include "scan/cuda/token/gather.cuh"
-#include "scan/cuda/token/state_load.cuh"
 
 namespace fw::cuda {
 namespace {

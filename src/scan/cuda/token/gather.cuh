@@ -2,9 +2,9 @@
 // reads, a warp starts the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
 #pragma once
 
-#include "scan/cuda/gates/math.cuh"
-#include "scan/cuda/precond/rows.cuh"
-#include "scan/cuda/token/state_rows.cuh"
+#include "scan/cuda/common/gate_math.cuh"
+#include "scan/cuda/common/precond_rows.cuh"
+#include "scan/cuda/common/state/state_rows.cuh"
 
 namespace fw::cuda {
 
@@ -175,7 +175,7 @@ FW_DEVICE float precond_center(const Problem& x, int key_head) {
   return x.rule.uses_precond_center() ? x.precond_center[key_head * x.center_stride] : 0.0f;
 }
 // A step of A (a: before the token, then after it) and M, from the token's key. The same bits as the kernels of the
-// preconditioner (precond/rows.cuh), hence their order of the sum.
+// preconditioner (common/precond_rows.cuh), hence their order of the sum.
 template <int kN>
 FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float center, float g, float beta, int lane,
                             const float (&k)[kN], float (&a)[kN], float (&m)[kN]) {

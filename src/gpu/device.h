@@ -1,0 +1,46 @@
+// The GPU that a call runs on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fw::cuda {
+
+// Compute capability: 9.0 is that of an H100 or H200.
+struct Capability {
+  int major = 0, minor = 0;
+};
+// Machine code that the library has, by the architecture that it was compiled for; a folder sm90/ has what only that
+// one runs. The library has nothing that a driver could translate, so a GPU of kNone would fail at the first launch.
+enum class Arch { kNone, kSm80, kSm90 };
+// What a GPU of this capability runs.
+Arch arch_of(const Capability& capability);
+
+// Of the current device. Throws DeviceError (base/error.h) if there is none.
+Capability current_capability();
+// The same; kNone if there is none.
+Arch current_arch();
+std::string gpu_name();
+
+// Makes device `number` the calling thread's current one, and what was current again at its end; -1: nothing. Throws
+// DeviceError naming the number if there is no such device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int number);
+  ~DeviceScope();  // NOLINT(performance-trivially-destructible): without CUDA there is nothing to do
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = -1;  // -1: nothing was changed
+};
+
+// Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200
+// (SXM), so that a plan can be made anywhere.
+inline constexpr int kUsualSmCount = 132;
+int sm_count();
+// For kernels whose blocks stay and take turns: sm_count(), but in the emulation two, so that small problems have
+// several work tiles.
+int64_t persistent_ctas();
+
+}  // namespace fw::cuda

@@ -1,0 +1,164 @@
+// Instructions from Hopper on (sm_90), and with wgmma.cuh those of sm_90a alone. What a GPU has not is absent when the
+// header is compiled for it.
+#pragma once
+
+#include "gpu/ptx.cuh"
+#include "gpu/tensor_map.h"
+
+#ifndef FW_CUDA_EMULATION  // there ptx.cuh has them
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+namespace fw::cuda {
+
+// ---- *to += x, there, without waiting. Of this thread's accesses of the same place in order, and of those
+// alone.
+FW_DEVICE void add_there(float4* to, const float4& x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+}
+
+// ---- pairs of bf16 values, a b and a b + c, rounded once -------------------------------------------------------------
+FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+FW_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// ---- registers to 8x8 matrices in shared memory, addresses and layout as in ldmatrix ---------------------------------
+FW_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+FW_DEVICE void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// ---- barriers in shared memory -----------------------------------------------------------------------------------
+FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// After the inits of a thread and before the sync_threads() that publishes them.
+FW_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+FW_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// One arrival that also makes the phase wait for this many bytes of bulk_load.
+FW_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
+FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred over;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+      "@over bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier
+// counts.
+FW_DEVICE void cp_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// ---- copies of many bytes by one thread; addresses and sizes are multiples of 16 ---------------------------------------
+FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared_to)),
+               "l"(global_from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head.
+// They become a SW128 tile of 128 bytes a row, with zeros outside of the tensor.
+FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch,
+                           uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared_to)),
+      "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
+      : "memory");
+}
+FW_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to),
+               "r"(shared_address(shared_from)), "r"(bytes)
+               : "memory");
+}
+FW_DEVICE void bulk_prefetch(const void* global_from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global_from), "r"(bytes) : "memory");
+}
+FW_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All but the last N groups of stores of this thread: have been read from shared memory / are complete.
+template <int N>
+FW_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+template <int N>
+FW_DEVICE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+// Between ordinary accesses of this thread to shared memory and bulk copies or wgmma that read or overwrite the same
+// bytes.
+FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Between bulk copies that are complete and an ordinary access of this thread that lets others, on other processors,
+// copy the same bytes; and there between the access that saw it and those copies.
+FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
+// Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have
+// written before.
+FW_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The same in two halves and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives
+// waits before it arrives again.
+FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+// Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`,
+// whose barrier at the place of `barrier` expects the bytes. Both blocks must have begun and not be over until it has
+// come: one cluster barrier in front, one after the wait for it. Of clusters of more than one block: in a kernel
+// without clusters it is an illegal instruction.
+FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 place, there;\n"
+      "mapa.shared::cluster.u32 place, %0, %4;\n"
+      "mapa.shared::cluster.u32 there, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [there];\n"
+      "}" ::"r"(shared_address(to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
+// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a
+// cluster_sync() is before the first access and one after the last.
+template <class T>
+FW_DEVICE T* cluster_memory(T* shared, int rank) {
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(shared), "r"(rank));
+  return reinterpret_cast<T*>(address);
+}
+
+}  // namespace fw::cuda
+#endif
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "gpu/sm90/wgmma.cuh"
+#endif
+
+#endif

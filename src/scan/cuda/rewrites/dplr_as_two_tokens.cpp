@@ -1,0 +1,227 @@
+#include "scan/cuda/rewrites/dplr_as_two_tokens.h"
+
+#include "base/error.h"
+#include "scan/backend.h"
+#include "scan/cuda/token_arg.h"
+
+namespace fw::cuda {
+namespace {
+
+// Of the token form and of the chunk form: above what its kernels bound decays of single tokens at, exp(-10) in prepare
+// and 2^-13 in the gradients.
+constexpr float kLeastOfTokens = -40, kLeastOfChunks = -9;
+
+// The rule of the rows: row 2t has p / alpha as its erase key and f as its key.
+Plan plan_of_rows(Plan plan) {
+  plan.rule.erase_state = EraseState::kDecayed;
+  plan.rule.erase_write = EraseWrite::kTied;
+  plan.rule.erase_key = EraseKey::kOwn;
+  plan.T *= 2;
+  if (plan.segment > 0) plan.segment *= 2;
+  plan.longest *= 2;
+  plan.longest_token_form = plan.longest;
+  plan.checkpoints.interval *= 2;  // at the same places
+  for (int64_t& offset : plan.offsets) offset *= 2;
+  for (int64_t n = 0; plan.packed && n < plan.N; ++n) {
+    int64_t& next = plan.chunk_base[static_cast<size_t>(n) + 1];
+    next = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
+  }
+  return plan;
+}
+
+bool is(size_t i, TokenIndex token) { return i == static_cast<size_t>(token); }
+
+}  // namespace
+
+const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV) {
+  if (!rule.general_erase()) return nullptr;
+  if (rule.decay == Decay::kConstant) return "a decay that is a tensor, or none";
+  if (!rule.uses_k()) return "key_source=given";
+  if (rule.k_norm != Norm::kRaw) return "k_norm=raw";
+  if (rule.gain != Gain::kOne && rule.gain != Gain::kGate) return "gain=one or gate";
+  if (rule.feedback != Feedback::kNone) return "feedback=none";
+  if (rule.uses_precond()) return "precond=none";
+  if (H != HV) return "as many key heads as value heads";
+  return nullptr;
+}
+
+DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan)
+    : plan_(plan), used_(plan.rule.general_erase()), before_decay_(plan.rule.erases_before_decay()) {
+  if (!used_) {
+    rows_ = plan;
+    return;
+  }
+  const auto refuse = [&](const char* what, const char* expected) {
+    fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'",
+               what, expected, to_string(plan.rule));
+  };
+  if (plan.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
+  if (plan.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
+  const int64_t most = cuda_backend().most_tokens / 2;
+  if (plan.tokens() > most) {
+    fail_usage(
+        "descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}",
+        most, plan.tokens());
+  }
+  rows_ = plan_of_rows(plan);
+  least_ = takes_chunks(rows_) ? kLeastOfChunks : kLeastOfTokens;
+
+  constexpr size_t kAlign = 1024;
+  const auto take = [](size_t& used, int64_t numbers) {
+    const Region region{used, static_cast<size_t>(numbers) * sizeof(float)};
+    used += (region.bytes + kAlign - 1) / kAlign * kAlign;
+    return region;
+  };
+  const auto specs = token_specs(rows_.rule);
+  const auto numbers = [&](size_t i) { return rows_.tokens() * plan.HV * specs[i].channels(plan.K, plan.V); };
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if (specs[i].used) values_[i] = take(forward_bytes_, numbers(i));
+  }
+  backward_bytes_ = forward_bytes_;
+  o_ = take(forward_bytes_, rows_.tokens() * plan.HV * plan.V);
+  d_o_ = take(backward_bytes_, rows_.tokens() * plan.HV * plan.V);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if (specs[i].used) grads_[i] = take(backward_bytes_, numbers(i));
+  }
+}
+
+// Of the type of `like`.
+TokenTensor<float> DplrAsTwoTokens::rows_at(const TokenTensor<float>& like, const Region& region,
+                                            void* workspace) const {
+  return contiguous_rows(like, rows_.T, static_cast<char*>(workspace) + region.offset, like.bf16 != nullptr);
+}
+
+RowTokens DplrAsTwoTokens::tokens() const {
+  return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, static_cast<int32_t>(plan_.HV)};
+}
+
+Inputs<float> DplrAsTwoTokens::inputs(const Inputs<float>& in, void* workspace) const {
+  if (!used_) return in;
+  Inputs<float> made = in;
+  made.erase_write = {};
+  ExpandArgs args;
+  args.least = least_;
+  const auto specs = token_specs(rows_.rule);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if (!specs[i].used) continue;
+    const bool erases = is(i, TokenIndex::erase_key);
+    const TokenTensor<float>& from = erases && !in.erase_key ? in.k : in.*kInputTokens<float>[i];
+    TokenTensor<float>& to = made.*kInputTokens<float>[i];
+    to = rows_at(from, values_[i], workspace);
+    ExpandTask& task = args.tasks[args.count++];
+    task.from = token_arg(plan_, from);
+    task.to = token_arg(plan_, to);
+    task.heads = static_cast<int32_t>(from.heads);
+    task.dim = static_cast<int32_t>(from.dim);
+    if (is(i, TokenIndex::k)) {
+      task.kind = RowsOf::kPair;
+      task.other = token_arg(plan_, in.erase_write ? in.erase_write : in.k);
+    } else if (erases) {
+      task.kind = RowsOf::kErase;
+      if (before_decay_) task.other = token_arg(plan_, in.g), task.other_dim = static_cast<int32_t>(in.g.dim);
+    } else if (is(i, TokenIndex::g)) {
+      task.kind = before_decay_ ? RowsOf::kDecay : RowsOf::kFirst;
+    } else if (is(i, TokenIndex::v)) {
+      task.kind = RowsOf::kSecond;
+    }
+  }
+  expand_rows(args, tokens(), plan_.stream);
+  return made;
+}
+
+Outputs<float> DplrAsTwoTokens::cotangents(const Outputs<float>& d, void* workspace) const {
+  if (!used_ || !d.o) return d;
+  Outputs<float> made = d;
+  made.o = rows_at(d.o, d_o_, workspace);
+  ExpandArgs args;
+  ExpandTask& task = args.tasks[args.count++];
+  task.kind = RowsOf::kSecond;
+  task.from = token_arg(plan_, d.o);
+  task.to = token_arg(plan_, made.o);
+  task.heads = static_cast<int32_t>(d.o.heads);
+  task.dim = static_cast<int32_t>(d.o.dim);
+  expand_rows(args, tokens(), plan_.stream);
+  return made;
+}
+
+Outputs<float> DplrAsTwoTokens::open(const Outputs<float>& out, void* workspace) const {
+  Outputs<float> opened = out;
+  if (used_ && out.o) opened.o = rows_at(out.o, o_, workspace);
+  return opened;
+}
+
+void DplrAsTwoTokens::close(const Outputs<float>& opened, const Outputs<float>& out) const {
+  if (!used_ || !out.o) return;
+  ReduceRowsArgs args;
+  JoinTask& task = args.tasks[args.count++];
+  task.second = 1;
+  task.rows = token_arg(plan_, opened.o);
+  task.to = token_arg(plan_, out.o);
+  task.heads = static_cast<int32_t>(out.o.heads);
+  task.dim = static_cast<int32_t>(out.o.dim);
+  reduce_rows(args, tokens(), plan_.stream);
+}
+
+// All that the caller's depend on: of the erase vector's and the decay's also the rows of the erase key.
+Inputs<float> DplrAsTwoTokens::open(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const {
+  if (!used_) return wanted;
+  Inputs<float> opened = wanted;
+  opened.erase_write = {};
+  const auto specs = token_specs(rows_.rule);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if (!specs[i].used) continue;
+    TokenTensor<float>& to = opened.*kInputTokens<float>[i];
+    const TokenTensor<float>& own = wanted.*kInputTokens<float>[i];
+    const bool of_key = is(i, TokenIndex::k) && wanted.erase_write;
+    const bool of_erase = is(i, TokenIndex::erase_key) && ((before_decay_ && wanted.g) || (!in.erase_key && wanted.k));
+    if (!own && !of_key && !of_erase) continue;
+    to = rows_at(own ? own : of_key ? wanted.erase_write : in.erase_key ? in.erase_key : in.k, grads_[i], workspace);
+  }
+  return opened;
+}
+
+void DplrAsTwoTokens::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const {
+  if (!used_) return;
+  ReduceRowsArgs args;
+  args.least = least_;
+  const auto add = [&](const TokenTensor<float>& rows, const TokenTensor<float>& to, float first,
+                       float second) -> JoinTask& {
+    JoinTask& task = args.tasks[args.count++];
+    task.first = first, task.second = second;
+    task.rows = token_arg(plan_, rows);
+    task.to = token_arg(plan_, to);
+    task.heads = static_cast<int32_t>(to.heads);
+    task.dim = static_cast<int32_t>(to.dim);
+    return task;
+  };
+  const auto erases = [&](JoinTask& task, RowsBack kind) {
+    task.kind = kind;
+    task.erased = token_arg(plan_, opened.erase_key);
+    task.key_dim = static_cast<int32_t>(plan_.K);
+    task.p = token_arg(plan_, in.erase_key ? in.erase_key : in.k);
+    if (before_decay_) task.g = token_arg(plan_, in.g), task.g_dim = static_cast<int32_t>(in.g.dim);
+  };
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    const TokenTensor<float>& to = wanted.*kInputTokens<float>[i];
+    const TokenTensor<float>& rows = opened.*kInputTokens<float>[i];
+    if (!to) continue;
+    if (is(i, TokenIndex::erase_write)) {
+      add(opened.k, to, 1, 0);
+    } else if (is(i, TokenIndex::erase_key)) {
+      erases(add({}, to, 0, 0), RowsBack::kErase);
+    } else if (is(i, TokenIndex::k)) {
+      JoinTask& task = add(rows, to, in.erase_write ? 0.0f : 1.0f, 1);
+      if (!in.erase_key) erases(task, RowsBack::kErase);
+    } else if (is(i, TokenIndex::g)) {
+      JoinTask& task = add(rows, to, 1, 0);
+      if (before_decay_) erases(task, RowsBack::kDecay);
+    } else if (is(i, TokenIndex::q) || is(i, TokenIndex::v)) {
+      add(rows, to, 0, 1);
+    } else {
+      add(rows, to, 1, 1);
+    }
+  }
+  reduce_rows(args, tokens(), plan_.stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,150 @@
+// Float16 tensors as rows of bf16 or float32 before a call's kernels, and back after them. See
+// rewrites/float16_kernels.h.
+//
+// Roles, 256 threads: a block of the grid's second dimension has one tensor. A thread has eight neighbouring channels
+// of a row at a time, or, of rows that are not 16-byte vectors (token scalars: the heads), one number. Nothing is
+// shared.
+#include <algorithm>
+
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "scan/cuda/common/tokens.cuh"
+#include "scan/cuda/rewrites/float16_kernels.h"
+
+#ifdef FW_CUDA_EMULATION
+#include "base/f16.h"
+#endif
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+#ifdef FW_CUDA_EMULATION
+float half_value(uint16_t bits) {
+  const F16 x{bits};
+  float value = 0;
+  widen_f16(1, &x, &value);
+  return value;
+}
+uint16_t half_bits(float x) {
+  F16 y{};
+  round_to_f16(1, &x, &y);
+  return y.bits;
+}
+#else
+FW_DEVICE float half_value(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+FW_DEVICE uint16_t half_bits(float x) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+#endif
+FW_DEVICE uint32_t half_pair(float low, float high) {
+  return half_bits(low) | static_cast<uint32_t>(half_bits(high)) << 16;
+}
+
+// A task as kernels have it.
+struct Task {
+  Float16Task tensors;
+  int32_t pieces;  // of a row: dim / 8, or dim where a number is taken at a time
+};
+struct Tasks {
+  Task of[kTokenTensors];
+  Float16Tokens tokens;
+};
+
+template <int kN>
+FW_DEVICE void load_halves(const uint16_t* from, float (&x)[kN]) {
+  if constexpr (kN == 8) {
+    const uint4 a = *reinterpret_cast<const uint4*>(from);
+    const uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      x[2 * j] = half_value(static_cast<uint16_t>(words[j] & 0xffff)),
+            x[2 * j + 1] = half_value(static_cast<uint16_t>(words[j] >> 16));
+  } else {
+    x[0] = half_value(*from);
+  }
+}
+template <int kN>
+FW_DEVICE void store_halves(uint16_t* to, const float (&x)[kN]) {
+  if constexpr (kN == 8) {
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]), half_pair(x[6], x[7]));
+  } else {
+    *to = half_bits(x[0]);
+  }
+}
+
+template <bool kBack, int kN>
+FW_DEVICE void convert_rows(const Float16Task& x, int pieces, const Float16Tokens& tokens) {
+  const int64_t all = tokens_before(tokens.end, tokens.all) * x.heads * pieces,
+                step = int64_t{grid_size_x()} * kThreads;
+  FW_NO_UNROLL
+  for (int64_t i = int64_t{block_index_x()} * kThreads + thread_index(); i < all; i += step) {
+    const int64_t row = i / pieces, token = row / x.heads, b = token / tokens.batch, t = token - b * tokens.batch;
+    const int channel = static_cast<int>(i - row * pieces) * kN, head = static_cast<int>(row - token * x.heads);
+    uint16_t* const halves = static_cast<uint16_t*>(x.halves.data) + b * x.halves.stride_b + t * x.halves.stride_t +
+                             head * x.halves.stride_h + channel;
+    const int64_t at = b * x.rows.stride_b + t * x.rows.stride_t + head * x.rows.stride_h;
+    const Rows rows{static_cast<char*>(x.rows.data) + at * (x.rows.bf16 != 0 ? 2 : 4), 0, x.rows.bf16};
+    float values[kN];
+    if constexpr (kBack) {
+      load_channels(rows, 0, channel, x.dim, values);
+      store_halves(halves, values);
+    } else {
+      load_halves(halves, values);
+      store_channels(rows, 0, channel, x.dim, values);
+    }
+  }
+}
+
+template <bool kBack>
+__global__ void __launch_bounds__(kThreads) float16_kernel(const __grid_constant__ Tasks tasks) {
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const Task& task = tasks.of[block_index_y()];
+  if (task.pieces < task.tensors.dim) {
+    convert_rows<kBack, 8>(task.tensors, task.pieces, tasks.tokens);
+  } else {
+    convert_rows<kBack, 1>(task.tensors, task.pieces, tasks.tokens);
+  }
+}
+
+// Rows of 16-byte vectors wherever a head begins (contiguous ones of the workspace are, if dim is a multiple of 8).
+bool whole(const Float16Task& x) {
+  const uint64_t strides = static_cast<uint64_t>(x.halves.stride_b | x.halves.stride_t | x.halves.stride_h);
+  return x.dim % 8 == 0 && strides % 8 == 0 && (reinterpret_cast<uintptr_t>(x.halves.data) & 15) == 0;
+}
+
+template <bool kBack>
+void convert(const Float16Args& args, const Float16Tokens& tokens, void* stream) {
+  if (args.count == 0 || tokens.all == 0) return;
+  Tasks tasks;
+  tasks.tokens = tokens;
+  int64_t most = 1;
+  for (int i = 0; i < args.count; ++i) {
+    const Float16Task& task = args.tasks[i];
+    tasks.of[i] = {task, whole(task) ? task.dim / 8 : task.dim};
+    most = std::max(most, tokens.all * task.heads * tasks.of[i].pieces);
+  }
+  const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 8 * int64_t{sm_count()});
+  launch_overlapped(float16_kernel<kBack>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)},
+                    kThreads, 0, stream, tasks);
+}
+
+}  // namespace
+
+void from_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) {
+  convert<false>(args, tokens, stream);
+}
+void to_float16(const Float16Args& args, const Float16Tokens& tokens, void* stream) {
+  convert<true>(args, tokens, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,306 @@
+#include "scan/cuda/rewrites/gate_logits.h"
+
+#include <algorithm>
+
+#include "scan/cuda/grouped_heads.h"
+#include "scan/cuda/select.h"
+#include "scan/cuda/token_arg.h"
+#include "scan/cuda/token_cut.h"
+
+namespace fw::cuda {
+namespace {
+
+const TokenTensor<float>& tensor_of(const Inputs<float>& in, const GateSpec& spec) {
+  return in.*kInputTokens<float>[spec.token];
+}
+
+// What a log-decay has besides its logits; nothing for other gates.
+DecayParameters<float> parameters_of(const Inputs<float>& in, const GateSpec& spec) {
+  if (!spec.decay) return {};
+  return spec.token == static_cast<size_t>(TokenIndex::g) ? in.decay : in.precond_decay;
+}
+HeadArg head_arg(const HeadTensor<float>& t) { return {t.data, t.stride_h, t.stride_k}; }
+
+char* at(void* workspace, const Region& region) { return static_cast<char*>(workspace) + region.offset; }
+
+// All tokens of a packed batch are one row of it.
+GateTokens tokens_of(const Plan& plan) {
+  return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)};
+}
+
+// Where FusedGates has a gate's law and the place of its values; null: kernels never form it themselves.
+struct FusedMembers {
+  GateLaw<float> FusedGates::*law = nullptr;
+  float* FusedGates::Numbers::*values = nullptr;
+};
+FusedMembers members_of(const GateSpec& spec) {
+  using Gates = FusedGates;
+  switch (static_cast<TokenIndex>(spec.token)) {
+    case TokenIndex::g:
+      return {&Gates::g, &Gates::Numbers::g};
+    case TokenIndex::erase_gate:
+      return {&Gates::erase_gate, &Gates::Numbers::erase_gate};
+    case TokenIndex::write_gate:
+      return {&Gates::write_gate, &Gates::Numbers::write_gate};
+    case TokenIndex::beta:
+      return {&Gates::beta, &Gates::Numbers::beta};
+    case TokenIndex::lambda:
+      return {&Gates::lambda, &Gates::Numbers::lambda};
+    default:
+      return {};
+  }
+}
+template <class Fused>
+auto* law_in(Fused& fused, const GateSpec& spec) {
+  const FusedMembers members = members_of(spec);
+  return members.law != nullptr ? &(fused.*members.law) : nullptr;
+}
+
+// Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels
+// and places read.
+FusedGates token_activations(const Plan& plan) {
+  FusedGates fused;
+  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips))
+    return fused;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
+    GateLaw<float>* const law = law_in(fused, spec);
+    if (law == nullptr || law == &fused.lambda || plan.rule.erase == fw::Gate::kAveraged ||
+        plan.rule.write == fw::Gate::kAveraged)
+      return {};
+    *law = gate_law<float>(spec);
+  }
+  return fused;
+}
+
+// Of the chunk form: of channels, in bf16 ...
+FusedGates channel_activations(const Plan& plan) {
+  FusedGates fused;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    GateLaw<float>* const law = law_in(fused, spec);
+    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one())
+      continue;
+    if (!spec.logits() || !bf16_values(plan, true, spec)) return {};
+    *law = gate_law<float>(spec);
+  }
+  return fused;
+}
+// ... and of one number, of which the slope follows from the value alone.
+FusedGates scalar_activations(const Plan& plan) {
+  FusedGates fused;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const TokenSpec token = token_specs(plan.rule)[spec.token];
+    if (!spec.logits() || !token.used || !token.one()) continue;
+    GateLaw<float>* const law = law_in(fused, spec);
+    if (law == nullptr || spec.given == Given::kLowerBound) return {};
+    *law = gate_law<float>(spec);
+  }
+  return fused;
+}
+// The laws of the gates that are of numbers, or not.
+FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
+  FusedGates some = all;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    GateLaw<float>* const law = law_in(some, spec);
+    if (law != nullptr && token_specs(plan.rule)[spec.token].one() != numbers) *law = {};
+  }
+  return some;
+}
+
+}  // namespace
+
+bool is_fused(const FusedGates& fused, const GateSpec& gate) {
+  const GateLaw<float>* law = law_in(fused, gate);
+  return law != nullptr && law->given != Given::kValue;
+}
+
+FusedGates fused_activations(const Plan& plan, bool chunk_form) {
+  FusedGates fused;
+  if (plan.f16_io) return fused;  // their logits are float32 rows
+  if (!chunk_form) return token_activations(plan);
+  fused = channel_activations(plan);
+  const FusedGates numbers = scalar_activations(plan);
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (is_fused(numbers, spec)) *law_in(fused, spec) = *law_in(numbers, spec);
+  }
+  return fused;
+}
+
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args,
+                            const TokenArgs* gradients, bool made) {
+  if (!laws.any()) return {};
+  if (!device.chunk_form) return gradients == nullptr ? laws : FusedGates{};
+  if (device.k256 || device.halves != nullptr) return {};
+  PrepareArgs prepare = args;
+  FusedGates& fused = prepare.problem.fused = only(plan, laws, false);
+  if (fused.any() &&
+      (device.direct || !prepare_fuses_gates(prepare, device.key) ||
+       (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+    fused = {};
+  }
+  // Numbers, if no other gate wants the kernels in front and after anyhow.
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const TokenSpec token = token_specs(plan.rule)[spec.token];
+    if (spec.logits() && token.used && !is_fused(token.one() ? laws : fused, spec)) return fused;
+  }
+  if (!made) {
+    // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and
+    // where value heads share a block of prepare, which has no registers for it.
+    const bool forms = !device.direct && prepare_fuses_scalars(prepare, device.key) &&
+                       grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.sm_count) == 1;
+    if (!forms) return fused;
+  }
+  if (gradients != nullptr && !device.direct && !gradients_fuse_scalars(prepare.problem)) return fused;
+  return laws;
+}
+
+bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) {
+  return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one();
+}
+
+CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks)
+    : plan_(plan), chunks_(chunks), laws_(fused_activations(plan, chunk_form)) {
+  constexpr size_t kAlign = 1024;
+  const auto take = [](size_t& used, int64_t bytes) {
+    const Region region{used, static_cast<size_t>(bytes)};
+    used += (region.bytes + kAlign - 1) / kAlign * kAlign;
+    return region;
+  };
+  const auto tokens = token_specs(plan.rule);
+  const auto specs = gate_specs(plan.rule, plan.gates);
+  const auto numbers = [&](const GateSpec& spec) {  // of all tokens, with the most heads that the tensor may have
+    const TokenSpec& token = tokens[spec.token];
+    return plan.tokens() * (token.heads == TokenHeads::kKey ? plan.H : plan.HV) * token.channels(plan.K, plan.V);
+  };
+  constexpr int64_t kFloat = sizeof(float);
+  for (size_t i = 0; i < kGates; ++i) {
+    Gate& gate = gates_[i];
+    gate.spec = specs[i];
+    if (!gate.spec.logits()) continue;
+    gate.bf16 = bf16_values(plan, chunk_form, gate.spec);
+    gate.apart = gate.spec.decay || tokens[gate.spec.token].one();
+    gate.values = take(forward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
+    if (chunk_form && tokens[gate.spec.token].one()) gate.saved = take(saved_bytes_, numbers(gate.spec) * kFloat);
+  }
+  backward_bytes_ = forward_bytes_;
+  for (Gate& gate : gates_) {
+    if (!gate.spec.logits()) continue;
+    if (gate.apart) gate.grads = take(backward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
+    const TokenSpec& token = tokens[gate.spec.token];
+    if (!gate.spec.decay) continue;
+    const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
+    const int64_t fused = is_fused(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
+    gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), fused));
+  }
+}
+
+GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
+  const TokenTensor<float>& x = tensor_of(in, gate.spec);
+  const DecayParameters<float> parameters = parameters_of(in, gate.spec);
+  GateArg arg;
+  arg.law = gate_law<float>(gate.spec);
+  arg.heads = static_cast<int32_t>(x.heads);
+  arg.channels = static_cast<int32_t>(x.dim);
+  arg.x = token_arg(plan_, x);
+  arg.a_log = head_arg(parameters.a_log);
+  arg.dt_bias = head_arg(parameters.dt_bias);
+  return arg;
+}
+
+FusedGates CallGates::fused(const Inputs<float>& in) const {
+  FusedGates fused = laws_;
+  fused.a_log = head_arg(in.decay.a_log);
+  fused.dt_bias = head_arg(in.decay.dt_bias);
+  return fused;
+}
+
+float* CallGates::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
+  for (const Gate& gate : gates_) {
+    if (gate.spec.decay && is_fused(fused, gate.spec) && parameters_of(grads, gate.spec))
+      return reinterpret_cast<float*>(at(workspace, gate.parts));
+  }
+  return nullptr;
+}
+
+bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& fused) {
+  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
+}
+
+FusedGates CallGates::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
+                                  void* saved) const {
+  FusedGates placed = fused;
+  for (const Gate& gate : gates_) {
+    if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
+    placed.numbers.*members_of(gate.spec).values =
+        reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
+  }
+  return placed;
+}
+
+Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, const Inputs<float>& in) {
+  Inputs<float> given = in;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const FusedMembers members = members_of(spec);
+    float* const values = members.values != nullptr ? fused.numbers.*members.values : nullptr;
+    TokenTensor<float>& tensor = given.*kInputTokens<float>[spec.token];
+    if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
+  }
+  return given;
+}
+
+bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& fused) const {
+  return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, fused); });
+}
+
+// made: those of saved_bytes() have been made.
+Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, void* saved,
+                                bool made) const {
+  Inputs<float> given = in;
+  GateValuesArgs args;
+  for (const Gate& gate : gates_) {
+    if (!takes_values(gate, in, fused)) continue;
+    const bool kept = saved != nullptr && gate.saved.bytes > 0;
+    const TokenTensor<float> values = contiguous_rows(
+        tensor_of(in, gate.spec), plan_.T, kept ? at(saved, gate.saved) : at(workspace, gate.values), gate.bf16);
+    given.*kInputTokens<float>[gate.spec.token] = values;
+    if (kept && made) continue;
+    args.gates[args.count] = gate_arg(gate, in);
+    args.values[args.count++] = token_arg(plan_, values);
+  }
+  if (args.count > 0) gate_values(args, tokens_of(plan_), plan_.stream);
+  return given;
+}
+
+Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads,
+                              void* workspace) const {
+  Inputs<float> opened = grads;
+  for (const Gate& gate : gates_) {
+    if (!gate.spec.logits() || !gate.apart || is_fused(fused, gate.spec) ||
+        !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec)))
+      continue;
+    opened.*kInputTokens<float>[gate.spec.token] =
+        contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
+  }
+  return opened;
+}
+
+void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& opened,
+                      const Inputs<float>& grads, void* workspace) const {
+  GateGradientsArgs args;
+  for (const Gate& gate : gates_) {
+    const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
+    const bool by_kernels = is_fused(fused, gate.spec);
+    if (!gate.spec.logits() || (by_kernels ? !parameters : !tensor_of(opened, gate.spec))) continue;
+    GateGradient& gradient = args.gates[args.count++];
+    gradient.gate = gate_arg(gate, in);
+    gradient.d_values = token_arg(plan_, tensor_of(opened, gate.spec));
+    gradient.d_x = token_arg(plan_, tensor_of(grads, gate.spec));
+    gradient.d_a_log = head_arg(parameters.a_log);
+    gradient.d_dt_bias = head_arg(parameters.dt_bias);
+    if (by_kernels) gradient.fused_parts = chunks_;
+    if (parameters) gradient.parts = reinterpret_cast<float*>(at(workspace, gate.parts));
+  }
+  if (args.count > 0) gate_gradients(args, tokens_of(plan_), plan_.stream);
+}
+
+}  // namespace fw::cuda

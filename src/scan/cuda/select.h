@@ -1,0 +1,224 @@
+// Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++
+// without CUDA. The launchers ask it with a call's tensors, and fw_plan_text (text.cpp) with those that a descriptor
+// lets one expect. docs/internals/gpu_kernels.md has what comes out for each named rule. Three kinds: what a rule's
+// streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
+#pragma once
+
+#include "rule/token_scalars.h"
+#include "scan/cuda/kernels.h"
+
+namespace fw::cuda {
+
+// ---- Of a rule alone
+
+// No streams that are sums, and no token scalars but beta: what kernels that load beta alone can have. A number that is
+// new goes to the general kernels.
+constexpr bool beta_alone(const Rule& r) { return r.feedback == Feedback::kNone && !takes_other_scalars(r); }
+
+constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// The simplest front: the gain is 1 or a gate, and nothing else but gates of e and z and an elementwise preconditioner.
+constexpr bool plain_front(const Rule& r) {
+  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && beta_alone(r) &&
+         !r.uses_key_form();
+}
+// Of those, without gates of e and z: streams that are q and k times a scale per row, and M.
+constexpr bool plain_streams(const Rule& r) {
+  return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied;
+}
+
+// r, e and w are multiples of the raw q, k (e also times a gate of channels) and k, by factors that need nothing but
+// norms and gates of one number: any gain.
+constexpr bool row_multiples(const Rule& rule) {
+  return !rule.uses_erase_key() && beta_alone(rule) && !rule.uses_precond() && !rule.uses_key_form() &&
+         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+}
+// r or e is a sum of q and k (query feedback, corrected read) ...
+constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
+// ... and the rule is one of row_multiples() otherwise.
+constexpr bool sums_of_rows(const Rule& rule) {
+  Rule plain = rule;
+  plain.feedback = Feedback::kNone, plain.read = Read::kPlain;
+  return mixed_streams(rule) && row_multiples(plain);
+}
+// Streams that are q and k, or sums of the two, times scales per row: any gain, gates of one value a head.
+constexpr bool linear_streams(const Rule& r) {
+  return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) &&
+         r.erase_key == EraseKey::kTied && r.precond == Precond::kNone && !r.uses_key_form();
+}
+
+// Any gain, gates of channels or none.
+constexpr bool gain_streams(const Rule& r) {
+  return r.erase_key == EraseKey::kTied && beta_alone(r) && !r.uses_key_form() &&
+         (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
+}
+constexpr bool ungated_streams(const Rule& r) {
+  return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied;
+}
+// As plain_streams(), but for an erase key of its own that is not normalised.
+constexpr bool own_key_streams(const Rule& r) {
+  return r.uses_erase_key() && (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.k_norm == Norm::kRaw &&
+         beta_alone(r) && !r.uses_key_form() && !r.uses_precond() && r.erase == Gate::kTied && r.write == Gate::kTied;
+}
+constexpr bool gated_streams(const Rule& r) {
+  return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel;
+}
+
+// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same
+// way. Two bf16 terms (tiles.h).
+constexpr bool wants_hi_lo(const Rule& rule) { return rule.gain_bound > 1; }
+constexpr bool uses_hi_lo(const Rule& rule) { return wants_hi_lo(rule) && rule.is_delta(); }
+// Of rules that have hi/lo tiles: whether e and k there are the raw keys, and only their scales have gains, norms and
+// decays.
+constexpr bool keeps_raw_keys(const Rule& rule) {
+  return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel;
+}
+
+// Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: QETiles).
+constexpr bool stores_k_hat(const Rule& rule) {
+  return rule.is_delta() && rule.decay == Decay::kChannel && !wants_hi_lo(rule);
+}
+
+// Where the reverse scan takes raw rows of q and k, scales per row, A and P, and leaves dZ (tiles.h: RowScalesBwd).
+constexpr bool reverse_takes_rows(const Rule& rule) {
+  return rule.is_delta() && rule.decay != Decay::kChannel && !wants_hi_lo(rule) &&
+         (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
+}
+
+// Delta rules whose gain is a gate, with nothing but that.
+constexpr bool gain_is_gate(const Rule& rule) {
+  return rule.is_delta() && rule.gain == Gain::kGate && plain_streams(rule);
+}
+// Rules whose chunk tiles are of unscaled keys (common/front/unscaled_keys.cuh): those with a gain that is a gate and
+// nothing but, and without decays in the keys. prepare and the gradients agree on it.
+constexpr bool unscaled_keys(const Rule& rule) {
+  return uses_hi_lo(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond();
+}
+// Where R.dZ makes the gradient of the gain (common/front/unscaled_keys.cuh). Not where streams are sums of q and k: a
+// kernel more, for a gain there only where outputs are above their bounds already (docs/numerics.md).
+constexpr bool gain_by_residual(const Rule& rule) {
+  return rule.is_delta() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied &&
+         beta_alone(rule);
+}
+
+// No erase, streams that are q, k and v times a scale per row, one decay a token or none: from the raw tensors, without
+// chunk tiles (additive/).
+constexpr bool direct_rule(const Rule& rule) {
+  return !rule.is_delta() && rule.decay != Decay::kChannel && rule.write == Gate::kTied &&
+         (rule.gain == Gain::kOne || rule.gain == Gain::kGate) && !takes_other_scalars(rule) && !rule.uses_precond() &&
+         !rule.uses_key_form();
+}
+
+// Those whose keys may have 129 to 256 channels in the chunk form (wide/), with gains up to 1 and no preconditioner.
+// One decay a token or none: nothing erased, or rows of k times any gain, or (k256_sums()) sums of q and k and gates of
+// one value a head. A decay a channel: any erase but along a vector of its own.
+constexpr bool k256_sums(const Rule& rule) {
+  return rule.is_delta() && rule.decay != Decay::kChannel && linear_streams(rule) &&
+         (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&
+         !(ungated_streams(rule) && rule.gain != Gain::kOne);
+}
+constexpr bool k256_channels(const Rule& rule) {
+  return stores_k_hat(rule) && !rule.uses_precond() && !rule.uses_key_form() && !rule.uses_erase_key() &&
+         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+}
+constexpr bool k256_rule(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return k256_channels(rule);
+  const bool rows = rule.is_delta() ? ungated_streams(rule) && rule.gain != Gain::kOne : plain_streams(rule);
+  return !wants_hi_lo(rule) && ((rows && !rule.uses_precond()) || k256_sums(rule));
+}
+constexpr K256Form select_k256(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return K256Form::kKeys;
+  return k256_sums(rule) ? K256Form::kSums : rule.is_delta() ? K256Form::kRows : K256Form::kAdditive;
+}
+
+// Those whose keys may have as many because no channel of the state knows of another (rewrites/split_k.h): nothing
+// erased, a decay a channel, no norm over all.
+constexpr bool split_rule(const Rule& rule) {
+  return plain_streams(rule) && !rule.is_delta() && rule.decay == Decay::kChannel && !rule.uses_precond() &&
+         rule.q_norm == Norm::kRaw && rule.k_norm == Norm::kRaw;
+}
+
+// ---- Of a tensor's memory
+
+// How the states of a call come and go (common/state/state_load.cuh): by rows of channels, through shared memory where
+// values are neighbours, or one by one.
+enum class StateAccess : int32_t { kAbsent, kChannels, kStaged, kElements };
+// For lanes of `channels`, and blocks of `tile` value rows.
+StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile);
+
+// ---- The choices
+
+enum class PrepareKernel { kScalar, kSums, kPrecond, kChannel, kChannelPlain, kChannelHiLo };
+struct PrepareChoice {
+  PrepareKernel kernel = PrepareKernel::kScalar;
+  bool fetched = false;    // raw rows of q and k are copied into shared memory ahead of their use (the rest: always)
+  bool multiples = false;  // kScalar, kChannel: of row_multiples(), fetched: those rows are the operands
+};
+PrepareChoice select_prepare(const PrepareArgs& args, int key);
+// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function
+// of the inputs (not of m and boundaries).
+bool prepare_makes_m(const Problem& problem, int key);
+// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowTiles), or A and P besides
+// (RowScales). A function of the inputs (boundaries too), and of whether sequences are cut: where streams are sums, a
+// first pass over segments has fewer products with chunk tiles.
+bool scan_reads_rows(const Problem& problem, int key);
+bool scan_reads_intra_chunk(const Problem& problem, int key, bool cut);
+
+// What the forward scan has for E and Q:
+// - chunk tiles (kApart: X and M apart from E and Q),
+// - chunk tiles of hi and lo parts,
+// - the raw rows times scales per row (kPairs: for X and M too, with A and P; kSums: and E and Q are sums of both),
+// - Q alone (additive).
+enum class ScanForm { kAdditive, kChunkTiles, kApart, kHiLo, kRows, kPairs, kSums };
+ScanForm select_scan(const ScanForwardArgs& args);
+
+enum class GradientKernel { kScalar, kGeneral, kChannel };
+// M of the preconditioner in the gradients: none, read, or made there.
+enum class RowM { kNone, kRead, kMade };
+// kScalar: what makes the gradient of a gain, by the rules that it takes:
+// - kAny: any gain, gates a row, and e and r may be sums of q and k,
+// - kTied: gain_by_residual(), of any gain,
+// - kGate: gain_is_gate(),
+// - kUnscaled: of those, the ones with unscaled_keys() and no log-decays,
+// - kUnscaledDecays: the same with log-decays.
+enum class ScalarGain { kAny, kTied, kGate, kUnscaled, kUnscaledDecays };
+struct GradientChoice {
+  GradientKernel kernel = GradientKernel::kGeneral;
+  ScalarGain gain = ScalarGain::kAny;  // kGeneral: kUnscaled or not
+  RowM m = RowM::kNone;
+  bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
+  bool gates = false;    // kChannel: of those, gates of channels
+  bool own_key = false;  // kChannel: of those, an erase key of its own
+  bool fused = false;    // kChannel: tensors that are logits (problem.fused)
+};
+GradientChoice select_gradients(const GradientArgs& args);
+// Whether prepare() can make values of log-decays and gates of channels that are logits (problem.fused) itself, and
+// whether gradients() can make them and the gradients of logits. Both are functions of:
+// - the inputs,
+// - whether z is wanted,
+// - where the gradients of log-decays and erase gates go, in whose places values stand meanwhile.
+bool prepare_fuses_gates(const PrepareArgs& args, int key);
+bool gradients_fuse_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
+// The same of gates and log-decays of one scalar per token (common/front/token_scalars.cuh), of rules without a
+// preconditioner that are not direct_rule(): functions of the inputs, forward of forward_lo.lo parts, too.
+bool prepare_fuses_scalars(const PrepareArgs& args, int key);
+bool gradients_fuse_scalars(const Problem& problem);
+// Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not
+// of K above 128.
+bool gradients_sum_heads(const Problem& problem);
+// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where
+// the inputs (not m and boundaries), d_o and grads.d are.
+bool gradients_make_m(const GradientArgs& args);
+
+// token_forward(): whole heads of many sequences with one token each, tiles of value rows with a warp a token, or tiles
+// through any number of tokens.
+enum class TokenKernel { kHeads, kStep, kTokens };
+struct TokenChoice {
+  TokenKernel kernel = TokenKernel::kTokens;
+  int channels = 4;  // of a lane: 2, 4 or 8
+  int rows = 2;      // of a warp: 2 or 8, so that every SM has two blocks
+  int parts = 1;     // kHeads: blocks of a head
+};
+TokenChoice select_token(const TokenForwardArgs& args, int sm_count);
+
+}  // namespace fw::cuda

@@ -1,0 +1,27 @@
+// The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): delta
+// rules without a preconditioner.
+#include "scan/cuda/sm90/gradients/channel/kernel.cuh"
+#include "scan/cuda/sm90/gradients/common/launchers.h"
+
+namespace fw::cuda {
+namespace {
+
+template <int kTileK, bool kGates>
+void launch_fused(const GradientArgs& args, int64_t chunks, void* stream) {
+  if (args.head_sums != nullptr) {
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, true>>(
+        args, chunks, stream);
+  } else {
+    launch_channel_gradients<ChannelShape<kTileK, true, true, kGates, RowM::kNone, false, true, false, false>>(
+        args, chunks, stream);
+  }
+}
+
+}  // namespace
+
+void gradients_fused(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream) {
+  if (choice.gates) return launch_fused<128, true>(args, chunks, stream);  // gradients_fuse_gates()
+  key == 128 ? launch_fused<128, false>(args, chunks, stream) : launch_fused<64, false>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

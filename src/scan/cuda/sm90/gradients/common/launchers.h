@@ -1,0 +1,15 @@
+// The launchers that gradients() chooses from.
+#pragma once
+
+#include "scan/cuda/select.h"
+
+namespace fw::cuda {
+
+// Scalar or constant decay, or none: kernels of gradients/scalar and gradients/general.
+void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
+// One decay for each channel: gradients/channel.
+void gradients_channel(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
+// Of those, with logits (GradientChoice::fused).
+void gradients_fused(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
+
+}  // namespace fw::cuda

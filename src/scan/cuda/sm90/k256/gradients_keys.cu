@@ -1,0 +1,21 @@
+// k256_gradients() of rules whose channels decay each by its own: gradients/channel over half of the channels.
+#include "scan/cuda/sm90/gradients/channel/kernel.cuh"
+
+namespace fw::cuda {
+namespace {
+
+template <bool kStreams, bool kGates>
+void launch_half(const GradientArgs& args, int64_t chunks, void* stream) {
+  launch_channel_gradients<ChannelShape<kHalfTileK, true, kStreams, kGates, RowM::kNone, false, false, true>>(
+      args, chunks, stream);
+}
+
+}  // namespace
+
+void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream) {
+  const GradientChoice choice = select_gradients(args);
+  if (choice.gates) return launch_half<true, true>(args, chunks, stream);
+  choice.streams ? launch_half<true, false>(args, chunks, stream) : launch_half<false, false>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

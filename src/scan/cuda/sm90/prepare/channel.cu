@@ -1,0 +1,145 @@
+// prepare where every key channel has a decay of its own, with one bf16 term (sm90/prepare/channel_hi_lo.cu: two): any
+// rows. How T and P are made: sm90/prepare/channel_parts.cuh.
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       decays, streams and operands of a warp's 8 rows; a share of the blocks of T and P (channel_pairs)
+//   0 to 3    A = (I + T)^-1;   4 to 7   meanwhile Z and what else leaves (finish.cuh)
+#include <type_traits>
+
+#include "gpu/launch.h"
+#include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/sm90/prepare/channel_rows.cuh"
+#include "scan/cuda/sm90/prepare/kernels.h"
+
+namespace fw::cuda {
+namespace {
+
+template <int kTileK, bool kDelta>
+using ChannelOperandTiles = std::conditional_t<kDelta, QETiles<kTileK>, FwdTiles<kTileK>>;
+template <int kTileK, bool kDelta>
+using ChannelTiles = ChunkTiles<kTileK, ChannelOperandTiles<kTileK, kDelta>>;
+
+// T and P.
+template <int kTileK, bool kDelta>
+FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays) {
+  PairTiles c;
+  clear_pair_tiles(c);
+  add_channel_pairs<kTileK, kDelta>(shared, warp, decays, c);
+  sync_threads();  // T and P take the place of operands
+  store_channel_pairs<kTileK, kDelta>(shared, warp, c);
+}
+
+template <int kTileK, bool kDelta, bool kPlain>
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
+  using Layout = ChannelLayout<kTileK, kDelta>;
+  constexpr int kN = kTileK / 32;
+  const Problem& x = args.problem;
+  const bool fetched = kPlain || fetched_flag != 0;
+  char* shared = shared_memory();
+  RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
+  BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
+  const ChunkCoord place = chunk_coord(x);
+  if (place.span.rows < 0) return;
+  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<kTileK, kDelta>>(args, place.item);
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
+
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
+  const Rows decay_tensor = chunk_rows(x.in.g, place);
+  if (fetched) fetch_front<kN>(x, place, raw);
+  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, coefficients_of);
+
+  float alpha[kWarpRows][kN];
+  ChannelDecays<kN> d;
+  const bool exact = block_decays(x, decay_tensor, place, fetched, warp, alpha, d, decays);
+  if constexpr (kPlain) {
+    front_arrived();
+    if (uses_norms(x.rule)) {
+      const float2 squares = fetched_squares<kN>(raw);
+      if (lane % 4 == 0) coefs[warp * kWarpRows + lane / 4].read_erase = make_float4(squares.x, squares.y, 0, 0);
+    }
+  } else {
+    make_coefs<kN>(x, place, fetched, raw, coefs);
+  }
+  sync_threads();
+  finish_block_decays(decays, warp, d, out);
+  if constexpr (kPlain) {
+    if (coefficients_of >= 0) {
+      const float4 norms = coefs[coefficients_of].read_erase;
+      const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
+      const bool valid = coefficients_of < place.span.rows;
+      coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
+      coefs[coefficients_of].lo = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+    }
+    sync_threads();
+  }
+  if (thread < kChunk)
+    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
+  if (fetched && exact) {
+    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+      channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out);
+    });
+  } else {
+    for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+      float row[kN];
+      decay_row(x, decay_tensor, place, r, row);
+      channel_row<kTileK, kDelta, false>(r, warp, s, row, d, decays, shared, out);
+    });
+    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind,
+                     [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
+  }
+  if constexpr (kDelta) fence_async_shared();  // TMA takes the keys away, before they become x
+  sync_threads();
+  const bool takes_keys = kDelta && thread == 0 && args.keys != nullptr;
+  if (takes_keys) {
+    bulk_store(args.keys + place.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK);
+    bulk_commit();
+  }
+  channel_pairs<kTileK, kDelta>(shared, warp, decays);
+
+  const auto z_of = [&](int row) { return coefs[row].lo.z; };
+  if constexpr (kDelta) {
+    FinishBuffers buffers{};
+    buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA,
+    buffers.p = shared + Layout::kP;
+    // Made again, since registers are few before.
+    const auto leaves = chunk_tiles_of<kTileK, QETiles<kTileK>>(
+        args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
+    finish_delta<kTileK, RowForm::kStreams, false, false, false>(
+        buffers, warp, leaves, [](int) {},
+        [&](int number) {
+          if (takes_keys) bulk_wait_read<0>();
+          if (leaves.z != nullptr) write_values(x, place, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
+        });
+  } else {
+    start_additive<kTileK>(shared + Layout::kP, out);
+    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    finish_additive();
+  }
+}
+
+template <int kTileK, bool kDelta>
+void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  launch(
+      choice.multiples ? prepare_channel_kernel<kTileK, kDelta, true> : prepare_channel_kernel<kTileK, kDelta, false>,
+      prepare_grid(x, chunks), kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args,
+      static_cast<int>(choice.fetched));
+}
+
+}  // namespace
+
+void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
+  const bool is_delta = args.problem.rule.is_delta();
+  if (key == 128) {
+    is_delta ? launch_channel<128, true>(args, choice, chunks, stream)
+             : launch_channel<128, false>(args, choice, chunks, stream);
+  } else {
+    is_delta ? launch_channel<64, true>(args, choice, chunks, stream)
+             : launch_channel<64, false>(args, choice, chunks, stream);
+  }
+}
+
+}  // namespace fw::cuda
