@@ -1,7 +1,7 @@
 // Times of the chunk form's scans on a GPU, over chunk tiles of small random numbers: medians of 20 launches by CUDA
 // events. The inputs of a launch are larger than the L2, so they come from memory each time.
-//   nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu
-//   src/scan/cuda/sm90/scan/{forward,reverse}.cu src/gpu/tensor_map.cu src/gpu/tensor_arg.cpp -lfmt
+// Build: `nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude -lfmt`. Its files:
+// bench/cuda/scan_bench.cu, src/scan/cuda/sm90/scan/{forward,reverse}.cu, src/gpu/tensor_{map.cu,arg.cpp}.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
