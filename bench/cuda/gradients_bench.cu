@@ -2,8 +2,8 @@
 // runs.
 #include <algorithm>
 
+#include "cuda/selected.h"
 #include "gradients_problem.h"
-#include "scan/cuda/select.h"
 
 using namespace gradients_test;
 namespace fc = fw::cuda;
@@ -78,7 +78,9 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   if (r.uses_precond() && r.decay == fw::Decay::kChannel)
     p.precond_rows = static_cast<uint16_t*>(memory.make(static_cast<size_t>(p.tokens) * H * D, true, 0.2, 1));
   a.problem = p;
-  if (fc::gradients_make_m(a)) {
+  fc::CallTraits traits = fc::problem_traits(p, D, chunks, fc::sm_count());
+  fc::add_gradients(a, traits);
+  if (fc::gradients_make_m(traits)) {
     const size_t heads = static_cast<size_t>(chunks) * H;
     const auto floats = [&](size_t count, double low, double high) {
       return static_cast<float*>(memory.make(count, false, low, high));
@@ -104,7 +106,7 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   std::vector<float> times;
   for (int i = 0; i < 23; ++i) {
     must(cudaEventRecord(from));
-    fc::gradients(a, D, chunks, nullptr);
+    fc::gradients(a, fc::selected(a, D, chunks), D, chunks, nullptr);
     must(cudaEventRecord(to));
     must(cudaEventSynchronize(to));
     float ms = 0;

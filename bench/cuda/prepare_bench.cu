@@ -1,7 +1,7 @@
 // Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the
 //   L2 cache. prepare_bench [rule, all if none]
-// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Iinclude
-//   bench/cuda/prepare_bench.cu src/scan/cuda/sm90/prepare/*.cu -lfmt
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Itests
+//   -Iinclude bench/cuda/prepare_bench.cu src/scan/cuda/sm90/prepare/*.cu -lfmt
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/selected.h"
 #include "gpu/launch.h"
-#include "scan/cuda/select.h"
 
 namespace fw::cuda {
 namespace {
@@ -87,8 +87,9 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       x.precond_center = static_cast<const float*>(tensor(1, 1, H, 1, false, 0, -0.2f, seed + 12).data);
       const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13),
                      m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
-      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data)
-                            : x.m = static_cast<const float*>(m.data);
+      prepare_makes_m(problem_traits(x, K, chunks, sm_count()))
+          ? x.boundaries = static_cast<const float*>(a_before.data)
+          : x.m = static_cast<const float*>(m.data);
       a.spare_m = static_cast<float*>(m.data);
       for (void* p : {x.in.precond_g.data, x.in.precond_beta.data, a_before.data, m.data}) memory.push_back(p);
       if (rule.decay == Decay::kChannel) {
@@ -97,7 +98,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       }
     }
     a.forward = allocate(items * static_cast<int64_t>(sizeof(FwdTiles<K>)));
-    a.keeps_intra_chunk = scan_reads_intra_chunk(x, K, false);
+    a.keeps_intra_chunk = (selected(a, K, chunks).leaves & kIntraChunk) != 0;
     if (reverse_takes_rows(rule)) {
       a.numbers = reinterpret_cast<RowScalesBwd*>(allocate(items * static_cast<int64_t>(sizeof(RowScalesBwd))));
     } else if (stores_k_hat(rule)) {
@@ -133,7 +134,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       if (!training) a.backward = nullptr, a.numbers = nullptr, a.keys = nullptr, a.problem.precond_rows = nullptr;
       if (!training && !a.keeps_intra_chunk) a.pairs = nullptr;
       check(cudaEventRecord(start), "record");
-      prepare(a, K, chunks, nullptr);
+      prepare(a, selected(a, K, chunks), K, chunks, nullptr);
       check(cudaEventRecord(stop), "record");
       check(cudaEventSynchronize(stop), "prepare");
       float ms = 0;
@@ -146,10 +147,10 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
                    (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
     const bool pairs = copies[0].keeps_intra_chunk;
-    bytes += (pairs                                   ? 30 + 256
-              : scan_reads_rows(copies[0].problem, K) ? 396
-              : is_delta                              ? 904
-                                                      : 648) +
+    bytes += (pairs                                                ? 30 + 256
+              : selected(copies[0], K, chunks).leaves == kRowTiles ? 396
+              : is_delta                                           ? 904
+                                                                   : 648) +
              (!training                  ? 0
               : reverse_takes_rows(rule) ? 22 + (pairs ? 0 : 256)
               : stores_k_hat(rule)       ? 256 + 256

@@ -1,7 +1,7 @@
 // Times of the chunk form's scans on a GPU, over chunk tiles of small random numbers: medians of 20 launches by CUDA
 // events. The inputs of a launch are larger than the L2, so they come from memory each time.
-// Build: `nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude -lfmt`. Its files:
-// bench/cuda/scan_bench.cu, src/scan/cuda/sm90/scan/{forward,reverse}.cu, src/gpu/tensor_{map.cu,arg.cpp}.
+// Build: `nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Itests -Iinclude -lfmt`. Its
+// files: bench/cuda/scan_bench.cu, src/scan/cuda/sm90/scan/{forward,reverse}.cu, src/gpu/tensor_{map.cu,arg.cpp}.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench_times.h"
+#include "cuda/selected.h"
 #include "scan/cuda/kernels.h"
 
 namespace fw::cuda {
@@ -122,15 +123,15 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
     if (kind == kHiLo) f.hi_lo.chunk_tiles = lo_tiles;
     if (kind == kRows) f.chunk_tiles = row_tiles, f.rows = {rows_of_keys(q), rows_of_keys(k)};
     const double read = tiles_bytes - (is_delta ? 0 : matrix) + lo_bytes;
-    line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, kTileK, nullptr); });
+    line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, selected(f), kTileK, nullptr); });
     f.states = states, f.w = w;
     line("forward" + of_kind + ", saves", read + 2 * rows_bytes + save_bytes,
-         [&] { scan_forward(f, kTileK, nullptr); });
+         [&] { scan_forward(f, selected(f), kTileK, nullptr); });
     f.o = {};
     const double needed = (is_delta ? 2 : 1) * matrix + rows_bytes + lo_bytes;
-    line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, kTileK, nullptr); });
+    line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, selected(f), kTileK, nullptr); });
     f.states = f.w = nullptr;
-    line("state only" + of_kind, needed, [&] { scan_forward(f, kTileK, nullptr); });
+    line("state only" + of_kind, needed, [&] { scan_forward(f, selected(f), kTileK, nullptr); });
     if (kind == kRows) continue;
 
     ScanReverseArgs r;
@@ -140,7 +141,7 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
     if (kind == kHiLo) r.hi_lo.chunk_tiles = lo_tiles;
     r.d_initial_state = state, r.d_states = states, r.v = w;
     line("reverse" + of_kind, (is_delta ? 3 : 2) * matrix + rows_bytes + save_bytes + lo_bytes,
-         [&] { scan_reverse(r, kTileK, nullptr); });
+         [&] { scan_reverse(r, selected(r), kTileK, nullptr); });
   }
   for (void* p :
        {static_cast<void*>(fwd_tiles), static_cast<void*>(bwd_tiles), static_cast<void*>(v), static_cast<void*>(o),

@@ -9,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include "cuda/selected.h"
 #include "gpu/device.h"
 #include "gpu/launch.h"
 #include "gpu/upload.h"
@@ -169,7 +170,12 @@ void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, boo
     a.o = o;
     args.push_back(a);
   }
-  report(text, times(layers, [&](int i, void* stream) { token_forward(args[static_cast<size_t>(i)], stream); }), bytes);
+  report(text,
+         times(layers,
+               [&](int i, void* stream) {
+                 token_forward(args[static_cast<size_t>(i)], selected(args[static_cast<size_t>(i)]), stream);
+               }),
+         bytes);
 }
 
 void long_token(int64_t B, int64_t T) {
@@ -182,7 +188,7 @@ void long_token(int64_t B, int64_t T) {
   std::snprintf(text, sizeof text, "token_forward gated_deltanet B%lld T%lld", static_cast<long long>(B),
                 static_cast<long long>(T));
   const double bytes = static_cast<double>(B * T) * kHeads * kDim * 8;
-  report(text, times(2, [&](int, void* stream) { token_forward(a, stream); }), bytes);
+  report(text, times(2, [&](int, void* stream) { token_forward(a, selected(a), stream); }), bytes);
   TokenBackwardArgs b;
   b.problem = a.problem;
   b.d_o = a.o;

@@ -137,7 +137,7 @@ class RecurrentMixer final : public Mixer<T> {
   };
   // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels. It
   // does so in passes of a GPU that are kept for backward, where its kernels do so in both directions
-  // (scan/cuda/select.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
+  // (scan/cuda/pipeline.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
   const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;

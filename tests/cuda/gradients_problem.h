@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/selected.h"
 #include "rule/front.h"
 #include "scan/cuda/kernels.h"
 
@@ -561,7 +562,7 @@ class Run {
       }
       c_.pad = pad;
     }
-    fw::cuda::gradients(a, key_, bases_.back(), nullptr);
+    fw::cuda::gradients(a, fw::cuda::selected(a, key_, bases_.back()), key_, bases_.back(), nullptr);
 #ifndef FW_CUDA_EMULATION
     must(cudaDeviceSynchronize());
 #endif

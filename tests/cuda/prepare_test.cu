@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cuda/selected.h"
 #include "device_buffer.h"
 #include "gpu/ptx.cuh"
 #include "prepare_problem.h"
@@ -117,6 +118,14 @@ struct InParts {
   }
 };
 
+// What prepare leaves for the forward scan.
+template <int kTileK>
+Tiles tiles_of(const Problem& problem, const Case& test, int64_t chunks) {
+  PrepareArgs args;
+  args.problem = problem;
+  return selected(args, kTileK, chunks, test.cut).leaves;
+}
+
 template <int kTileK>
 Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const Rule& rule = test.rule;
@@ -148,8 +157,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  const bool of_rows = scan_reads_rows(x, kTileK), of_pairs = scan_reads_intra_chunk(x, kTileK, test.cut),
-             of_keys = stores_k_hat(rule);
+  const Tiles leaves = tiles_of<kTileK>(x, test, chunks);
+  const bool of_rows = leaves == kRowTiles, of_pairs = (leaves & kIntraChunk) != 0, of_keys = stores_k_hat(rule);
   DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(RowScales)
                                                                    : of_rows ? sizeof(RowTiles<kTileK>)
                                                                              : sizeof(FwdTiles<kTileK>))),
@@ -177,7 +186,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   };
   if (hi_lo) args.forward_lo = lo_tiles(forward_lo, e_lo);
   if (hi_lo && all) args.backward_lo = lo_tiles(backward_lo, k_lo);
-  prepare(args, kTileK, chunks, nullptr);
+  prepare(args, selected(args, kTileK, chunks, test.cut), kTileK, chunks, nullptr);
 
   const std::vector<uint16_t> key_matrices = keys.download();
   const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(),
@@ -410,7 +419,7 @@ void run_bits(const Case& test, const Inputs& in) {
     if (stores_k_hat(test.rule)) parts.give(args);
     if (uses_hi_lo(test.rule))
       args.forward_lo = {hi_lo.data(), test.keys_lo ? reinterpret_cast<uint16_t*>(lo_parts.data()) : nullptr};
-    prepare(args, kTileK, chunks, nullptr);
+    prepare(args, selected(args, kTileK, chunks, test.cut), kTileK, chunks, nullptr);
     const std::vector<uint8_t> bytes = stores_k_hat(test.rule) ? parts.joined() : forward.download(),
                                lo_bytes = hi_lo.download(), lo_bytes_of = lo_parts.download(),
                                pair_bytes = pairs.download();
@@ -470,9 +479,10 @@ template <int kTileK>
 void run_bits(const Case& test, uint64_t seed) {
   generator.seed(seed);
   const Inputs in = make_inputs(test, 130);
-  if (scan_reads_intra_chunk(problem_of(test, in, 130), kTileK, test.cut)) {
+  const Tiles leaves = tiles_of<kTileK>(problem_of(test, in, 130), test, 3);
+  if ((leaves & kIntraChunk) != 0) {
     run_bits<kTileK, Pairs>(test, in);
-  } else if (scan_reads_rows(problem_of(test, in, 130), kTileK)) {
+  } else if (leaves == kRowTiles) {
     run_bits<kTileK, RowTiles<kTileK>>(test, in);
   } else {
     run_bits<kTileK, FwdTiles<kTileK>>(test, in);

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "cuda/device_runs.h"
 #include "rule/rule.h"
-#include "scan/cuda/select.h"
+#include "scan/cuda/pipeline.h"
 
 namespace fw::testing {
 namespace {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/selected.h"
 #include "scan_cases.h"
 
 namespace fw::cuda {
@@ -224,7 +225,7 @@ void test_forward(const Case& c) {
       args.chunk_tiles = device_row_tiles.data();
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
-    if (c.pairs) args.chunk_tiles = device_scalars.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
+    if (c.pairs) args.chunk_tiles = device_scalars.data(), args.pairs = device_pairs.data();
     if (c.keys) args.chunk_tiles = device_streams.data(), args.solved = device_solved.data();
     if (c.prepared_z) {
       args.z = device_z.data();
@@ -237,7 +238,7 @@ void test_forward(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.initial_state = at.state_arg(device_initial.data(), n);
       args.final_state = at.state_arg(device_final.data(), n);
-      scan_forward(args, kTileK, nullptr);
+      scan_forward(args, selected(args, c.mixed), kTileK, nullptr);
     }
     return Outputs{device_o.download(), device_final.download(), states.download(), w.download()};
   };
@@ -416,7 +417,7 @@ void test_reverse(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
       args.d_initial_state = at.state_arg(device_initial.data(), n);
-      scan_reverse(args, kTileK, nullptr);
+      scan_reverse(args, selected(args), kTileK, nullptr);
     }
     return Outputs{device_initial.download(), d_states.download(), v.download()};
   };
@@ -569,7 +570,7 @@ void test_reverse_rows(const Case& c) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
       if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
       args.d_initial_state = at.state_arg(device_initial.data(), n);
-      scan_reverse(args, kTileK, nullptr);
+      scan_reverse(args, selected(args), kTileK, nullptr);
     }
     return Outputs{device_initial.download(), d_states.download(), dz.download()};
   };

@@ -4,7 +4,7 @@
 
 #include "cuda/device_runs.h"
 #include "gpu/device.h"
-#include "scan/cuda/grouped_heads.h"
+#include "scan/cuda/pipeline.h"
 
 namespace fw::testing {
 namespace {

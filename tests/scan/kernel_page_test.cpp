@@ -1,5 +1,5 @@
-// docs/internals/gpu_kernels.md has what call/device_plan.cpp and select.h choose for every named rule: key dimensions,
-// kernels and layouts. With FW_WRITE_PAGES set the page is written instead.
+// docs/internals/gpu_kernels.md has the kernels of kernels.def in order of preference, and what a plan chooses for
+// every named rule: key dimensions, kernels and layouts. With FW_WRITE_PAGES set the page is written instead.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
+#include "scan/cuda/pipeline.h"
 
 namespace {
 
@@ -161,9 +162,35 @@ std::string layout_table() {
       "| rule | K = 100 | float32 tensors | 4 key heads, 16 value heads | K = 256 |\n|---|---|---|---|---|\n");
 }
 
+// Tiles as kernels.def has them: "kFwdTiles | kLoTiles" or what decides.
+std::string tiles_cell(const std::string& text) {
+  if (text == "kNoTiles") return "";
+  std::string cell;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == 'k' && (i == 0 || text[i - 1] == ' ')) continue;
+    cell += text[i] == '|' ? '+' : text[i];
+  }
+  return cell == "scalar_tiles(t)"    ? "FwdTiles, FwdTiles + LoTiles, RowTiles or RowScales + IntraChunk"
+         : cell == "channel_tiles(t)" ? "QeTiles + XmTiles or FwdTiles"
+                                      : cell;
+}
+std::string line_table() {
+  std::string all = "| phase | kernel | from | tiles left, or read |\n|---|---|---|---|\n";
+  const auto add = [&](const char* phase, const std::string& name, const char* arch, const char* tiles) {
+    all += fmt::format("| {} | `{}` | sm_{} | {} |\n", phase, name, std::string(arch).substr(3), tiles_cell(tiles));
+  };
+#define FW_PREPARE(id, name, arch, leaves, takes) add("prepare", name, #arch, #leaves);
+#define FW_FORWARD_SCAN(id, name, arch, reads, takes) add("forward scan", name, #arch, #reads);
+#define FW_REVERSE_SCAN(id, name, arch, takes) add("reverse scan", name, #arch, "kNoTiles");
+#define FW_GRADIENTS(id, name, arch, takes) add("gradients", name, #arch, "kNoTiles");
+#define FW_TOKEN_FORWARD(id, name, arch, takes) add("token", name, #arch, "kNoTiles");
+#include "scan/cuda/kernels.def"
+  return all;
+}
+
 TEST(KernelPage, IsWhatTheSelectionSays) {
   const std::pair<const char*, std::string> tables[] = {
-      {"keys", key_table()}, {"kernels", table()}, {"layouts", layout_table()}};
+      {"keys", key_table()}, {"lines", line_table()}, {"kernels", table()}, {"layouts", layout_table()}};
   for (const auto& [name, text] : tables) {
     const std::string page = fw::read_file(kPage);
     const size_t begin = page.find(begin_of(name)), end = page.find(end_of(name));
@@ -178,18 +205,23 @@ TEST(KernelPage, IsWhatTheSelectionSays) {
   }
 }
 
-// Every name of the table is a file of kernels, and every file of kernels that a rule can choose has a name on the
-// page.
+// Every name of kernels.def is a file of kernels.
 TEST(KernelPage, NamesFilesThatExist) {
-  const std::string text = table();
-  for (size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at + 1)) {
-    const size_t begin = text.find_last_of(" |", at) + 1, end = text.find_first_of(" |", at);
-    const std::string name = text.substr(begin, end - begin);
+  const auto look = [](std::string name) {
+    if (const size_t variant = name.find(" ("); variant != std::string::npos) name.resize(variant);
     bool there = false;
-    for (const char* ending : {".cu", "/gradients.cu", "/kernel.cuh"})
-      there = there || fw::file_exists(std::string(FW_SOURCE_DIR "/src/scan/cuda/") + name + ending);
+    for (const char* folder : {"sm90/", ""}) {
+      for (const char* ending : {".cu", "/gradients.cu", "/kernel.cuh"})
+        there = there || fw::file_exists(std::string(FW_SOURCE_DIR "/src/scan/cuda/") + folder + name + ending);
+    }
     EXPECT_TRUE(there) << name;
-  }
+  };
+#define FW_PREPARE(id, name, arch, leaves, takes) look(name);
+#define FW_FORWARD_SCAN(id, name, arch, reads, takes) look(name);
+#define FW_REVERSE_SCAN(id, name, arch, takes) look(name);
+#define FW_GRADIENTS(id, name, arch, takes) look(name);
+#define FW_TOKEN_FORWARD(id, name, arch, takes) look(name);
+#include "scan/cuda/kernels.def"
 }
 
 }  // namespace

@@ -82,11 +82,11 @@ struct HeadArg {
   int64_t stride_h = 0, stride_k = 0;
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of
-// gates/ would. In the chunk form prepare() and gradients() (select.h: prepare_fuses_gates(), gradients_fuse_gates()),
-// rounded to bf16: log-decays and gates of channels, all that the rule has, or none. Besides, of one scalar per token,
-// in float32 (common/front/token_scalars.cuh): all that the rule has, or none. Forward the first kernel that reads them
-// makes the values, and backward, where these are given, gradients() those of the logits. In the token form
-// token_forward() where few_tokens() (token_cut.h). a_log and dt_bias are the log-decay's.
+// gates/ would. In the chunk form prepare() and gradients() (pipeline.h: prepare_fuses_gates(),
+// gradients_fuse_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none. Besides,
+// of one scalar per token, in float32 (common/front/token_scalars.cuh): all that the rule has, or none. Forward the
+// first kernel that reads them makes the values, and backward, where these are given, gradients() those of the logits.
+// In the token form token_forward() where few_tokens() (token_cut.h). a_log and dt_bias are the log-decay's.
 struct FusedGates {
   GateLaw<float> g, erase_gate, write_gate, beta, lambda;
   HeadArg a_log, dt_bias;

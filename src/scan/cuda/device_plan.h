@@ -83,7 +83,7 @@ struct SavedRegions {
   Region keys;         // Khat, bf16 [chunks, HV, 64 key]; or
   // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::wide but stores_k_hat()
   Region numbers;
-  Region norms;  // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (select.h)
+  Region norms;  // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (rule_traits.h)
   HiLoRegions hi_lo;
   Region pairs;         // IntraChunk [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -125,7 +125,7 @@ struct DevicePlan {
   bool direct = false;
   // K above 128 (kernels.h, k256_*).
   bool k256 = false;
-  // K above 128 of split_rule() (select.h): two calls, whose plans these are; of what follows here only the bytes.
+  // K above 128 of split_rule() (rule_traits.h): two calls, whose plans these are; of what follows here only the bytes.
   std::shared_ptr<const SplitK> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;

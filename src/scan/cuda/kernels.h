@@ -6,6 +6,7 @@
 
 #include "rule/token_scalars.h"
 #include "scan/cuda/args.h"
+#include "scan/cuda/kernel_ids.h"
 #include "scan/cuda/tiles.h"
 
 namespace fw::cuda {
@@ -23,7 +24,8 @@ struct TokenForwardArgs {
   // made here too. May be the memory of problem.initial_precond, may be absent.
   StateArg final_precond;
 };
-void token_forward(const TokenForwardArgs& args, void* stream);
+// choice: select_token() (pipeline.h). Bits do not depend on it.
+void token_forward(const TokenForwardArgs& args, const TokenChoice& choice, void* stream);
 
 // Gradients per value head, not summed over groups: each TokenArg of d has divisor 1 (absent: not computed).
 // d.precond_g and d.precond_beta are not this kernel's.
@@ -110,7 +112,7 @@ void sum_groups(const Problem& problem, const TokenArg& in, int32_t dim, const T
 
 // ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
 
-// Of rules with uses_hi_lo() (select.h).
+// Of rules with uses_hi_lo() (rule_traits.h).
 struct HiLoTiles {
   void* chunk_tiles = nullptr;  // LoTiles<key> [chunks, HV]; null: other rules
   // [chunks, HV, 64 key] as SW128 tiles: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
@@ -119,16 +121,16 @@ struct HiLoTiles {
 
 struct PrepareArgs {
   Problem problem;
-  // FwdTiles<key> [chunks, HV]; where scan_reads_rows() RowTiles<key>, where scan_reads_intra_chunk() RowScales, and
-  // then `pairs` is there; where stores_k_hat() (select.h) QETiles<key>
+  // FwdTiles<key> [chunks, HV]; kRowTiles: RowTiles<key>; kRowScales: RowScales, and
+  // then `pairs` is there; where stores_k_hat() (rule_traits.h) QETiles<key>
   void* forward = nullptr;
-  bool keeps_intra_chunk = false;  // scan_reads_intra_chunk()
+  bool keeps_intra_chunk = false;  // kIntraChunk
   bool after_gate_kernel = false;  // gate_values() is the kernel in front: q and k were there before it began
   void* solved = nullptr;          // XMTiles<key> [chunks, HV], where stores_k_hat()
   void* backward = nullptr;        // BwdTiles<key> [chunks, HV], or null
   // [chunks, HV, 64 key], in its place where stores_k_hat(): Khat as SW128 tiles; with pairs; or null
   uint16_t* keys = nullptr;
-  // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
+  // [chunks, HV], in its place for rules with reverse_takes_rows() (rule_traits.h), or null
   RowScalesBwd* numbers = nullptr;
   HiLoTiles forward_lo, backward_lo;  // both have lo parts or none
   IntraChunk* pairs = nullptr;        // [chunks, HV], or null
@@ -136,14 +138,15 @@ struct PrepareArgs {
   // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
   float* spare_m = nullptr;
 };
-void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// choice: select_prepare() (pipeline.h), with places for what it leaves.
+void prepare(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
 // How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for TMA; 0: it is not asked.
 struct TokenShape {
   int64_t B = 0, T = 0;
 };
 
-// q and k: for the forward scan of a problem where scan_reads_rows() or scan_reads_intra_chunk(), for the reverse scan
-// where reverse_takes_rows() (select.h).
+// q and k: for the forward scan of kRowTiles or kRowScales (kernels.def), for the reverse scan
+// where reverse_takes_rows() (rule_traits.h).
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
@@ -163,8 +166,7 @@ struct ScanForwardArgs {
   // FwdTiles<key>; with `rows` RowTiles<key>, and with `pairs` RowScales; with `solved` QETiles<key>
   const void* chunk_tiles = nullptr;
   const void* solved = nullptr;       // XMTiles<key>, where stores_k_hat()
-  const IntraChunk* pairs = nullptr;  // [chunks, HV], where scan_reads_intra_chunk()
-  bool mixed = false;                 // with pairs: of mixed_streams()
+  const IntraChunk* pairs = nullptr;  // [chunks, HV], of kIntraChunk
   HiLoTiles hi_lo;
   ScanRows rows;
   TokenShape shape;  // of q, k and v
@@ -183,7 +185,8 @@ struct ScanForwardArgs {
   DecayCutoffArg uses_decay_cutoff;      // with parts
   const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
-void scan_forward(const ScanForwardArgs& args, int key, void* stream);
+// kernel: select_forward_scan() for the tiles that are given.
+void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int key, void* stream);
 
 // For gradients() that begin while the reverse scan still runs, with the last chunks.
 struct TilesReady {
@@ -217,9 +220,9 @@ struct ScanReverseArgs {
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
-void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
-// Of those with numbers or keys: part of it.
-void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream);
+void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream);
+// Of kRows and kKeys: part of it.
+void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream);
 
 // From segment to segment. M are the maps and `states` [segments, HV, V, K] what each leaves of a zero state. The
 // result is the state at the start of every segment of sequence n. With reverse it is the gradient at its end: states
@@ -266,20 +269,20 @@ struct GradientArgs {
   // Where problem.fused has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's
   // share of dt_bias's and of a_log's.
   float* form_parts = nullptr;
-  // where gradients_sum_heads() (select.h): head_sums_bytes(), not cleared; grads.d.q and k have then a head for each
+  // where gradients_sum_heads() (pipeline.h): head_sums_bytes(), not cleared; grads.d.q and k have then a head for each
   // key head
   float* head_sums = nullptr;
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
   K256Half half;         // of k256_gradients()
 };
-void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+void gradients(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream);
 // 64 rows of dq and of dk for each block, of which there are at most two an SM.
 constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t sm_count) {
   const int64_t blocks = key_tiles < 2 * sm_count ? key_tiles : 2 * sm_count;
   return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
 }
 
-// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (select.h); any rows. In
+// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (rule_traits.h); any rows. In
 // memory there are numbers, A and P (where each channel has its own decay: chunk tiles and Khat of 256 channels, A and
 // P), and what the scans save as above with key 256.
 

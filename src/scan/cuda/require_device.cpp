@@ -1,26 +1,9 @@
 #include "scan/cuda/require_device.h"
 
 #include "base/error.h"
+#include "scan/cuda/pipeline.h"
 
 namespace fw::cuda {
-namespace {
-
-struct Forms {
-  bool token, chunk;
-};
-Forms forms_of(Arch arch) {
-  switch (arch) {
-    case Arch::kNone:
-      return {false, false};
-    case Arch::kSm80:
-      return {true, false};
-    case Arch::kSm90:
-      return {true, true};
-  }
-  fail_internal("an architecture without its forms");
-}
-
-}  // namespace
 
 std::string unsupported(const std::string& name, const Capability& capability, bool chunk_form) {
   const Forms forms = forms_of(arch_of(capability));

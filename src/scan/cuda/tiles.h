@@ -31,8 +31,8 @@ struct FwdTiles {
   float z_scale[64];
 };
 
-// The same of rules whose e and r are raw rows of k and q times a scale per row, and w is not (scan_reads_rows(),
-// select.h). The forward scan takes those rows where they are, and here are the numbers:
+// The same of rules whose e and r are raw rows of k and q times a scale per row, and w is not (kRowTiles,
+// kernel_ids.h). The forward scan takes those rows where they are, and here are the numbers:
 //   W = Z + diag(e) k S0      O = diag(q) q S0 + M W      S_C = gamma_C S0 + X^T W
 // Rows past the end: 0.
 template <int kTileK>
@@ -43,8 +43,9 @@ struct RowTiles {
   float gamma[4];  // all the same
   float unused[28];
 };
-// The numbers of a chunk's rows where w is raw rows of k times a scale per row, too (scan_reads_intra_chunk(),
-// select.h), and where keys have 129 to 256 channels (wide/). With the rows where they are, and A and P of IntraChunk,
+// The numbers of a chunk's rows where w is raw rows of k times a scale per row, too (kRowScales,
+// kernel_ids.h), and where keys have 129 to 256 channels (wide/). With the rows where they are, and A and P of
+// IntraChunk,
 //   W = Z + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
 // (where streams are sums, mixed_streams(), W has diag(erase_q) q S0 besides and O diag(read_k) k S0). That is a
 // product more in the scan's chain than X and M want, which are twice the numbers. q2, k2: |q|^2 and |k|^2, of K above
@@ -74,8 +75,8 @@ struct RowNorms {
 static_assert(sizeof(FwdTiles<64>) % 128 == 0 && sizeof(FwdTiles<128>) % 128 == 0 && sizeof(RowTiles<64>) % 128 == 0 &&
               sizeof(RowTiles<128>) % 128 == 0);
 
-// A FwdTiles in two parts, of rules with a decay a channel and an erase (stores_k_hat(), select.h). The reverse scan
-// reads the first, too: with A and P of IntraChunk and Khat ([64 tokens, kTileK] as SW128 tiles)
+// A FwdTiles in two parts, of rules with a decay a channel and an erase (stores_k_hat(), rule_traits.h). The reverse
+// scan reads the first, too: with A and P of IntraChunk and Khat ([64 tokens, kTileK] as SW128 tiles)
 //   dR = P^T dO + Khat D      dZ = A^T dR      D_0 = Diag(gamma_C) D + Q^T dO + E^T dZ
 // dZ of a chunk is kept in the place of V. BwdTiles has two matrices more, which A and P spare; they cost the scan a
 // product more in its chain.
@@ -103,12 +104,12 @@ struct BwdTiles {
 };
 
 // The same of rules whose w is raw rows of k times a scale per row, and e and r such rows of k and q, or sums of both
-// (reverse_takes_rows(), select.h). With A and P of IntraChunk and the rows where they are,
+// (reverse_takes_rows(), rule_traits.h). With A and P of IntraChunk and the rows where they are,
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D_0 = gamma_C D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
 // and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not
 // there. solved: not 0 where forward has left U = A W in the place of W, as the scan from A and P does
-// (scan_reads_intra_chunk(), which depends on where forward's tensors were); the same in all chunks.
+// (kIntraChunk, which depends on where forward's tensors were); the same in all chunks.
 struct RowScalesBwd {
   float k[64], e[64], q[64];
   float gamma[4];  // all the same

@@ -18,10 +18,6 @@ void require_device(bool) {
   throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)");
 }
 
-FusedGates fuses_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FusedGates&, const Inputs<float>*,
-                       bool) {
-  return {};
-}
 void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*,
                   void*) {
   require_device(false);

@@ -13,6 +13,7 @@
 
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
+#include "cuda/selected.h"
 #include "gpu/device.h"
 #include "gpu/upload.h"
 #include "reference/problem.h"
@@ -100,7 +101,7 @@ class TokenDevice {
     args.o = output(s_.HV, s_.V, run_.bf16_outputs);
     args.final_state = final_state;
     args.slots = slot_arg();
-    token_forward(args, nullptr);
+    token_forward(args, selected(args), nullptr);
     out.o = read(args.o, s_.HV, s_.V);
     out.final_state = read_state(final_state);
     if (p_.rule.uses_precond()) out.final_precond = read_precond(final_precond);

@@ -7,7 +7,7 @@
 #include "rule/tokens.h"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/rewrites/split_k.h"
-#include "scan/cuda/select.h"
+#include "scan/cuda/rule_traits.h"
 #include "scan/cuda/tiles.h"
 
 namespace fw::cuda {

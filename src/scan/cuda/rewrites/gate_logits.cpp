@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "scan/cuda/grouped_heads.h"
-#include "scan/cuda/select.h"
+#include "scan/cuda/pipeline.h"
+#include "scan/cuda/scan.h"
 #include "scan/cuda/token_arg.h"
 #include "scan/cuda/token_cut.h"
 
@@ -126,16 +126,13 @@ FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   return fused;
 }
 
-FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args,
-                            const TokenArgs* gradients, bool made) {
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws,
+                            const CallTraits& traits, bool backward, bool made) {
   if (!laws.any()) return {};
-  if (!device.chunk_form) return gradients == nullptr ? laws : FusedGates{};
+  if (!device.chunk_form) return backward ? FusedGates{} : laws;
   if (device.k256 || device.halves != nullptr) return {};
-  PrepareArgs prepare = args;
-  FusedGates& fused = prepare.problem.fused = only(plan, laws, false);
-  if (fused.any() &&
-      (device.direct || !prepare_fuses_gates(prepare, device.key) ||
-       (gradients != nullptr && !gradients_fuse_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+  FusedGates fused = only(plan, laws, false);
+  if (fused.any() && (device.direct || !prepare_fuses_gates(traits) || (backward && !gradients_fuse_gates(traits)))) {
     fused = {};
   }
   // Numbers, if no other gate wants the kernels in front and after anyhow.
@@ -143,19 +140,19 @@ FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const Fu
     const TokenSpec token = token_specs(plan.rule)[spec.token];
     if (spec.logits() && token.used && !is_fused(token.one() ? laws : fused, spec)) return fused;
   }
-  if (!made) {
-    // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and
-    // where value heads share a block of prepare, which has no registers for it.
-    const bool forms = !device.direct && prepare_fuses_scalars(prepare, device.key) &&
-                       grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.sm_count) == 1;
-    if (!forms) return fused;
-  }
-  if (gradients != nullptr && !device.direct && !gradients_fuse_scalars(prepare.problem)) return fused;
+  // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and
+  // where value heads share a block of prepare, which has no registers for it.
+  if (!made && (device.direct || !prepare_fuses_scalars(traits))) return fused;
+  if (backward && !device.direct && !gradients_fuse_scalars(traits)) return fused;
   return laws;
 }
 
-bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) {
-  return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one();
+FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates,
+                       const Inputs<float>* grads, bool made) {
+  CallTraits traits = call_traits(problem_shape(plan), device);
+  traits.in = token_traits(plan.rule, plan.K, plan.V, token_args(plan, in));
+  if (grads != nullptr) traits.d = token_traits(plan.rule, plan.K, plan.V, token_args(plan, *grads));
+  return fused_in_kernels(plan, device, gates, traits, grads != nullptr, made);
 }
 
 CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks)

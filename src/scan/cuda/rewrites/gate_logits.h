@@ -10,22 +10,20 @@
 #include "scan/cuda/device_plan.h"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/rewrites/gate_kernels.h"
+#include "scan/cuda/traits.h"
 #include "scan/tensors.h"
 
 namespace fw::cuda {
-
-// Whether the values of this gate are bf16: those of gates and log-decays of channels where the call's tensors are and
-// its products too, for such rows are what kernels look for. Gates and log-decays of one number stay float32.
-bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
 // Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in
 // bf16, all or none, and those of one number a token, all or none. Of few_tokens() (token_cut.h) in the token form any,
 // or none.
 FusedGates fused_activations(const Plan& plan, bool chunk_form);
-// Of these the ones that they do take, forward or, with the places of gradients, backward too. args: of the call as
-// prepare() gets them. made: backward, of a forward that has left the values of numbers, by whatever kernel.
-FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws, const PrepareArgs& args,
-                            const TokenArgs* gradients, bool made);
+// Of these the ones that they do take, forward or backward too. traits: of the call, with the logits in place of values
+// (backward: and the places of gradients). made: backward, of a forward that has left the values of numbers, by
+// whatever kernel.
+FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws,
+                            const CallTraits& traits, bool backward, bool made);
 // The inputs of backward with the values of numbers where forward's kernels have left them (CallGates::with_places).
 Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, const Inputs<float>& in);
 // Whether a gate is one of them.

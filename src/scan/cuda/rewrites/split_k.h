@@ -20,7 +20,7 @@ struct SplitK {
   size_t forward_at = 0, backward_at = 0;  // where the halves' own workspace begins
 };
 
-// The sizes of both in `device`. plan: of a call with split_rule() (select.h) and so many channels.
+// The sizes of both in `device`. plan: of a call with split_rule() (rule_traits.h) and so many channels.
 void plan_split_k(const Plan& plan, int sm_count, DevicePlan& device);
 
 // The first (or second) half's channels of the caller's tensors.

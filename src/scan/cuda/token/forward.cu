@@ -486,8 +486,7 @@ void precond_tokens(const PrecondForwardArgs& args, void* stream) {
              : launch_precond_tokens<8>(args, stream);
 }
 
-// Bits do not depend on the choice.
-void token_forward(const TokenForwardArgs& args, void* stream) {
+void token_forward(const TokenForwardArgs& args, const TokenChoice& choice, void* stream) {
   const Problem& x = args.problem;
   if (x.rule.uses_precond() && x.m == nullptr && x.tokens > 0 &&
       (x.sequences.offsets != nullptr || x.sequences.T > 1)) {
@@ -495,7 +494,6 @@ void token_forward(const TokenForwardArgs& args, void* stream) {
   }
   if (x.K > 256) fail_internal("token_forward: expected K <= 256, got {}", x.K);
   const int sms = sm_count();
-  const TokenChoice choice = select_token(args, sms);
   switch (choice.channels) {
     case 2:
       return launch_channels<2>(args, choice, sms, stream);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "scan/cuda/common/front/rows.cuh"
-#include "scan/cuda/select.h"
+#include "scan/cuda/rule_traits.h"
 
 namespace fw::cuda {
 

@@ -37,7 +37,7 @@ FW_DEVICE void of_unscaled_coefs(FrontCoefs<float>& d, float a, float b) {
 }
 
 // The gradient of a gain that both e and z have is (z.dz + e.de) / gain. With R = Z - E S0 - T R (recurrence.md 4) that
-// is R.dZ / gain. This is exact where the two sums cancel (gain_by_residual() of the rule, select.h). z_v: of the
+// is R.dZ / gain. This is exact where the two sums cancel (gain_by_residual() of the rule, rule_traits.h). z_v: of the
 // row; else that is too near to 0.
 FW_DEVICE bool gain_by_residual(float z_v) { return fabsf(z_v) > 0x1p-40f; }
 // The gradient of z_v for which that comes out, whatever the gain is made of: of z.dz = R.dZ - e.de.

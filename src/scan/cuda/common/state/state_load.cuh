@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scan/cuda/common/state/state_rows.cuh"
-#include "scan/cuda/select.h"
+#include "scan/cuda/traits.h"
 
 namespace fw::cuda {
 

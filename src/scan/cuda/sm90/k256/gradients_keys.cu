@@ -1,4 +1,5 @@
 // k256_gradients() of rules whose channels decay each by its own: gradients/channel over half of the channels.
+#include "scan/cuda/pipeline.h"
 #include "scan/cuda/sm90/gradients/channel/kernel.cuh"
 
 namespace fw::cuda {
@@ -13,9 +14,12 @@ void launch_half(const GradientArgs& args, int64_t chunks, void* stream) {
 }  // namespace
 
 void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream) {
-  const GradientChoice choice = select_gradients(args);
-  if (choice.gates) return launch_half<true, true>(args, chunks, stream);
-  choice.streams ? launch_half<true, false>(args, chunks, stream) : launch_half<false, false>(args, chunks, stream);
+  CallTraits half = problem_traits(args.problem, kHalfTileK, chunks, 0);
+  add_gradients(args, half);
+  const GradientKernel kernel = select_gradients(half);
+  if (kernel == GradientKernel::kChannelGated) return launch_half<true, true>(args, chunks, stream);
+  kernel == GradientKernel::kChannel ? launch_half<true, false>(args, chunks, stream)
+                                     : launch_half<false, false>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,4 @@
-// prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), select.h): the numbers of a
+// prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), rule_traits.h): the numbers of a
 // chunk's rows, P and, with an erase, A = (I + T)^-1 (tiles.h). T and P are products of the raw rows, a half of the
 // channels after the other. They are multiplied by the matrix exp(G_i - G_j) and factors of rows and columns, in
 // float32 (sums of q and k: sm90/prepare/sum_parts.cuh). A block has one chunk of one value head.

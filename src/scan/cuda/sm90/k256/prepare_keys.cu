@@ -1,7 +1,8 @@
-// prepare for keys of 129 to 256 channels that each have a decay of their own (k256_channels(), select.h): any rows,
-// any streams without an erase key of their own. Leaves E and Q with their decays, Khat, A and P (tiles.h: QETiles),
-// and |q|^2 and |k|^2 for the gradients. The channels come a quarter after the other, each as sm90/prepare/channel.cu
-// has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk of one value head.
+// prepare for keys of 129 to 256 channels that each have a decay of their own (k256_channels(), rule_traits.h): any
+// rows, any streams without an erase key of their own. Leaves E and Q with their decays, Khat, A and P (tiles.h:
+// QETiles), and |q|^2 and |k|^2 for the gradients. The channels come a quarter after the other, each as
+// sm90/prepare/channel.cu has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk
+// of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -10,7 +11,7 @@
 //   0 to 3    A = (I + T)^-1;   4 to 7   meanwhile Z
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/select.h"
+#include "scan/cuda/pipeline.h"
 #include "scan/cuda/sm90/prepare/channel_rows.cuh"
 #include "scan/cuda/sm90/prepare/kernels.h"
 
@@ -160,9 +161,7 @@ void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream
       for (TokenArg* a : {&own.in.q, &own.in.k, &own.in.g}) *a = from_channel(*a, first);
       if (channel_erase(own.rule)) own.in.erase_gate = from_channel(own.in.erase_gate, first);
     }
-    PrepareArgs like;
-    like.problem = own;
-    fetched = fetched && select_prepare(like, kQuarter).fetched;
+    fetched = fetched && copied(problem_traits(own, kQuarter, chunks, 0));
   }
   launch(k256_prepare_keys_kernel, prepare_grid(args.problem, chunks), kPrepareThreads, QuarterLayout::kBytes, stream,
          all, static_cast<int>(fetched));

@@ -121,24 +121,24 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
 }
 
 template <int kTileK, bool kDelta>
-void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
+void launch_channel(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  launch(
-      choice.multiples ? prepare_channel_kernel<kTileK, kDelta, true> : prepare_channel_kernel<kTileK, kDelta, false>,
-      prepare_grid(x, chunks), kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args,
-      static_cast<int>(choice.fetched));
+  launch(kernel == PrepareKernel::kChannelRows ? prepare_channel_kernel<kTileK, kDelta, true>
+                                               : prepare_channel_kernel<kTileK, kDelta, false>,
+         prepare_grid(x, chunks), kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args,
+         static_cast<int>(kernel != PrepareKernel::kChannelRead));
 }
 
 }  // namespace
 
-void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
+void prepare_channel(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
   if (key == 128) {
-    is_delta ? launch_channel<128, true>(args, choice, chunks, stream)
-             : launch_channel<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<128, true>(args, kernel, chunks, stream)
+             : launch_channel<128, false>(args, kernel, chunks, stream);
   } else {
-    is_delta ? launch_channel<64, true>(args, choice, chunks, stream)
-             : launch_channel<64, false>(args, choice, chunks, stream);
+    is_delta ? launch_channel<64, true>(args, kernel, chunks, stream)
+             : launch_channel<64, false>(args, kernel, chunks, stream);
   }
 }
 

@@ -1,4 +1,4 @@
-// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), select.h). It is
+// prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), rule_traits.h). It is
 // sm90/prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers. It keeps what bf16
 // leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the tensors are, for decays are in
 // them. Of P, which nothing comes back from, the rows have one term.
@@ -303,16 +303,15 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
 }
 
 template <int kTileK>
-void launch_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
+void launch_hi_lo(const PrepareArgs& args, bool copied, int64_t chunks, void* stream) {
   launch(prepare_channel_hi_lo_kernel<kTileK>, prepare_grid(args.problem, chunks), kPrepareThreads,
-         HiLoLayout<kTileK>::kBytes, stream, args, static_cast<int>(choice.fetched));
+         HiLoLayout<kTileK>::kBytes, stream, args, static_cast<int>(copied));
 }
 
 }  // namespace
 
-void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks,
-                           void* stream) {
-  key == 128 ? launch_hi_lo<128>(args, choice, chunks, stream) : launch_hi_lo<64>(args, choice, chunks, stream);
+void prepare_channel_hi_lo(const PrepareArgs& args, bool copied, int key, int64_t chunks, void* stream) {
+  key == 128 ? launch_hi_lo<128>(args, copied, chunks, stream) : launch_hi_lo<64>(args, copied, chunks, stream);
 }
 
 }  // namespace fw::cuda

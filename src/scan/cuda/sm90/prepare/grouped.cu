@@ -8,7 +8,6 @@
 //   all       a warp's 8 rows of q and k; their norms
 //   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
 //   5         the next value head's decays and coefficients, two rows a lane
-#include "scan/cuda/grouped_heads.h"
 #include "scan/cuda/sm90/prepare/kernels.h"
 #include "scan/cuda/sm90/prepare/launch.h"
 #include "scan/cuda/sm90/prepare/scalar_rows.cuh"

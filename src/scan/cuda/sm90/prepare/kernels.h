@@ -1,17 +1,18 @@
-// The launchers that prepare() chooses from (select.h), one file each.
+// The launchers that prepare() chooses from, one file each.
 #pragma once
 
-#include "scan/cuda/select.h"
+#include "scan/cuda/kernels.h"
 
 namespace fw::cuda {
 
-void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
-// heads > 1: grouped_heads().
+void prepare_scalar(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream);
+// heads: of a block.
 void prepare_grouped(const PrepareArgs& args, int key, int heads, int64_t chunks, void* stream);
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream);
-void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
-void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
+void prepare_channel(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream);
+// copied: rows of q and k (pipeline.h).
+void prepare_channel_hi_lo(const PrepareArgs& args, bool copied, int key, int64_t chunks, void* stream);
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

@@ -15,8 +15,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "gpu/device.h"
-#include "scan/cuda/grouped_heads.h"
 #include "scan/cuda/sm90/prepare/kernels.h"
 #include "scan/cuda/sm90/prepare/launch.h"
 #include "scan/cuda/sm90/prepare/scalar_rows.cuh"
@@ -266,8 +264,8 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
 }
 
 template <int kTileK, bool kDelta>
-void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
-  const bool fetched = choice.fetched, plain = choice.multiples;
+void launch_key(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream) {
+  const bool fetched = kernel != PrepareKernel::kScalarRead, plain = kernel == PrepareKernel::kScalarRows;
   if (kDelta && wants_hi_lo(args.problem.rule)) {
     plain ? launch_scalar<kTileK, kDelta, true, kDelta, kDelta>(args, chunks, fetched, stream)
           : launch_scalar<kTileK, kDelta, false, kDelta, kDelta>(args, chunks, fetched, stream);
@@ -281,15 +279,13 @@ void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t ch
 
 }  // namespace
 
-void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
+void prepare_scalar(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
-  if (const int heads = grouped_heads(args, choice, chunks, persistent_ctas()); heads > 1)
-    return prepare_grouped(args, key, heads, chunks, stream);
   if (key == 128) {
-    is_delta ? launch_key<128, true>(args, choice, chunks, stream)
-             : launch_key<128, false>(args, choice, chunks, stream);
+    is_delta ? launch_key<128, true>(args, kernel, chunks, stream)
+             : launch_key<128, false>(args, kernel, chunks, stream);
   } else {
-    is_delta ? launch_key<64, true>(args, choice, chunks, stream) : launch_key<64, false>(args, choice, chunks, stream);
+    is_delta ? launch_key<64, true>(args, kernel, chunks, stream) : launch_key<64, false>(args, kernel, chunks, stream);
   }
 }
 

@@ -4,12 +4,12 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and
 // W (kPairs: U) of every chunk. Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kHiLo: of rules with uses_hi_lo() (select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two
+// Form::kHiLo: of rules with uses_hi_lo() (rule_traits.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two
 // bf16 values there and in X^T W.
 // Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 // Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U.
 // Form::kSums: the same where E and Q are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
-// Form::kApart: with QETiles and XMTiles in the place of FwdTiles.
+// Form::kSplitTiles: with QETiles and XMTiles in the place of FwdTiles.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so:
 // C7510 to C7518; the machine code then has a wait after each product). While products are in flight, their own
@@ -31,7 +31,6 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/select.h"
 #include "scan/cuda/sm90/scan/decay_cutoff.cuh"
 #include "scan/cuda/sm90/scan/outputs.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
@@ -40,7 +39,7 @@ namespace fw::cuda {
 
 namespace {
 
-using Form = ScanForm;
+using Form = ForwardScan;
 
 // The parts of an chunk tile that this kernel reads, then the Z tile, in shared memory: bytes.
 template <int kTileK, Form kForm, bool kOut, bool kSave>
@@ -48,7 +47,7 @@ struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
   static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo,
                         kDelta = kForm != Form::kAdditive;
-  static constexpr bool kApart = kForm == Form::kApart;
+  static constexpr bool kApart = kForm == Form::kSplitTiles;
   using ChunkTile = std::conditional_t<
       kApart, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
@@ -472,14 +471,14 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
 }
 
 template <int kTileK>
-void launch_forward(const ScanForwardArgs& args, void* stream) {
-  switch (select_scan(args)) {
+void launch_forward(const ScanForwardArgs& args, Form form, void* stream) {
+  switch (form) {
     case Form::kAdditive:
       return launch_forward<kTileK, Form::kAdditive>(args, stream);
-    case Form::kChunkTiles:
-      return launch_forward<kTileK, Form::kChunkTiles>(args, stream);
-    case Form::kApart:
-      return launch_forward<kTileK, Form::kApart>(args, stream);
+    case Form::kTiles:
+      return launch_forward<kTileK, Form::kTiles>(args, stream);
+    case Form::kSplitTiles:
+      return launch_forward<kTileK, Form::kSplitTiles>(args, stream);
     case Form::kHiLo:
       return launch_forward<kTileK, Form::kHiLo>(args, stream);
     case Form::kRows:
@@ -488,38 +487,19 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
       return launch_forward<kTileK, Form::kPairs>(args, stream);
     case Form::kSums:
       return launch_forward<kTileK, Form::kSums>(args, stream);
+    case Form::kRaw:
+    case Form::kK256:
+    case Form::kK256Sums:
+    case Form::kK256Keys:
+      fail_internal(
+          "scan_forward: expected a kernel of chunk tiles; additive_scan() and k256_forward() have the others");
   }
 }
 
 }  // namespace
 
-void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
-  if ((args.states == nullptr) != (args.w == nullptr))
-    throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
-  if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
-    throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
-  }
-  if (args.rows.k.data != nullptr && (!args.is_delta || args.hi_lo.chunk_tiles != nullptr || args.K % 8 != 0)) {
-    fail_internal(
-        "scan_forward: rows of k and q are for rules with an erase, without lo tiles, with K a multiple of 8; got "
-        "erase {}, lo tiles {}, K {}",
-        args.is_delta, args.hi_lo.chunk_tiles != nullptr ? "there" : "null", args.K);
-  }
-  if (args.solved != nullptr &&
-      (!args.is_delta || args.pairs != nullptr || args.rows.k.data != nullptr || args.hi_lo.chunk_tiles != nullptr)) {
-    const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
-    fail_internal(
-        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor lo tiles, got erase "
-        "{}, A and P {}, k {}, lo tiles {}",
-        args.is_delta, text(args.pairs), text(args.rows.k.data), text(args.hi_lo.chunk_tiles));
-  }
-  if (args.K > key || (key != 64 && key != 128))
-    throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
-  if (key == 64) {
-    launch_forward<64>(args, stream);
-  } else {
-    launch_forward<128>(args, stream);
-  }
+void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int key, void* stream) {
+  key == 64 ? launch_forward<64>(args, kernel, stream) : launch_forward<128>(args, kernel, stream);
 }
 
 }  // namespace fw::cuda

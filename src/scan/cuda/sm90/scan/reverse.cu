@@ -6,7 +6,7 @@
 // gradient of the initial state. Products take bf16 operands and add in float32; D stays float32 throughout. The order
 // of work is scan/cuda/sm90/scan/forward.cu's. Where reverse_takes_rows() or stores_k_hat() sm90/scan/reverse_rows.cu
 // takes its place.
-// kHiLo: of rules with uses_hi_lo() (select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values
+// kHiLo: of rules with uses_hi_lo() (rule_traits.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values
 // there and in y^T V.
 //
 // Roles, 256 threads, one block an SM (sm90/scan/parts.cuh):
@@ -225,25 +225,20 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 
 }  // namespace
 
-void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
-  if (args.K > key || (key != 64 && key != 128))
-    throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
-  if ((args.d_states == nullptr) != (args.v == nullptr))
-    throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
-  if (args.numbers != nullptr && (args.chunk_tiles != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr ||
-                                  args.rows.q.data == nullptr)) {
-    fail_internal(
-        "scan_reverse: with scales expected A and P, rows of q and k and no tiles, got A and P {}, q {}, k {}, tiles "
-        "{}",
-        args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null",
-        args.rows.k.data != nullptr ? "there" : "null", args.chunk_tiles != nullptr ? "there" : "null");
+void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream) {
+  switch (kernel) {
+    case ReverseScan::kTiles:
+      return key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
+    case ReverseScan::kRows:
+    case ReverseScan::kKeys:
+      return scan_reverse_rows(args, kernel, key, stream);
+    case ReverseScan::kRaw:
+    case ReverseScan::kK256:
+    case ReverseScan::kK256Sums:
+    case ReverseScan::kK256Keys:
+      fail_internal(
+          "scan_reverse: expected a kernel of chunk tiles; additive_scan() and k256_reverse() have the others");
   }
-  if (args.keys != nullptr && (args.chunk_tiles == nullptr || args.pairs == nullptr)) {
-    fail_internal("scan_reverse: with k_hat expected chunk tiles, A and P, got chunk tiles {}, A and P {}",
-                  args.chunk_tiles != nullptr ? "there" : "null", args.pairs != nullptr ? "there" : "null");
-  }
-  if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);
-  key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
 
 }  // namespace fw::cuda

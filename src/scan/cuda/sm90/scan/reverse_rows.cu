@@ -1,5 +1,5 @@
 // The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
-// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row (reverse_takes_rows(), select.h).
+// Source::kRows, kSums: of rules whose w is raw rows of k times a scale per row (reverse_takes_rows(), rule_traits.h).
 // e and r are such rows of k and q or (kSums) sums of both. They are taken from those rows, without chunk tiles, with
 // the numbers of tiles.h (RowScalesBwd):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
@@ -261,21 +261,21 @@ void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
                     stage);
 }
 template <int kTileK, bool kSave>
-void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  if (args.keys != nullptr) return launch_reverse_rows<kTileK, kSave, Source::kKeys>(args, stream);
+void launch_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, void* stream) {
+  if (kernel == ReverseScan::kKeys) return launch_reverse_rows<kTileK, kSave, Source::kKeys>(args, stream);
   args.mixed ? launch_reverse_rows<kTileK, kSave, Source::kSums>(args, stream)
              : launch_reverse_rows<kTileK, kSave, Source::kRows>(args, stream);
 }
 template <int kTileK>
-void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_reverse_rows<kTileK, true>(args, stream)
-                           : launch_reverse_rows<kTileK, false>(args, stream);
+void launch_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, void* stream) {
+  args.d_states != nullptr ? launch_reverse_rows<kTileK, true>(args, kernel, stream)
+                           : launch_reverse_rows<kTileK, false>(args, kernel, stream);
 }
 
 }  // namespace
 
-void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream) {
-  key == 64 ? launch_reverse_rows<64>(args, stream) : launch_reverse_rows<128>(args, stream);
+void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream) {
+  key == 64 ? launch_reverse_rows<64>(args, kernel, stream) : launch_reverse_rows<128>(args, kernel, stream);
 }
 
 }  // namespace fw::cuda

@@ -17,7 +17,7 @@ enum kChannelPieces : unsigned {
   kVec16Values = 1u << 19
 };
 
-// RowM (select.h), of rows that are ungated: kMade where all tensors are there and whole
+// RowM (rule_traits.h), of rows that are ungated: kMade where all tensors are there and whole
 // (sm90/gradients/channel/precond.cuh).
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none

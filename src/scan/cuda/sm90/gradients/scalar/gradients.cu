@@ -18,49 +18,47 @@ void launch_kernel(const GradientArgs& args, int64_t chunks, void* stream) {
                                                                                                     stream);
 }
 
-// Gains of additive rules are kAny.
+// Of those with M only gains that are gates have a kernel of their own, and none of additive rules.
 template <int kTileK, bool kDelta, RowM kM>
-void launch_gain(const GradientArgs& args, ScalarGain gain, int64_t chunks, void* stream) {
+void launch_gain(const GradientArgs& args, bool gate, int64_t chunks, void* stream) {
   if constexpr (kDelta) {
-    if (gain == ScalarGain::kGate) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kGate>(args, chunks, stream);
-  }
-  if constexpr (kDelta && kM == RowM::kNone) {
-    if (gain == ScalarGain::kTied) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kTied>(args, chunks, stream);
-    if (gain == ScalarGain::kUnscaled)
-      return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaled>(args, chunks, stream);
-    if (gain == ScalarGain::kUnscaledDecays)
-      return launch_kernel<kTileK, kDelta, kM, ScalarGain::kUnscaledDecays>(args, chunks, stream);
+    if (gate) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kGate>(args, chunks, stream);
   }
   launch_kernel<kTileK, kDelta, kM, ScalarGain::kAny>(args, chunks, stream);
 }
 
 template <int kTileK, bool kDelta>
-void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64_t chunks, void* stream) {
-  if (choice.kernel == GradientKernel::kGeneral) {
-    kDelta&& choice.gain == ScalarGain::kUnscaled
-        ? launch_general_gradients<GeneralShape<kTileK, kDelta, kDelta>>(args, chunks, stream)
-        : launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
-    return;
+void launch_kernel(const GradientArgs& args, GradientKernel kernel, int64_t chunks, void* stream) {
+  if constexpr (kDelta) {
+    if (kernel == GradientKernel::kAnyUnscaled)
+      return launch_general_gradients<GeneralShape<kTileK, true, true>>(args, chunks, stream);
+    if (kernel == GradientKernel::kResidual)
+      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kTied>(args, chunks, stream);
+    if (kernel == GradientKernel::kUnscaled)
+      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kUnscaled>(args, chunks, stream);
+    if (kernel == GradientKernel::kUnscaledDecays)
+      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kUnscaledDecays>(args, chunks, stream);
   }
-  switch (choice.m) {
-    case RowM::kNone:
-      return launch_gain<kTileK, kDelta, RowM::kNone>(args, choice.gain, chunks, stream);
-    case RowM::kRead:
-      return launch_gain<kTileK, kDelta, RowM::kRead>(args, choice.gain, chunks, stream);
-    case RowM::kMade:
-      return launch_gain<kTileK, kDelta, RowM::kMade>(args, choice.gain, chunks, stream);
-  }
+  if (kernel == GradientKernel::kAnyRows)
+    return launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
+  const bool makes = kernel == GradientKernel::kMakesM || kernel == GradientKernel::kGateMakesM,
+             reads = kernel == GradientKernel::kReadsM || kernel == GradientKernel::kGateReadsM;
+  const bool gate =
+      kernel == GradientKernel::kGate || kernel == GradientKernel::kGateMakesM || kernel == GradientKernel::kGateReadsM;
+  if (makes) return launch_gain<kTileK, kDelta, RowM::kMade>(args, gate, chunks, stream);
+  if (reads) return launch_gain<kTileK, kDelta, RowM::kRead>(args, gate, chunks, stream);
+  launch_gain<kTileK, kDelta, RowM::kNone>(args, gate, chunks, stream);
 }
 
 }  // namespace
 
-void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream) {
+void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.is_delta()) {
-    key == 128 ? launch_choice<128, true>(args, choice, chunks, stream)
-               : launch_choice<64, true>(args, choice, chunks, stream);
+    key == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
+               : launch_kernel<64, true>(args, kernel, chunks, stream);
   } else {
-    key == 128 ? launch_choice<128, false>(args, choice, chunks, stream)
-               : launch_choice<64, false>(args, choice, chunks, stream);
+    key == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
+               : launch_kernel<64, false>(args, kernel, chunks, stream);
   }
 }
 

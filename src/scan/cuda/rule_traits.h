@@ -1,15 +1,11 @@
-// Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++
-// without CUDA. The launchers ask it with a call's tensors, and fw_plan_text (text.cpp) with those that a descriptor
-// lets one expect. docs/internals/gpu_kernels.md has what comes out for each named rule. Three kinds: what a rule's
-// streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
+// What a rule's streams are made of, as far as kernels differ by it: constexpr, for kernels ask too. The choice of
+// kernels (pipeline.h) is made of this and of what a call's tensors are (traits.h).
 #pragma once
 
 #include "rule/token_scalars.h"
 #include "scan/cuda/kernels.h"
 
 namespace fw::cuda {
-
-// ---- Of a rule alone
 
 // No streams that are sums, and no token scalars but beta: what kernels that load beta alone can have. A number that is
 // new goes to the general kernels.
@@ -138,87 +134,16 @@ constexpr bool split_rule(const Rule& rule) {
          rule.q_norm == Norm::kRaw && rule.k_norm == Norm::kRaw;
 }
 
-// ---- Of a tensor's memory
+// ---- What gradient kernels of one phase differ by
 
-// How the states of a call come and go (common/state/state_load.cuh): by rows of channels, through shared memory where
-// values are neighbours, or one by one.
-enum class StateAccess : int32_t { kAbsent, kChannels, kStaged, kElements };
-// For lanes of `channels`, and blocks of `tile` value rows.
-StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile);
-
-// ---- The choices
-
-enum class PrepareKernel { kScalar, kSums, kPrecond, kChannel, kChannelPlain, kChannelHiLo };
-struct PrepareChoice {
-  PrepareKernel kernel = PrepareKernel::kScalar;
-  bool fetched = false;    // raw rows of q and k are copied into shared memory ahead of their use (the rest: always)
-  bool multiples = false;  // kScalar, kChannel: of row_multiples(), fetched: those rows are the operands
-};
-PrepareChoice select_prepare(const PrepareArgs& args, int key);
-// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function
-// of the inputs (not of m and boundaries).
-bool prepare_makes_m(const Problem& problem, int key);
-// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowTiles), or A and P besides
-// (RowScales). A function of the inputs (boundaries too), and of whether sequences are cut: where streams are sums, a
-// first pass over segments has fewer products with chunk tiles.
-bool scan_reads_rows(const Problem& problem, int key);
-bool scan_reads_intra_chunk(const Problem& problem, int key, bool cut);
-
-// What the forward scan has for E and Q:
-// - chunk tiles (kApart: X and M apart from E and Q),
-// - chunk tiles of hi and lo parts,
-// - the raw rows times scales per row (kPairs: for X and M too, with A and P; kSums: and E and Q are sums of both),
-// - Q alone (additive).
-enum class ScanForm { kAdditive, kChunkTiles, kApart, kHiLo, kRows, kPairs, kSums };
-ScanForm select_scan(const ScanForwardArgs& args);
-
-enum class GradientKernel { kScalar, kGeneral, kChannel };
 // M of the preconditioner in the gradients: none, read, or made there.
 enum class RowM { kNone, kRead, kMade };
-// kScalar: what makes the gradient of a gain, by the rules that it takes:
+// What makes the gradient of a gain, where there is one decay a token or none, by the rules that it takes:
 // - kAny: any gain, gates a row, and e and r may be sums of q and k,
 // - kTied: gain_by_residual(), of any gain,
 // - kGate: gain_is_gate(),
 // - kUnscaled: of those, the ones with unscaled_keys() and no log-decays,
 // - kUnscaledDecays: the same with log-decays.
 enum class ScalarGain { kAny, kTied, kGate, kUnscaled, kUnscaledDecays };
-struct GradientChoice {
-  GradientKernel kernel = GradientKernel::kGeneral;
-  ScalarGain gain = ScalarGain::kAny;  // kGeneral: kUnscaled or not
-  RowM m = RowM::kNone;
-  bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
-  bool gates = false;    // kChannel: of those, gates of channels
-  bool own_key = false;  // kChannel: of those, an erase key of its own
-  bool fused = false;    // kChannel: tensors that are logits (problem.fused)
-};
-GradientChoice select_gradients(const GradientArgs& args);
-// Whether prepare() can make values of log-decays and gates of channels that are logits (problem.fused) itself, and
-// whether gradients() can make them and the gradients of logits. Both are functions of:
-// - the inputs,
-// - whether z is wanted,
-// - where the gradients of log-decays and erase gates go, in whose places values stand meanwhile.
-bool prepare_fuses_gates(const PrepareArgs& args, int key);
-bool gradients_fuse_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
-// The same of gates and log-decays of one scalar per token (common/front/token_scalars.cuh), of rules without a
-// preconditioner that are not direct_rule(): functions of the inputs, forward of forward_lo.lo parts, too.
-bool prepare_fuses_scalars(const PrepareArgs& args, int key);
-bool gradients_fuse_scalars(const Problem& problem);
-// Whether gradients() adds up dq and dk of the value heads that share a key head itself. A function of the inputs, not
-// of K above 128.
-bool gradients_sum_heads(const Problem& problem);
-// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where
-// the inputs (not m and boundaries), d_o and grads.d are.
-bool gradients_make_m(const GradientArgs& args);
-
-// token_forward(): whole heads of many sequences with one token each, tiles of value rows with a warp a token, or tiles
-// through any number of tokens.
-enum class TokenKernel { kHeads, kStep, kTokens };
-struct TokenChoice {
-  TokenKernel kernel = TokenKernel::kTokens;
-  int channels = 4;  // of a lane: 2, 4 or 8
-  int rows = 2;      // of a warp: 2 or 8, so that every SM has two blocks
-  int parts = 1;     // kHeads: blocks of a head
-};
-TokenChoice select_token(const TokenForwardArgs& args, int sm_count);
 
 }  // namespace fw::cuda
