@@ -29,7 +29,7 @@ for type in 0 1 2; do passed "Types/OpsVectors.EveryRuleInBothForms/$type"; done
 passed "Verify.AllThatIsKnownPasses"
 count=0
 for model in "$vectors"/models/*/; do
-  passed "Peers/ModelVectors.AgreeInDouble/$(basename "$model")"
+  passed "Hf/ModelVectors.AgreeInDouble/$(basename "$model")"
   count=$((count + 1))
 done
 [ $count -gt 0 ] || { echo "shared: expected models in $vectors/models, found none" >&2; bad=1; }

@@ -639,7 +639,7 @@ ModelConfig config_from_json(const nlohmann::json& json, const std::string& wher
   if (const auto it = json.find("peer"); it != json.end()) {
     if (!it->is_object())
       fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
-    config.peer = it->dump(-1, ' ', false, Json::error_handler_t::replace);
+    config.hf = it->dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   try {
     validate(config);
@@ -674,7 +674,8 @@ nlohmann::json config_to_json(const ModelConfig& config) {
       config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
     json.erase("mixer");
   }
-  if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
+  // The key keeps its name: it is part of that text.
+  if (!config.hf.empty()) json["peer"] = Json::parse(config.hf);
   return json;
 }
 

@@ -75,8 +75,8 @@ const ModelConfig& LanguageModel<T>::config() const {
 }
 
 template <class T>
-void LanguageModel<T>::set_peer(const std::string& peer) {
-  impl_->config.peer = peer;
+void LanguageModel<T>::set_hf(const std::string& hf) {
+  impl_->config.hf = hf;
 }
 
 template <class T>

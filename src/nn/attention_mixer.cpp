@@ -10,7 +10,7 @@ namespace fw {
 namespace {
 
 constexpr int kKeyState = 0, kValueState = 1;  // places of mixer_state()'s tensors
-constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: the peer's layer has it whatever the model's is
+constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: FLA's layer has it whatever the model's is
 
 }  // namespace
 

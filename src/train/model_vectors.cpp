@@ -13,8 +13,8 @@
 #include "base/python_json.h"
 #include "base/safetensors.h"
 #include "base/stop.h"
+#include "model/interop/hf_config.h"
 #include "model/language_model.h"
-#include "model/peer.h"
 #include "train/step.h"
 
 namespace fw {
@@ -343,14 +343,14 @@ std::vector<Comparison> check_model(const std::string& folder, const ModelVector
   const std::string path = folder + "/config.json";
   const nlohmann::json json = parse_python_config(read_file(path, size_t{1} << 20), "'" + path + "'");
   const std::string subject = std::filesystem::path(folder).lexically_normal().filename().string();
-  const bool peer = is_peer_config(json);
-  if (peer) {
-    const std::string unknown = unknown_peer_model(json);
+  const bool is_hf = is_hf_config(json);
+  if (is_hf) {
+    const std::string unknown = unknown_hf_model(json);
     if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
   }
   const auto check = [&](const ModelVectorOptions& how, const ModelBounds& bounds) {
     return ModelCheck(folder, subject, how, bounds).run([&](const std::string& name) {
-      return peer ? peer_parameter_name(json, name) : name;
+      return is_hf ? hf_parameter_name(json, name) : name;
     });
   };
   if (!is_cuda(options.device)) return check(options, model_bounds(options.type));

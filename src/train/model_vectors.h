@@ -1,5 +1,5 @@
 // Checks of a model against values that another program computed with it. A folder has config.json, model.safetensors
-// (ours or a peer's, model/peer.h) and io.safetensors with:
+// (ours or a Hugging Face one, model/interop/hf_config.h) and io.safetensors with:
 // - input_ids [B, T], logits [B, T, vocab],
 // - loss [1], the mean over all but the last position of each row,
 // - grad/<parameter> of that loss, names as in model.safetensors,

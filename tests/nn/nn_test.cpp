@@ -239,7 +239,8 @@ TEST(Mixer, StackIsOneMatrix) {
 
 TEST(Mixer, NoDecayOfVectors) {
   for (const ParamSpec& p : mixer_parameters(mixer_spec("gated_deltanet2 precond=diagonal feedback=learned"), "")) {
-    EXPECT_EQ(p.weight_decay, p.shape.size() >= 2) << p.name;  // a convolution [D, 1, W] too, as peers train it
+    EXPECT_EQ(p.weight_decay, p.shape.size() >= 2)
+        << p.name;  // a convolution [D, 1, W] too, as other programs train it
   }
 }
 

@@ -93,8 +93,8 @@ TEST_P(ModelVectors, AgreeInBf16) {
   expect_all(found, {"logits", "loss", "gradients"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, ModelVectors, ::testing::ValuesIn(models()),
-                         [](const auto& peer) { return name_of(peer.param); });
+INSTANTIATE_TEST_SUITE_P(Hf, ModelVectors, ::testing::ValuesIn(models()),
+                         [](const auto& hf) { return name_of(hf.param); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ModelVectors);
 
 // A folder of our own with values that this program computed itself, then with one of them changed.

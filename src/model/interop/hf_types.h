@@ -1,5 +1,6 @@
-// The types of flash-linear-attention's models (peer.h): how each one's configuration reads as ours and ours as its,
-// and what its parameters are called. A new type is a reader, a writer and a line of the table in peer_types.cpp.
+// The types of flash-linear-attention's models (interop/hf_config.h): how each one's configuration reads as ours and
+// ours as its, and what its parameters are called. A new type is a reader, a writer and a line of the table in
+// hf_types.cpp.
 #pragma once
 
 #include <array>
@@ -7,11 +8,11 @@
 #include <string>
 
 #include "model/config.h"
-#include "model/peer_keys.h"
+#include "model/interop/hf_keys.h"
 
-namespace fw::peer {
+namespace fw::hf {
 
-// Another name that a peer's type has for one of our parameters; both are parts of a name between dots.
+// Another name that an FLA type has for one of our parameters; both are parts of a name between dots.
 struct Rename {
   const char* ours;
   const char* theirs;
@@ -43,4 +44,4 @@ void write_hybrid(const ModelConfig& c, Json& json);
 // The length of the shortest beginning that repeated to the length gives the whole list.
 size_t period(const StringList& list);
 
-}  // namespace fw::peer
+}  // namespace fw::hf
