@@ -49,12 +49,12 @@ std::vector<std::string> models() {
   return folders;
 }
 
-class HfVectors : public ::testing::TestWithParam<std::string> {
+class HfConformance : public ::testing::TestWithParam<std::string> {
  protected:
   const std::string& source() const { return GetParam(); }
 };
 
-TEST_P(HfVectors, ExportAfterImportIsTheSame) {
+TEST_P(HfConformance, ExportAfterImportIsTheSame) {
   TempFolder ours, theirs;
   save_model(ours.path(), load_model<float>(source()));  // import
   EXPECT_EQ(read_json(ours.path("config.json"))["model_type"], "fastweight");
@@ -63,7 +63,7 @@ TEST_P(HfVectors, ExportAfterImportIsTheSame) {
   expect_same_tensors(source() + "/model.safetensors", theirs.path("model.safetensors"));
 }
 
-TEST_P(HfVectors, ImportAfterExportIsTheSame) {
+TEST_P(HfConformance, ImportAfterExportIsTheSame) {
   LanguageModel<float> model = load_model<float>(source());
   model.set_hf("");  // as if it had been trained here
   TempFolder before, theirs, after;
@@ -82,9 +82,9 @@ TEST_P(HfVectors, ImportAfterExportIsTheSame) {
   EXPECT_EQ(back.evaluate(ids, ids, SeqLayout({0, 20})).nll, model.evaluate(ids, ids, SeqLayout({0, 20})).nll);
 }
 
-INSTANTIATE_TEST_SUITE_P(Hf, HfVectors, ::testing::ValuesIn(models()),
+INSTANTIATE_TEST_SUITE_P(Hf, HfConformance, ::testing::ValuesIn(models()),
                          [](const auto& hf) { return std::filesystem::path(hf.param).filename().string(); });
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HfVectors);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HfConformance);
 
 Json gated_config() {
   return {{"model_type", "gated_deltanet"},

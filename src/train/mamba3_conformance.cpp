@@ -1,4 +1,4 @@
-#include "train/mamba3_vectors.h"
+#include "train/mamba3_conformance.h"
 
 #include <fmt/format.h>
 
@@ -228,7 +228,7 @@ bool is_mamba3(std::string_view rule) {
   return std::ranges::any_of(kRules, [&](const Mamba3Rule& known) { return rule == known.name; });
 }
 
-std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, const std::vector<fw_form>& forms,
+std::vector<Comparison> check_mamba3(const std::string& path, ConformanceType type, const std::vector<fw_form>& forms,
                                      double bound) {
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
@@ -246,7 +246,7 @@ std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, c
       Comparison outputs{rule.name, fmt::format("outputs, {} form", words), 0, bound, "", ""};
       Comparison gradients{rule.name, fmt::format("gradients, {} form", words), 0, bound, "", ""};
       for (const std::string& name : cases) {
-        if (type == VectorType::kF64) {
+        if (type == ConformanceType::kF64) {
           Case<double>(reader, path, rule, name).compare(form, outputs, gradients);
         } else {
           Case<float>(reader, path, rule, name).compare(form, outputs, gradients);

@@ -1,4 +1,4 @@
-#include "train/scan_vectors.h"
+#include "train/scan_conformance.h"
 
 #include <fmt/format.h>
 
@@ -150,8 +150,8 @@ class ScanCase {
 
 }  // namespace
 
-std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound, Device& device) {
-  if (type == VectorType::kF64 && device.kind() != FW_DEVICE_CPU)
+std::vector<Comparison> check_scans(const std::string& path, ConformanceType type, double bound, Device& device) {
+  if (type == ConformanceType::kF64 && device.kind() != FW_DEVICE_CPU)
     fail_usage("type: expected float32 of scans on a CUDA device, got float64");
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
@@ -166,7 +166,7 @@ std::vector<Comparison> check_scans(const std::string& path, VectorType type, do
     if (cases.empty()) continue;
     Comparison outputs{rule.name, "outputs", 0, bound, "", ""}, gradients{rule.name, "gradients", 0, bound, "", ""};
     for (const std::string& name : cases) {
-      if (type == VectorType::kF64) {
+      if (type == ConformanceType::kF64) {
         ScanCase<double>(reader, path, rule, name, device).compare(outputs, gradients);
       } else {
         ScanCase<float>(reader, path, rule, name, device).compare(outputs, gradients);
