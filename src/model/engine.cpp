@@ -67,7 +67,7 @@ class EngineOf final : public Engine<Wide<T>> {
  public:
   using W = Wide<T>;
 
-  EngineOf(const ModelConfig& c, Device& device, Params<W>& params, Masters masters)
+  EngineOf(const ModelConfig& c, Device& device, Params<W>& params, MasterFormat master_format)
       : config_(c),
         params_(params),
         norm_(c.norm_spec()),
@@ -86,7 +86,7 @@ class EngineOf final : public Engine<Wide<T>> {
     require_layers(c, device);
     if (norm_.kind == NormKind::kLayer) require_layer<T>("layernorm", device);
     if (c.mlp == "channel_mix") require_layer<T>(c.mlp, device);
-    params.allocate(device, masters);
+    params.allocate(device, master_format);
     contexts_.resize(blocks_.size());
   }
 
@@ -547,14 +547,15 @@ class EngineOf final : public Engine<Wide<T>> {
 }  // namespace
 
 template <class W>
-std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params, Masters masters) {
+std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
+                                       MasterFormat master_format) {
   if constexpr (std::is_same_v<W, float>) {
-    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, masters);
+    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, master_format);
   }
-  return std::make_unique<EngineOf<W>>(config, device, params, Masters::kWhole);
+  return std::make_unique<EngineOf<W>>(config, device, params, MasterFormat::kFp32);
 }
 
-template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, Masters);
-template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&, Masters);
+template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, MasterFormat);
+template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&, MasterFormat);
 
 }  // namespace fw

@@ -55,6 +55,6 @@ class Engine {
 // nowhere else. Throws Error(kUsage) where the device lacks an operation.
 template <class W>
 std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
-                                       Masters masters = Masters::kSplit);
+                                       MasterFormat master_format = MasterFormat::kBf16PlusLow);
 
 }  // namespace fw

@@ -25,9 +25,10 @@ template <class T>
 class LanguageModel {
  public:
   // Validates; parameters allocated on the device, where everything is computed, and not initialised. With bf16
-  // activations they are split (Masters); whole ones there compute the same bits with 6 bytes a parameter in place of
-  // 4, for comparison.
-  explicit LanguageModel(const ModelConfig& config, Device& device = host_device(), Masters masters = Masters::kSplit);
+  // activations they are split (MasterFormat); whole ones there compute the same bits with 6 bytes a parameter in place
+  // of 4, for comparison.
+  explicit LanguageModel(const ModelConfig& config, Device& device = host_device(),
+                         MasterFormat master_format = MasterFormat::kBf16PlusLow);
   ~LanguageModel();
   LanguageModel(LanguageModel&&) noexcept;
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/draw.h"
+#include "nn/init_random.h"
 
 namespace fw {
 

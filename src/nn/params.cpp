@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/plan_device.h"
 #include "base/threads.h"
-#include "nn/draw.h"
+#include "nn/init_random.h"
 #include "nn/param_pieces.h"
 #include "ops/split_value.h"
 
@@ -68,9 +68,9 @@ int Params<T>::find(std::string_view name) const {
 }
 
 template <class T>
-void Params<T>::allocate(Device& device, Masters masters) {
+void Params<T>::allocate(Device& device, MasterFormat master_format) {
   device_ = &device;
-  masters_ = masters;
+  master_format_ = master_format;
   if (!split()) {
     values_ = like();
     return write_pieces();
@@ -100,7 +100,7 @@ template <class T>
 const T* Params<T>::number(int index) const {
   const auto found = number_at_.find(spec_of(index).offset);
   if (found == number_at_.end())
-    fail_internal("parameter '{}': an operand of products, whose values are split, is read as numbers",
+    fail_internal("parameter '{}': an operand of products, whose values are split, is read as float32",
                   spec_of(index).name);
   return numbers_.data() + found->second;
 }
@@ -187,11 +187,10 @@ void Params<T>::init(Random& random) {
         const auto found = number_at_.find(spec.offset);
         return found == number_at_.end() ? int64_t{-1} : found->second;
       };
-      if (draw_parameters_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, drawn_on_device_from))
-        return;
+      if (init_random_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, init_on_device_from)) return;
     }
   }
-  draw_parameters<T>(specs_, random, write);
+  init_random<T>(specs_, random, write);
 }
 
 template <class T>

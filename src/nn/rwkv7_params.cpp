@@ -39,7 +39,7 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
   at("k_k", {d}, place_init([=](double n) { return 0.71 - 0.1 * linear(n); }));
   at("k_a", {d}, constant_init(1.02));
   at("r_k", {spec.heads(), spec.dim}, constant_init(-0.04));
-  list.back().numbers = true;
+  list.back().fp32_param = true;
   const double bound = 1 / std::sqrt(width);
   at("r_proj.weight", {d, d}, uniform_init(0.5 * bound), true);
   at("k_proj.weight", {d, d}, uniform_init(0.05 * bound), true);
