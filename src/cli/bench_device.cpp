@@ -64,7 +64,7 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   options.K = bench.key_dim;
   options.V = bench.value_dim;
   options.initial_state = false;
-  if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
+  if (bench.gates == "logits") options.gates = logits_of(rule, GateActivation::kSoftplus);
   ReferenceProblem problem = random_problem(rule, options);
   for (double& g : problem.in.g) g *= bench.decay_scale;
   // Of logits, log-decays as logsigmoid(N(0, 1)) has them: with a rate of a head for all of its channels some heads'

@@ -146,10 +146,10 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
                        rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
-  gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
+  gates.g = spec_.log_sigmoid_decay ? GateActivation::kLogSigmoid : GateActivation::kSoftplus;
   gates.divisor = kLogSigmoidDivisor<double>;
-  if (projections_.erase.used()) gates.erase_gate = Given::kSigmoid;
-  if (projections_.write.used()) gates.write_gate = Given::kSigmoid;
+  if (projections_.erase.used()) gates.erase_gate = GateActivation::kSigmoid;
+  if (projections_.write.used()) gates.write_gate = GateActivation::kSigmoid;
   return gates;
 }
 

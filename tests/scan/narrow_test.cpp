@@ -125,7 +125,7 @@ TEST(Float16, GatesAsLogits) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 33, 33, 70});
     options.K = 12, options.V = 10;
-    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
     options.seed = 5;
     const ReferenceProblem p = random_problem(preset(name).rule, options);
     HeaderRun run;
