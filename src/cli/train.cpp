@@ -393,9 +393,9 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
       static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where,
       ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
-  if (!trainer.carrier().empty()) {
-    const bool nccl = trainer.carrier().starts_with("NCCL");
-    say("ranks     tensors go by {}{}\n", trainer.carrier(),
+  if (!trainer.transport().empty()) {
+    const bool nccl = trainer.transport().starts_with("NCCL");
+    say("ranks     tensors go by {}{}\n", trainer.transport(),
         nccl
             ? fmt::format("; room for its buffers in --memory: {}", format_bytes(static_cast<double>(nccl_room(ranks))))
             : "");

@@ -77,9 +77,9 @@ class EngineOf final : public Engine<Wide<T>> {
         head_("model.norm", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size,
               c.hidden_size, norm_, params),
         arena_(device, arena_block(device)),
-        again_arena_(device, arena_block(device)),
+        recompute_arena_(device, arena_block(device)),
         exec_{ops_of<T>(device), device, arena_, contexts_arena_},
-        again_{ops_of<T>(device), device, again_arena_, contexts_arena_},
+        recompute_exec_{ops_of<T>(device), device, recompute_arena_, contexts_arena_},
         wide_(wide_exec(exec_)),
         recurrences_(device) {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
@@ -91,7 +91,7 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
   const Exec<W>& over_parameters() const override { return wide_; }
-  void set_precision(Precision precision) override { exec_.precision = again_.precision = precision; }
+  void set_precision(Precision precision) override { exec_.precision = recompute_exec_.precision = precision; }
   void set_recompute(RecomputeLayers what) override {
     if (!(what == recompute_)) largest_ = 0;  // the next pass begins with new memory
     recompute_ = what;
@@ -216,10 +216,10 @@ class EngineOf final : public Engine<Wide<T>> {
     return std::make_unique<DecoderOf>(*this, state);
   }
 
-  size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
+  size_t scratch_bytes() const override { return arena_.reserved_bytes() + recompute_arena_.reserved_bytes(); }
   Scratch planned_scratch() const override {
     const auto* plan = dynamic_cast<const PlanDevice*>(&exec_.device);
-    return plan == nullptr ? Scratch() : Scratch{plan->most_used(first_byte_), plan->most_used(first_again_)};
+    return plan == nullptr ? Scratch() : Scratch{plan->most_used(first_byte_), plan->most_used(first_recompute_)};
   }
   void reserve_scratch(Scratch bytes) override {
     reserved_ = bytes;
@@ -357,7 +357,7 @@ class EngineOf final : public Engine<Wide<T>> {
       largest_ = extent;
     }
     arena_.release();
-    again_arena_.release();
+    recompute_arena_.release();
     contexts_arena_.release();
     round_operands_of(exec_);
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
@@ -379,7 +379,7 @@ class EngineOf final : public Engine<Wide<T>> {
   Pass<T> pass_of(const Pass<T>& pass, size_t i) const {
     Pass<T> of = pass;
     of.recompute = pass.keep ? recompute_.of(static_cast<int64_t>(i)) : Recompute::kNone;
-    of.again = of.recompute != Recompute::kNone ? &again_ : nullptr;
+    of.recompute_exec = of.recompute != Recompute::kNone ? &recompute_exec_ : nullptr;
     return of;
   }
 
@@ -390,7 +390,7 @@ class EngineOf final : public Engine<Wide<T>> {
       return bytes > 0 ? std::min(bytes, arena_block(exec_.device)) : arena_block(exec_.device);
     };
     arena_ = Arena(exec_.device, block_of(reserved_.kept));
-    again_arena_ = Arena(exec_.device, block_of(reserved_.again));
+    recompute_arena_ = Arena(exec_.device, block_of(reserved_.recomputed));
     PlanDevice* plan = exec_.device.kind() == FW_DEVICE_CPU ? nullptr : dynamic_cast<PlanDevice*>(&exec_.device);
     const auto first_of = [&](Arena& arena, size_t bytes) -> const void* {
       if (plan != nullptr) bytes = 1;
@@ -400,7 +400,7 @@ class EngineOf final : public Engine<Wide<T>> {
       return memory;
     };
     first_byte_ = first_of(arena_, reserved_.kept);
-    first_again_ = first_of(again_arena_, reserved_.again);
+    first_recompute_ = first_of(recompute_arena_, reserved_.recomputed);
   }
 
   // Most logits and rows of them that likeliest() has at a time.
@@ -531,16 +531,16 @@ class EngineOf final : public Engine<Wide<T>> {
   std::vector<typename Block<T>::Context> contexts_;
   FirstValue<T> first_value_;
   Arena arena_, contexts_arena_;
-  Arena again_arena_;  // of what backward computes again
+  Arena recompute_arena_;  // of what backward computes again
   int64_t largest_ = 0;
-  Exec<T> exec_, again_;
+  Exec<T> exec_, recompute_exec_;
   Exec<W> wide_;
   Recurrences<T> recurrences_;
   fw_form form_ = FW_FORM_AUTO;
   RecomputeLayers recompute_;
   Scratch reserved_;
-  const void *first_byte_ = nullptr, *first_again_ = nullptr;  // of the arenas' first blocks
-  std::optional<ObserverOnHost<T>> on_host_;                   // of activations that are not W
+  const void *first_byte_ = nullptr, *first_recompute_ = nullptr;  // of the arenas' first blocks
+  std::optional<ObserverOnHost<T>> on_host_;                       // of activations that are not W
   PassObserver<T>* observer_ = nullptr;
 };
 

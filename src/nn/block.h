@@ -60,7 +60,7 @@ class Block {
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
   template <class Run>
   void step_half(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, const Run& run) const;
-  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
+  Mat<T> recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
 
   int64_t hidden_, mixer_tensors_;
   RowNorm<T> mixer_norm_;

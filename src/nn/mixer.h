@@ -42,7 +42,7 @@ struct Pass {
   Recompute recompute = Recompute::kNone;
   // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of
   // a block. Null where everything is kept.
-  const Exec<T>* again = nullptr;
+  const Exec<T>* recompute_exec = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
   // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is
   // normed already. And whether its last product adds to y, which is then the residual stream (and x, where there is a
@@ -53,12 +53,12 @@ struct Pass {
   // nothing.
   Mat<const T> addend = {};
 
-  // Where what backward may compute again goes.
-  const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
+  // For what backward may recompute.
+  const Exec<T>& transient_exec() const { return recompute_exec != nullptr ? *recompute_exec : exec; }
   Write last_write() const { return adds ? Write::kAccumulate : Write::kOverwrite; }
-  // A pass that keeps everything there.
-  Pass keeping_there() const {
-    Pass there{params, layout, passing(), recurrences, keep, form, observer};
+  // A pass whose contexts all lie on transient_exec().
+  Pass on_transient_exec() const {
+    Pass there{params, layout, transient_exec(), recurrences, keep, form, observer};
     there.first_value = first_value;
     there.norm = norm;
     there.adds = adds;

@@ -132,7 +132,7 @@ class Params {
   Device* device_ = nullptr;  // once allocated
   Buffer<T> values_, grads_;
   Buffer<Bf16> rounded_;  // empty until it is asked for, or half of the values
-  Buffer<uint16_t> rest_;
+  Buffer<uint16_t> low_;
   Buffer<T> numbers_;
   bool rounded_is_old_ = true;
   Buffer<ParamPiece> pieces_;

@@ -20,8 +20,8 @@ struct RecomputeLayers {
 
 // Bytes of what a pass keeps for its backward, with workspace, and of what is computed again.
 struct Scratch {
-  size_t kept = 0, again = 0;
-  size_t total() const { return kept + again; }
+  size_t kept = 0, recomputed = 0;
+  size_t total() const { return kept + recomputed; }
 };
 
 }  // namespace fw

@@ -314,8 +314,8 @@ void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
 // What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
 template <class T>
 void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
-  if (pass.again == nullptr) return;
-  const Pass<T> there = pass.keeping_there();
+  if (pass.recompute_exec == nullptr) return;
+  const Pass<T> there = pass.on_transient_exec();
   Arena& arena = there.exec.arena;
   // Without convolution and maps q and k are columns of the projection, where they were turned and corrected in place.
   if (spec_.conv_size > 0 || spec_.query_key.map != FeatureMap::kNone) {
@@ -350,7 +350,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
   c.tail =
       pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
-  const Pass<T> there = pass.keeping_there();
+  const Pass<T> there = pass.on_transient_exec();
   tokens_forward(there, c, tail);
   gates_forward(pass, c);
   correct_read(pass, c);
@@ -363,7 +363,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.tokens.a = copy_state ? new_copy<T, Wide<T>>(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would
   // take the decode step.
-  Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.passing() : pass.exec).arena;
+  Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.transient_exec() : pass.exec).arena;
   if (pass.keep && recurrence.saved_bytes() > 0)
     c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());

@@ -73,7 +73,7 @@ Mat<T> Rwkv7Mixer<T>::mixed(const Context& c, Mix mix) const {
 
 template <class T>
 void Rwkv7Mixer<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c) const {
-  c.shifted = new_matrix<T>(pass.passing().arena, x.rows, kMixes * spec_.hidden);
+  c.shifted = new_matrix<T>(pass.transient_exec().arena, x.rows, kMixes * spec_.hidden);
   pass.exec.token_shift_forward(x, pass.params.value(mix_), kMixes, pass.layout, c.tail, tail_out, c.shifted);
 }
 
@@ -182,7 +182,7 @@ void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<con
   Arena& arena = exec.arena;
   const int64_t tokens = dy.rows, K = spec_.dim, d = spec_.hidden;
   const auto rows = [&] { return new_matrix<T>(arena, tokens, d); };
-  if (pass.again != nullptr) shift(pass, x, nullptr, c);
+  if (pass.recompute_exec != nullptr) shift(pass, x, nullptr, c);
 
   const Mat<T> dgated = rows(), dnormed = rows(), dgate = rows(), bonus_r = rows(), bonus_key = rows(),
                bonus_v = rows(), d_o = rows();
