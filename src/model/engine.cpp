@@ -531,7 +531,7 @@ class EngineOf final : public Engine<Wide<T>> {
   std::vector<typename Block<T>::Context> contexts_;
   FirstValue<T> first_value_;
   Arena arena_, contexts_arena_;
-  Arena recompute_arena_;  // of what backward computes again
+  Arena recompute_arena_;  // of what backward recomputes
   int64_t largest_ = 0;
   Exec<T> exec_, recompute_exec_;
   Exec<W> wide_;

@@ -25,7 +25,7 @@ void settle(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, Mat<T> 
 
 namespace {
 
-// What is kept lies in pass.exec's arena, what backward computes again in pass.recompute_exec's, which each half of a
+// What is kept lies in pass.exec's arena, what backward recomputes in pass.recompute_exec's, which each half of a
 // block finds empty. Where all is kept there is one arena, and nothing is given back before backward.
 template <class T>
 void begin_half(const Pass<T>& pass) {

@@ -33,7 +33,7 @@ class Block {
     Wide<T>* mixer_rstd = nullptr;    // [T]
     Wide<T>* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
-    LayerState<T> state;  // the mixer's before the pass, where it is computed again
+    LayerState<T> state;  // the mixer's before the pass, where it is recomputed
     typename Mlp<T>::Context mlp;
   };
 

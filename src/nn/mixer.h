@@ -40,7 +40,7 @@ struct Pass {
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
   Recompute recompute = Recompute::kNone;
-  // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of
+  // The same context with an arena of its own, where what is recomputed lies; it is empty again behind each half of
   // a block. Null where everything is kept.
   const Exec<T>* recompute_exec = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
@@ -84,7 +84,7 @@ class Mixer {
   // Whether x is read by one product, the first, and y written by one, the last, so that Pass::norm and Pass::adds are
   // understood.
   virtual bool takes_norm() const { return false; }
-  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not
+  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that recomputes for a backward, which does not
   // need it. Returns the context, null when pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
   // x as forward had it. dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
