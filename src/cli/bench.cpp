@@ -212,7 +212,7 @@ Communicator& Bench::join_ranks() {
     fail_usage("--accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(),
                model_.accumulate);
   }
-  take_gpu(ranks, place_on_machine(), device_);
+  take_gpu(ranks, rank_on_machine(), device_);
   if (ranks.rank() > 0) be_quiet();
   return ranks;
 }

@@ -67,8 +67,8 @@ std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig&
   const nlohmann::json hf =
       model.hf.empty() ? nlohmann::json::object() : parse_json(model.hf, "the configuration that the model came with");
   for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
-    const nlohmann::json::json_pointer place(key);
-    const nlohmann::json end = hf.is_object() && hf.contains(place) ? hf.at(place) : nlohmann::json();
+    const nlohmann::json::json_pointer pointer(key);
+    const nlohmann::json end = hf.is_object() && hf.contains(pointer) ? hf.at(pointer) : nlohmann::json();
     if (!end.is_array()) add(end);
     if (end.is_array()) std::for_each(end.begin(), end.end(), add);
   }

@@ -560,7 +560,7 @@ int Train::run(Options& options) {
       fail_usage("--sums: expected apart or local on {} ranks, got running, which is of one", ranks.size());
     }
     if (o_.train.sums == "running") o_.train.sums = "apart";
-    if (o_.train.device != "cpu") take_gpu(ranks, place_on_machine(), o_.train.device);
+    if (o_.train.device != "cpu") take_gpu(ranks, rank_on_machine(), o_.train.device);
     if (ranks.rank() > 0) be_quiet();
   }
   const int code = train(options, ranks);

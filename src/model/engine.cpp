@@ -361,9 +361,9 @@ class EngineOf final : public Engine<Wide<T>> {
     contexts_arena_.release();
     round_operands_of(exec_);
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    PassLayout places(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
-    if (state != nullptr) places.host_positions = state->positions().data();
-    Pass<T> pass{params_, places, exec_, recurrences_, keep, form_, observer_};
+    PassLayout pass_layout(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
+    if (state != nullptr) pass_layout.host_positions = state->positions().data();
+    Pass<T> pass{params_, pass_layout, exec_, recurrences_, keep, form_, observer_};
     share_first_value(pass, first_value_);
     return pass;
   }
@@ -458,12 +458,12 @@ class EngineOf final : public Engine<Wide<T>> {
   // The chosen rows of `to` = from, the others zero: each is a page of its own.
   void scatter(Mat<const T> from, const ChosenRows& rows, Mat<T> to) {
     exec_.device.fill(to.data, 0, static_cast<size_t>(to.rows * to.stride) * sizeof(T));
-    std::vector<T*> places;
-    places.reserve(static_cast<size_t>(rows.count()));
-    for (int64_t i = 0; i < rows.count(); ++i) places.push_back(to.row(rows.row(i)));
+    std::vector<T*> row_pointers;
+    row_pointers.reserve(static_cast<size_t>(rows.count()));
+    for (int64_t i = 0; i < rows.count(); ++i) row_pointers.push_back(to.row(rows.row(i)));
     const SeqLayout single = SeqLayout::uniform(rows.count(), 1);
     Pages<T> pages;
-    pages.table = upload(std::span<T* const>(places));
+    pages.table = upload(std::span<T* const>(row_pointers));
     pages.per_sequence = pages.rows = 1;
     pages.width = to.cols;
     exec_.store_rows(from, PassLayout(single, upload(std::span<const int64_t>(single.offsets())), nullptr), pages);

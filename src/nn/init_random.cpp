@@ -27,7 +27,7 @@ void discard(Random& random, int64_t count) {
 
 template <class T>
 void fill(const ParamSpec& spec, int64_t count, Random& random, T* to) {
-  const int64_t at_once = counts_places(spec.init) ? count : std::min(kAtOnce, count);
+  const int64_t at_once = counts_indices(spec.init) ? count : std::min(kAtOnce, count);
   std::vector<double> values(static_cast<size_t>(at_once));
   for (int64_t done = 0; done < count; done += at_once) {
     const std::span<double> some(values.data(), static_cast<size_t>(std::min(at_once, count - done)));

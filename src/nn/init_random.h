@@ -26,7 +26,7 @@ struct LinearDraw {
 };
 std::optional<LinearDraw> linear_draw_of(const Initialiser& init);
 // Whether it must be given all values of a parameter at once, because it counts them.
-bool counts_places(const Initialiser& init);
+bool counts_indices(const Initialiser& init);
 
 // Calls write(spec, at, values) for all values of every spec, each once: those from `at` on. random is afterwards where
 // drawing them one by one leaves it. Long draws are cut into pieces of 2^log_piece numbers (base/random_jump.h), which

@@ -37,16 +37,16 @@ Rwkv7Mixer<T>::Rwkv7Mixer(const Rwkv7Spec& spec, const std::string& prefix, Para
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
     const int index = params.declare(std::move(p));
-    const auto place = [&](const char* low_rank, LowRank& of) {
+    const auto declare_low_rank = [&](const char* low_rank, LowRank& of) {
       const std::string factor = std::string(low_rank) + "_lora.lora.";
       if (name == factor + "0.weight") of.down = index;
       if (name == factor + "2.weight") of.up = index;
       if (name == factor + "2.bias") of.bias = index;
     };
-    place("w", decay_);
-    place("v", value_);
-    place("a", rate_);
-    place("g", gate_);
+    declare_low_rank("w", decay_);
+    declare_low_rank("v", value_);
+    declare_low_rank("a", rate_);
+    declare_low_rank("g", gate_);
     if (name == "x_r") mix_ = index;
     if (name == "k_k") k_k_ = index;
     if (name == "k_a") k_a_ = index;

@@ -19,9 +19,9 @@ template <class T>
 SelectiveMixer<T>::SelectiveMixer(const SelectiveSpec& spec, const std::string& prefix, Params<Wide<T>>& params)
     : spec_(spec) {
   std::vector<ParamSpec> list = mixer_parameters(spec, prefix);
-  int* const places[] = {&a_log_, &skip_, &in_proj_, &conv_, &conv_bias_, &x_proj_, &step_, &step_bias_, &out_proj_};
+  int* const indices[] = {&a_log_, &skip_, &in_proj_, &conv_, &conv_bias_, &x_proj_, &step_, &step_bias_, &out_proj_};
   const size_t first = spec.law == ScanLaw::kMamba ? 0 : 1;  // without A_log
-  for (size_t i = 0; i < list.size(); ++i) *places[first + i] = params.declare(std::move(list[i]));
+  for (size_t i = 0; i < list.size(); ++i) *indices[first + i] = params.declare(std::move(list[i]));
 }
 
 template <class T>

@@ -15,7 +15,7 @@ std::vector<double> normal_values(Random& random, int64_t n, double mean = 0, do
   return x;
 }
 
-size_t at(int64_t place) { return static_cast<size_t>(place); }
+size_t at(int64_t index) { return static_cast<size_t>(index); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // The numbers of one token and head: what S keeps, what the token before and the token itself write.

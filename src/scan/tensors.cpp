@@ -279,9 +279,8 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
     if (plan.checkpoints.interval == 0)
       fail_usage("{}: expected none without checkpoints.interval, got a tensor", name);
   }
-  x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.places);
-  x.precond_checkpoints =
-      checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.places);
+  x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.count);
+  x.precond_checkpoints = checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.count);
   return x;
 }
 

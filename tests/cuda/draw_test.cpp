@@ -21,7 +21,7 @@ void declare(Params<float>& params) {
   params.declare({.name = "ones", .shape = {50}, .init = constant_init(1.0)});
   params.declare({.name = "conv", .shape = {1025, 4}, .init = normal_init(1.0), .fp32_param = true});
   params.declare({.name = "delta", .shape = {129}, .init = decay_delta_init()});
-  params.declare({.name = "places", .shape = {65}, .init = place_init([](double i) { return i / 3; })});
+  params.declare({.name = "places", .shape = {65}, .init = index_init([](double i) { return i / 3; })});
   params.declare({.name = "one", .shape = {1, 1}, .init = uniform_init(2.0)});
   params.declare({.name = "last", .shape = {90, 91}, .init = normal_init(0.02)});
 }

@@ -39,7 +39,7 @@ std::vector<ParamSpec> mixed() {
           {"normal", {1999}, normal_init(0.02)},
           {"one", {1}, uniform_init(2.0)},
           {"normal again", {50, 41}, normal_init(1.0)},
-          {"places", {5000}, place_init([](double i) { return i / 2; })},
+          {"places", {5000}, index_init([](double i) { return i / 2; })},
           {"a", {129}, decay_a_init(0.0)},
           {"delta", {64}, decay_delta_init()},
           {"empty", {0}, normal_init(1.0)},

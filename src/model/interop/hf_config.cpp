@@ -338,9 +338,9 @@ HfLayout hf_layout(const ModelConfig& wanted, const std::vector<std::string>& fi
                  layout.type, d.key, d.theirs.dump(), d.ours.dump(), d.key);
     }
     layout.changes.push_back(fmt::format("{} = {} (else {})", d.key, d.theirs.dump(), d.ours.dump()));
-    std::string place = "/" + d.key;
-    std::replace(place.begin(), place.end(), '.', '/');
-    json[Json::json_pointer(place)] = d.theirs;
+    std::string pointer = "/" + d.key;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    json[Json::json_pointer(pointer)] = d.theirs;
   }
   layout.config = config_from_json(json, "layout fla");
   config_to_hf(layout.config);  // says what is missing, should a key not be enough

@@ -645,9 +645,9 @@ void read_hybrid_part(const Keys& inner, ModelConfig& c, const char* base) {
     const bool known = layer.is_number_integer() && layer.get<double>() >= 0 &&
                        layer.get<double>() < static_cast<double>(c.num_hidden_layers);
     if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
-    std::string& place = c.layers[layer.get<size_t>()];
-    if (place != base) inner.fail("layers", "every number once", layer);
-    place = kind;
+    std::string& kind_of_layer = c.layers[layer.get<size_t>()];
+    if (kind_of_layer != base) inner.fail("layers", "every number once", layer);
+    kind_of_layer = kind;
   }
 }
 

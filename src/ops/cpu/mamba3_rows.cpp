@@ -152,15 +152,15 @@ void mamba3_carry_backward(const Exec<T>&, const Mamba3Shape& shape, const T* ds
     const int64_t n = task / H, h = task % H;
     double sum = 0;
     for (int64_t r = 0; r < R; ++r) {
-      const int64_t place = (n * R + r) * H + h;
-      const T *k = k_last + place * N, *v = v_last + place * P;
-      if (dv_last != nullptr) std::fill_n(dv_last + place * P, P, T(0));
+      const int64_t offset = (n * R + r) * H + h;
+      const T *k = k_last + offset * N, *v = v_last + offset * P;
+      if (dv_last != nullptr) std::fill_n(dv_last + offset * P, P, T(0));
       for (int64_t i = 0; i < N; ++i) {
         const T* row = ds + (task * N + i) * P;
         const T along = dot(row, v, P);
         sum += static_cast<double>(k[i] * along);
-        if (dk_last != nullptr) dk_last[place * N + i] = first.row(n)[h] * along;
-        if (dv_last != nullptr) add_scaled(first.row(n)[h] * k[i], row, P, dv_last + place * P);
+        if (dk_last != nullptr) dk_last[offset * N + i] = first.row(n)[h] * along;
+        if (dv_last != nullptr) add_scaled(first.row(n)[h] * k[i], row, P, dv_last + offset * P);
       }
     }
     dfirst.row(n)[h] = static_cast<T>(sum);
@@ -210,10 +210,10 @@ void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
         for (int64_t i = 0; i < R; ++i) {
           const T* grad = d_o.row(t * R + i) + h * P;
           for (int64_t j = 0; j < R; ++j) {
-            const int64_t place = (h * R + i) * R + j;
-            const T product = met.row(t)[place], d_weight = dot(grad, v.row(t * R + j) + h * P, P);
+            const int64_t offset = (h * R + i) * R + j;
+            const T product = met.row(t)[offset], d_weight = dot(grad, v.row(t * R + j) + h * P, P);
             (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * d_weight;
-            dmet.row(t)[place] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
+            dmet.row(t)[offset] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
             if (i == j && skip != nullptr) of_skip.block(block)[h] += d_weight;
             add_scaled(near_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P,
                        dv.row(t * R + j) + h * P);

@@ -263,14 +263,14 @@ void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_
       const auto e = hn::Load(d, b.e + at), z = hn::Load(d, b.z + at), dy = hn::Load(d, w.dy + at);
       auto dz = hn::Load(d, w.dz + at), de = hn::Load(d, w.de + at);
       for (int r = 0; r < R; ++r) {
-        const int64_t place = (t * R + r) * lanes;
+        const int64_t offset = (t * R + r) * lanes;
         const auto key = hn::Set(d, k[r]);
-        const V before = hn::Load(d, w.before + place), decay = hn::Load(d, w.decays + place);
+        const V before = hn::Load(d, w.before + offset), decay = hn::Load(d, w.decays + offset);
         const V after = hn::MulAdd(decay, before, hn::Mul(key, z));
-        hn::Store(hn::MulAdd(after, dy, hn::Load(d, w.dq + place)), d, w.dq + place);
+        hn::Store(hn::MulAdd(after, dy, hn::Load(d, w.dq + offset)), d, w.dq + offset);
         ds[r] = hn::MulAdd(hn::Set(d, q[r]), dy, ds[r]);
         dz = hn::MulAdd(key, ds[r], dz);
-        V dk = hn::MulAdd(ds[r], z, hn::Load(d, w.dk + place));
+        V dk = hn::MulAdd(ds[r], z, hn::Load(d, w.dk + offset));
         const V of_decay = hn::Mul(ds[r], before);
         ds[r] = hn::Mul(ds[r], decay);
         if constexpr (law == ScanLaw::kMamba) {
@@ -282,7 +282,7 @@ void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_
           de = hn::NegMulAdd(scaled, key, de);
           dk = hn::NegMulAdd(hn::Add(scaled, scaled), e, dk);
         }
-        hn::Store(dk, d, w.dk + place);
+        hn::Store(dk, d, w.dk + offset);
       }
       hn::Store(dz, d, w.dz + at);
       hn::Store(de, d, w.de + at);
