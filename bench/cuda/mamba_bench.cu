@@ -182,7 +182,7 @@ Times time_mixer(Setting& s, const MixerSpec& spec, int64_t hidden) {
   const ArenaMark mark(s.arena);
   Params<float> params;
   const std::unique_ptr<Mixer<Bf16>> mixer = make_mixer<Bf16>(spec, "m.", params);
-  params.allocate(s.device, Masters::kSplit);
+  params.allocate(s.device, MasterFormat::kBf16PlusLow);
   Random random(2);
   params.init(random);
   params.zero_grads();

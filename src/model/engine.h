@@ -51,8 +51,8 @@ class Engine {
   virtual void reserve_scratch(Scratch bytes) = 0;
 };
 
-// Declares the model's parameters and allocates them on the device; kSplit splits them where activations are bf16, and
-// nowhere else. Throws Error(kUsage) where the device lacks an operation.
+// Declares the model's parameters and allocates them on the device; kBf16PlusLow splits them where activations are
+// bf16, and nowhere else. Throws Error(kUsage) where the device lacks an operation.
 template <class W>
 std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
                                        MasterFormat master_format = MasterFormat::kBf16PlusLow);

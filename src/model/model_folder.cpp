@@ -167,20 +167,20 @@ class TensorWriter {
  public:
   void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
            std::span<const float> values) {
-    std::vector<uint16_t> halves;
+    std::vector<uint16_t> fp16;
     if (dtype == "BF16" || dtype == "F16") {
       for (const float x : values) {
         const std::optional<uint16_t> half = dtype == "BF16" ? as_bf16(x) : as_f16(x);
         if (!half) break;
-        halves.push_back(*half);
+        fp16.push_back(*half);
       }
     }
-    if (halves.empty() || halves.size() != values.size()) {
+    if (fp16.empty() || fp16.size() != values.size()) {
       writer_.add<float>(name, shape, values);
       return;
     }
-    halves_.push_back(std::move(halves));
-    writer_.add(name, dtype, shape, std::as_bytes(std::span(halves_.back())));
+    fp16_.push_back(std::move(fp16));
+    writer_.add(name, dtype, shape, std::as_bytes(std::span(fp16_.back())));
   }
   void write(const std::string& path) {
     writer_.set_metadata("format", "pt");  // what loaders of the Hugging Face family look for
@@ -189,7 +189,7 @@ class TensorWriter {
 
  private:
   SafetensorsWriter writer_;
-  std::deque<std::vector<uint16_t>> halves_;
+  std::deque<std::vector<uint16_t>> fp16_;
 };
 
 // What save_model() wrote; 0 in files of other programs and of before.

@@ -317,7 +317,7 @@ void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
   if (pass.recompute_exec == nullptr) return;
   const Pass<T> there = pass.on_transient_exec();
   Arena& arena = there.exec.arena;
-  // Without convolution and maps q and k are columns of the projection, where they were turned and corrected in place.
+  // Without convolution and maps q and k are columns of the projection, where they were rotated and corrected in place.
   if (spec_.conv_size > 0 || spec_.query_key.map != FeatureMap::kNone) {
     tokens_forward(there, c, nullptr);
     correct_read(pass, c);

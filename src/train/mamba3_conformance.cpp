@@ -18,7 +18,7 @@ constexpr double kTurn = 2 * 3.14159265358979323846;
 
 struct Mamba3Rule {
   const char* name;
-  bool mimo, halves;
+  bool mimo, rotate_half;
   bool heads_first;  // of k_end and what else the state has of a row: [B, H, R, ...], else [B, R, H, ...]
 };
 constexpr Mamba3Rule kRules[] = {
@@ -32,7 +32,7 @@ class Case {
       : reader_(reader), path_(path), rule_(rule), name_(name) {
     const std::vector<int64_t> q = shape("q", rule.mimo ? 5 : 4), v = shape("v", 4), angle = shape("angle", 4);
     batch_ = v[0], length_ = v[1];
-    shape_ = {v[2], q[q.size() - 2], q.back(), v[3], rule.mimo ? q[2] : 1, angle[3], rule.halves};
+    shape_ = {v[2], q[q.size() - 2], q.back(), v[3], rule.mimo ? q[2] : 1, angle[3], rule.rotate_half};
     layout_ = SeqLayout::uniform(batch_, length_);
   }
 

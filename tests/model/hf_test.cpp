@@ -209,7 +209,7 @@ TEST(HfConfig, Mamba3InOurWords) {
   EXPECT_EQ(spec.heads, 6);
   EXPECT_EQ(spec.angles, 3);
   EXPECT_EQ(spec.mimo_rank, 0);
-  EXPECT_FALSE(spec.halves);
+  EXPECT_FALSE(spec.rotate_half);
   EXPECT_FALSE(spec.decay.heavy_tail);
   EXPECT_EQ(spec.decay.floor, 1e-4);
   EXPECT_EQ(config_to_hf(c), mamba3_config());
@@ -226,7 +226,7 @@ TEST(HfConfig, Mamba3InOurWords) {
   EXPECT_EQ(mimo.mimo_rank, 4);  // unless it says otherwise
   EXPECT_EQ(mimo.angles, 6);
   EXPECT_EQ(mimo.groups, 3);
-  EXPECT_TRUE(mimo.halves);
+  EXPECT_TRUE(mimo.rotate_half);
   EXPECT_TRUE(mimo.output_norm);
   EXPECT_TRUE(mimo.decay.heavy_tail);
   EXPECT_EQ(mimo.decay.floor, 1e-3);
@@ -280,7 +280,7 @@ TEST(HfConfig, ModelsOfStateSpacesMambaInOurWords) {
   EXPECT_EQ(spec.heads, 4);
   EXPECT_EQ(spec.mimo_rank, 2);
   EXPECT_EQ(spec.angles, 2);
-  EXPECT_TRUE(spec.halves);
+  EXPECT_TRUE(spec.rotate_half);
   EXPECT_TRUE(spec.decay.heavy_tail);
   EXPECT_EQ(config_to_hf(c), mamba_ssm_config());
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);

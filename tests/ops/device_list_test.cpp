@@ -130,16 +130,16 @@ TEST_P(DeviceList, SelectiveScan) {
         Buffer<W> a_log = run.parameters(D * N, -1, 2), skip = run.parameters(D), state = run.parameters(size),
                   ds = run.parameters(size);
         Buffer<W> da = run.parameters(D * N), dskip = run.parameters(D),
-                  marks = run.parameters(chunk_checkpoints(T, s.layout.count()) * N * D);
+                  checkpoints = run.parameters(chunk_checkpoints(T, s.layout.count()) * N * D);
         const W* rates = law == ScanLaw::kMamba ? a_log.data() : nullptr;
         W* const given = s.states_given ? state.data() : nullptr;
         run.on.exec.selective_scan_forward(law, u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(), pass.layout,
-                                           given, given, marks.data(), y.mat());
+                                           given, given, checkpoints.data(), y.mat());
         run.keep("y", y);
         run.keep_wide("state", state);
         W* const of_state = s.states_given ? ds.data() : nullptr;
         run.on.exec.selective_scan_backward(law, dy.mat(), u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(),
-                                            pass.layout, marks.data(), of_state, du.mat(), dstep.mat(), dq.mat(),
+                                            pass.layout, checkpoints.data(), of_state, du.mat(), dstep.mat(), dq.mat(),
                                             dk.mat(), rates == nullptr ? nullptr : da.data(), dskip.data(), of_state);
         run.keep("du", du);
         run.keep("dstep", dstep);

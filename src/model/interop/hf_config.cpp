@@ -98,7 +98,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     c.rwkv7 = {};
   }
   if (mamba3) {
-    c.mamba3.rotation = c.mamba3_spec().halves ? "halves" : "pairs";
+    c.mamba3.rotation = c.mamba3_spec().rotate_half ? "halves" : "pairs";
   } else {
     c.mamba3 = {};
   }

@@ -472,7 +472,7 @@ void write_rwkv7(const ModelConfig& c, Json& json) {
                {"value_dim", std::vector<int64_t>(static_cast<size_t>(c.num_hidden_layers), c.hidden_size)}});
 }
 
-// Mamba-3. Its MIMO kernels turn halves, the others pairs. FLA's layer has the decay activation of its authors'
+// Mamba-3. Its MIMO kernels rotate halves, the others pairs. FLA's layer has the decay activation of its authors'
 // program before June 2026; a_activation = heavy_tail names the later one.
 void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, const char* head_dim, const char* groups) {
   c.mamba3.expand = keys.whole("expand", 2);
