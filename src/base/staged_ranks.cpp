@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kAlign = 16;
 
-// Of `bytes` in pieces, the one that begins at `at`: none behind the end.
+// Of `bytes` in pieces, the one that begins at `at`: none after the end.
 size_t piece_at(size_t bytes, size_t at, size_t piece) { return at < bytes ? std::min(piece, bytes - at) : 0; }
 
 }  // namespace

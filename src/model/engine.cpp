@@ -406,7 +406,7 @@ class EngineOf final : public Engine<Wide<T>> {
   // Most logits and rows of them that likeliest() has at a time.
   static constexpr int64_t kSliceLogits = int64_t{1} << 23, kSliceRows = 1024;
 
-  // Rows of a pass, growing, as the last tokens of sequences that cover those in front of them: so last_rows() gathers
+  // Rows of a pass, growing, as the last tokens of sequences that cover those before them: so last_rows() gathers
   // any rows.
   class ChosenRows {
    public:
@@ -430,7 +430,7 @@ class EngineOf final : public Engine<Wide<T>> {
   };
 
   // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes
-  // them alone. A task of recall asks at one place in eight, a choice is scored behind a long context.
+  // them alone. A task of recall asks at one place in eight, a choice is scored after a long context.
   static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
     const auto scored = [](int32_t target) { return target >= 0; };
     const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));

@@ -1,4 +1,4 @@
-// Engine: the passes of a model, behind LanguageModel<W>. W is the type of its parameters, their gradients and its
+// Engine: the passes of a model, used by LanguageModel<W>. W is the type of its parameters, their gradients and its
 // results; the type of its activations is the engine's own: W, or bf16 on a device where models of W have bf16
 // activations. Arguments are checked by the caller.
 #pragma once

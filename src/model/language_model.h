@@ -80,7 +80,7 @@ class LanguageModel {
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
-  // The likeliest token behind each of the positions `rows`, which grow: the id of the largest logit, the smallest of
+  // The likeliest token after each of the positions `rows`, which grow: the id of the largest logit, the smallest of
   // equal ones; -1: a logit is NaN, or none is finite. Logits are made of these rows alone and stay on the device.
   // Throws Error(kUsage) for rows that do not grow or are no positions.
   void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,

@@ -36,7 +36,7 @@ void begin_half(const Pass<T>& pass) {
 // the next norm reads one tensor.
 template <class T>
 constexpr bool kSumsInProducts = std::is_same_v<T, Bf16>;
-// So, where that is: y of the half, which is the residual stream behind it.
+// So, where that is: y of the half, which is the residual stream after it.
 template <class T>
 Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
   half.addend = r.x;
@@ -59,7 +59,7 @@ LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const 
 }
 
 // A decoded token's half: the norm goes with the first products, and the last ones add to the residual stream, so that
-// two kernels of a row each are none. Such a pass keeps nothing, so what it took from the arena is free behind it.
+// two kernels of a row each are none. Such a pass keeps nothing, so what it took from the arena is free after it.
 template <class T>
 template <class Run>
 void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, const Run& run) const {

@@ -1,6 +1,6 @@
 // A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is
 // handed from block to block as two parts, x and a delta still to be added, so that each addition runs in one pass with
-// the norm after it. On a GPU, behind halves that take_norm(), as their sum, which the last product of a half makes.
+// the norm after it. On a GPU, after halves that take_norm(), as their sum, which the last product of a half makes.
 #pragma once
 
 #include <memory>

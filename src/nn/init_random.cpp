@@ -17,7 +17,7 @@ constexpr int64_t kAtOnce = 4096;  // values that a thread has in double
 struct Part {
   size_t spec;
   int64_t at, count;
-  int64_t skip;   // numbers of the piece in front of the first
+  int64_t skip;   // numbers of the piece before the first
   size_t target;  // in the values of its wave
 };
 

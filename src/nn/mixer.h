@@ -40,7 +40,7 @@ struct Pass {
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
   Recompute recompute = Recompute::kNone;
-  // The same context with an arena of its own, where what is recomputed lies; it is empty again behind each half of
+  // The same context with an arena of its own, where what is recomputed lies; it is empty again after each half of
   // a block. Null where everything is kept.
   const Exec<T>* recompute_exec = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one

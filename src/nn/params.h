@@ -26,7 +26,7 @@ struct ParamSpec {
   // Fills `values` (double, shape order) when a model is initialised.
   std::function<void(std::span<double> values, Random& random)> init;
   bool weight_decay = false;
-  bool continues = false;   // lies right behind the one declared before it
+  bool continues = false;   // lies right after the one declared before it
   int64_t offset = 0;       // elements from the start of the flat buffers, set by declare()
   bool fp32_param = false;  // of two dimensions, and yet read as float32 values, not by matrix products
   int64_t size() const;

@@ -28,7 +28,7 @@ fw_tensor& tensor_of(Struct& c, const NamedTensor<Struct> (&list)[N], const char
   fail_internal("header run: the C header has no tensor {}", name);
 }
 
-// Memory aligned as the header asks, NaN at first, with a guard behind it.
+// Memory aligned as the header asks, NaN at first, with a guard after it.
 class GuardedBytes {
  public:
   GuardedBytes(size_t bytes, fw_device device) : bytes_(bytes) {

@@ -158,7 +158,7 @@ class Checker {
  private:
   std::optional<fw_tensor> with_plain_strides(TensorName name, const fw_tensor& t, bool empty) const {
     fw_tensor plain = t;
-    int64_t extent = 1;  // elements from the first to behind the last of the inner dimensions
+    int64_t extent = 1;  // elements from the first to after the last of the inner dimensions
     for (int i = t.rank - 1; i >= 0; --i) {
       if (empty || t.shape[i] <= 1) {
         plain.stride[i] = extent;

@@ -95,10 +95,10 @@ uint64_t measure(const std::string& path, const LineRules& lines) {
 
 struct Cut {
   uint64_t at;
-  bool more;  // there is something behind it
+  bool more;  // there is something after it
 };
 
-// The first of the JSON lines that begins at or behind `at` bytes of text.
+// The first of the JSON lines that begins at or after `at` bytes of text.
 Cut line_at(TextSource& source, uint64_t at) {
   uint64_t bytes = 0, line = 0;
   while (source.next()) {

@@ -57,7 +57,7 @@ class AheadOfTime : public testing::Test {
   Outcome run_logged(const Args& args, const std::string& program = "", const std::string& library = "") {
     return Program(args, "", "/dev/null", launcher(library), program).wait();
   }
-  // What stands in the log behind `kind`.
+  // What stands in the log after `kind`.
   Names logged(const std::string& kind) const {
     Names names;
     std::istringstream log(slurp(folder_ / "run.log"));

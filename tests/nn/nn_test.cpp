@@ -56,7 +56,7 @@ TEST(Params, GradientsComeWithTheFirstZeroing) {
   EXPECT_EQ(params.grads()[3], 0.0);
 }
 
-// The copy for products is made once an update: asked for again only behind something that may have changed the values.
+// The copy for products is made once an update: asked for again only after something that may have changed the values.
 TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
   Params<float> params;
   const int a = params.declare(spec_of("a", {2, 3}));

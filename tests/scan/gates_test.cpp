@@ -92,7 +92,7 @@ TEST(Gates, AbsentParametersAreZero) {
   }
 }
 
-// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers,
+// bf16 logits are widened and everything after them is float32: the bits of a float32 call on the same numbers,
 // gradients rounded once.
 TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
   const auto rounded = [](double x) {

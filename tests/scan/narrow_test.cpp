@@ -119,7 +119,7 @@ TEST_P(Narrow, DecodeStepsGiveTheFloatStateAndRoundedOutputs) {
 INSTANTIATE_TEST_SUITE_P(Types, Narrow, ::testing::Values(Type::kBf16, Type::kFloat16),
                          [](const auto& type) { return type.param == Type::kBf16 ? "bf16" : "float16"; });
 
-// Gates as logits, whose gradients are rounded behind the gates.
+// Gates as logits, whose gradients are rounded after the gates.
 TEST(Float16, GatesAsLogits) {
   for (const char* name : {"gated_deltanet2", "precond_gated_deltanet"}) {
     ProblemOptions options;

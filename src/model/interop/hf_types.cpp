@@ -367,7 +367,7 @@ void write_mamba(const ModelConfig& c, Json& json) {
   write_mamba_layer(c, json, "dt_rank");
 }
 
-// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its
+// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU after each. Its
 // intermediate_size is the width inside a layer of Mamba, not that of the SwiGLU, which follows from hidden_ratio.
 void read_samba(const Keys& keys, ModelConfig& c) {
   read_blocks(keys, c, {32000, 2304, 18});

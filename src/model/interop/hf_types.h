@@ -27,7 +27,7 @@ struct Type {
   // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm
   // before the mixer.
   const char* norm = nullptr;
-  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
+  // of RWKV-7: what they call "mlp"; the norm after the embedding is then the first layer's "pre_norm"
   const char* mlp = nullptr;
   // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
   bool mamba_ssm = false;

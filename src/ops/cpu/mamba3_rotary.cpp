@@ -206,7 +206,7 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
         double* sum = dtheta + (t * H + h) * NA;
         std::fill_n(sum, NA, 0.0);
         for (int64_t r = 0; r < R; ++r) {
-          // weights: of the other's rows, each `apart` behind the one before it.
+          // weights: of the other's rows, each `apart` after the one before it.
           const auto rotate_back = [&](const T* grad, const T* x, const T* others, const T* weights, int64_t apart,
                                        T* d_in, T* d_bias) {
             std::copy_n(grad, N, back);
@@ -236,7 +236,7 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
   of_q.add_to(dq_bias);
   of_k.add_to(dk_bias);
 
-  // The sums over the tokens behind, in place.
+  // The sums over the tokens after, in place.
   parallel_for(layout.host.count() * H, [&](int64_t task) {
     const int64_t sequence = task / H, head = task % H;
     LocalScratch local;

@@ -56,7 +56,7 @@ struct ScanKernels {
                    const cpu::ScanScratch<T>& scratch);
 };
 
-// Rows of a block's channels, as wide as the widest block: [rows, kScanBlock], zero behind the last channel.
+// Rows of a block's channels, as wide as the widest block: [rows, kScanBlock], zero after the last channel.
 template <class T>
 T* block_rows(int64_t rows, LocalScratch& scratch) {
   return scratch.alloc_zero<T>(rows * cpu::kScanBlock);
