@@ -75,8 +75,8 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   if (spec.bounded_layer >= 0) index_.bounds = params.find(kDecayBounds);
   const std::vector<StateTensor> tensors = mixer_state(spec);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    int& index = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
-    index = static_cast<int>(i);
+    int& member = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
+    member = static_cast<int>(i);
   }
   gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads,
                                         spec.gain_doubles() ? static_cast<Wide<T>>(spec.rule.gain_bound) : Wide<T>(1),
