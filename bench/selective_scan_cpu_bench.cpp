@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
       rates[static_cast<size_t>(n * channels + c)] = -static_cast<float>(n + 1);
     }
   }
-  std::vector<float> marks(static_cast<size_t>(fw::chunk_checkpoints(kTokens, 1) * kStates * channels));
+  std::vector<float> checkpoints(static_cast<size_t>(fw::chunk_checkpoints(kTokens, 1) * kStates * channels));
   const auto wide = [&](std::vector<float>& x) { return fw::Mat<float>(x.data(), kTokens, channels); };
   const auto narrow = [&](std::vector<float>& x) { return fw::Mat<float>(x.data(), kTokens, kStates); };
   fw::Arena arena, contexts;
@@ -87,10 +87,10 @@ int main(int argc, char** argv) {
                                   nullptr, keep, wide(y));
     };
     const double reading = median_us_token(repeats, [&] { forward(nullptr); }),
-                 keeping = median_us_token(repeats, [&] { forward(marks.data()); });
+                 keeping = median_us_token(repeats, [&] { forward(checkpoints.data()); });
     const double backward = median_us_token(repeats, [&] {
       exec.selective_scan_backward(law, wide(dy), wide(u), wide(step), narrow(q), narrow(k), logs, skip.data(), pass,
-                                   marks.data(), nullptr, wide(du), wide(dstep), narrow(dq), narrow(dk),
+                                   checkpoints.data(), nullptr, wide(du), wide(dstep), narrow(dq), narrow(dk),
                                    mamba ? da.data() : nullptr, dskip.data(), nullptr);
     });
     fmt::print(

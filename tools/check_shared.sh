@@ -24,12 +24,12 @@ if grep -qF "the folder shared/ is not here" "$log"; then
   grep -F "[  SKIPPED ]" "$log" | sort -u | head -20 >&2
   bad=1
 fi
-passed "OpsVectorsReference.EveryRule"
-for type in 0 1 2; do passed "Types/OpsVectors.EveryRuleInBothForms/$type"; done
+passed "OpsConformanceReference.EveryRule"
+for type in 0 1 2; do passed "Types/OpsConformance.EveryRuleInBothForms/$type"; done
 passed "Verify.AllThatIsKnownPasses"
 count=0
 for model in "$vectors"/models/*/; do
-  passed "Peers/ModelVectors.AgreeInDouble/$(basename "$model")"
+  passed "Hf/ModelConformance.AgreeInDouble/$(basename "$model")"
   count=$((count + 1))
 done
 [ $count -gt 0 ] || { echo "shared: expected models in $vectors/models, found none" >&2; bad=1; }

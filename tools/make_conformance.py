@@ -581,7 +581,7 @@ def main() -> int:
             write(folder / name, tensors)
     for line in found:
         print(line)
-    print(f"conformance: {sum(len(t) for t in files.values())} tensors {'computed again' if check else 'written'}, {len(found)} differ")
+    print(f"conformance: {sum(len(t) for t in files.values())} tensors {'recomputed' if check else 'written'}, {len(found)} differ")
     return 1 if found else 0
 
 

@@ -149,26 +149,26 @@ Times time_scan(Setting& s, const Mamba3Shape& shape, const std::string& text) {
   });
   // What the scan does around the recurrence, of the memory of the last forward.
   const Mat<Bf16> dq = s.matrix(T * R, keys), dk = s.matrix(T * R, keys);
-  const Mat<float> dmet = s.wide(T, shape.heads * R * R), dnow = s.wide(T, shape.heads),
+  const Mat<float> dqk_self = s.wide(T, shape.heads * R * R), dnow = s.wide(T, shape.heads),
                    dahead = s.wide(T, shape.heads);
   const double work_tile = s.time([&] {
     s.exec.mamba3_rotary_forward(shape, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt, s.layout, nullptr,
-                                 context.marks, context.rows.q, context.rows.k, context.met);
+                                 context.checkpoints, context.rows.q, context.rows.k, context.qk_self);
   });
-  const double near =
-      s.time([&] { s.exec.mamba3_diag_forward(shape, context.met, in.v, context.now, context.ahead, read.skip, o); });
+  const double near = s.time(
+      [&] { s.exec.mamba3_diag_forward(shape, context.qk_self, in.v, context.now, context.ahead, read.skip, o); });
   const double weights = s.time([&] {
     s.exec.mamba3_weights_forward(shape, in.dt, in.trap, in.g, s.layout, context.now, context.ahead,
                                   context.rows.write_gate, context.rows.g, context.first);
   });
   const double rotate_back = s.time([&] {
-    s.exec.mamba3_rotary_backward(shape, dq, dk, dmet, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt,
-                                  context.marks, s.layout, d.q, d.k, d.angle, d.dt, gradients.q_bias, gradients.k_bias,
-                                  nullptr);
+    s.exec.mamba3_rotary_backward(shape, dq, dk, dqk_self, in.q, in.k, read.q_bias, read.k_bias, in.angle, in.dt,
+                                  context.checkpoints, s.layout, d.q, d.k, d.angle, d.dt, gradients.q_bias,
+                                  gradients.k_bias, nullptr);
   });
   const double near_back = s.time([&] {
-    s.exec.mamba3_diag_backward(shape, d_o, context.met, in.v, context.now, context.ahead, read.skip, d.v, dmet, dnow,
-                                dahead, gradients.skip);
+    s.exec.mamba3_diag_backward(shape, d_o, context.qk_self, in.v, context.now, context.ahead, read.skip, d.v, dqk_self,
+                                dnow, dahead, gradients.skip);
   });
   std::printf(
       "{\"what\": \"mamba3 parts\", %s, \"turn_ms\": %.4f, \"near_ms\": %.4f, \"weights_ms\": %.4f, "
@@ -182,7 +182,7 @@ Times time_mixer(Setting& s, const MixerSpec& spec, int64_t hidden) {
   const ArenaMark mark(s.arena);
   Params<float> params;
   const std::unique_ptr<Mixer<Bf16>> mixer = make_mixer<Bf16>(spec, "m.", params);
-  params.allocate(s.device, Masters::kSplit);
+  params.allocate(s.device, MasterFormat::kBf16PlusLow);
   Random random(2);
   params.init(random);
   params.zero_grads();
@@ -215,7 +215,7 @@ void mamba3(Device& device, const std::vector<int64_t>& n) {
   Mamba3Spec spec;
   spec.hidden = hidden, spec.heads = H, spec.head_dim = P, spec.groups = G, spec.state = N,
   spec.mimo_rank = R > 1 ? R : 0, spec.angles = shape.angles;
-  spec.halves = shape.halves, spec.decay = {false, 1e-4};
+  spec.rotate_half = shape.halves, spec.decay = {false, 1e-4};
   print("mamba3 mixer", text, time_mixer(s, spec, hidden));
   SsdSpec ssd;
   ssd.hidden = hidden, ssd.heads = H, ssd.head_dim = P, ssd.groups = G, ssd.state = N, ssd.conv_size = 4;
@@ -230,17 +230,17 @@ void selective(Device& device, const std::vector<int64_t>& n) {
   const Mat<Bf16> dy = s.matrix(rows, D), du = s.matrix(rows, D), dstep = s.matrix(rows, D), dq = s.matrix(rows, N),
                   dk = s.matrix(rows, N);
   const Mat<float> a_log = s.wide(D, N, 0, 2.7), skip = s.wide(1, D), da = s.wide(D, N), dskip = s.wide(1, D),
-                   marks = s.wide(chunk_checkpoints(rows, B) * N, D);
+                   checkpoints = s.wide(chunk_checkpoints(rows, B) * N, D);
   Times times{};
   const auto forward = [&](float* keep) {
     s.exec.selective_scan_forward(ScanLaw::kMamba, u, step, q, k, a_log.data, skip.data, s.layout, nullptr, nullptr,
                                   keep, y);
   };
   times.forward = s.time([&] { forward(nullptr); });
-  times.kept = s.time([&] { forward(marks.data); });
+  times.kept = s.time([&] { forward(checkpoints.data); });
   times.backward = s.time([&] {
-    s.exec.selective_scan_backward(ScanLaw::kMamba, dy, u, step, q, k, a_log.data, skip.data, s.layout, marks.data,
-                                   nullptr, du, dstep, dq, dk, da.data, dskip.data, nullptr);
+    s.exec.selective_scan_backward(ScanLaw::kMamba, dy, u, step, q, k, a_log.data, skip.data, s.layout,
+                                   checkpoints.data, nullptr, du, dstep, dq, dk, da.data, dskip.data, nullptr);
   });
   char text[120];
   std::snprintf(text, sizeof text, "\"B\": %lld, \"T\": %lld, \"D\": %lld, \"N\": %lld", static_cast<long long>(B),

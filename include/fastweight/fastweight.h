@@ -432,7 +432,7 @@ FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_o
  * | grads.(token tensor) | as in fw_forward; of a logit with the heads of in | token | optional | fw_backward |
  * | grads.initial_state | like in.initial_state | FW_F32 or FW_F64, as fw_desc.dtype | optional | fw_backward |
  * | grads.(other) | as in fw_forward; of a_log with the rank of in | parameter | optional | fw_backward |
- * | saved | sizes.saved bytes | bytes | optional (NULL: computed again) | fw_forward of the same descriptor and inputs |
+ * | saved | sizes.saved bytes | bytes | optional (NULL: recomputed) | fw_forward of the same descriptor and inputs |
  * | workspace | sizes.backward bytes; sizes.backward_alone without saved | bytes | unless 0 bytes | fw_backward |
  * / */
 FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads,

@@ -22,7 +22,7 @@ struct NamedAnalysis {
 // pictures of their own, NAME_log.
 std::vector<Figure> comparison_figures(const std::vector<NamedAnalysis>& runs, int64_t bins);
 
-// A row for each quantity, a column for each run: mean, and the quantiles of 5% and 95% behind it, over all heads,
+// A row for each quantity, a column for each run: mean, and the quantiles of 5% and 95% after it, over all heads,
 // layers and tokens.
 Table comparison_table(const std::vector<NamedAnalysis>& runs);
 

@@ -28,7 +28,7 @@ void Distribution::add(double x) {
   const double step = x - mean_;
   mean_ += step / static_cast<double>(count_);
   squares_ += step * (x - mean_);
-  place(scale_ == Scale::kLog10 ? std::log10(x) : x);
+  add_to_bin(scale_ == Scale::kLog10 ? std::log10(x) : x);
 }
 
 void Distribution::add(const Distribution& other) {
@@ -67,7 +67,7 @@ void Distribution::add(const Distribution& other) {
   highest_ = high;
 }
 
-void Distribution::place(double at) {
+void Distribution::add_to_bin(double at) {
   if (width_ == 0) {
     // A millionth of the first value: what differs by less is the same for a picture.
     width_ = std::ldexp(1.0, std::max(std::ilogb(std::max(std::abs(at), 1e-30)), -100) - 20);

@@ -44,7 +44,7 @@ class Distribution {
   Histogram histogram(int64_t most, double width = 0) const;
 
  private:
-  void place(double at);
+  void add_to_bin(double at);
   void coarsen();
   double value_at(double at) const;  // from the scale of the bins back
 

@@ -16,7 +16,7 @@ struct Digest {
   bool operator==(const Digest&) const = default;
 };
 
-// Names and values, each behind its length.
+// Names and values, each after its length.
 std::string written(const Facts& facts) {
   std::string text;
   for (const auto& [name, value] : facts) text += fmt::format("{} {} {}{}", name.size(), value.size(), name, value);

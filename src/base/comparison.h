@@ -9,7 +9,7 @@
 namespace fw {
 
 // In which numbers a check computes.
-enum class VectorType { kF64, kF32, kBf16 };
+enum class ConformanceType { kF64, kF32, kBf16 };
 
 struct Comparison {
   std::string subject;  // a rule or a model

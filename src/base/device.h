@@ -38,7 +38,7 @@ class ReadBack {
   virtual ~ReadBack() = default;
   // One at a time: wait() comes between two, and before what is at `from` is overwritten.
   virtual void queue(const void* from) = 0;
-  // The bytes, valid until the next queue(), once what was queued in front of that copy is done; what was queued behind
+  // The bytes, valid until the next queue(), once what was queued before that copy is done; what was queued after
   // it is not waited for.
   virtual const void* wait() = 0;
 };

@@ -9,7 +9,7 @@
 
 namespace fw {
 
-// Far above what any file read here has (a peer's configuration inside ours: 4), far below what a stack bears.
+// Far above what any file read here has (a Hugging Face configuration inside ours: 4), far below what a stack bears.
 inline constexpr int kMaxJsonDepth = 64;
 
 // Throws Error(kUsage) "<where>: ..." when more than kMaxJsonDepth objects and arrays are open at once. For texts that

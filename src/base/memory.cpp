@@ -24,7 +24,7 @@ void lower(Bytes& least, Bytes bytes) {
   if (bytes && (!least || *bytes < *least)) least = bytes;
 }
 
-// The number behind a word that begins a line: "MemAvailable:" or "inactive_file".
+// The number after a word that begins a line: "MemAvailable:" or "inactive_file".
 Bytes number_behind(const std::string& path, std::string_view word) {
   std::ifstream in(path);
   std::string found;

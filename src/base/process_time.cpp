@@ -21,7 +21,7 @@ double clock_seconds(clockid_t clock) {
 double start_seconds() {
   std::ifstream file("/proc/self/stat");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  // The name, in parentheses, may hold anything; behind it starttime is the 20th field.
+  // The name, in parentheses, may hold anything; after it starttime is the 20th field.
   size_t at = text.rfind(')');
   for (int field = 0; field < 20 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   if (at == std::string::npos) return clock_seconds(CLOCK_BOOTTIME);

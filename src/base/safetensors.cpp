@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little, "tensors are little-en
 
 constexpr size_t kMaxHeader = size_t{100} << 20;  // the limit of the format's own implementation
 constexpr size_t kMaxRank = 32;
-constexpr size_t kNoPlace = static_cast<size_t>(-1);
+constexpr size_t kNoOffset = static_cast<size_t>(-1);
 // Our files carry a checksum of header and tensors in their metadata; the header counts with the value all zeros.
 constexpr std::string_view kChecksumKey = "fastweight_checksum";
 constexpr std::string_view kNoChecksum = "0000000000000000";
@@ -90,23 +90,23 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return unexpected("binary data"); }
 
   bool string(string_t& value) override {
-    if (place_ == Place::kMetadataValue) {
+    if (state_ == ParserState::kMetadataValue) {
       metadata[key_] = std::move(value);
-      place_ = Place::kMetadata;
+      state_ = ParserState::kMetadata;
       return true;
     }
-    if (place_ != Place::kDtype) return unexpected("text");
+    if (state_ != ParserState::kDtype) return unexpected("text");
     if (dtype_bytes(value) == 0) fail("unknown dtype '{}'", excerpt(value));
     entry_.dtype = std::move(value);
-    place_ = Place::kTensor;
+    state_ = ParserState::kTensor;
     return true;
   }
 
   bool start_object(std::size_t) override {
-    if (place_ == Place::kBegin) {
-      place_ = Place::kHeader;
-    } else if (place_ == Place::kHeaderValue) {
-      place_ = name_ == "__metadata__" ? Place::kMetadata : Place::kTensor;
+    if (state_ == ParserState::kBegin) {
+      state_ = ParserState::kHeader;
+    } else if (state_ == ParserState::kHeaderValue) {
+      state_ = name_ == "__metadata__" ? ParserState::kMetadata : ParserState::kTensor;
       entry_ = Entry();
       seen_ = 0;
       offsets_ = 0;
@@ -117,43 +117,43 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool key(string_t& value) override {
-    if (place_ == Place::kHeader) {
+    if (state_ == ParserState::kHeader) {
       name_ = std::move(value);
       // Metadata twice is as ambiguous as a tensor twice.
       if (entries.count(name_) != 0 || (name_ == "__metadata__" && metadata_seen_)) fail("is in the header twice");
       metadata_seen_ = metadata_seen_ || name_ == "__metadata__";
-      place_ = Place::kHeaderValue;
-    } else if (place_ == Place::kMetadata) {
+      state_ = ParserState::kHeaderValue;
+    } else if (state_ == ParserState::kMetadata) {
       key_ = std::move(value);
       if (metadata.count(key_) != 0) fail("key '{}' is there twice", excerpt(key_));
-      place_ = Place::kMetadataValue;
+      state_ = ParserState::kMetadataValue;
     } else {
-      if (value == "dtype") return field(1, Place::kDtype, value);
-      if (value == "shape") return field(2, Place::kShape, value);
-      if (value == "data_offsets") return field(4, Place::kOffsets, value);
+      if (value == "dtype") return field(1, ParserState::kDtype, value);
+      if (value == "shape") return field(2, ParserState::kShape, value);
+      if (value == "data_offsets") return field(4, ParserState::kOffsets, value);
       fail("expected the keys dtype, shape and data_offsets, got '{}'", excerpt(value));
     }
     return true;
   }
 
   bool end_object() override {
-    if (place_ == Place::kTensor) {
+    if (state_ == ParserState::kTensor) {
       if (seen_ != 7) fail("expected dtype, shape and data_offsets, one is missing");
       entries[name_] = std::move(entry_);
-      place_ = Place::kHeader;
-    } else if (place_ == Place::kMetadata) {
-      place_ = Place::kHeader;
+      state_ = ParserState::kHeader;
+    } else if (state_ == ParserState::kMetadata) {
+      state_ = ParserState::kHeader;
     } else {
-      place_ = Place::kEnd;
+      state_ = ParserState::kEnd;
     }
     return true;
   }
 
   bool start_array(std::size_t) override {
-    if (place_ == Place::kShape) {
-      place_ = Place::kShapeValues;
-    } else if (place_ == Place::kOffsets) {
-      place_ = Place::kOffsetValues;
+    if (state_ == ParserState::kShape) {
+      state_ = ParserState::kShapeValues;
+    } else if (state_ == ParserState::kOffsets) {
+      state_ = ParserState::kOffsetValues;
     } else {
       return unexpected("an array");
     }
@@ -161,9 +161,9 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool end_array() override {
-    if (place_ == Place::kOffsetValues && offsets_ != 2)
+    if (state_ == ParserState::kOffsetValues && offsets_ != 2)
       fail("data_offsets: expected [begin, end], got {} numbers", offsets_);
-    place_ = Place::kTensor;
+    state_ = ParserState::kTensor;
     return true;
   }
 
@@ -175,7 +175,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   // What comes next.
-  enum class Place {
+  enum class ParserState {
     kBegin,
     kHeader,
     kHeaderValue,
@@ -196,7 +196,8 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool unexpected(const char* what) const {
-    if (place_ == Place::kBegin) fail_usage("'{}': the safetensors header must be a JSON object, got {}", file_, what);
+    if (state_ == ParserState::kBegin)
+      fail_usage("'{}': the safetensors header must be a JSON object, got {}", file_, what);
     static constexpr std::array<const char*, 12> kExpected = {"an object",
                                                               "a name",
                                                               "an object",
@@ -209,22 +210,22 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
                                                               "an array (data_offsets)",
                                                               "whole numbers >= 0 (data_offsets)",
                                                               "the end"};
-    fail("expected {}, got {}", kExpected[static_cast<size_t>(place_)], what);
+    fail("expected {}, got {}", kExpected[static_cast<size_t>(state_)], what);
   }
 
-  bool field(int bit, Place next, const std::string& key) {
+  bool field(int bit, ParserState next, const std::string& key) {
     if ((seen_ & bit) != 0) fail("key '{}' is there twice", key);
     seen_ |= bit;
-    place_ = next;
+    state_ = next;
     return true;
   }
 
   bool number(uint64_t value) {
-    if (place_ == Place::kShapeValues) {
+    if (state_ == ParserState::kShapeValues) {
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail("shape: {} is too large", value);
       if (entry_.shape.size() == kMaxRank) fail("shape: expected at most {} dimensions, got more", kMaxRank);
       entry_.shape.push_back(static_cast<int64_t>(value));
-    } else if (place_ == Place::kOffsetValues) {
+    } else if (state_ == ParserState::kOffsetValues) {
       if (offsets_ == 2) fail("data_offsets: expected [begin, end], got more numbers");
       (offsets_++ == 0 ? entry_.begin : entry_.end) = value;
     } else {
@@ -234,7 +235,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const std::string& file_;
-  Place place_ = Place::kBegin;
+  ParserState state_ = ParserState::kBegin;
   std::string name_, key_;
   Entry entry_;
   int seen_ = 0, offsets_ = 0;
@@ -297,16 +298,16 @@ bool convert_from(const std::string& dtype, std::span<const std::byte> bytes, st
 }
 
 // Where the checksum's value stands in the header text; kNoPlace if it is not written as our writer writes it.
-size_t checksum_place(std::string_view header) {
+size_t checksum_offset(std::string_view header) {
   const size_t key = header.find(fmt::format("\"{}\":\"", kChecksumKey));
-  return key == std::string_view::npos ? kNoPlace : key + kChecksumKey.size() + 4;
+  return key == std::string_view::npos ? kNoOffset : key + kChecksumKey.size() + 4;
 }
 
-uint64_t checksum_of(std::string_view header, size_t place, std::span<const std::span<const std::byte>> data) {
+uint64_t checksum_of(std::string_view header, size_t offset, std::span<const std::span<const std::byte>> data) {
   Checksum sum;
-  sum.add(header.substr(0, place));
+  sum.add(header.substr(0, offset));
   sum.add(kNoChecksum);
-  sum.add(header.substr(place + kNoChecksum.size()));
+  sum.add(header.substr(offset + kNoChecksum.size()));
   for (const auto& bytes : data) sum.add(bytes);
   return sum.value();
 }
@@ -382,13 +383,13 @@ void SafetensorsReader::parse(std::span<const std::byte> content) {
 
   const auto sum = metadata_.find(std::string(kChecksumKey));
   if (sum == metadata_.end()) return;
-  const size_t place = checksum_place(header);
+  const size_t offset = checksum_offset(header);
   // A header that another program has laid out anew cannot be checked; one written here can.
-  if (place == kNoPlace || sum->second.size() != kNoChecksum.size() ||
-      header.substr(place, kNoChecksum.size()) != sum->second)
+  if (offset == kNoOffset || sum->second.size() != kNoChecksum.size() ||
+      header.substr(offset, kNoChecksum.size()) != sum->second)
     return;
   const std::array<std::span<const std::byte>, 1> all = {data};
-  const std::string actual = fmt::format("{:016x}", checksum_of(header, place, all));
+  const std::string actual = fmt::format("{:016x}", checksum_of(header, offset, all));
   if (actual != sum->second) {
     fail_usage(
         "'{}': checksum {} expected, {} found: the file is damaged (use another copy; if a program changed it on "
@@ -499,8 +500,8 @@ void SafetensorsWriter::write(const std::string& path) const {
   }
   // The header's first key is the checksum's, so this finds ours and not a value that looks like it.
   text.append((8 - text.size() % 8) % 8, ' ');
-  const size_t place = checksum_place(text);
-  text.replace(place, kNoChecksum.size(), fmt::format("{:016x}", checksum_of(text, place, data)));
+  const size_t offset = checksum_offset(text);
+  text.replace(offset, kNoChecksum.size(), fmt::format("{:016x}", checksum_of(text, offset, data)));
 
   const uint64_t header_bytes = text.size();
   write_file_atomic(path, [&](const FileSink& sink) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kAlign = 16;
 
-// Of `bytes` in pieces, the one that begins at `at`: none behind the end.
+// Of `bytes` in pieces, the one that begins at `at`: none after the end.
 size_t piece_at(size_t bytes, size_t at, size_t piece) { return at < bytes ? std::min(piece, bytes - at) : 0; }
 
 }  // namespace
@@ -77,11 +77,11 @@ void StagedRanks::broadcast(Part data, int from) {
   const size_t room = piece_ * static_cast<size_t>(size());
   for (size_t at = 0; at < data.bytes; at += room) {
     const size_t bytes = piece_at(data.bytes, at, room);
-    std::byte* const place = static_cast<std::byte*>(data.data) + at;
+    std::byte* const address = static_cast<std::byte*>(data.data) + at;
     if (at > 0) device_.synchronise();
-    if (rank() == from) device_.to_host(in(0), place, bytes);
+    if (rank() == from) device_.to_host(in(0), address, bytes);
     host_.broadcast({in(0), bytes}, from);
-    if (rank() != from) device_.from_host(place, in(0), bytes);
+    if (rank() != from) device_.from_host(address, in(0), bytes);
   }
   device_.synchronise();
 }

@@ -27,8 +27,8 @@ class StagedRanks final : public Communicator {
   void barrier() override;
 
  private:
-  std::byte* out(size_t place) const { return out_.get() + place * piece_; }
-  std::byte* in(size_t place) const { return in_.get() + place * piece_; }
+  std::byte* out(size_t slot) const { return out_.get() + slot * piece_; }
+  std::byte* in(size_t slot) const { return in_.get() + slot * piece_; }
 
   Communicator& host_;
   Device& device_;

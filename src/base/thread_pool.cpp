@@ -70,10 +70,10 @@ void await(const std::atomic<uint32_t>& value, uint32_t old, bool spin) {
 
 int available_cores() {
   // Machines with more cores than a fixed set has places answer EINVAL.
-  for (int places = 1024; places <= (1 << 20); places *= 2) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(places));
+  for (int cpus = 1024; cpus <= (1 << 20); cpus *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(cpus));
     if (set == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(places));
+    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(cpus));
     const bool known = ::sched_getaffinity(0, bytes, set) == 0;
     const int count = known ? CPU_COUNT_S(bytes, set) : 0;
     CPU_FREE(set);

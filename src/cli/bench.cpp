@@ -105,11 +105,10 @@ class Bench : public Command {
              "of several ranks (mpirun, with --train --device cuda): apart or local, as train has it")
         .words = {"apart", "local"};
     options.add("steps", "N", &model_.steps, "training steps timed");
-    options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words =
+    options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward recomputes").words =
         recompute_names();
-    options.add(
-        "memory", "SIZE", &model_.memory,
-        "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
+    options.add("memory", "SIZE", &model_.memory,
+                "most that a training step may take, such as 22G: what it needs is recomputed, then moments are bf16");
     options.add("moments", "FORMAT", &model_.moments, "of training steps: auto, float32, or bf16").words = {
         "auto", "float32", "bf16"};
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
@@ -213,7 +212,7 @@ Communicator& Bench::join_ranks() {
     fail_usage("--accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(),
                model_.accumulate);
   }
-  take_gpu(ranks, place_on_machine(), device_);
+  take_gpu(ranks, rank_on_machine(), device_);
   if (ranks.rank() > 0) be_quiet();
   return ranks;
 }

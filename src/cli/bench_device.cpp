@@ -64,7 +64,7 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   options.K = bench.key_dim;
   options.V = bench.value_dim;
   options.initial_state = false;
-  if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
+  if (bench.gates == "logits") options.gates = logits_of(rule, GateActivation::kSoftplus);
   ReferenceProblem problem = random_problem(rule, options);
   for (double& g : problem.in.g) g *= bench.decay_scale;
   // Of logits, log-decays as logsigmoid(N(0, 1)) has them: with a rate of a head for all of its channels some heads'
@@ -271,15 +271,15 @@ DecodeResult measure_decode(const ReferenceProblem& pattern, const RecurrenceBen
   while (sets.empty() || (total < static_cast<double>(kRotation) && sets.size() < 8)) {
     Problem& p = sets.emplace_back(pattern, bench, 1);
     p.desc.state_layout = FW_STATE_V_FIRST;
-    const auto place = [&](const std::vector<int64_t>& dims) {
+    const auto make_state = [&](const std::vector<int64_t>& dims) {
       size_t count = 1;
       for (const int64_t n : dims) count *= static_cast<size_t>(n);
       const DeviceMemory& memory = states.emplace_back(count * sizeof(float));
       memory.fill(0);
       return fw_tensor_of(memory.data(), FW_F32, static_cast<int>(dims.size()), dims.data());
     };
-    p.in.initial_state = p.out.final_state = place(shape);
-    if (rule.uses_precond()) p.in.initial_precond = p.out.final_precond = place(precond_shape);
+    p.in.initial_state = p.out.final_state = make_state(shape);
+    if (rule.uses_precond()) p.in.initial_precond = p.out.final_precond = make_state(precond_shape);
     r.bytes = 2 * (bytes_of(p.out.final_state) + bytes_of(p.out.final_precond)) + p.input_bytes() -
               bytes_of(p.in.initial_state) - bytes_of(p.in.initial_precond) + bytes_of(p.out.o);
     total += r.bytes;

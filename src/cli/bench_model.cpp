@@ -198,8 +198,8 @@ struct TimedStep {
       alone.emplace(adamw, model.params());
       return;
     }
-    between = device_ranks(ranks, model.device());
-    sending.emplace(ranks, *between.tensors, model.device());
+    transport = device_ranks(ranks, model.device());
+    sending.emplace(ranks, *transport.tensors, model.device());
     together.emplace(ranks, *sending, adamw, model.params(),
                      bench.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
   }
@@ -212,7 +212,7 @@ struct TimedStep {
   }
 
   LanguageModel<float>& model;
-  DeviceRanks between;
+  DeviceRanks transport;
   std::optional<TimedRanks> sending;
   std::optional<AdamW> alone;
   std::optional<DataParallel<float>> together;
@@ -317,10 +317,10 @@ PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
   if (count > 1) {
     const double share = sending_ms.median() / ms.median();
     say("{} ranks together; tensors go by {}; sending takes {:.1f} ms of a step, {:.1f}%\n", count,
-        trained.between.carrier, sending_ms.median(), 100 * share);
+        trained.transport.name, sending_ms.median(), 100 * share);
     report.update({{"ranks", count},
                    {"sums", bench.sums},
-                   {"carrier", trained.between.carrier},
+                   {"carrier", trained.transport.name},
                    {"sending_ms", figures(sending_ms)},
                    {"sending_share", share}});
   }

@@ -39,7 +39,7 @@ struct RecurrenceBench {
   int64_t batch = 1, tokens = 2048, heads = 16, value_heads = 0, key_dim = 128, value_dim = 128, chunk = 0, repeats = 7;
   std::string dtype = "f32", operands = "f32", form = "auto", gates = "values";
   int64_t segment = 0;  // the descriptor's, with a device
-  // with a device: so many sequences of so many tokens behind the others, all packed in one
+  // with a device: so many sequences of so many tokens after the others, all packed in one
   int64_t beside = 0, beside_tokens = 16;
   double decay_scale = 1;  // of log-decays, which are minus the softplus of normal numbers
 };

@@ -37,7 +37,7 @@ struct Entry {
   std::optional<double> weight;
 };
 
-// "books/*.txt:0.7": what stands behind the last colon is a weight if it is a number, unless a file is called so.
+// "books/*.txt:0.7": what stands after the last colon is a weight if it is a number, unless a file is called so.
 Entry parse_entry(const std::string& text) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || file_exists(text)) return {text, {}};

@@ -126,7 +126,7 @@ void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainC
   row(fmt::format("moments, {}", name_of(plan.format)), plan.moments, true);
   row(on_cpu ? "activations and workspace" : "activations kept, and workspace",
       on_cpu ? plan.activations : plan.scratch.kept, false);
-  row("activations computed again", plan.scratch.again, false);
+  row("activations recomputed", plan.scratch.recomputed, false);
   row("workspace of cuBLASLt", plan.libraries, false);
   row("all", plan.total(), true);
   say("\n{}\nrecompute {}{}\n", table.text(), describe(plan.recompute, model.num_hidden_layers),

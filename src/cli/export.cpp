@@ -9,8 +9,8 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/side_files.h"
+#include "model/interop/hf_config.h"
 #include "model/language_model.h"
-#include "model/peer.h"
 
 namespace fw::cli {
 namespace {
@@ -38,7 +38,7 @@ class Export : public Command {
   int run(Options&) override {
     check_new_folder("TARGET", target_);
     const OpenModel open = open_model(model_, "f32", tokenizer_);
-    const nlohmann::json config = config_to_peer(open.model.config());  // before the folder is made
+    const nlohmann::json config = config_to_hf(open.model.config());  // before the folder is made
     NewFolder target("TARGET", target_);
     save_tokenizer_for_others(target_, *open.tokenizer);
     copy_side_files(open.folder, target_, tokenizer_.empty());

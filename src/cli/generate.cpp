@@ -248,7 +248,7 @@ void Generate::head(const Prompt& prompt, int64_t prompt_index, int64_t sample) 
   if (echo_) put(prompt.text);
 }
 
-// And what goes behind it, or all of it as JSON.
+// And what goes after it, or all of it as JSON.
 void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample,
                     size_t state_bytes) const {
   if (json_) {

@@ -31,7 +31,7 @@ class Import : public Command {
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }
   int run(Options&) override {
-    if (!is_peer_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
+    if (!is_hf_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
     check_new_folder("TARGET", target_);
     OpenModel open = open_model(source_, "f32", tokenizer_);
     if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());

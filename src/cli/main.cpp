@@ -171,7 +171,7 @@ int run_and_report(const std::vector<std::string>& args) {
   std::string command;
   try {
     const int code = run(args, command);
-    // Buffered output that could not be written (a full disk behind a redirection) must not look like success.
+    // Buffered output that could not be written (a full disk after a redirection) must not look like success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       return complain(command,
                       fmt::format("cannot write to standard output: {}", std::generic_category().message(errno)),

@@ -19,7 +19,7 @@ bool has_tokenizer_json(const std::string& folder) { return file_exists(folder +
 
 // The folder's own, where it says which.
 std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t vocab_size) {
-  if (is_peer_folder(folder)) {
+  if (is_hf_folder(folder)) {
     if (is_exported_byte_tokenizer(folder + "/tokenizer.json")) return byte_tokenizer();
     for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
       if (file_exists(folder + name)) return tokenizer_of_file(folder + name);
@@ -41,7 +41,7 @@ std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t v
 void check_tokenizer_of(const OpenModel& open, bool given) {
   if (open.tokenizer->type() == "ids") return;
   uint64_t expected = open.model.tokenizer();
-  if (expected == 0 && given && !is_peer_folder(open.folder) && has_tokenizer_json(open.folder)) {
+  if (expected == 0 && given && !is_hf_folder(open.folder) && has_tokenizer_json(open.folder)) {
     const std::unique_ptr<Tokenizer> own = load_tokenizer(open.folder);
     if (own->type() != "ids") expected = own->checksum();
   }
@@ -64,11 +64,11 @@ std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig&
     const int32_t value = id.get<int32_t>();
     if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
   };
-  const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object()
-                                                 : parse_json(model.peer, "the configuration that the model came with");
+  const nlohmann::json hf =
+      model.hf.empty() ? nlohmann::json::object() : parse_json(model.hf, "the configuration that the model came with");
   for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
-    const nlohmann::json::json_pointer place(key);
-    const nlohmann::json end = peer.is_object() && peer.contains(place) ? peer.at(place) : nlohmann::json();
+    const nlohmann::json::json_pointer pointer(key);
+    const nlohmann::json end = hf.is_object() && hf.contains(pointer) ? hf.at(pointer) : nlohmann::json();
     if (!end.is_array()) add(end);
     if (end.is_array()) std::for_each(end.begin(), end.end(), add);
   }

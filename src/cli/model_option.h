@@ -21,9 +21,9 @@ struct OpenModel {
 // `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest
 // checkpoint).
 // precision: f32 or bf16 (on the CPU). device: cpu, cuda or cuda:N. tokenizer: bytes, ids, the path of a SentencePiece
-// model or of a Hugging Face tokenizer.json, or "" for the folder's own. Of a peer's folder that is its tokenizer.json,
-// else its tokenizer.model, or ids where it has neither. Error(kUsage) when there is no model, it is damaged, or its
-// tokenizer is larger than its vocabulary or not the one that it was trained with.
+// model or of a Hugging Face tokenizer.json, or "" for the folder's own. Of a Hugging Face folder that is its
+// tokenizer.json, else its tokenizer.model, or ids where it has neither. Error(kUsage) when there is no model, it is
+// damaged, or its tokenizer is larger than its vocabulary or not the one that it was trained with.
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "",
                      const std::string& device = "cpu");
 

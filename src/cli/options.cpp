@@ -111,7 +111,7 @@ CLI::Option* register_option(CLI::App& app, const Option& option) {
   return added;
 }
 
-// A switch takes nothing, or true or false behind '='; CLI11 would take any word for off.
+// A switch takes nothing, or true or false after '='; CLI11 would take any word for off.
 void check_switch_value(const Options& options, const std::string& arg) {
   const size_t equals = arg.find('=');
   if (equals == std::string::npos) return;
@@ -276,7 +276,7 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   // CLI11 takes the next argument as the value of "--key=": an empty value is given to it as an argument of its own. It
   // reads from the back.
   std::vector<std::string> reversed;
-  bool only_arguments = false;  // behind "--"
+  bool only_arguments = false;  // after "--"
   for (const std::string& arg : args) {
     only_arguments = only_arguments || arg == "--";
     if (only_arguments) {

@@ -50,10 +50,10 @@ bool has(const Names& names, std::string_view name) {
 }
 
 // Whether a file of this place in a folder is one that the folder is read for, or that went into making it.
-bool belongs_to(PathUse use, const fs::path& place) {
-  const std::string first = place.begin()->string(), name = place.filename().string();
+bool belongs_to(PathUse use, const fs::path& relative) {
+  const std::string first = relative.begin()->string(), name = relative.filename().string();
   if (has(kRunFolders, first) || (use == PathUse::kResults && has(kResultFolders, first))) return true;
-  if (place.has_parent_path()) return false;
+  if (relative.has_parent_path()) return false;
   if (has(kRunFiles, name) || has(kModelFiles, name) || name.starts_with("tokenizer")) return true;
   for (const char* ending : {".safetensors", ".model", ".bin"}) {
     if (name.ends_with(ending)) return true;
@@ -69,8 +69,8 @@ std::string read_as(PathUse use, const std::string& input, const std::string& pa
   for (fs::recursive_directory_iterator entry(input, fs::directory_options::skip_permission_denied, error), end;
        !error && entry != end; entry.increment(error)) {
     if (entry.depth() >= kDeepest) entry.disable_recursion_pending();
-    const fs::path place = entry->path().lexically_relative(input);
-    if (!place.empty() && belongs_to(use, place) && same_file(path, entry->path().string()))
+    const fs::path relative = entry->path().lexically_relative(input);
+    if (!relative.empty() && belongs_to(use, relative) && same_file(path, entry->path().string()))
       return entry->path().string();
   }
   return "";

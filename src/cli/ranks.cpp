@@ -43,22 +43,22 @@ struct Taken {
 
 }  // namespace
 
-void take_gpu(Communicator& ranks, const Place& place, const std::string& device) {
+void take_gpu(Communicator& ranks, const LocalRank& local, const std::string& device) {
   const int gpus = cuda_device_count();
   if (device != "cuda") {
     device_named(device);
-  } else if (gpus > 1 || place.size == 1) {
-    if (gpus < place.size) {
+  } else if (gpus > 1 || local.size == 1) {
+    if (gpus < local.size) {
       fail_usage(
           "device: expected a GPU for each of the {} ranks on this machine, found {}: start at most {} here (mpirun -n "
           "{}), or on more machines",
-          place.size, gpus, gpus, gpus);
+          local.size, gpus, gpus, gpus);
     }
-    select_cuda_device(place.rank);
+    select_cuda_device(local.rank);
   }
   std::vector<Taken> all(static_cast<size_t>(ranks.size()));
   Taken& mine = all[static_cast<size_t>(ranks.rank())];
-  mine.machine = place.machine;
+  mine.machine = local.machine;
   cuda_device_address().copy(mine.address, sizeof(mine.address) - 1);
   std::vector<Part> parts;
   parts.reserve(all.size());
@@ -69,7 +69,7 @@ void take_gpu(Communicator& ranks, const Place& place, const std::string& device
     fail_usage(
         "device: expected a GPU for each of the {} ranks on this machine, found {}; ranks {} and {} would share GPU "
         "{}: start fewer here (mpirun -n {})",
-        place.size, gpus, other, ranks.rank(), mine.address, gpus);
+        local.size, gpus, other, ranks.rank(), mine.address, gpus);
   }
 }
 

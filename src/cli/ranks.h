@@ -22,15 +22,15 @@ Communicator& open_ranks();
 std::string ranks_library();
 // Of a process that has joined: its number among those of its machine, how many these are, and the machine's number
 // (the lowest rank on it).
-struct Place {
+struct LocalRank {
   int rank = 0, size = 1, machine = 0;
 };
-Place place_on_machine();
+LocalRank rank_on_machine();
 // Gives each of several ranks the GPU of its number on its machine, before the first use of one; `device` is --device,
 // of which cuda:N takes that one. A process that sees a single GPU takes it: launchers that give each process its own
 // show it no other. Throws Error(kUsage) where there are fewer GPUs than ranks on a machine, and where two ranks would
 // share one. All ranks call it, and one that throws leaves the others waiting (end_all_ranks).
-void take_gpu(Communicator& ranks, const Place& place, const std::string& device);
+void take_gpu(Communicator& ranks, const LocalRank& local, const std::string& device);
 // Before a process that has joined ends as all do; waits for them.
 void close_ranks();
 // Before a process that has joined ends alone: ends all others, as one that waited for it would never. Does nothing

@@ -13,7 +13,7 @@
 namespace fw::cli {
 namespace {
 
-std::string place(const std::string& path, const toml::node& node) {
+std::string location(const std::string& path, const toml::node& node) {
   return fmt::format("{}:{}", path, node.source().begin.line);
 }
 
@@ -45,7 +45,7 @@ struct SetFromNode {
   bool assign;
 
   [[noreturn]] void fail(const char* expected, const toml::node& found) const {
-    fail_usage("{}: {}: expected {}, got {}", place(path, found), name, expected, type_name(found));
+    fail_usage("{}: {}: expected {}, got {}", location(path, found), name, expected, type_name(found));
   }
   template <class T>
   void set(T* target, T value) const {
@@ -59,7 +59,7 @@ struct SetFromNode {
     if (!n.is_string()) fail(expected, n);
     std::string text = *n.value<std::string>();
     if (text.find('\0') != std::string::npos)
-      fail_usage("{}: {}: expected text without a NUL character", place(path, n), name);
+      fail_usage("{}: {}: expected text without a NUL character", location(path, n), name);
     return text;
   }
 
@@ -159,11 +159,11 @@ bool is_section(const Options& options, const std::string& name) {
   for (const Option& option : options.entries()) {
     if (option.section.empty()) continue;
     if (!node.is_table() && option.key == name)
-      fail_usage("{}: key '{}' belongs into the table [{}]", place(path, node), name, option.section);
+      fail_usage("{}: key '{}' belongs into the table [{}]", location(path, node), name, option.section);
     if (sections.empty() || sections.back() != option.section) sections.push_back(option.section);
   }
   const std::string near = nearest(name, sections);
-  fail_usage("{}: unknown {} '{}'{}; known tables: [{}]", place(path, node), node.is_table() ? "table" : "key", name,
+  fail_usage("{}: unknown {} '{}'{}; known tables: [{}]", location(path, node), node.is_table() ? "table" : "key", name,
              near.empty() ? "" : fmt::format("; did you mean [{}]?", near), fmt::join(sections, "], ["));
 }
 
@@ -173,13 +173,14 @@ bool is_section(const Options& options, const std::string& name) {
   for (const Option& option : options.entries()) {
     if (option.section.empty()) continue;
     if (option.key == key)
-      fail_usage("{}: unknown key '{}' in [{}]; it belongs into [{}]", place(path, node), key, section, option.section);
+      fail_usage("{}: unknown key '{}' in [{}]; it belongs into [{}]", location(path, node), key, section,
+                 option.section);
     everywhere.push_back(option.key);
     if (option.section == section) known.push_back(option.key);
   }
   std::string near = nearest(key, known);
   if (near.empty()) near = nearest(key, everywhere);
-  fail_usage("{}: unknown key '{}' in [{}]{}; 'fastweight train --help' lists all", place(path, node), key, section,
+  fail_usage("{}: unknown key '{}' in [{}]{}; 'fastweight train --help' lists all", location(path, node), key, section,
              near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
@@ -194,7 +195,7 @@ void load_table(const std::string& path, const std::string& name, const toml::ta
       std::visit(SetFromNode{node, path, full, !option->is_given}, option->target);
       option->in_file = true;
     } else if (is_section(options, full)) {
-      if (!node.is_table()) fail_usage("{}: {}: expected a table, got {}", place(path, node), full, type_name(node));
+      if (!node.is_table()) fail_usage("{}: {}: expected a table, got {}", location(path, node), full, type_name(node));
       load_table(path, full, *node.as_table(), options);
     } else if (has_keys) {
       fail_unknown_key(path, name, key, node, options);

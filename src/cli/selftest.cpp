@@ -58,7 +58,7 @@ std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
   plain.V = 64;
   plain.seed = 12;
   ProblemOptions logits = plain;
-  logits.gates = logits_of(rule, Given::kSoftplus);
+  logits.gates = logits_of(rule, GateActivation::kSoftplus);
   logits.seed = 13;
   if (!any_logits(logits.gates)) return {packed, plain};
   return {packed, plain, logits};

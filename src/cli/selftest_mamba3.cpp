@@ -23,7 +23,7 @@ struct Run {
 
   Run(const Mamba3Problem& p, const Mamba3Problem::Inputs& in)
       : problem(p),
-        shape{p.heads, p.groups, p.state, p.head_dim, p.rank, p.angles, p.halves},
+        shape{p.heads, p.groups, p.state, p.head_dim, p.rank, p.angles, p.rotate_half},
         q(cast<T>(in.q)),
         k(cast<T>(in.k)),
         v(cast<T>(in.v)),

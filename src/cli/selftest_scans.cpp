@@ -13,7 +13,7 @@ namespace {
 template <class T>
 struct Run {
   const ElementScan& scan;
-  std::vector<T> u, step, q, k, a_log, skip, s, y, marks;
+  std::vector<T> u, step, q, k, a_log, skip, s, y, checkpoints;
   Arena arena, contexts;
 
   Run(const ElementScan& problem, const ElementScan::Inputs& in)
@@ -25,8 +25,8 @@ struct Run {
         skip(cast<T>(in.skip)),
         s(cast<T>(in.s0)),
         y(in.u.size()),
-        marks(static_cast<size_t>(chunk_checkpoints(problem.sequences.tokens(), problem.sequences.count()) *
-                                  problem.states * problem.channels)) {
+        checkpoints(static_cast<size_t>(chunk_checkpoints(problem.sequences.tokens(), problem.sequences.count()) *
+                                        problem.states * problem.channels)) {
     a_log.reserve(in.a.size());
     for (const double rate : in.a) a_log.push_back(static_cast<T>(std::log(-rate)));
   }
@@ -43,7 +43,7 @@ struct Run {
 
   void forward() {
     exec().selective_scan_forward(law(), wide(u), wide(step), narrow(q), narrow(k), rates(), skip.data(),
-                                  PassLayout(scan.sequences), s.data(), s.data(), marks.data(), wide(y));
+                                  PassLayout(scan.sequences), s.data(), s.data(), checkpoints.data(), wide(y));
   }
   void steps() {
     const SeqLayout one({0, 1});
@@ -77,7 +77,7 @@ void check(const ElementScan& scan, ScanErrors& errors) {
   std::vector<T> da(run.a_log.size()), dskip(run.skip.size()), ds_in(run.s.size());
   run.exec().selective_scan_backward(run.law(), run.wide(dy), run.wide(run.u), run.wide(run.step), run.narrow(run.q),
                                      run.narrow(run.k), run.rates(), run.skip.data(), PassLayout(scan.sequences),
-                                     run.marks.data(), ds.data(), run.wide(du), run.wide(dstep), run.narrow(dq),
+                                     run.checkpoints.data(), ds.data(), run.wide(du), run.wide(dstep), run.narrow(dq),
                                      run.narrow(dk), da.empty() ? nullptr : da.data(), dskip.data(), ds_in.data());
   std::vector<double> of_rates = doubles(da);
   for (size_t i = 0; i < of_rates.size(); ++i) of_rates[i] /= in.a[i];  // A = -exp(a_log)

@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/model_option.h"
-#include "model/peer.h"
+#include "model/interop/hf_config.h"
 #include "model/sizes.h"
 #include "train/checkpoint.h"
 
@@ -113,14 +113,14 @@ StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, cons
     refuse_contradictions(wanted, train.from, options, start.config);
     if (fla)
       start.note +=
-          fmt::format("layout    fla, model_type {}\n", config_to_peer(start.config).value("model_type", "mamba_ssm"));
+          fmt::format("layout    fla, model_type {}\n", config_to_hf(start.config).value("model_type", "mamba_ssm"));
     return start;
   }
   StartModel start{make_tokenizer(data.tokenizer), wanted, {}, {}};
   if (start.config.vocab_size == 0) start.config.vocab_size = start.tokenizer->vocab_size();
   validate(start.config);
   if (fla) {
-    const PeerLayout layout = peer_layout(start.config, said_keys(start.config, options));
+    const HfLayout layout = hf_layout(start.config, said_keys(start.config, options));
     start.config = layout.config;
     start.note = fmt::format(
         "layout    fla, {}{}\n", layout.type,

@@ -9,7 +9,7 @@
 namespace fw::cli {
 namespace {
 
-// Behind the string that begins at text[at]: strings are skipped whole, whatever brackets and dots are in them.
+// After the string that begins at text[at]: strings are skipped whole, whatever brackets and dots are in them.
 size_t behind_string(std::string_view text, size_t at) {
   const char quote = text[at];
   const std::string three(3, quote);

@@ -393,9 +393,9 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
       static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where,
       ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
-  if (!trainer.carrier().empty()) {
-    const bool nccl = trainer.carrier().starts_with("NCCL");
-    say("ranks     tensors go by {}{}\n", trainer.carrier(),
+  if (!trainer.transport().empty()) {
+    const bool nccl = trainer.transport().starts_with("NCCL");
+    say("ranks     tensors go by {}{}\n", trainer.transport(),
         nccl
             ? fmt::format("; room for its buffers in --memory: {}", format_bytes(static_cast<double>(nccl_room(ranks))))
             : "");
@@ -560,7 +560,7 @@ int Train::run(Options& options) {
       fail_usage("--sums: expected apart or local on {} ranks, got running, which is of one", ranks.size());
     }
     if (o_.train.sums == "running") o_.train.sums = "apart";
-    if (o_.train.device != "cpu") take_gpu(ranks, place_on_machine(), o_.train.device);
+    if (o_.train.device != "cpu") take_gpu(ranks, rank_on_machine(), o_.train.device);
     if (ranks.rank() > 0) be_quiet();
   }
   const int code = train(options, ranks);

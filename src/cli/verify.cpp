@@ -13,11 +13,11 @@
 #include "cli/model_option.h"
 #include "cli/say.h"
 #include "cli/signals.h"
-#include "reference/ops_vectors.h"
+#include "reference/ops_conformance.h"
 #include "report/table.h"
-#include "train/mamba3_vectors.h"
-#include "train/model_vectors.h"
-#include "train/scan_vectors.h"
+#include "train/mamba3_conformance.h"
+#include "train/model_conformance.h"
+#include "train/scan_conformance.h"
 
 namespace fw::cli {
 namespace {
@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Files of operations and folders of models below `path`, itself included, in the order of their names.
-void find_vectors(const fs::path& path, std::vector<fs::path>& found) {
+void find_cases(const fs::path& path, std::vector<fs::path>& found) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     found.push_back(path);  // a file, or nothing: opening it says which
@@ -41,7 +41,7 @@ void find_vectors(const fs::path& path, std::vector<fs::path>& found) {
   }
   if (error) fail_io("'{}': {}", path.string(), error.message());
   std::sort(entries.begin(), entries.end());
-  for (const fs::path& entry : entries) find_vectors(entry, found);
+  for (const fs::path& entry : entries) find_cases(entry, found);
 }
 
 class Verify : public Command {
@@ -67,9 +67,9 @@ class Verify : public Command {
         "a training in f64; neither is compared in bf16.\n\n"
         "Exit code 1 when something is beyond its bound, or is of a rule or model that this program does not have; 2 "
         "for what cannot be read.\n\n"
-        "Example:\n  fastweight verify vectors/ops.safetensors vectors/models --skip-unknown",
-        device_model_bounds().logits, device_model_bounds().trace_loss, ops_bound(VectorType::kF64),
-        ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16), ModelBounds().logits, ModelBounds().loss,
+        "Example:\n  fastweight verify tests/conformance --skip-unknown",
+        device_model_bounds().logits, device_model_bounds().trace_loss, ops_bound(ConformanceType::kF64),
+        ops_bound(ConformanceType::kF32), ops_bound(ConformanceType::kBf16), ModelBounds().logits, ModelBounds().loss,
         ModelBounds().gradients, ModelBounds().trace_loss, ModelBounds().trace_norm);
   }
   void declare(Options& options) override {
@@ -91,7 +91,7 @@ class Verify : public Command {
 
  private:
   std::vector<Comparison> check(const std::string& path) const;
-  std::vector<Comparison> check_recurrences(const std::string& path, VectorType type) const;
+  std::vector<Comparison> check_recurrences(const std::string& path, ConformanceType type) const;
   void settings();
   bool on_gpu() const { return device_at_->kind() == FW_DEVICE_CUDA; }
   bool asks(const char* type) const { return dtype_.empty() || dtype_ == type; }
@@ -124,11 +124,11 @@ void Verify::settings() {
     fail_usage("--form: expected token with --dtype f32 on a GPU, whose chunk form has bf16 operands, got chunk");
 }
 
-std::vector<Comparison> Verify::check_recurrences(const std::string& path, VectorType type) const {
-  OpsVectorOptions options;
+std::vector<Comparison> Verify::check_recurrences(const std::string& path, ConformanceType type) const {
+  OpsConformanceOptions options;
   options.type = type;
   options.device = device_at_->kind();
-  if (on_gpu()) options.forms = {type == VectorType::kF32 ? FW_FORM_TOKEN : FW_FORM_CHUNK};
+  if (on_gpu()) options.forms = {type == ConformanceType::kF32 ? FW_FORM_TOKEN : FW_FORM_CHUNK};
   if (only_form_ != FW_FORM_AUTO) options.forms = {only_form_};
   std::vector<Comparison> found = check_ops(path, options);
   // Systems that are no rules of the C header.
@@ -144,7 +144,7 @@ std::vector<Comparison> Verify::check_recurrences(const std::string& path, Vecto
   for (Comparison& c : found) {
     if (on_gpu() && !c.unknown.empty() && is_mamba3(c.subject))
       c.unknown = "recurrences are compared on the CPU; models run on a GPU";
-    if (on_gpu() && c.unknown.empty()) c.what += type == VectorType::kF32 ? ", f32" : ", bf16";
+    if (on_gpu() && c.unknown.empty()) c.what += type == ConformanceType::kF32 ? ", f32" : ", bf16";
   }
   return found;
 }
@@ -156,14 +156,16 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
     if (on_gpu() && dtype_ == "f32")
       fail_usage("'{}': --dtype: expected bf16 or none of a model on a GPU, where its activations are bf16, got f32",
                  path);
-    const VectorType type = dtype_ == "f64" ? VectorType::kF64 : dtype_ == "f32" ? VectorType::kF32 : VectorType::kBf16;
+    const ConformanceType type = dtype_ == "f64"   ? ConformanceType::kF64
+                                 : dtype_ == "f32" ? ConformanceType::kF32
+                                                   : ConformanceType::kBf16;
     found = check_model(path, {type, only_form_, device_at_});
   } else {
-    const std::pair<const char*, VectorType> types[] = {
-        {"f64", VectorType::kF64}, {"f32", VectorType::kF32}, {"bf16", VectorType::kBf16}};
+    const std::pair<const char*, ConformanceType> types[] = {
+        {"f64", ConformanceType::kF64}, {"f32", ConformanceType::kF32}, {"bf16", ConformanceType::kBf16}};
     for (const auto& [name, type] : types) {
-      if (!asks(name) || (on_gpu() && type == VectorType::kF64)) continue;
-      if (on_gpu() && type == VectorType::kF32 && only_form_ == FW_FORM_CHUNK) continue;
+      if (!asks(name) || (on_gpu() && type == ConformanceType::kF64)) continue;
+      if (on_gpu() && type == ConformanceType::kF32 && only_form_ == FW_FORM_CHUNK) continue;
       for (Comparison& c : check_recurrences(path, type)) {
         const auto known = [&](const Comparison& other) {
           return !other.unknown.empty() && other.subject == c.subject;
@@ -182,11 +184,11 @@ int Verify::run(Options&) {
   stop_on_signal();
   apply_threads(threads_);
   settings();
-  std::vector<fs::path> vectors;
+  std::vector<fs::path> cases;
   for (const std::string& path : paths_) {
-    const size_t before = vectors.size();
-    find_vectors(path, vectors);
-    if (vectors.size() == before)
+    const size_t before = cases.size();
+    find_cases(path, cases);
+    if (cases.size() == before)
       fail_usage("'{}': expected a safetensors file, a model folder or a folder with some below it, and found none",
                  path);
   }
@@ -201,8 +203,8 @@ int Verify::run(Options&) {
   std::vector<std::string> unreadable;
   Json compared = Json::array(), not_known = Json::array();
   int64_t passed = 0, failed = 0, unknown = 0, widened = 0;
-  for (const fs::path& path : vectors) {
-    stop_point("comparison", &path - vectors.data(), static_cast<int64_t>(vectors.size()), "files and models");
+  for (const fs::path& path : cases) {
+    stop_point("comparison", &path - cases.data(), static_cast<int64_t>(cases.size()), "files and models");
     std::vector<Comparison> found;
     try {
       found = check(path.string());

@@ -20,7 +20,7 @@ struct GenerateOptions {
   std::string stop;                 // ends before this text; "": none
   std::vector<int32_t> end_tokens;  // ends with any of these ids, which have no text
   bool logprobs = false;
-  // the text is printed behind its prompt: a space between words goes before its first token too
+  // the text is printed after its prompt: a space between words goes before its first token too
   bool behind_text = false;
 };
 

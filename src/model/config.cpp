@@ -300,7 +300,7 @@ Mamba3Spec ModelConfig::mamba3_spec() const {
   spec.state = mamba3.state_size;
   spec.mimo_rank = mamba3.mimo_rank;
   spec.angles = static_cast<int64_t>(static_cast<double>(mamba3.state_size) * mamba3.rope_fraction) / 2;
-  spec.halves = mamba3.rotation == "halves" || (mamba3.rotation == "auto" && mamba3.mimo_rank > 0);
+  spec.rotate_half = mamba3.rotation == "halves" || (mamba3.rotation == "auto" && mamba3.mimo_rank > 0);
   spec.decay = {mamba3.decay_activation == "heavy_tail", mamba3.decay_floor};
   spec.output_norm = mamba3.output_norm;
   spec.norm_eps = norm_eps;
@@ -583,10 +583,10 @@ void check_mamba3(const ModelConfig& c) {
   if (spec.heads % spec.groups != 0)
     fail_usage("mixer.mamba3.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
   if (spec.angles < 1) {
-    fail_usage("mixer.mamba3.rope_fraction: expected a share that turns at least 2 of the {} channels, got {}",
+    fail_usage("mixer.mamba3.rope_fraction: expected a share that rotates at least 2 of the {} channels, got {}",
                spec.state, c.mamba3.rope_fraction);
   }
-  if (spec.halves && spec.state % 2 != 0) {
+  if (spec.rotate_half && spec.state % 2 != 0) {
     fail_usage(
         "mixer.mamba3.state_size: expected an even number with rotation = halves (the way of MIMO unless said), got {}",
         spec.state);
@@ -639,7 +639,7 @@ ModelConfig config_from_json(const nlohmann::json& json, const std::string& wher
   if (const auto it = json.find("peer"); it != json.end()) {
     if (!it->is_object())
       fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
-    config.peer = it->dump(-1, ' ', false, Json::error_handler_t::replace);
+    config.hf = it->dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   try {
     validate(config);
@@ -674,7 +674,8 @@ nlohmann::json config_to_json(const ModelConfig& config) {
       config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
     json.erase("mixer");
   }
-  if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
+  // The key keeps its name: it is part of that text.
+  if (!config.hf.empty()) json["peer"] = Json::parse(config.hf);
   return json;
 }
 

@@ -1,7 +1,8 @@
 // ModelConfig: everything config.json says about a model. JSON keys are flash-linear-attention's where it has one
 // (hidden_size, num_hidden_layers, num_heads, num_v_heads, head_dim, expand_v, conv_size, intermediate_size,
 // hidden_ratio, vocab_size, norm_eps, tie_word_embeddings, allow_neg_eigval), ours otherwise ("rule", "model_type":
-// "fastweight"). The keys are a list, config.def. Configurations of that program itself are read by peer.h.
+// "fastweight"). The keys are a list, config.def. Configurations of that program itself are read by
+// interop/hf_config.h.
 #pragma once
 
 #include <cstdint>
@@ -87,8 +88,9 @@ struct ModelConfig {
   MesaKeys mesa;            // of those called mesa
   Rwkv7Keys rwkv7;          // of those called rwkv7
   Mamba3Keys mamba3;        // of those called mamba3
-  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
-  std::string peer;
+  // of a model that came from another program (interop/hf_config.h): its config.json and what else an export needs;
+  // JSON, or ""
+  std::string hf;
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }

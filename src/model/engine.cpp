@@ -67,7 +67,7 @@ class EngineOf final : public Engine<Wide<T>> {
  public:
   using W = Wide<T>;
 
-  EngineOf(const ModelConfig& c, Device& device, Params<W>& params, Masters masters)
+  EngineOf(const ModelConfig& c, Device& device, Params<W>& params, MasterFormat master_format)
       : config_(c),
         params_(params),
         norm_(c.norm_spec()),
@@ -77,21 +77,21 @@ class EngineOf final : public Engine<Wide<T>> {
         head_("model.norm", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size,
               c.hidden_size, norm_, params),
         arena_(device, arena_block(device)),
-        again_arena_(device, arena_block(device)),
+        recompute_arena_(device, arena_block(device)),
         exec_{ops_of<T>(device), device, arena_, contexts_arena_},
-        again_{ops_of<T>(device), device, again_arena_, contexts_arena_},
+        recompute_exec_{ops_of<T>(device), device, recompute_arena_, contexts_arena_},
         wide_(wide_exec(exec_)),
         recurrences_(device) {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
     require_layers(c, device);
     if (norm_.kind == NormKind::kLayer) require_layer<T>("layernorm", device);
     if (c.mlp == "channel_mix") require_layer<T>(c.mlp, device);
-    params.allocate(device, masters);
+    params.allocate(device, master_format);
     contexts_.resize(blocks_.size());
   }
 
   const Exec<W>& over_parameters() const override { return wide_; }
-  void set_precision(Precision precision) override { exec_.precision = again_.precision = precision; }
+  void set_precision(Precision precision) override { exec_.precision = recompute_exec_.precision = precision; }
   void set_recompute(RecomputeLayers what) override {
     if (!(what == recompute_)) largest_ = 0;  // the next pass begins with new memory
     recompute_ = what;
@@ -216,10 +216,10 @@ class EngineOf final : public Engine<Wide<T>> {
     return std::make_unique<DecoderOf>(*this, state);
   }
 
-  size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
+  size_t scratch_bytes() const override { return arena_.reserved_bytes() + recompute_arena_.reserved_bytes(); }
   Scratch planned_scratch() const override {
     const auto* plan = dynamic_cast<const PlanDevice*>(&exec_.device);
-    return plan == nullptr ? Scratch() : Scratch{plan->most_used(first_byte_), plan->most_used(first_again_)};
+    return plan == nullptr ? Scratch() : Scratch{plan->most_used(first_byte_), plan->most_used(first_recompute_)};
   }
   void reserve_scratch(Scratch bytes) override {
     reserved_ = bytes;
@@ -357,13 +357,13 @@ class EngineOf final : public Engine<Wide<T>> {
       largest_ = extent;
     }
     arena_.release();
-    again_arena_.release();
+    recompute_arena_.release();
     contexts_arena_.release();
     round_operands_of(exec_);
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    PassLayout places(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
-    if (state != nullptr) places.host_positions = state->positions().data();
-    Pass<T> pass{params_, places, exec_, recurrences_, keep, form_, observer_};
+    PassLayout pass_layout(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
+    if (state != nullptr) pass_layout.host_positions = state->positions().data();
+    Pass<T> pass{params_, pass_layout, exec_, recurrences_, keep, form_, observer_};
     share_first_value(pass, first_value_);
     return pass;
   }
@@ -379,7 +379,7 @@ class EngineOf final : public Engine<Wide<T>> {
   Pass<T> pass_of(const Pass<T>& pass, size_t i) const {
     Pass<T> of = pass;
     of.recompute = pass.keep ? recompute_.of(static_cast<int64_t>(i)) : Recompute::kNone;
-    of.again = of.recompute != Recompute::kNone ? &again_ : nullptr;
+    of.recompute_exec = of.recompute != Recompute::kNone ? &recompute_exec_ : nullptr;
     return of;
   }
 
@@ -390,7 +390,7 @@ class EngineOf final : public Engine<Wide<T>> {
       return bytes > 0 ? std::min(bytes, arena_block(exec_.device)) : arena_block(exec_.device);
     };
     arena_ = Arena(exec_.device, block_of(reserved_.kept));
-    again_arena_ = Arena(exec_.device, block_of(reserved_.again));
+    recompute_arena_ = Arena(exec_.device, block_of(reserved_.recomputed));
     PlanDevice* plan = exec_.device.kind() == FW_DEVICE_CPU ? nullptr : dynamic_cast<PlanDevice*>(&exec_.device);
     const auto first_of = [&](Arena& arena, size_t bytes) -> const void* {
       if (plan != nullptr) bytes = 1;
@@ -400,13 +400,13 @@ class EngineOf final : public Engine<Wide<T>> {
       return memory;
     };
     first_byte_ = first_of(arena_, reserved_.kept);
-    first_again_ = first_of(again_arena_, reserved_.again);
+    first_recompute_ = first_of(recompute_arena_, reserved_.recomputed);
   }
 
   // Most logits and rows of them that likeliest() has at a time.
   static constexpr int64_t kSliceLogits = int64_t{1} << 23, kSliceRows = 1024;
 
-  // Rows of a pass, growing, as the last tokens of sequences that cover those in front of them: so last_rows() gathers
+  // Rows of a pass, growing, as the last tokens of sequences that cover those before them: so last_rows() gathers
   // any rows.
   class ChosenRows {
    public:
@@ -430,7 +430,7 @@ class EngineOf final : public Engine<Wide<T>> {
   };
 
   // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes
-  // them alone. A task of recall asks at one place in eight, a choice is scored behind a long context.
+  // them alone. A task of recall asks at one place in eight, a choice is scored after a long context.
   static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
     const auto scored = [](int32_t target) { return target >= 0; };
     const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));
@@ -458,12 +458,12 @@ class EngineOf final : public Engine<Wide<T>> {
   // The chosen rows of `to` = from, the others zero: each is a page of its own.
   void scatter(Mat<const T> from, const ChosenRows& rows, Mat<T> to) {
     exec_.device.fill(to.data, 0, static_cast<size_t>(to.rows * to.stride) * sizeof(T));
-    std::vector<T*> places;
-    places.reserve(static_cast<size_t>(rows.count()));
-    for (int64_t i = 0; i < rows.count(); ++i) places.push_back(to.row(rows.row(i)));
+    std::vector<T*> row_pointers;
+    row_pointers.reserve(static_cast<size_t>(rows.count()));
+    for (int64_t i = 0; i < rows.count(); ++i) row_pointers.push_back(to.row(rows.row(i)));
     const SeqLayout single = SeqLayout::uniform(rows.count(), 1);
     Pages<T> pages;
-    pages.table = upload(std::span<T* const>(places));
+    pages.table = upload(std::span<T* const>(row_pointers));
     pages.per_sequence = pages.rows = 1;
     pages.width = to.cols;
     exec_.store_rows(from, PassLayout(single, upload(std::span<const int64_t>(single.offsets())), nullptr), pages);
@@ -531,30 +531,31 @@ class EngineOf final : public Engine<Wide<T>> {
   std::vector<typename Block<T>::Context> contexts_;
   FirstValue<T> first_value_;
   Arena arena_, contexts_arena_;
-  Arena again_arena_;  // of what backward computes again
+  Arena recompute_arena_;  // of what backward recomputes
   int64_t largest_ = 0;
-  Exec<T> exec_, again_;
+  Exec<T> exec_, recompute_exec_;
   Exec<W> wide_;
   Recurrences<T> recurrences_;
   fw_form form_ = FW_FORM_AUTO;
   RecomputeLayers recompute_;
   Scratch reserved_;
-  const void *first_byte_ = nullptr, *first_again_ = nullptr;  // of the arenas' first blocks
-  std::optional<ObserverOnHost<T>> on_host_;                   // of activations that are not W
+  const void *first_byte_ = nullptr, *first_recompute_ = nullptr;  // of the arenas' first blocks
+  std::optional<ObserverOnHost<T>> on_host_;                       // of activations that are not W
   PassObserver<T>* observer_ = nullptr;
 };
 
 }  // namespace
 
 template <class W>
-std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params, Masters masters) {
+std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
+                                       MasterFormat master_format) {
   if constexpr (std::is_same_v<W, float>) {
-    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, masters);
+    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, master_format);
   }
-  return std::make_unique<EngineOf<W>>(config, device, params, Masters::kWhole);
+  return std::make_unique<EngineOf<W>>(config, device, params, MasterFormat::kFp32);
 }
 
-template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, Masters);
-template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&, Masters);
+template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, MasterFormat);
+template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&, MasterFormat);
 
 }  // namespace fw

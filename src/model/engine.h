@@ -1,4 +1,4 @@
-// Engine: the passes of a model, behind LanguageModel<W>. W is the type of its parameters, their gradients and its
+// Engine: the passes of a model, used by LanguageModel<W>. W is the type of its parameters, their gradients and its
 // results; the type of its activations is the engine's own: W, or bf16 on a device where models of W have bf16
 // activations. Arguments are checked by the caller.
 #pragma once
@@ -51,10 +51,10 @@ class Engine {
   virtual void reserve_scratch(Scratch bytes) = 0;
 };
 
-// Declares the model's parameters and allocates them on the device; kSplit splits them where activations are bf16, and
-// nowhere else. Throws Error(kUsage) where the device lacks an operation.
+// Declares the model's parameters and allocates them on the device; kBf16PlusLow splits them where activations are
+// bf16, and nowhere else. Throws Error(kUsage) where the device lacks an operation.
 template <class W>
 std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params,
-                                       Masters masters = Masters::kSplit);
+                                       MasterFormat master_format = MasterFormat::kBf16PlusLow);
 
 }  // namespace fw

@@ -81,10 +81,10 @@ bool is_rotary_table(const ModelFiles& files, const std::string& name, const Mod
     if (frequencies && info.count() != half) differs(fmt::format("{} values, not {}", half, info.count()));
     for (size_t i = 0; i < values.size(); ++i) {
       const auto channel = static_cast<int64_t>(i) % width % half;
-      const double place = static_cast<double>(static_cast<int64_t>(i) / width);
+      const double position = static_cast<double>(static_cast<int64_t>(i) / width);
       const double frequency =
           std::pow(rotation->theta, -2.0 * static_cast<double>(channel) / static_cast<double>(rotation->channels));
-      const double angle = place * frequency;
+      const double angle = position * frequency;
       const double expected = frequencies ? frequency : what == "cos_cached" ? std::cos(angle) : std::sin(angle);
       const double error = std::abs(values[i] - expected);
       if (!(error <= bound * (frequencies ? expected : 1)))

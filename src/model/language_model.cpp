@@ -21,8 +21,11 @@ const ModelConfig& validated(const ModelConfig& config) {
 
 template <class T>
 struct LanguageModel<T>::Impl {
-  Impl(const ModelConfig& c, Device& d, Masters masters)
-      : config(validated(c)), device(d), engine(make_engine<T>(config, device, params, masters)), sums(device, 1) {}
+  Impl(const ModelConfig& c, Device& d, MasterFormat master_format)
+      : config(validated(c)),
+        device(d),
+        engine(make_engine<T>(config, device, params, master_format)),
+        sums(device, 1) {}
 
   void check(std::span<const int32_t> ids, const SeqLayout& layout, const ModelState<T>* state) const {
     if (static_cast<int64_t>(ids.size()) != layout.tokens())
@@ -62,8 +65,8 @@ struct LanguageModel<T>::Impl {
 };
 
 template <class T>
-LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device, Masters masters)
-    : impl_(std::make_unique<Impl>(config, device, masters)) {}
+LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device, MasterFormat master_format)
+    : impl_(std::make_unique<Impl>(config, device, master_format)) {}
 template <class T>
 LanguageModel<T>::~LanguageModel() = default;
 template <class T>
@@ -75,8 +78,8 @@ const ModelConfig& LanguageModel<T>::config() const {
 }
 
 template <class T>
-void LanguageModel<T>::set_peer(const std::string& peer) {
-  impl_->config.peer = peer;
+void LanguageModel<T>::set_hf(const std::string& hf) {
+  impl_->config.hf = hf;
 }
 
 template <class T>

@@ -25,14 +25,15 @@ template <class T>
 class LanguageModel {
  public:
   // Validates; parameters allocated on the device, where everything is computed, and not initialised. With bf16
-  // activations they are split (Masters); whole ones there compute the same bits with 6 bytes a parameter in place of
-  // 4, for comparison.
-  explicit LanguageModel(const ModelConfig& config, Device& device = host_device(), Masters masters = Masters::kSplit);
+  // activations they are split (MasterFormat); whole ones there compute the same bits with 6 bytes a parameter in place
+  // of 4, for comparison.
+  explicit LanguageModel(const ModelConfig& config, Device& device = host_device(),
+                         MasterFormat master_format = MasterFormat::kBf16PlusLow);
   ~LanguageModel();
   LanguageModel(LanguageModel&&) noexcept;
 
   const ModelConfig& config() const;
-  void set_peer(const std::string& peer);  // ModelConfig::peer, which nothing here computes with
+  void set_hf(const std::string& hf);  // ModelConfig::hf, which nothing here computes with
   // Checksum of the tokenizer that the model's ids are of, which is saved with it; 0: not known.
   uint64_t tokenizer() const;
   void set_tokenizer(uint64_t checksum);
@@ -79,7 +80,7 @@ class LanguageModel {
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
-  // The likeliest token behind each of the positions `rows`, which grow: the id of the largest logit, the smallest of
+  // The likeliest token after each of the positions `rows`, which grow: the id of the largest logit, the smallest of
   // equal ones; -1: a logit is NaN, or none is finite. Logits are made of these rows alone and stay on the device.
   // Throws Error(kUsage) for rows that do not grow or are no positions.
   void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
@@ -102,18 +103,19 @@ class LanguageModel {
 
 // Model folders: config.json + model.safetensors (float32 values; metadata: the tokenizer's checksum). save writes
 // aside, syncs and renames each file; load checks names, shapes and dtypes, and reads flash-linear-attention's folders
-// too (peer.h), and shards that model.safetensors.index.json names (model_files.h). What is saved of such a model is
-// ours, in one file.
+// too (interop/hf_config.h), and shards that model.safetensors.index.json names (model_files.h). What is saved of such
+// a model is ours, in one file.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
 template <class T>
 LanguageModel<T> load_model(const std::string& folder, Device& device = host_device());
-// The configuration of such a folder; `warnings` gets what its config.json has that is not looked at (peer.h).
+// The configuration of such a folder; `warnings` gets what its config.json has that is not looked at
+// (interop/hf_config.h).
 ModelConfig read_model_config(const std::string& folder, StringList* warnings = nullptr);
 // eos_token_id of the folder's generation_config.json, an id or several; none where there is no such file or key.
 std::vector<int64_t> generation_ends(const std::string& folder);
 // Whether the folder is flash-linear-attention's, by its config.json. Throws Error(kUsage) when that cannot be read.
-bool is_peer_folder(const std::string& folder);
+bool is_hf_folder(const std::string& folder);
 // As flash-linear-attention lays its folders out. Throws Error(kUsage) when it has no such model. A tensor that was
 // bf16 or f16 there is that again as long as its values are; all others are float32. end_of_text: the tokenizer's id or
 // -1, which the configuration of a model that came from nowhere else says (without the key the other program has an end

@@ -107,10 +107,10 @@ ModelFiles::ModelFiles(const std::string& folder) : name_(folder + kFile) {
   for (const std::string& file : shards) {
     const SafetensorsReader& reader = files_.emplace_back(folder + "/" + file);
     for (const auto& [tensor, info] : reader.tensors()) {
-      const auto place = map.find(tensor);
-      if (place != map.end() && place->second != file) {
+      const auto entry = map.find(tensor);
+      if (entry != map.end() && entry->second != file) {
         fail_usage("'{}': tensor '{}': expected it in '{}' alone, got it in '{}' too", name_, excerpt(tensor),
-                   excerpt(place->second), excerpt(file));
+                   excerpt(entry->second), excerpt(file));
       }
       if (!tensors_.emplace(tensor, info).second)
         fail_usage("'{}': tensor '{}': expected it in one shard, got it in several", name_, excerpt(tensor));

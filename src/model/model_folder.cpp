@@ -20,10 +20,10 @@
 #include "base/printable.h"
 #include "base/python_json.h"
 #include "base/safetensors.h"
+#include "model/interop/hf_config.h"
 #include "model/known_tensors.h"
 #include "model/language_model.h"
 #include "model/model_files.h"
-#include "model/peer.h"
 
 namespace fw {
 namespace {
@@ -37,10 +37,8 @@ constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadat
 // A folder's configuration and what its files call our parameters.
 struct Folder {
   ModelConfig config;
-  Json peer;  // the peer's configuration; null in a folder of ours
-  PeerTensor tensor(const ParamSpec& spec) const {
-    return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec);
-  }
+  Json hf;  // a Hugging Face configuration; null in a folder of ours
+  HfTensor tensor(const ParamSpec& spec) const { return hf.is_null() ? HfTensor{spec.name} : hf_tensor(hf, spec); }
 };
 
 Json read_json(const std::string& path) {
@@ -50,7 +48,7 @@ Json read_json(const std::string& path) {
 Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   const Json json = read_json(path);
   const std::string where = "'" + path + "'";
-  if (is_peer_config(json)) return {config_from_peer(json, where, warnings), json};
+  if (is_hf_config(json)) return {config_from_hf(json, where, warnings), json};
   return {config_from_json(json, where), {}};
 }
 
@@ -61,7 +59,7 @@ bool is_known(const ModelFiles& files, const std::string& name, const ModelConfi
 }
 
 // The shape of a tensor that has a parameter, or of one of which it is some rows.
-std::vector<int64_t> whole_shape(const PeerTensor& tensor, const ParamSpec& spec) {
+std::vector<int64_t> whole_shape(const HfTensor& tensor, const ParamSpec& spec) {
   std::vector<int64_t> shape = spec.shape;
   if (tensor.rows > 0) shape[0] = tensor.rows;
   return shape;
@@ -75,21 +73,22 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
   return result;
 }
 
-// The shape that the file has a parameter in. A peer's may have other dimensions of 1 (A_log [1, 1, H, 1]).
+// The shape that the file has a parameter in. A Hugging Face file's may have other dimensions of 1 (A_log [1, 1, H,
+// 1]).
 std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reader, const std::string& name,
                                    const std::vector<int64_t>& shape) {
   const auto it = reader.tensors().find(name);
-  if (folder.peer.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape))
+  if (folder.hf.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape))
     return shape;
   return it->second.shape;
 }
 
-// What an export needs to give back a peer's tensors as they were.
+// What an export needs to give back imported tensors as they were.
 void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader,
                       std::span<const ParamSpec> specs) {
   Json tensors = Json::object();
   for (const ParamSpec& spec : specs) {
-    const PeerTensor tensor = folder.tensor(spec);
+    const HfTensor tensor = folder.tensor(spec);
     const std::string& name = tensor.name;
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
@@ -101,26 +100,26 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFile
     if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
   if (tensors.empty()) return;
-  Json peer = Json::parse(config.peer);
-  peer["tensors"] = tensors;
-  config.peer = peer.dump();
+  Json hf = Json::parse(config.hf);
+  hf["tensors"] = tensors;
+  config.hf = hf.dump();
 }
 
 // The ids that end a text by generation_config.json go with the model, into checkpoints too.
 void remember_ends(ModelConfig& config, const std::string& folder) {
   const std::vector<int64_t> ends = generation_ends(folder);
   if (ends.empty()) return;
-  Json peer = Json::parse(config.peer);
-  peer["end_tokens"] = ends;
-  config.peer = peer.dump();
+  Json hf = Json::parse(config.hf);
+  hf["end_tokens"] = ends;
+  config.hf = hf.dump();
 }
 
-// Type and shape that a parameter had in the peer's file, as remember_tensors() noted them.
+// Type and shape that a parameter had in the imported file, as remember_tensors() noted them.
 std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name,
                                                        const std::vector<int64_t>& own) {
-  if (config.peer.empty()) return {"F32", own};
+  if (config.hf.empty()) return {"F32", own};
   try {
-    const Json tensors = Json::parse(config.peer).value("tensors", Json::object());
+    const Json tensors = Json::parse(config.hf).value("tensors", Json::object());
     const Json tensor = tensors.value(name, Json::object());
     const std::vector<int64_t> shape = tensor.value("shape", own);
     if (without_ones(shape) != without_ones(own)) {
@@ -168,20 +167,20 @@ class TensorWriter {
  public:
   void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
            std::span<const float> values) {
-    std::vector<uint16_t> halves;
+    std::vector<uint16_t> fp16;
     if (dtype == "BF16" || dtype == "F16") {
       for (const float x : values) {
         const std::optional<uint16_t> half = dtype == "BF16" ? as_bf16(x) : as_f16(x);
         if (!half) break;
-        halves.push_back(*half);
+        fp16.push_back(*half);
       }
     }
-    if (halves.empty() || halves.size() != values.size()) {
+    if (fp16.empty() || fp16.size() != values.size()) {
       writer_.add<float>(name, shape, values);
       return;
     }
-    halves_.push_back(std::move(halves));
-    writer_.add(name, dtype, shape, std::as_bytes(std::span(halves_.back())));
+    fp16_.push_back(std::move(fp16));
+    writer_.add(name, dtype, shape, std::as_bytes(std::span(fp16_.back())));
   }
   void write(const std::string& path) {
     writer_.set_metadata("format", "pt");  // what loaders of the Hugging Face family look for
@@ -190,7 +189,7 @@ class TensorWriter {
 
  private:
   SafetensorsWriter writer_;
-  std::deque<std::vector<uint16_t>> halves_;
+  std::deque<std::vector<uint16_t>> fp16_;
 };
 
 // What save_model() wrote; 0 in files of other programs and of before.
@@ -251,11 +250,11 @@ std::vector<int64_t> generation_ends(const std::string& folder) {
   return ids;
 }
 
-bool is_peer_folder(const std::string& folder) { return is_peer_config(read_json(folder + "/config.json")); }
+bool is_hf_folder(const std::string& folder) { return is_hf_config(read_json(folder + "/config.json")); }
 
 void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text) {
-  Json config = config_to_peer(model.config());
-  if (model.config().peer.empty() && config.contains("model_type")) {
+  Json config = config_to_hf(model.config());
+  if (model.config().hf.empty() && config.contains("model_type")) {
     config["eos_token_id"] = end_of_text >= 0 ? Json(end_of_text) : Json();
     for (const char* key : {"bos_token_id", "pad_token_id"}) config[key] = Json();
   }
@@ -263,7 +262,7 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
   std::deque<HostView<float>> views;
   std::map<std::string, std::vector<float>> shared;  // tensors of several parameters
   for (const ParamSpec& spec : model.params().specs()) {
-    const PeerTensor tensor = peer_tensor(config, spec);
+    const HfTensor tensor = hf_tensor(config, spec);
     const auto [dtype, shape] = as_it_was(model.config(), tensor.name, whole_shape(tensor, spec));
     std::span<const float> values = views.emplace_back(model.params().host_values(spec)).span();
     if (tensor.rows > 0) {
@@ -276,7 +275,7 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
     }
     writer.add(tensor.name, dtype, shape, values);
     // The embedding is declared first, and is the head where there is none.
-    const std::string head = &spec == model.params().specs().data() ? peer_tied_head(config) : "";
+    const std::string head = &spec == model.params().specs().data() ? hf_tied_head(config) : "";
     if (!head.empty()) writer.add(head, dtype, shape, values);
   }
   make_folders(folder);
@@ -315,7 +314,7 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   std::vector<T> values;
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    const PeerTensor tensor = source.tensor(spec);
+    const HfTensor tensor = source.tensor(spec);
     const std::vector<int64_t> shape = whole_shape(tensor, spec);
     values.resize(static_cast<size_t>(shape[0] * row_size(spec)));
     reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
@@ -329,13 +328,13 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
       fail_usage(
           "'{}': {}: expected the embedding's values, as {} = true says, got others: set the key to false where the "
           "head is a matrix of its own",
-          path, kHead, source.peer.contains("tie_embeddings") ? "tie_embeddings" : "tie_word_embeddings");
+          path, kHead, source.hf.contains("tie_embeddings") ? "tie_embeddings" : "tie_word_embeddings");
     }
   }
-  if (!source.peer.is_null()) {
+  if (!source.hf.is_null()) {
     remember_ends(source.config, folder);
     remember_tensors(source.config, source, reader, params.specs());
-    model.set_peer(source.config.peer);
+    model.set_hf(source.config.hf);
   }
   return model;
 }

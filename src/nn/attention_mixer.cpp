@@ -10,13 +10,13 @@ namespace fw {
 namespace {
 
 constexpr int kKeyState = 0, kValueState = 1;  // places of mixer_state()'s tensors
-constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: the peer's layer has it whatever the model's is
+constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: FLA's layer has it whatever the model's is
 
 }  // namespace
 
 template <class T>
 struct AttentionMixer<T>::Context : MixerContext {
-  Mat<T> proj;              // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
+  Mat<T> proj;              // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are rotated in place
   Mat<T> qk;                // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
   Wide<T>* rstd = nullptr;  // [T, H], then [T, HK]
   Pages<T> past_k, past_v;

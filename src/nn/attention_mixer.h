@@ -24,7 +24,7 @@ struct AttentionSpec {
   int64_t head_dim = 0;   // D
   int64_t window = 0;     // W; 0: all tokens before
   double rope_theta = 0;  // 0: no rotation
-  int64_t rotated = 0;    // channels of a head that are turned, the first; even
+  int64_t rotated = 0;    // channels of a head that are rotated, the first; even
   bool qk_norm = false;
   bool qkv_bias = false;
   InitScheme init = InitScheme::kXavier;
@@ -37,7 +37,7 @@ struct AttentionSpec {
 // q_proj, k_proj, v_proj .weight (and .bias), q_norm.weight, k_norm.weight, o_proj.weight, with `prefix` before the
 // names.
 std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::string& prefix);
-// What it remembers: k (normed and turned) and v, [HK D] a token: a ring of the last W, or a cache of all.
+// What it remembers: k (normed and rotated) and v, [HK D] a token: a ring of the last W, or a cache of all.
 std::vector<StateTensor> mixer_state(const AttentionSpec& spec);
 
 template <class T>

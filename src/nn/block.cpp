@@ -25,18 +25,18 @@ void settle(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, Mat<T> 
 
 namespace {
 
-// What is kept lies in pass.exec's arena, what backward computes again in pass.again's, which each half of a block
-// finds empty. Where all is kept there is one arena, and nothing is given back before backward.
+// What is kept lies in pass.exec's arena, what backward recomputes in pass.recompute_exec's, which each half of a
+// block finds empty. Where all is kept there is one arena, and nothing is given back before backward.
 template <class T>
 void begin_half(const Pass<T>& pass) {
-  if (pass.again != nullptr) pass.again->arena.release();
+  if (pass.recompute_exec != nullptr) pass.recompute_exec->arena.release();
 }
 
 // On a GPU the last product of a half that takes_norm() makes the residual stream's sum: of float32, rounded once, and
 // the next norm reads one tensor.
 template <class T>
 constexpr bool kSumsInProducts = std::is_same_v<T, Bf16>;
-// So, where that is: y of the half, which is the residual stream behind it.
+// So, where that is: y of the half, which is the residual stream after it.
 template <class T>
 Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
   half.addend = r.x;
@@ -59,7 +59,7 @@ LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const 
 }
 
 // A decoded token's half: the norm goes with the first products, and the last ones add to the residual stream, so that
-// two kernels of a row each are none. Such a pass keeps nothing, so what it took from the arena is free behind it.
+// two kernels of a row each are none. Such a pass keeps nothing, so what it took from the arena is free after it.
 template <class T>
 template <class Run>
 void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, const Run& run) const {
@@ -78,7 +78,7 @@ void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& 
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
   Arena& arena = pass.exec.arena;
-  Arena& passing = pass.passing().arena;
+  Arena& transient = pass.transient_exec().arena;
   const Arena::Mark mark = arena.mark();
   const int64_t tokens = r.x.rows;
   Context local;
@@ -98,7 +98,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   }
 
   begin_half(pass);
-  Mat<T> normed = new_matrix<T>(passing, tokens, hidden_);
+  Mat<T> normed = new_matrix<T>(transient, tokens, hidden_);
   c.mixer_rstd = arena.alloc<Wide<T>>(tokens);
   settle(pass, r, mixer_norm_, normed, c.mixer_rstd);
   c.mixer_in = r.x;
@@ -108,7 +108,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const bool all = pass.recompute == Recompute::kAll;
   if (all) c.state = copy_of(pass, of_mixer);
   const Arena::Mark contexts = pass.exec.contexts.mark();
-  Pass<T> half = all ? pass.keeping_there() : pass;
+  Pass<T> half = all ? pass.on_transient_exec() : pass;
   r.pending = !(kSumsInProducts<T> && mixer_->takes_norm());
   const Mat<T> out = r.pending ? r.delta : begin_sum(half, r);
   c.mixer = mixer_->forward(half, normed, of_mixer, out);
@@ -121,7 +121,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   // Without contexts the mixer's scratch and the normed input are free again.
   if (!pass.keep) arena.rewind(mixer_mark);
   begin_half(pass);
-  if (pass.keep) normed = new_matrix<T>(passing, tokens, hidden_);
+  if (pass.keep) normed = new_matrix<T>(transient, tokens, hidden_);
   c.mlp_rstd = arena.alloc<Wide<T>>(tokens);
   settle(pass, r, *mlp_norm_, normed, c.mlp_rstd);
   c.mlp_in = r.x;
@@ -136,11 +136,11 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 
 // The normed input of a half as forward had it, at the beginning of that half's backward.
 template <class T>
-Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd,
-                              Mat<T> kept) const {
-  if (pass.again == nullptr) return kept;
+Mat<T> Block<T>::recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd,
+                                Mat<T> kept) const {
+  if (pass.recompute_exec == nullptr) return kept;
   begin_half(pass);
-  const Mat<T> normed = new_matrix<T>(pass.again->arena, in.rows, hidden_);
+  const Mat<T> normed = new_matrix<T>(pass.recompute_exec->arena, in.rows, hidden_);
   norm.forward(pass, in, normed, rstd);
   return normed;
 }
@@ -152,14 +152,14 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
   if (mlp_ != nullptr) {
-    const Mat<T> normed = normed_again(pass, c.mlp_in, *mlp_norm_, c.mlp_rstd, c.mlp_normed);
+    const Mat<T> normed = recompute_norm(pass, c.mlp_in, *mlp_norm_, c.mlp_rstd, c.mlp_normed);
     mlp_->backward(pass, c.mlp, normed, dx, dnormed);
     mlp_norm_->backward(pass, dnormed, c.mlp_in, c.mlp_rstd, dx, Write::kAccumulate);
     arena.rewind(half);
   }
-  const Mat<T> normed = normed_again(pass, c.mixer_in, mixer_norm_, c.mixer_rstd, c.mixer_normed);
+  const Mat<T> normed = recompute_norm(pass, c.mixer_in, mixer_norm_, c.mixer_rstd, c.mixer_normed);
   if (pass.recompute == Recompute::kAll) {
-    Pass<T> there = pass.keeping_there();
+    Pass<T> there = pass.on_transient_exec();
     there.observer = nullptr;  // it has seen this layer
     const Arena::Mark contexts = pass.exec.contexts.mark();
     MixerContext* mixer = mixer_->forward(there, normed, c.state, Mat<T>());

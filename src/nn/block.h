@@ -1,6 +1,6 @@
 // A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is
 // handed from block to block as two parts, x and a delta still to be added, so that each addition runs in one pass with
-// the norm after it. On a GPU, behind halves that take_norm(), as their sum, which the last product of a half makes.
+// the norm after it. On a GPU, after halves that take_norm(), as their sum, which the last product of a half makes.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,7 @@ class Block {
     Wide<T>* mixer_rstd = nullptr;    // [T]
     Wide<T>* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
-    LayerState<T> state;  // the mixer's before the pass, where it is computed again
+    LayerState<T> state;  // the mixer's before the pass, where it is recomputed
     typename Mlp<T>::Context mlp;
   };
 
@@ -60,7 +60,7 @@ class Block {
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
   template <class Run>
   void step_half(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, const Run& run) const;
-  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
+  Mat<T> recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
 
   int64_t hidden_, mixer_tensors_;
   RowNorm<T> mixer_norm_;

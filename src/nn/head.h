@@ -12,7 +12,7 @@ namespace fw {
 template <class T>
 class Embedding {
  public:
-  // norm: behind it, or null.
+  // norm: after it, or null.
   Embedding(const std::string& name, int64_t vocab, int64_t hidden, const NormSpec* norm, const std::string& norm_name,
             Params<Wide<T>>& params);
   // x [T, d] is overwritten. A pass that keeps contexts keeps what the norm's backward needs.

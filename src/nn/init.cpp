@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/draw.h"
+#include "nn/init_random.h"
 
 namespace fw {
 
@@ -51,7 +51,7 @@ struct DecayDelta {
   }
 };
 
-struct Place {
+struct ByIndex {
   static constexpr int kDraws = 0;
   std::function<double(double)> f;
   void operator()(std::span<double> out, Random&) const {
@@ -69,7 +69,7 @@ int draws_if(const Initialiser& init) {
 }  // namespace
 
 Initialiser constant_init(double value) { return Constant{value}; }
-Initialiser place_init(std::function<double(double)> f) { return Place{std::move(f)}; }
+Initialiser index_init(std::function<double(double)> f) { return ByIndex{std::move(f)}; }
 Initialiser normal_init(double deviation) { return Normal{deviation}; }
 Initialiser uniform_init(double bound) { return Uniform{bound}; }
 
@@ -83,13 +83,13 @@ Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in) {
 Initialiser decay_a_init(double low) { return DecayA{low}; }
 Initialiser decay_delta_init() { return DecayDelta(); }
 
-int draws_of(const Initialiser& init) { return draws_if<Constant, Place, Normal, Uniform, DecayA, DecayDelta>(init); }
+int draws_of(const Initialiser& init) { return draws_if<Constant, ByIndex, Normal, Uniform, DecayA, DecayDelta>(init); }
 std::optional<LinearDraw> linear_draw_of(const Initialiser& init) {
   if (const auto* normal = init.target<Normal>()) return LinearDraw{2, normal->deviation, 0};
   if (const auto* uniform = init.target<Uniform>())
     return LinearDraw{1, uniform->bound - -uniform->bound, -uniform->bound};
   return std::nullopt;
 }
-bool counts_places(const Initialiser& init) { return init.target<Place>() != nullptr; }
+bool counts_indices(const Initialiser& init) { return init.target<ByIndex>() != nullptr; }
 
 }  // namespace fw

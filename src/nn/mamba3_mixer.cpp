@@ -18,21 +18,21 @@ struct Mamba3Mixer<T>::Context : MixerContext {
 
 template <class T>
 Mamba3Mixer<T>::Mamba3Mixer(const Mamba3Spec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
-  struct Place {
+  struct NamedIndex {
     const char* name;
     int* index;
   };
-  const Place places[] = {{"dt_bias", &dt_bias_},        {"D", &skip_},
-                          {"B_bias", &b_bias_},          {"C_bias", &c_bias_},
-                          {"in_proj.weight", &in_proj_}, {"B_norm.weight", &b_norm_},
-                          {"C_norm.weight", &c_norm_},   {"out_proj.weight", &out_proj_},
-                          {"mimo_x", &mimo_x_},          {"mimo_z", &mimo_z_},
-                          {"mimo_o", &mimo_o_},          {"norm.weight", &norm_}};
+  const NamedIndex named[] = {{"dt_bias", &dt_bias_},        {"D", &skip_},
+                              {"B_bias", &b_bias_},          {"C_bias", &c_bias_},
+                              {"in_proj.weight", &in_proj_}, {"B_norm.weight", &b_norm_},
+                              {"C_norm.weight", &c_norm_},   {"out_proj.weight", &out_proj_},
+                              {"mimo_x", &mimo_x_},          {"mimo_z", &mimo_z_},
+                              {"mimo_o", &mimo_o_},          {"norm.weight", &norm_}};
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
     const int index = params.declare(std::move(p));
-    for (const Place& place : places) {
-      if (name == place.name) *place.index = index;
+    for (const NamedIndex& entry : named) {
+      if (name == entry.name) *entry.index = index;
     }
   }
 }

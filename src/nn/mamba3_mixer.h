@@ -16,14 +16,14 @@
 namespace fw {
 
 struct Mamba3Spec {
-  int64_t hidden = 0;     // d
-  int64_t heads = 0;      // H
-  int64_t head_dim = 0;   // P
-  int64_t groups = 1;     // G, divides H: heads that share B and C
-  int64_t state = 0;      // N
-  int64_t mimo_rank = 0;  // R; 0: SISO, one row a token and no mimo_x, mimo_z, mimo_o
-  int64_t angles = 0;     // NA, 1 to N / 2
-  bool halves = false;    // pairs of channels (i, i + N / 2), else (2i, 2i + 1)
+  int64_t hidden = 0;        // d
+  int64_t heads = 0;         // H
+  int64_t head_dim = 0;      // P
+  int64_t groups = 1;        // G, divides H: heads that share B and C
+  int64_t state = 0;         // N
+  int64_t mimo_rank = 0;     // R; 0: SISO, one row a token and no mimo_x, mimo_z, mimo_o
+  int64_t angles = 0;        // NA, 1 to N / 2
+  bool rotate_half = false;  // pairs of channels (i, i + N / 2), else (2i, 2i + 1)
   Mamba3Decay decay;
   bool output_norm = false;
   double norm_eps = 1e-5;
@@ -33,14 +33,14 @@ struct Mamba3Spec {
   int64_t rank() const { return mimo_rank > 0 ? mimo_rank : 1; }
   int64_t shared() const { return rank() * groups * state; }  // of B and of C
   int64_t columns() const { return 2 * inner() + 2 * shared() + 3 * heads + angles; }
-  Mamba3Shape shape() const { return {heads, groups, state, head_dim, rank(), angles, halves}; }
+  Mamba3Shape shape() const { return {heads, groups, state, head_dim, rank(), angles, rotate_half}; }
 };
 
 // dt_bias, D [H], B_bias, C_bias [H, R, N], in_proj.weight [columns, d], B_norm.weight, C_norm.weight [N],
 // out_proj.weight [d, H P]. With MIMO mimo_x, mimo_z, mimo_o [H, R, P]; with an output norm norm.weight [H P]; `prefix`
 // before the names.
 std::vector<ParamSpec> mixer_parameters(const Mamba3Spec& spec, const std::string& prefix);
-// What it remembers: s [H, N, P]; the last token's turned keys k [R, H N] and values v [R, H P], which the next one
+// What it remembers: s [H, N, P]; the last token's rotated keys k [R, H N] and values v [R, H P], which the next one
 // still writes. Angle [2, H NA], in turns and what their digits leave.
 std::vector<StateTensor> mixer_state(const Mamba3Spec& spec);
 

@@ -29,12 +29,12 @@ void Mamba3Scan<T>::forward(const Exec<T>& exec, Recurrences<T>& recurrences, co
   c.rows.g = new_matrix<W>(arena, tokens * R, H);
   exec.mamba3_weights_forward(shape_, in.dt, in.trap, in.g, layout, c.now, c.ahead, c.rows.write_gate, c.rows.g,
                               c.first);
-  c.marks = keep ? arena.alloc<W>(rotary_checkpoints(tokens, sequences) * 2 * H * shape_.angles) : nullptr;
-  c.met = new_matrix<W>(arena, tokens, H * R * R);
+  c.checkpoints = keep ? arena.alloc<W>(rotary_checkpoints(tokens, sequences) * 2 * H * shape_.angles) : nullptr;
+  c.qk_self = new_matrix<W>(arena, tokens, H * R * R);
   c.rows.q = new_matrix<T>(arena, tokens * R, keys);
   c.rows.k = new_matrix<T>(arena, tokens * R, keys);
   exec.mamba3_rotary_forward(shape_, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle, in.dt, layout,
-                             state.angle, c.marks, c.rows.q, c.rows.k, c.met);
+                             state.angle, c.checkpoints, c.rows.q, c.rows.k, c.qk_self);
   c.rows.v = in.v;
 
   c.rows.s = keep ? new_copy<T, W>(exec, state.s, sequences * keys * shape_.head_dim) : state.s;
@@ -47,7 +47,7 @@ void Mamba3Scan<T>::forward(const Exec<T>& exec, Recurrences<T>& recurrences, co
   if (keep && recurrence_of_rows.saved_bytes() > 0)
     c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence_of_rows.saved_bytes()));
   recurrence_of_rows.forward(c.rows, o, state.s, nullptr, c.saved, arena);
-  exec.mamba3_diag_forward(shape_, c.met, c.rows.v, c.now, c.ahead, parameters.skip, o);
+  exec.mamba3_diag_forward(shape_, c.qk_self, c.rows.v, c.now, c.ahead, parameters.skip, o);
 }
 
 template <class T>
@@ -69,17 +69,17 @@ void Mamba3Scan<T>::backward(const Exec<T>& exec, Recurrences<T>& recurrences, c
   rows.s = d_state.s != nullptr || c.rows.s == nullptr ? d_state.s : arena.alloc<W>(sequences * keys * shape_.head_dim);
   recurrences.of(recurrence(form), layout.host).backward(c.rows, d_o, ds_out, rows, c.saved, arena);
   const Mat<W> dnow = new_matrix<W>(arena, tokens, H), dahead = new_matrix<W>(arena, tokens, H),
-               dmet = new_matrix<W>(arena, tokens, H * R * R);
-  exec.mamba3_diag_backward(shape_, d_o, c.met, c.rows.v, c.now, c.ahead, parameters.skip, rows.v, dmet, dnow, dahead,
-                            d_parameters.skip);
+               dqk_self = new_matrix<W>(arena, tokens, H * R * R);
+  exec.mamba3_diag_backward(shape_, d_o, c.qk_self, c.rows.v, c.now, c.ahead, parameters.skip, rows.v, dqk_self, dnow,
+                            dahead, d_parameters.skip);
   Mat<W> dfirst;
   if (c.rows.s != nullptr) {
     dfirst = new_matrix<W>(arena, sequences, H);
     exec.mamba3_carry_backward(shape_, rows.s, c.first, c.k_last, c.v_last, dfirst, d_state.k, d_state.v);
   }
-  exec.mamba3_rotary_backward(shape_, rows.q, rows.k, dmet, in.q, in.k, parameters.q_bias, parameters.k_bias, in.angle,
-                              in.dt, c.marks, layout, d.q, d.k, d.angle, d.dt, d_parameters.q_bias, d_parameters.k_bias,
-                              d_state.angle);
+  exec.mamba3_rotary_backward(shape_, rows.q, rows.k, dqk_self, in.q, in.k, parameters.q_bias, parameters.k_bias,
+                              in.angle, in.dt, c.checkpoints, layout, d.q, d.k, d.angle, d.dt, d_parameters.q_bias,
+                              d_parameters.k_bias, d_state.angle);
   exec.mamba3_weights_backward(shape_, dnow, dahead, rows.write_gate, rows.g, dfirst, in.dt, in.trap, layout, d.dt,
                                d.trap, d.g);
 }

@@ -1,5 +1,5 @@
 // The recurrence of a Mamba-3 layer (Lahoti et al. 2026; docs/rules/mamba3.md), by the rule `mamba2` of the C header
-// over R rows a token. With lam = sigmoid(trap), a = exp(g), q~ and k~ the queries and keys with their biases, turned
+// over R rows a token. With lam = sigmoid(trap), a = exp(g), q~ and k~ the queries and keys with their biases, rotated
 // by the angles summed up to their token,
 //   S_t = a_t S_{t-1} + (1 - lam_t) dt_t a_t sum_j k~^j_{t-1} v^j_{t-1}^T + lam_t dt_t sum_j k~^j_t v^j_t^T        y^i_t = S_t^T q~^i_t
 // The rows write what they write now and ahead at once; what that puts too early into a token's own read is taken off
@@ -31,7 +31,7 @@ struct Mamba3Parameters {
 template <class T>
 struct Mamba3State {
   Wide<T>* s = nullptr;      // [N, H, N, P]
-  T* k = nullptr;            // [N, R, H N]: the last token's keys, turned
+  T* k = nullptr;            // [N, R, H N]: the last token's keys, rotated
   T* v = nullptr;            // [N, R, H P]
   Wide<T>* angle = nullptr;  // [N, 2, H NA]: turns, and what their digits leave
 };
@@ -51,12 +51,12 @@ class Mamba3Scan {
 
   // Of one forward call, for its backward.
   struct Context {
-    Wide<T>* marks = nullptr;   // [rotary_checkpoints, 2, H NA], where backward follows
-    Mat<Wide<T>> met;           // [T, H R R]
-    Mat<Wide<T>> now, ahead;    // [T, H]
-    Mat<Wide<T>> first;         // [N, H]
-    RecurrenceInputs<T> rows;   // [T R, ...]
-    const T* k_last = nullptr;  // the state before the pass, where there is one
+    Wide<T>* checkpoints = nullptr;  // [rotary_checkpoints, 2, H NA], where backward follows
+    Mat<Wide<T>> qk_self;            // [T, H R R]
+    Mat<Wide<T>> now, ahead;         // [T, H]
+    Mat<Wide<T>> first;              // [N, H]
+    RecurrenceInputs<T> rows;        // [T R, ...]
+    const T* k_last = nullptr;       // the state before the pass, where there is one
     const T* v_last = nullptr;
     void* saved = nullptr;  // of the recurrence
   };

@@ -40,9 +40,9 @@ struct Pass {
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
   Recompute recompute = Recompute::kNone;
-  // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of
+  // The same context with an arena of its own, where what is recomputed lies; it is empty again after each half of
   // a block. Null where everything is kept.
-  const Exec<T>* again = nullptr;
+  const Exec<T>* recompute_exec = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
   // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is
   // normed already. And whether its last product adds to y, which is then the residual stream (and x, where there is a
@@ -53,12 +53,12 @@ struct Pass {
   // nothing.
   Mat<const T> addend = {};
 
-  // Where what backward may compute again goes.
-  const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
+  // For what backward may recompute.
+  const Exec<T>& transient_exec() const { return recompute_exec != nullptr ? *recompute_exec : exec; }
   Write last_write() const { return adds ? Write::kAccumulate : Write::kOverwrite; }
-  // A pass that keeps everything there.
-  Pass keeping_there() const {
-    Pass there{params, layout, passing(), recurrences, keep, form, observer};
+  // A pass whose contexts all lie on transient_exec().
+  Pass on_transient_exec() const {
+    Pass there{params, layout, transient_exec(), recurrences, keep, form, observer};
     there.first_value = first_value;
     there.norm = norm;
     there.adds = adds;
@@ -84,7 +84,7 @@ class Mixer {
   // Whether x is read by one product, the first, and y written by one, the last, so that Pass::norm and Pass::adds are
   // understood.
   virtual bool takes_norm() const { return false; }
-  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not
+  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that recomputes for a backward, which does not
   // need it. Returns the context, null when pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
   // x as forward had it. dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.

@@ -18,20 +18,21 @@ Mlp<T>::Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& par
 template <class T>
 void Mlp<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c) const {
   if (!shifts()) return;
-  c.shifted = new_matrix<T>(pass.passing().arena, x.rows, spec_.hidden);
+  c.shifted = new_matrix<T>(pass.transient_exec().arena, x.rows, spec_.hidden);
   pass.exec.token_shift_forward(x, pass.params.value(mix_), 1, pass.layout, c.tail, tail_out, c.shifted);
 }
 
 template <class T>
 void Mlp<T>::project(const Pass<T>& pass, Mat<const T> x, Context& c) const {
-  c.gate_up = new_matrix<T>((pass.recompute >= Recompute::kMlp ? pass.passing() : pass.exec).arena, x.rows, width());
+  c.gate_up =
+      new_matrix<T>((pass.recompute >= Recompute::kMlp ? pass.transient_exec() : pass.exec).arena, x.rows, width());
   pass.exec.linear_forward(shifts() ? c.shifted : x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr,
                            c.gate_up, Write::kOverwrite);
 }
 
 template <class T>
 void Mlp<T>::activate(const Pass<T>& pass, Context& c) const {
-  c.act = new_matrix<T>(pass.passing().arena, c.gate_up.rows, spec_.size);
+  c.act = new_matrix<T>(pass.transient_exec().arena, c.gate_up.rows, spec_.size);
   if (shifts()) {
     pass.exec.feature_map_forward(FeatureMap::kSquaredRelu, c.gate_up, c.act);
   } else {
@@ -62,9 +63,9 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, M
 template <class T>
 void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   Params<Wide<T>>& params = pass.params;
-  if (pass.again != nullptr) shift(pass, x, nullptr, c);
+  if (pass.recompute_exec != nullptr) shift(pass, x, nullptr, c);
   if (pass.recompute >= Recompute::kMlp) project(pass, x, c);
-  if (pass.again != nullptr) activate(pass, c);
+  if (pass.recompute_exec != nullptr) activate(pass, c);
   const Mat<T> dact = new_matrix<T>(pass.exec.arena, dy.rows, spec_.size);
   pass.exec.linear_backward(dy, c.act, params.weight(down_, spec_.hidden, spec_.size), dact,
                             params.grad_matrix(down_, spec_.hidden, spec_.size), nullptr, Write::kOverwrite);

@@ -1,4 +1,4 @@
-// The norm before each half of a block, before the head and behind an embedding: RMSNorm with a weight, or LayerNorm
+// The norm before each half of a block, before the head and after an embedding: RMSNorm with a weight, or LayerNorm
 // with weight and bias (Ba, Kiros and Hinton 2016).
 #pragma once
 
@@ -43,7 +43,7 @@ class RowNorm {
   int weight_ = -1, bias_ = -1;
 };
 
-// A half's first product y = x W^T + bias, behind the pass's norm where it has one.
+// A half's first product y = x W^T + bias, after the pass's norm where it has one.
 template <class T>
 void project(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y) {
   if (pass.norm != nullptr) {

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/plan_device.h"
 #include "base/threads.h"
-#include "nn/draw.h"
+#include "nn/init_random.h"
 #include "nn/param_pieces.h"
 #include "ops/split_value.h"
 
@@ -68,9 +68,9 @@ int Params<T>::find(std::string_view name) const {
 }
 
 template <class T>
-void Params<T>::allocate(Device& device, Masters masters) {
+void Params<T>::allocate(Device& device, MasterFormat master_format) {
   device_ = &device;
-  masters_ = masters;
+  master_format_ = master_format;
   if (!split()) {
     values_ = like();
     return write_pieces();
@@ -84,7 +84,7 @@ void Params<T>::allocate(Device& device, Masters masters) {
     numbers += spec.size();
   }
   rounded_ = Buffer<Bf16>(device, extent_);
-  rest_ = Buffer<uint16_t>(device, extent_);
+  low_ = Buffer<uint16_t>(device, extent_);
   numbers_ = Buffer<T>(device, numbers);
   rounded_is_old_ = false;
   write_pieces();
@@ -100,14 +100,14 @@ template <class T>
 const T* Params<T>::number(int index) const {
   const auto found = number_at_.find(spec_of(index).offset);
   if (found == number_at_.end())
-    fail_internal("parameter '{}': an operand of products, whose values are split, is read as numbers",
+    fail_internal("parameter '{}': an operand of products, whose values are split, is read as float32",
                   spec_of(index).name);
   return numbers_.data() + found->second;
 }
 
 template <class T>
 ParamValues<T> Params<T>::all_values(int64_t from) {
-  if (split()) return {nullptr, rounded_.data() + from, rest_.data() + from, numbers_.data()};
+  if (split()) return {nullptr, rounded_.data() + from, low_.data() + from, numbers_.data()};
   rounded_is_old_ = true;
   return {values_.data() + from};
 }
@@ -116,12 +116,12 @@ template <class T>
 HostView<T> Params<T>::host_values(const ParamSpec& spec) const {
   if (!split()) return values_.host(spec.offset, spec.size());
   const HostView<Bf16> rounded = rounded_.host(spec.offset, spec.size());
-  const HostView<uint16_t> rest = rest_.host(spec.offset, spec.size());
+  const HostView<uint16_t> low = low_.host(spec.offset, spec.size());
   std::vector<T> values(static_cast<size_t>(spec.size()));
   if constexpr (std::is_same_v<T, float>) {
     for_parts(spec.size(), [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-        values[i] = std::bit_cast<float>(join_value({rounded.span()[i].bits, rest.span()[i]}));
+        values[i] = std::bit_cast<float>(join_value({rounded.span()[i].bits, low.span()[i]}));
     });
   }
   return HostView<T>(std::move(values));
@@ -134,18 +134,18 @@ void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T>
     return values_.write(spec.offset + at, values);
   }
   std::vector<Bf16> rounded(values.size());
-  std::vector<uint16_t> rest(values.size());
+  std::vector<uint16_t> low(values.size());
   if constexpr (std::is_same_v<T, float>) {
     for_parts(static_cast<int64_t>(values.size()), [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
         const SplitValue halves = split_value(std::bit_cast<uint32_t>(values[i]));
         rounded[i] = {halves.rounded};
-        rest[i] = halves.rest;
+        low[i] = halves.rest;
       }
     });
   }
   rounded_.write(spec.offset + at, rounded);
-  rest_.write(spec.offset + at, rest);
+  low_.write(spec.offset + at, low);
   if (!spec.operand()) numbers_.write(number_at_.at(spec.offset) + at, values);
 }
 
@@ -187,11 +187,10 @@ void Params<T>::init(Random& random) {
         const auto found = number_at_.find(spec.offset);
         return found == number_at_.end() ? int64_t{-1} : found->second;
       };
-      if (draw_parameters_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, drawn_on_device_from))
-        return;
+      if (init_random_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, init_on_device_from)) return;
     }
   }
-  draw_parameters<T>(specs_, random, write);
+  init_random<T>(specs_, random, write);
 }
 
 template <class T>

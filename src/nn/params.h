@@ -26,25 +26,25 @@ struct ParamSpec {
   // Fills `values` (double, shape order) when a model is initialised.
   std::function<void(std::span<double> values, Random& random)> init;
   bool weight_decay = false;
-  bool continues = false;  // lies right behind the one declared before it
-  int64_t offset = 0;      // elements from the start of the flat buffers, set by declare()
-  bool numbers = false;    // of two dimensions, and yet read as numbers, not by products
+  bool continues = false;   // lies right after the one declared before it
+  int64_t offset = 0;       // elements from the start of the flat buffers, set by declare()
+  bool fp32_param = false;  // of two dimensions, and yet read as float32 values, not by matrix products
   int64_t size() const;
   // Whether operations take its bf16 copy where activations are bf16: a matrix of products, or the embedding's table.
-  bool operand() const { return shape.size() == 2 && !numbers; }
+  bool operand() const { return shape.size() == 2 && !fp32_param; }
 };
 
 // How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
 // (ops/split_value.h). The two together are the float to the bit and take 4 bytes a value. The few values that are no
 // operands have float copies.
-enum class Masters { kWhole, kSplit };
+enum class MasterFormat { kFp32, kBf16PlusLow };
 
 template <class T>
 class Params {
  public:
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
-  void allocate(Device& device = host_device(), Masters masters = Masters::kWhole);
+  void allocate(Device& device = host_device(), MasterFormat master_format = MasterFormat::kFp32);
   void decay_all();           // weight decay for every parameter, as some papers' runs have it
   void decay_matrices();      // for those of two or more dimensions and no others
   void init(Random& random);  // every parameter in order of declaration
@@ -55,7 +55,7 @@ class Params {
   int64_t size() const { return size_; }  // values of all parameters
   Device& device() const { return *device_; }
 
-  bool split() const { return masters_ == Masters::kSplit; }
+  bool split() const { return master_format_ == MasterFormat::kBf16PlusLow; }
 
   // Device memory. The flat buffers are longer than size() by the gaps between parameters. Where values are split,
   // value() is that of parameters that are no operands alone, and values() of none: Error(kInternal).
@@ -124,7 +124,7 @@ class Params {
   const T* number(int index) const;
 
   std::vector<ParamSpec> specs_;
-  Masters masters_ = Masters::kWhole;
+  MasterFormat master_format_ = MasterFormat::kFp32;
   // of split values: the places in numbers_ of those that have one, by the parameter's offset
   std::unordered_map<int64_t, int64_t> number_at_;
   std::unordered_set<std::string> names_;
@@ -132,7 +132,7 @@ class Params {
   Device* device_ = nullptr;  // once allocated
   Buffer<T> values_, grads_;
   Buffer<Bf16> rounded_;  // empty until it is asked for, or half of the values
-  Buffer<uint16_t> rest_;
+  Buffer<uint16_t> low_;
   Buffer<T> numbers_;
   bool rounded_is_old_ = true;
   Buffer<ParamPiece> pieces_;

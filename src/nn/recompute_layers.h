@@ -1,4 +1,4 @@
-// What of a model's layers backward computes again (recompute.h), and the memory that its passes take.
+// What of a model's layers backward recomputes (recompute.h), and the memory that its passes take.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ struct RecomputeLayers {
   bool operator==(const RecomputeLayers&) const = default;
 };
 
-// Bytes of what a pass keeps for its backward, with workspace, and of what is computed again.
+// Bytes of what a pass keeps for its backward, with workspace, and of what is recomputed.
 struct Scratch {
-  size_t kept = 0, again = 0;
-  size_t total() const { return kept + again; }
+  size_t kept = 0, recomputed = 0;
+  size_t total() const { return kept + recomputed; }
 };
 
 }  // namespace fw

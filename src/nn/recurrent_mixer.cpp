@@ -44,7 +44,7 @@ struct RecurrentMixer<T>::Context : MixerContext {
 
 template <class T>
 RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params)
-    : spec_(spec), plan_(spec) {
+    : spec_(spec), projections_(spec) {
   std::unordered_map<std::string, int> index;
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
@@ -75,8 +75,8 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   if (spec.bounded_layer >= 0) index_.bounds = params.find(kDecayBounds);
   const std::vector<StateTensor> tensors = mixer_state(spec);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    int& place = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
-    place = static_cast<int>(i);
+    int& member = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
+    member = static_cast<int>(i);
   }
   gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads,
                                         spec.gain_doubles() ? static_cast<Wide<T>>(spec.rule.gain_bound) : Wide<T>(1),
@@ -101,7 +101,7 @@ constexpr T kEraseNormEps = T(1e-6);
 template <class T>
 void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) const {
   Arena& arena = pass.exec.arena;
-  const Mat<T> gate = columns(c.proj, plan_.erase_write);
+  const Mat<T> gate = columns(c.proj, projections_.erase_write);
   c.erase_norm = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
   c.erase_rstd = arena.alloc<Wide<T>>(c.proj.rows * spec_.heads);
   pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm),
@@ -116,7 +116,7 @@ void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) con
 template <class T>
 void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate,
                                              const RecurrenceInputs<T>& d) const {
-  const Mat<T> gate = columns(c.proj, plan_.erase_write), dnorm = d.erase_write;
+  const Mat<T> gate = columns(c.proj, projections_.erase_write), dnorm = d.erase_write;
   pass.exec.product_backward(d.erase_write, c.erase_norm, gate, dnorm, dgate);
   pass.exec.sigmoid_gate_backward(dgate, gate, Wide<T>(1), dgate, nullptr);
   if (spec_.rule.uses_erase_key()) pass.exec.group_mean_backward(d.erase_key, dnorm);  // means of one: adds
@@ -132,8 +132,9 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   Gates gates;
   if constexpr (!std::is_same_v<T, Bf16>) return gates;
   const Rule& rule = spec_.rule;
-  const bool inside = pass.observer == nullptr && plan_.decay.used() && !rule.uses_precond() && rule.gain_bound <= 1 &&
-                      !rule.uses_erase_write() && rule.erase == rule.write && spec_.bounded_layer < 0;
+  const bool inside = pass.observer == nullptr && projections_.decay.used() && !rule.uses_precond() &&
+                      rule.gain_bound <= 1 && !rule.uses_erase_write() && rule.erase == rule.write &&
+                      spec_.bounded_layer < 0;
   // Training: what prepare and gradients take as it is.
   const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.is_delta() &&
                       (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) && !rule.uses_erase_key() &&
@@ -145,10 +146,10 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
                        rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
-  gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
+  gates.g = spec_.log_sigmoid_decay ? GateActivation::kLogSigmoid : GateActivation::kSoftplus;
   gates.divisor = kLogSigmoidDivisor<double>;
-  if (plan_.erase.used()) gates.erase_gate = Given::kSigmoid;
-  if (plan_.write.used()) gates.write_gate = Given::kSigmoid;
+  if (projections_.erase.used()) gates.erase_gate = GateActivation::kSigmoid;
+  if (projections_.write.used()) gates.write_gate = GateActivation::kSigmoid;
   return gates;
 }
 
@@ -163,26 +164,28 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     return m;
   };
   const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
-  if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
+  if (spec_.rule.uses_beta())
+    c.tokens.beta = gain_->forward(pass, columns(c.proj, projections_.beta), c.proj.rows, c.gain);
   if (any_logits(c.inside)) {
-    c.tokens.erase_gate = columns(c.proj, plan_.erase);
-    c.tokens.write_gate = columns(c.proj, plan_.write);
-  } else if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() &&
-             plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
+    c.tokens.erase_gate = columns(c.proj, projections_.erase);
+    c.tokens.write_gate = columns(c.proj, projections_.write);
+  } else if (projections_.erase.used() && projections_.write.used() && !spec_.erase_doubles() &&
+             projections_.erase.begin + projections_.erase.size == projections_.write.begin) {
     // Side by side with one scale: one kernel, as a decoded token counts them.
-    sigmoid({"b_proj, w_proj", plan_.erase.begin, plan_.erase.size + plan_.write.size}, Wide<T>(1), nullptr);
-    c.tokens.erase_gate = columns(c.proj, plan_.erase);
-    c.tokens.write_gate = columns(c.proj, plan_.write);
+    sigmoid({"b_proj, w_proj", projections_.erase.begin, projections_.erase.size + projections_.write.size}, Wide<T>(1),
+            nullptr);
+    c.tokens.erase_gate = columns(c.proj, projections_.erase);
+    c.tokens.write_gate = columns(c.proj, projections_.write);
   } else {
-    c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
-    c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
+    c.tokens.erase_gate = sigmoid(projections_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+    c.tokens.write_gate = sigmoid(projections_.write, Wide<T>(1), nullptr);
   }
   // The other numbers: sigmoids of their projections, where they have one.
   for_all_scalars<Numbers::kExceptBeta>(
       [&](Mat<T>& to, const Projection& p) {
         to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr);
       },
-      c.tokens, plan_);
+      c.tokens, projections_);
   if (spec_.derives_erase_gate()) {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads,
@@ -199,7 +202,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
                                     c.tokens.read_correction);
   }
   ranks_forward(pass, c);
-  if (plan_.decay.used()) {
+  if (projections_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     if (!any_logits(c.inside)) c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     if (any_logits(c.inside)) {
@@ -229,11 +232,11 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     wide_exec(pass.exec).group_mean_forward(c.tokens.g, c.tokens.precond_g);
     pass.exec.group_mean_forward(c.tokens.beta, c.tokens.precond_beta);
   }
-  if (plan_.precond_decay.used()) {
+  if (projections_.precond_decay.used()) {
     c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
-    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log),
+    pass.exec.decay_gate_forward(columns(c.proj, projections_.precond_decay), params.value(index_.atk_a_log),
                                  params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
-    c.tokens.precond_beta = sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
+    c.tokens.precond_beta = sigmoid(projections_.precond_beta, Wide<T>(1), nullptr);
   }
 }
 
@@ -245,20 +248,20 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
     return LinearPart<T>{columns(c.proj, low), pass.params.weight(up, cols, rank), bias, to};
   };
   std::vector<LinearPart<T>> parts;
-  if (plan_.decay.used()) {
+  if (projections_.decay.used()) {
     if (index_.decay_up >= 0) {
-      parts.push_back(part(c.decay_in, plan_.decay, spec_.decay_heads() * spec_.key_dim, spec_.decay_rank,
+      parts.push_back(part(c.decay_in, projections_.decay, spec_.decay_heads() * spec_.key_dim, spec_.decay_rank,
                            index_.decay_up, nullptr));
     } else {
-      c.decay_in = columns(c.proj, plan_.decay);
+      c.decay_in = columns(c.proj, projections_.decay);
     }
   }
-  if (plan_.gate.used()) {
+  if (projections_.gate.used()) {
     if (index_.gate_up >= 0) {
-      parts.push_back(part(c.gate, plan_.gate, spec_.value_size(), spec_.gate_rank, index_.gate_up,
+      parts.push_back(part(c.gate, projections_.gate, spec_.value_size(), spec_.gate_rank, index_.gate_up,
                            c.few ? gate_bias(pass) : nullptr));
     } else {
-      c.gate = columns(c.proj, plan_.gate);
+      c.gate = columns(c.proj, projections_.gate);
     }
   }
   if (parts.size() == 2) return linear_pair_forward(pass.exec, parts[0], parts[1]);
@@ -311,10 +314,10 @@ void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
 // What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
 template <class T>
 void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
-  if (pass.again == nullptr) return;
-  const Pass<T> there = pass.keeping_there();
+  if (pass.recompute_exec == nullptr) return;
+  const Pass<T> there = pass.on_transient_exec();
   Arena& arena = there.exec.arena;
-  // Without convolution and maps q and k are columns of the projection, where they were turned and corrected in place.
+  // Without convolution and maps q and k are columns of the projection, where they were rotated and corrected in place.
   if (spec_.conv_size > 0 || spec_.query_key.map != FeatureMap::kNone) {
     tokens_forward(there, c, nullptr);
     correct_read(pass, c);
@@ -340,14 +343,14 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context& c = kept != nullptr ? *kept : local;
   c.inside = gates_inside(pass);
   c.few = !pass.keep && y.data != nullptr && tokens <= kGemvMaxM;
-  c.proj = new_matrix<T>(arena, tokens, plan_.columns);
-  project(pass, x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj);
+  c.proj = new_matrix<T>(arena, tokens, projections_.columns);
+  project(pass, x, params.weight(index_.stack, projections_.columns, spec_.hidden), nullptr, c.proj);
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
   c.tail =
       pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
-  const Pass<T> there = pass.keeping_there();
+  const Pass<T> there = pass.on_transient_exec();
   tokens_forward(there, c, tail);
   gates_forward(pass, c);
   correct_read(pass, c);
@@ -360,7 +363,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.tokens.a = copy_state ? new_copy<T, Wide<T>>(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would
   // take the decode step.
-  Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.passing() : pass.exec).arena;
+  Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.transient_exec() : pass.exec).arena;
   if (pass.keep && recurrence.saved_bytes() > 0)
     c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());
@@ -397,7 +400,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     pass.exec.head_scale_backward(d.erase_gate, c.tokens.beta, params.value(index_.inner_decay),
                                   spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
   }
-  if (spec_.makes_erase_write()) erase_write_backward(pass, c, columns(dproj, plan_.erase_write), d);
+  if (spec_.makes_erase_write()) erase_write_backward(pass, c, columns(dproj, projections_.erase_write), d);
   if (spec_.scales_erase_key()) {
     pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k,
                                   params.grad(index_.inner_decay));
@@ -418,16 +421,16 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
   const bool inside = any_logits(c.inside);  // then these are gradients of projections already
   if (!inside) {
-    sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
-    sigmoid(plan_.write, Wide<T>(1), nullptr);
+    sigmoid(projections_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+    sigmoid(projections_.write, Wide<T>(1), nullptr);
   }
   for_all_scalars<Numbers::kExceptBeta>(
       [&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); },
-      plan_);
-  sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
-  if (plan_.decay.used()) {
+      projections_);
+  sigmoid(projections_.precond_beta, Wide<T>(1), nullptr);
+  if (projections_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
-    const Mat<T> dlow = columns(dproj, plan_.decay);
+    const Mat<T> dlow = columns(dproj, projections_.decay);
     const Mat<T> din = inside                 ? d.g_logits
                        : index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols)
                                               : dlow;
@@ -447,14 +450,15 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     }
     if (index_.decay_up >= 0) {
       pass.exec.linear_backward(
-          din, columns(c.proj, plan_.decay), params.weight(index_.decay_up, din.cols, spec_.decay_rank), dlow,
+          din, columns(c.proj, projections_.decay), params.weight(index_.decay_up, din.cols, spec_.decay_rank), dlow,
           params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, Write::kOverwrite);
     }
   }
-  if (plan_.precond_decay.used()) {
-    pass.exec.decay_gate_backward(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log),
-                                  params.value(index_.atk_dt_bias), 1, columns(dproj, plan_.precond_decay),
-                                  params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
+  if (projections_.precond_decay.used()) {
+    pass.exec.decay_gate_backward(d.precond_g, columns(c.proj, projections_.precond_decay),
+                                  params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
+                                  columns(dproj, projections_.precond_decay), params.grad(index_.atk_a_log),
+                                  params.grad(index_.atk_dt_bias));
   }
 }
 
@@ -466,20 +470,20 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows;
-  const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
+  const Mat<T> dproj = new_matrix<T>(arena, tokens, projections_.columns);
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, spec_.value_size());
   pass.exec.linear_backward(dy, c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
                             params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr,
                             Write::kOverwrite);
 
-  const Mat<T> dlow_gate = columns(dproj, plan_.gate);
+  const Mat<T> dlow_gate = columns(dproj, projections_.gate);
   const bool low_rank_gate = index_.gate_up >= 0;
   const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
   pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, gate_bias(pass), params.value(index_.o_norm), c.rstd,
                                    spec_.norm_size(), spec_.gate, d_o, dgate, params.grad(index_.o_norm));
   if (low_rank_gate) {
-    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate),
+    pass.exec.linear_backward(dgate, columns(c.proj, projections_.gate),
                               params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
                               params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank),
                               params.grad(index_.gate_bias), Write::kOverwrite);
@@ -494,14 +498,16 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(spec_.value_begin(), spec_.value_size());
   d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads)
-                                                        : columns(dproj, plan_.beta);
-  for_all_scalars<Numbers::kExceptBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d, plan_);
-  d.erase_gate = columns(dproj, plan_.erase);
-  d.write_gate = columns(dproj, plan_.write);
-  d.precond_beta = columns(dproj, plan_.precond_beta);
+                                                        : columns(dproj, projections_.beta);
+  for_all_scalars<Numbers::kExceptBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d,
+                                        projections_);
+  d.erase_gate = columns(dproj, projections_.erase);
+  d.write_gate = columns(dproj, projections_.write);
+  d.precond_beta = columns(dproj, projections_.precond_beta);
   if (c.tokens.g.data != nullptr) d.g = new_matrix<Wide<T>>(arena, tokens, c.tokens.g.cols);
   if (any_logits(c.inside)) {
-    d.g_logits = index_.decay_up >= 0 ? new_matrix<T>(arena, tokens, c.decay_in.cols) : columns(dproj, plan_.decay);
+    d.g_logits =
+        index_.decay_up >= 0 ? new_matrix<T>(arena, tokens, c.decay_in.cols) : columns(dproj, projections_.decay);
     if (c.tokens.a_log != nullptr) d.a_log = arena.alloc<Wide<T>>(spec_.decay_heads());
     d.dt_bias = arena.alloc<Wide<T>>(c.decay_in.cols);
   }
@@ -525,8 +531,9 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), nullptr,
                                   spec_.conv_size, pass.layout, c.tail, draw, params.grad(index_.conv), nullptr);
   }
-  pass.exec.linear_backward(dproj, x, params.weight(index_.stack, plan_.columns, spec_.hidden), dx,
-                            params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);
+  pass.exec.linear_backward(dproj, x, params.weight(index_.stack, projections_.columns, spec_.hidden), dx,
+                            params.grad_matrix(index_.stack, projections_.columns, spec_.hidden), nullptr,
+                            Write::kOverwrite);
 }
 
 template class RecurrentMixer<float>;

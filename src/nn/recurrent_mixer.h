@@ -90,8 +90,8 @@ struct Projection {
 };
 
 // The stacked projections, wide ones first so that narrow gates do not break the alignment of the wide.
-struct ProjectionPlan {
-  explicit ProjectionPlan(const RecurrentMixerSpec& spec);
+struct Projections {
+  explicit Projections(const RecurrentMixerSpec& spec);
   Projection q, k, v;
   Projection decay;        // f_proj (or its first factor), or a_proj
   Projection erase;        // b_proj, H K wide (scalar: HV)
@@ -128,7 +128,7 @@ class RecurrentMixer final : public Mixer<T> {
   // The offset of the decay's logit.
   int decay_offset() const { return spec_.log_sigmoid_decay ? index_.decay_bias : index_.dt_bias; }
   // Whether a number's logit has a bias.
-  bool biased(const Projection& p) const { return p.used() && &p == &plan_.lambda; }
+  bool biased(const Projection& p) const { return p.used() && &p == &projections_.lambda; }
   struct Indices {
     int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1,
         lambda_bias = -1;
@@ -155,7 +155,7 @@ class RecurrentMixer final : public Mixer<T> {
   void gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const;
 
   RecurrentMixerSpec spec_;
-  ProjectionPlan plan_;
+  Projections projections_;
   Indices index_;
   struct {
     int s = -1, a = -1, tail = -1;

@@ -37,16 +37,16 @@ Rwkv7Mixer<T>::Rwkv7Mixer(const Rwkv7Spec& spec, const std::string& prefix, Para
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
     const int index = params.declare(std::move(p));
-    const auto place = [&](const char* low_rank, LowRank& of) {
+    const auto declare_low_rank = [&](const char* low_rank, LowRank& of) {
       const std::string factor = std::string(low_rank) + "_lora.lora.";
       if (name == factor + "0.weight") of.down = index;
       if (name == factor + "2.weight") of.up = index;
       if (name == factor + "2.bias") of.bias = index;
     };
-    place("w", decay_);
-    place("v", value_);
-    place("a", rate_);
-    place("g", gate_);
+    declare_low_rank("w", decay_);
+    declare_low_rank("v", value_);
+    declare_low_rank("a", rate_);
+    declare_low_rank("g", gate_);
     if (name == "x_r") mix_ = index;
     if (name == "k_k") k_k_ = index;
     if (name == "k_a") k_a_ = index;
@@ -73,7 +73,7 @@ Mat<T> Rwkv7Mixer<T>::mixed(const Context& c, Mix mix) const {
 
 template <class T>
 void Rwkv7Mixer<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c) const {
-  c.shifted = new_matrix<T>(pass.passing().arena, x.rows, kMixes * spec_.hidden);
+  c.shifted = new_matrix<T>(pass.transient_exec().arena, x.rows, kMixes * spec_.hidden);
   pass.exec.token_shift_forward(x, pass.params.value(mix_), kMixes, pass.layout, c.tail, tail_out, c.shifted);
 }
 
@@ -182,7 +182,7 @@ void Rwkv7Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<con
   Arena& arena = exec.arena;
   const int64_t tokens = dy.rows, K = spec_.dim, d = spec_.hidden;
   const auto rows = [&] { return new_matrix<T>(arena, tokens, d); };
-  if (pass.again != nullptr) shift(pass, x, nullptr, c);
+  if (pass.recompute_exec != nullptr) shift(pass, x, nullptr, c);
 
   const Mat<T> dgated = rows(), dnormed = rows(), dgate = rows(), bonus_r = rows(), bonus_key = rows(),
                bonus_v = rows(), d_o = rows();

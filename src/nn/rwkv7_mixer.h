@@ -59,7 +59,7 @@ class Rwkv7Mixer final : public Mixer<T> {
     bool sigmoid = false;  // between the factors
   };
   struct Inner {
-    Mat<T> in, out;  // [T, rank]: before and behind what is between the factors; one where that is nothing
+    Mat<T> in, out;  // [T, rank]: before and after what is between the factors; one where that is nothing
   };
   struct Context;
   const Recurrence<T>& planned(const Pass<T>& pass) const;

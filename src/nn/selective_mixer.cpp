@@ -6,22 +6,22 @@ namespace fw {
 
 template <class T>
 struct SelectiveMixer<T>::Context : MixerContext {
-  Mat<T> proj;               // [T, 2 D]: x | z
-  Mat<T> u;                  // [T, D]: after the convolution
-  Mat<T> keys;               // [T, R + 2 N]: dt of low rank | k | q
-  Mat<T> step;               // [T, D]: after softplus or sigmoid
-  Mat<T> o, gated;           // [T, D]: what is read and skipped; times SiLU(z)
-  Wide<T>* marks = nullptr;  // of the scan
-  const T* tail = nullptr;   // before this pass
+  Mat<T> proj;                     // [T, 2 D]: x | z
+  Mat<T> u;                        // [T, D]: after the convolution
+  Mat<T> keys;                     // [T, R + 2 N]: dt of low rank | k | q
+  Mat<T> step;                     // [T, D]: after softplus or sigmoid
+  Mat<T> o, gated;                 // [T, D]: what is read and skipped; times SiLU(z)
+  Wide<T>* checkpoints = nullptr;  // of the scan
+  const T* tail = nullptr;         // before this pass
 };
 
 template <class T>
 SelectiveMixer<T>::SelectiveMixer(const SelectiveSpec& spec, const std::string& prefix, Params<Wide<T>>& params)
     : spec_(spec) {
   std::vector<ParamSpec> list = mixer_parameters(spec, prefix);
-  int* const places[] = {&a_log_, &skip_, &in_proj_, &conv_, &conv_bias_, &x_proj_, &step_, &step_bias_, &out_proj_};
+  int* const indices[] = {&a_log_, &skip_, &in_proj_, &conv_, &conv_bias_, &x_proj_, &step_, &step_bias_, &out_proj_};
   const size_t first = spec.law == ScanLaw::kMamba ? 0 : 1;  // without A_log
-  for (size_t i = 0; i < list.size(); ++i) *places[first + i] = params.declare(std::move(list[i]));
+  for (size_t i = 0; i < list.size(); ++i) *indices[first + i] = params.declare(std::move(list[i]));
 }
 
 template <class T>
@@ -53,10 +53,10 @@ MixerContext* SelectiveMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   }
 
   Wide<T>* s = state.wide(0);
-  if (pass.keep) c.marks = arena.alloc<Wide<T>>(chunk_checkpoints(tokens, sequences) * N * D);
+  if (pass.keep) c.checkpoints = arena.alloc<Wide<T>>(chunk_checkpoints(tokens, sequences) * N * D);
   c.o = new_matrix<T>(arena, tokens, D);
   exec.selective_scan_forward(spec_.law, c.u, c.step, c.keys.col_range(R + N, N), c.keys.col_range(R, N), a_log(params),
-                              params.value(skip_), pass.layout, s, s, c.marks, c.o);
+                              params.value(skip_), pass.layout, s, s, c.checkpoints, c.o);
   c.gated = new_matrix<T>(arena, tokens, D);
   exec.swiglu_forward(c.proj.col_range(D, D), c.o, c.gated);
   if (y.data != nullptr)
@@ -81,7 +81,7 @@ void SelectiveMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const Mat<T> du = dgated;  // which nobody reads again
   const Mat<T> dstep = new_matrix<T>(arena, tokens, D), dkeys = new_matrix<T>(arena, tokens, spec_.keys());
   exec.selective_scan_backward(spec_.law, d_o, c.u, c.step, c.keys.col_range(R + N, N), c.keys.col_range(R, N),
-                               a_log(params), params.value(skip_), pass.layout, c.marks, nullptr, du, dstep,
+                               a_log(params), params.value(skip_), pass.layout, c.checkpoints, nullptr, du, dstep,
                                dkeys.col_range(R + N, N), dkeys.col_range(R, N),
                                a_log_ < 0 ? nullptr : params.grad(a_log_), params.grad(skip_), nullptr);
   if (spec_.law == ScanLaw::kMamba) {

@@ -19,8 +19,8 @@ struct SsdMixer<T>::Context : MixerContext {
 template <class T>
 SsdMixer<T>::SsdMixer(const SsdSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
   std::vector<ParamSpec> list = mixer_parameters(spec, prefix);
-  int* const places[] = {&a_log_, &skip_, &dt_bias_, &in_proj_, &conv_, &conv_bias_, &norm_, &out_proj_};
-  for (size_t i = 0; i < list.size(); ++i) *places[i] = params.declare(std::move(list[i]));
+  int* const indices[] = {&a_log_, &skip_, &dt_bias_, &in_proj_, &conv_, &conv_bias_, &norm_, &out_proj_};
+  for (size_t i = 0; i < list.size(); ++i) *indices[i] = params.declare(std::move(list[i]));
 }
 
 namespace {

@@ -11,7 +11,7 @@ namespace fw {
 
 struct DeviceRanks {
   std::unique_ptr<Communicator> tensors;  // of the device's memory; null where `host` carries that itself
-  std::string carrier;                    // what carries it, for people; "" with null
+  std::string name;                       // its name, for people; "" with null
 };
 
 // Called by all ranks of `host`, which carries host memory, each with its device; both outlive the result.

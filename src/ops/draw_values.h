@@ -1,6 +1,6 @@
 // First values of a model's parameters drawn on the CUDA device, where drawing them on the host and sending them takes
 // seconds. The numbers are those of the host's generator (base/random.h), the values to the bit those of nn/init.h.
-// nn/draw.h says which pieces of the generator make which.
+// nn/init_random.h says which pieces of the generator make which.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ bool open_functions(Functions& functions, std::string& why);
 std::string version_of(const Functions& functions);  // "2.28.9"
 
 // The ranks of `host` for the memory of `device`, in the order of its stream: a call is queued, and what is received is
-// there for what is queued behind it. All ranks call it, each with another GPU. Throws Error(kIo) with what NCCL says.
+// there for what is queued after it. All ranks call it, each with another GPU. Throws Error(kIo) with what NCCL says.
 std::unique_ptr<Communicator> make_ranks(const Functions& functions, Communicator& host, Device& device);
 
 }  // namespace fw::nccl

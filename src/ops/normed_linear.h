@@ -1,4 +1,4 @@
-// Products behind norms, in front of SwiGLU and two at a time for the few rows of decoded tokens. On a CUDA device they
+// Products after norms, before SwiGLU and two at a time for the few rows of decoded tokens. On a CUDA device they
 // are one kernel. Elsewhere, and where its kernel does not take the shapes, they are the operations that they are made
 // of.
 #pragma once
@@ -11,7 +11,7 @@ namespace fw {
 
 // Rows up to which a weight costs the reading of it, however few they are.
 inline constexpr int64_t kGemvMaxM = 8;
-// Rows up to which a product and the SwiGLU behind it are one kernel.
+// Rows up to which a product and the SwiGLU after it are one kernel.
 inline constexpr int64_t kSmallGemmMaxM = 64;
 
 // With h = rmsnorm(x) (norm [in], eps; rounded where a device likes):

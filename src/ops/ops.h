@@ -107,7 +107,7 @@ struct AttentionShape {
   int64_t window = 0;    // W: a token sees itself and the W-1 before it; 0: all before it
   double scale = 0;      // of the scores, usually D^-1/2
   // Rotary position embedding of q and k, as rotary() has it: of the first `rotated` channels of a head. 0: none.
-  // Forward takes them turned, backward's dq and dk are of what they were before, a step turns them itself.
+  // Forward takes them rotated, backward's dq and dk are of what they were before, a step rotates them itself.
   double theta = 0;
   int64_t rotated = 0;
   bool turns() const { return theta > 0 && rotated > 0; }
@@ -136,7 +136,7 @@ struct Rwkv7Shape {
 // - H heads with a state of N x P,
 // - G groups of heads that share queries and keys,
 // - R rows a token (1: SISO),
-// - NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
+// - NA rotated pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
 struct Mamba3Shape {
   int64_t heads = 0;     // H
   int64_t groups = 1;    // G, divides H

@@ -142,11 +142,12 @@ struct Plan {
     plan_sums(exec, 1, dt_in);
   }
   static void mamba3_rotary_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*,
-                                    Mat<const T> angle, Mat<const T>, const PassLayout& layout, W*, W* marks, Mat<T>,
-                                    Mat<T>, Mat<W>) {
+                                    Mat<const T> angle, Mat<const T>, const PassLayout& layout, W*, W* checkpoints,
+                                    Mat<T>, Mat<T>, Mat<W>) {
     if (angle.rows == 0) return;
     const ArenaMark mark(exec.arena);
-    const cuda::RotaryScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
+    const cuda::RotaryScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(),
+                                      checkpoints != nullptr);
   }
   static void mamba3_rotary_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>,
                                      Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,

@@ -1,4 +1,4 @@
-// Rotary position embedding of what attention takes or leaves, by the operations that do not turn heads in passing.
+// Rotary position embedding of what attention takes or leaves, by the operations that do not rotate heads themselves.
 #pragma once
 
 #include "base/mat.h"

@@ -32,7 +32,7 @@ struct ElementScan {
   Inputs backward(const Inputs& in, const Outputs& d) const;
 
  private:
-  // Before every token, and behind the last of a sequence: [T + sequences, N, D], sequence i's first at begin(i) + i.
+  // Before every token, and after the last of a sequence: [T + sequences, N, D], sequence i's first at begin(i) + i.
   std::vector<double> all_states(const Inputs& in) const;
 };
 

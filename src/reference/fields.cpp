@@ -26,8 +26,8 @@ enum TokenCoord : size_t {
 #include "rule/tokens.def"
 };
 // Of a log-decay's parameters: one number a head, or one a channel.
-Shape of_heads(Given given, bool rate, int64_t heads, int64_t channels) {
-  if (rate ? !has_rate(given) : given == Given::kValue) return {};
+Shape of_heads(GateActivation given, bool rate, int64_t heads, int64_t channels) {
+  if (rate ? !has_rate(given) : given == GateActivation::kValue) return {};
   return channels > 0 ? Shape{heads, channels} : Shape{heads};
 }
 Shape of_decay(const Rule& rule, const ReferenceShape& s, bool rate) {

@@ -32,13 +32,13 @@ struct Logits {
 
   double value(int64_t i) const {
     switch (spec.given) {
-      case Given::kSigmoid:
+      case GateActivation::kSigmoid:
         return spec.factor * sigmoid(x[i]);
-      case Given::kSoftplus:
+      case GateActivation::kSoftplus:
         return -a(i) * softplus(y(i));
-      case Given::kLowerBound:
+      case GateActivation::kLowerBound:
         return spec.factor * sigmoid(a(i) * y(i));
-      case Given::kLogSigmoid:
+      case GateActivation::kLogSigmoid:
         return -spec.factor * softplus(-y(i));
       default:
         return x[i];
@@ -47,20 +47,20 @@ struct Logits {
   // d value / d x.
   double slope(int64_t i) const {
     switch (spec.given) {
-      case Given::kSigmoid:
+      case GateActivation::kSigmoid:
         return spec.factor * sigmoid(x[i]) * sigmoid(-x[i]);
-      case Given::kSoftplus:
+      case GateActivation::kSoftplus:
         return -a(i) * sigmoid(y(i));
-      case Given::kLowerBound:
+      case GateActivation::kLowerBound:
         return spec.factor * a(i) * sigmoid(a(i) * y(i)) * sigmoid(-a(i) * y(i));
-      case Given::kLogSigmoid:
+      case GateActivation::kLogSigmoid:
         return spec.factor * sigmoid(-y(i));
       default:
         return 1;
     }
   }
   // d value / d a_log.
-  double rate_slope(int64_t i) const { return spec.given == Given::kSoftplus ? value(i) : slope(i) * y(i); }
+  double rate_slope(int64_t i) const { return spec.given == GateActivation::kSoftplus ? value(i) : slope(i) * y(i); }
 };
 
 template <class Body>

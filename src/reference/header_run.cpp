@@ -28,7 +28,7 @@ fw_tensor& tensor_of(Struct& c, const NamedTensor<Struct> (&list)[N], const char
   fail_internal("header run: the C header has no tensor {}", name);
 }
 
-// Memory aligned as the header asks, NaN at first, with a guard behind it.
+// Memory aligned as the header asks, NaN at first, with a guard after it.
 class GuardedBytes {
  public:
   GuardedBytes(size_t bytes, fw_device device) : bytes_(bytes) {
@@ -248,7 +248,7 @@ class Layout {
   }
 
   // Points `tensor` at a new tensor of the field's shape, with the values (NaN if none are given).
-  Tensor<T>& place(const char* name, std::vector<int64_t> shape, const std::vector<double>* values, fw_tensor& tensor) {
+  Tensor<T>& add(const char* name, std::vector<int64_t> shape, const std::vector<double>* values, fw_tensor& tensor) {
     const bool state = is_matrix_state(name);
     const bool tokens = of_tokens(name);
     if (tokens) {
@@ -276,7 +276,7 @@ class Layout {
     for (const auto& field : fields) {
       const std::vector<int64_t> shape = field.shape(p_.rule, p_.shape);
       if (shape.empty() || (x.*field.values).size() != static_cast<size_t>(field.count(p_.rule, p_.shape))) continue;
-      place(field.name, shape, &(x.*field.values), tensor_of(c, list, field.name));
+      add(field.name, shape, &(x.*field.values), tensor_of(c, list, field.name));
     }
   }
 
@@ -419,13 +419,13 @@ ReferenceOutputs run_pool(const ReferenceProblem& p, const HeaderRun& run) {
   fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), rest.in);
   layout.have_bf16_states(run.bf16_states);
-  Tensor<T>& pool = layout.place("initial_state", {states.slots(), s.HV, s.K, s.V}, &states.values(), in.initial_state);
+  Tensor<T>& pool = layout.add("initial_state", {states.slots(), s.HV, s.K, s.V}, &states.values(), in.initial_state);
   out.final_state = in.initial_state;
-  Tensor<T>* const precond_pool = p.rule.uses_precond() ? &layout.place("initial_precond", {preconds.slots(), s.H, s.K},
-                                                                        &preconds.values(), in.initial_precond)
+  Tensor<T>* const precond_pool = p.rule.uses_precond() ? &layout.add("initial_precond", {preconds.slots(), s.H, s.K},
+                                                                      &preconds.values(), in.initial_precond)
                                                         : nullptr;
   out.final_precond = in.initial_precond;
-  Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(p.rule, s), nullptr, out.o);
+  Tensor<T>& o = layout.add("o", reference_output_fields()[0].shape(p.rule, s), nullptr, out.o);
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes workspace(sizes.forward, run.device);
   Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()),
@@ -458,7 +458,7 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
     if (run.state_in_place && name != "o" && initial.data != nullptr) {
       tensor = initial;
     } else {
-      layout.place(field.name, shape, nullptr, tensor);
+      layout.add(field.name, shape, nullptr, tensor);
     }
   }
   const fw_sizes sizes = layout.sizes();
@@ -484,12 +484,12 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
 }
 
 // Where checkpoints go, in the order of sequences and tokens; -1: nowhere.
-struct CheckpointPlaces {
+struct CheckpointRows {
   std::vector<int32_t> slots;  // [N, columns], without `pool` empty
   std::vector<int32_t> of;
-  int64_t columns = 1, count = 0;  // of slots; of places
+  int64_t columns = 1, count = 0;  // of slots; of rows
 
-  CheckpointPlaces(const SeqLayout& sequences, const fw_desc& desc, int64_t interval, bool pool)
+  CheckpointRows(const SeqLayout& sequences, const fw_desc& desc, int64_t interval, bool pool)
       : count(desc.B * (desc.T / interval)) {
     for (int64_t n = 0; n < sequences.count(); ++n) columns = std::max(columns, sequences.length(n) / interval);
     int32_t next = 1;  // of the pool, whose slot 0 is nobody's
@@ -516,13 +516,13 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   layout.have_bf16_states(run.bf16_states);
   fw_desc& desc = layout.options();
   desc.checkpoints.interval = interval;
-  const CheckpointPlaces places(s.sequences, desc, interval, run.pool);
-  const DeviceNumbers slots(places.slots, run.device);
+  const CheckpointRows rows(s.sequences, desc, interval, run.pool);
+  const DeviceNumbers slots(rows.slots, run.device);
   if (run.pool) {
     desc.checkpoints.slots = slots.data();
-    desc.checkpoints.columns = places.columns;
-    desc.checkpoints.num_slots = places.count;
-    if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
+    desc.checkpoints.columns = rows.columns;
+    desc.checkpoints.num_slots = rows.count;
+    if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(desc.T, rows.columns * interval + interval - 1);
   }
   fw_inputs in;
   fw_outputs out;
@@ -531,13 +531,12 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, s);
-    if (!shape.empty()) layout.place(field.name, shape, nullptr, tensor_of(out, kOutputTensors, field.name));
+    if (!shape.empty()) layout.add(field.name, shape, nullptr, tensor_of(out, kOutputTensors, field.name));
   }
-  const Tensor<T>& states = layout.place("checkpoints", {places.count, s.HV, s.K, s.V}, nullptr, out.checkpoints);
-  const Tensor<T>* const preconds =
-      p.rule.uses_precond()
-          ? &layout.place("precond_checkpoints", {places.count, s.H, s.K}, nullptr, out.precond_checkpoints)
-          : nullptr;
+  const Tensor<T>& states = layout.add("checkpoints", {rows.count, s.HV, s.K, s.V}, nullptr, out.checkpoints);
+  const Tensor<T>* const preconds = p.rule.uses_precond() ? &layout.add("precond_checkpoints", {rows.count, s.H, s.K},
+                                                                        nullptr, out.precond_checkpoints)
+                                                          : nullptr;
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device),
       saved(run.forward_saves ? sizes.saved : 0, run.device);
@@ -554,9 +553,9 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   }
   std::vector<double> all = layout.read("checkpoints", states), all_preconds;
   if (preconds != nullptr) all_preconds = preconds->get();
-  const auto take = [](std::vector<double>& from, int32_t place, int64_t size) {
+  const auto take = [](std::vector<double>& from, int32_t row, int64_t size) {
     if (from.empty()) return std::vector<double>{};
-    const auto at = from.begin() + place * size;
+    const auto at = from.begin() + row * size;
     std::vector<double> taken(at, at + size);
     std::fill(at, at + size, std::nan(""));
     return taken;
@@ -564,9 +563,9 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   size_t at = 0;
   for (int64_t n = 0; n < s.sequences.count(); ++n) {
     for (int64_t tokens = interval; tokens <= s.sequences.length(n); tokens += interval) {
-      const int32_t place = places.of[at++];
-      if (place >= 0)
-        result.all.push_back({n, tokens, take(all, place, s.HV * s.K * s.V), take(all_preconds, place, s.H * s.K)});
+      const int32_t row = rows.of[at++];
+      if (row >= 0)
+        result.all.push_back({n, tokens, take(all, row, s.HV * s.K * s.V), take(all_preconds, row, s.H * s.K)});
     }
   }
   for (const std::vector<double>* rest : {&all, &all_preconds}) {
@@ -604,7 +603,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
       moved.have_bf16_states(run.bf16_states);
       moved.give(inputs, kInputTensors, reference_input_fields(), p.in);
     }
-    at.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
+    at.add("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
     Layout<T>::expect_ok(
         fw_forward(at.desc(), &inputs, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()),
         "fw_forward");
@@ -613,7 +612,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   }
   for (const auto& field : reference_input_fields()) {
     if (tensor_of(in, kInputTensors, field.name).data == nullptr) continue;
-    layout.place(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputTensors, field.name));
+    layout.add(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputTensors, field.name));
   }
   Layout<T>::expect_ok(fw_backward(layout.desc(), &in, &d, &grads, run.saved ? saved.data() : nullptr,
                                    run.saved ? saved.size() : 0, backward_space.data(), backward_space.size()),
@@ -660,13 +659,13 @@ std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRu
   fw_inputs_init(&in);
   fw_outputs_init(&out);
   layout.give(in, kInputTensors, reference_input_fields(), part.in);
-  Tensor<T>& states = layout.place("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
+  Tensor<T>& states = layout.add("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
   out.final_state = in.initial_state;
-  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.place("initial_precond", {pool.slots, s.H, s.K},
-                                                                       &pool.preconds, in.initial_precond)
+  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.add("initial_precond", {pool.slots, s.H, s.K},
+                                                                     &pool.preconds, in.initial_precond)
                                                        : nullptr;
   out.final_precond = in.initial_precond;
-  Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(part.rule, s), nullptr, out.o);
+  Tensor<T>& o = layout.add("o", reference_output_fields()[0].shape(part.rule, s), nullptr, out.o);
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes workspace(sizes.forward, run.device);
   Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");

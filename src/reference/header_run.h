@@ -17,7 +17,7 @@ struct HeaderRun {
   // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
   int seqlens = 0;
   bool device_seqlens = false;  // the offsets are in device memory, with bounds in the descriptor (always packed)
-  // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
+  // with device_seqlens: rows that the tensors of tokens have after the last sequence; NaN, and must stay so
   int64_t spare_tokens = 0;
   int64_t row_padding = 0;  // elements between rows of every tensor but the states
   // header_backward(): the same for forward, whose tensors lie elsewhere then; -1: they are backward's

@@ -15,7 +15,7 @@ std::vector<double> normal_values(Random& random, int64_t n, double mean = 0, do
   return x;
 }
 
-size_t at(int64_t place) { return static_cast<size_t>(place); }
+size_t at(int64_t index) { return static_cast<size_t>(index); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // The numbers of one token and head: what S keeps, what the token before and the token itself write.
@@ -29,7 +29,7 @@ Step step_of(const Mamba3Problem::Inputs& in, int64_t th) {
 
 }  // namespace
 
-struct Mamba3Problem::Turned {
+struct Mamba3Problem::Rotated {
   std::vector<double> q, k;   // [T, R, H, N]
   std::vector<double> theta;  // [T, H, NA]
 };
@@ -62,10 +62,10 @@ Mamba3Problem::Outputs Mamba3Problem::random_cotangents(uint64_t seed) const {
   return {std::move(dy), normal_values(random, sequences.count() * heads * state * head_dim)};
 }
 
-Mamba3Problem::Turned Mamba3Problem::turned(const Inputs& in) const {
+Mamba3Problem::Rotated Mamba3Problem::rotated(const Inputs& in) const {
   const int64_t T = sequences.tokens(), H = heads, N = state, R = rank;
-  Turned out{std::vector<double>(at(T * R * H * N)), std::vector<double>(at(T * R * H * N)),
-             std::vector<double>(at(T * H * angles))};
+  Rotated out{std::vector<double>(at(T * R * H * N)), std::vector<double>(at(T * R * H * N)),
+              std::vector<double>(at(T * H * angles))};
   for (int64_t n = 0; n < sequences.count(); ++n) {
     for (int64_t t = sequences.begin(n); t < sequences.end(n); ++t) {
       for (int64_t h = 0; h < H; ++h) {
@@ -84,7 +84,7 @@ Mamba3Problem::Turned Mamba3Problem::turned(const Inputs& in) const {
           }
           for (int64_t a = 0; a < angles; ++a) {
             const double theta = out.theta[at((t * H + h) * angles + a)], c = std::cos(theta), s = std::sin(theta);
-            const int64_t i = to + (halves ? a : 2 * a), j = to + (halves ? a + N / 2 : 2 * a + 1);
+            const int64_t i = to + (rotate_half ? a : 2 * a), j = to + (rotate_half ? a + N / 2 : 2 * a + 1);
             for (std::vector<double>* x : {&out.q, &out.k}) {
               const double x0 = (*x)[at(i)], x1 = (*x)[at(j)];
               (*x)[at(i)] = x0 * c - x1 * s;
@@ -99,7 +99,7 @@ Mamba3Problem::Turned Mamba3Problem::turned(const Inputs& in) const {
 }
 
 // [T + n, H, N, P]: before each sequence, then after each of its tokens.
-std::vector<double> Mamba3Problem::all_states(const Inputs& in, const Turned& t_) const {
+std::vector<double> Mamba3Problem::all_states(const Inputs& in, const Rotated& t_) const {
   const int64_t H = heads, N = state, P = head_dim, R = rank, size = H * N * P;
   std::vector<double> all(at((sequences.tokens() + sequences.count()) * size));
   for (int64_t n = 0; n < sequences.count(); ++n) {
@@ -125,7 +125,7 @@ std::vector<double> Mamba3Problem::all_states(const Inputs& in, const Turned& t_
 
 Mamba3Problem::Outputs Mamba3Problem::forward(const Inputs& in) const {
   const int64_t H = heads, N = state, P = head_dim, R = rank, size = H * N * P;
-  const Turned t_ = turned(in);
+  const Rotated t_ = rotated(in);
   const std::vector<double> all = all_states(in, t_);
   Outputs out{std::vector<double>(in.v.size()), std::vector<double>(in.s.size())};
   for (int64_t n = 0; n < sequences.count(); ++n) {
@@ -142,13 +142,13 @@ Mamba3Problem::Outputs Mamba3Problem::forward(const Inputs& in) const {
 
 Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d) const {
   const int64_t T = sequences.tokens(), H = heads, N = state, P = head_dim, R = rank, size = H * N * P;
-  const Turned t_ = turned(in);
+  const Rotated t_ = rotated(in);
   const std::vector<double> all = all_states(in, t_);
   const auto zeros = [](const std::vector<double>& like) { return std::vector<double>(like.size()); };
   Inputs g{zeros(in.q),      zeros(in.k),      zeros(in.v),      zeros(in.dt),     zeros(in.trap),
            zeros(in.g),      zeros(in.angle),  zeros(in.q_bias), zeros(in.k_bias), d.s,
            zeros(in.k_last), zeros(in.v_last), zeros(in.theta)};
-  std::vector<double> dq(at(T * R * H * N)), dk(at(T * R * H * N));  // of the turned ones
+  std::vector<double> dq(at(T * R * H * N)), dk(at(T * R * H * N));  // of the rotated ones
   for (int64_t n = 0; n < sequences.count(); ++n) {
     double* ds = g.s.data() + n * size;
     for (int64_t t = sequences.end(n) - 1; t >= sequences.begin(n); --t) {
@@ -186,7 +186,7 @@ Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d
       }
     }
   }
-  // Through the turns, the last token first: theta of a token holds those of all before it.
+  // Through the rotations, the last token first: theta of a token holds those of all before it.
   for (int64_t n = 0; n < sequences.count(); ++n) {
     double* sum = g.theta.data() + n * H * angles;
     for (int64_t t = sequences.end(n) - 1; t >= sequences.begin(n); --t) {
@@ -196,7 +196,7 @@ Mamba3Problem::Inputs Mamba3Problem::backward(const Inputs& in, const Outputs& d
                         row = ((t * R + r) * H + h) * N;
           for (int64_t a = 0; a < angles; ++a) {
             const double theta = t_.theta[at((t * H + h) * angles + a)], c = std::cos(theta), s = std::sin(theta);
-            const int64_t i = row + (halves ? a : 2 * a), j = row + (halves ? a + N / 2 : 2 * a + 1);
+            const int64_t i = row + (rotate_half ? a : 2 * a), j = row + (rotate_half ? a + N / 2 : 2 * a + 1);
             sum[h * angles + a] +=
                 dq[at(j)] * t_.q[at(i)] - dq[at(i)] * t_.q[at(j)] + dk[at(j)] * t_.k[at(i)] - dk[at(i)] * t_.k[at(j)];
             for (std::vector<double>* x : {&dq, &dk}) {

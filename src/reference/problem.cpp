@@ -78,11 +78,13 @@ std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayo
 
 }  // namespace
 
-Gates logits_of(const Rule& rule, Given decay) {
+Gates logits_of(const Rule& rule, GateActivation decay) {
   Gates gates;
   const auto tokens = token_specs(rule);
   [[maybe_unused]] const auto given = [&](TokenIndex token, bool is_decay) {
-    return !tokens[static_cast<size_t>(token)].used ? Given::kValue : is_decay ? decay : Given::kSigmoid;
+    return !tokens[static_cast<size_t>(token)].used ? GateActivation::kValue
+           : is_decay                               ? decay
+                                                    : GateActivation::kSigmoid;
   };
 #define FW_GATE(name, is_decay, bound) gates.name = given(TokenIndex::name, is_decay);
 #include "rule/gates.def"

@@ -30,7 +30,7 @@ struct ProblemOptions {
 };
 
 // All gates of the rule as logits; log-decays as `decay`.
-Gates logits_of(const Rule& rule, Given decay);
+Gates logits_of(const Rule& rule, GateActivation decay);
 
 // Stable and realistic: q and k of size 1 (Kaczmarz keys between 0.1 and 3), gates in (0, bound), g = -softplus of a
 // normal. Cotangents are normal for o and every final state.

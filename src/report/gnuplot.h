@@ -13,7 +13,7 @@ struct PictureResult {
   std::string note;                // why something was not; "" if all is there
 };
 
-// What gnuplot is given behind "set terminal". The picture comes on its standard output, so that no path is in a
+// What gnuplot is given after "set terminal". The picture comes on its standard output, so that no path is in a
 // script.
 using GnuplotScript = std::function<std::string()>;
 

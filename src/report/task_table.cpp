@@ -43,15 +43,15 @@ std::string mean_and_spread(const std::vector<double>& values) {
 }
 
 // Where models are judged: length, and pairs of a mixture's tests (else 0).
-using Place = std::pair<int64_t, int64_t>;
-Place place_of(const TaskScore& score) { return {score.length, score.pairs}; }
+using Setting = std::pair<int64_t, int64_t>;
+Setting setting_of(const TaskScore& score) { return {score.length, score.pairs}; }
 
-std::vector<Place> places_of(const std::vector<TaskResult>& results) {
-  std::set<Place> places;
+std::vector<Setting> settings_of(const std::vector<TaskResult>& results) {
+  std::set<Setting> settings;
   for (const TaskResult& r : results) {
-    for (const TaskScore& s : r.scores) places.insert(place_of(s));
+    for (const TaskScore& s : r.scores) settings.insert(setting_of(s));
   }
-  return {places.begin(), places.end()};
+  return {settings.begin(), settings.end()};
 }
 
 std::optional<Published> published_beside(const TaskResult& r, int64_t length) {
@@ -64,22 +64,22 @@ Table task_table(const std::vector<TaskResult>& results) {
   Table table;
   table.column("rule", Table::Align::kLeft);
   for (const char* heading : {"lr", "seeds", "parameters"}) table.column(heading);
-  const std::vector<Place> places = places_of(results);
-  for (const auto& [length, pairs] : places)
+  const std::vector<Setting> settings = settings_of(results);
+  for (const auto& [length, pairs] : settings)
     table.column(pairs == 0 ? fmt::format("{}", length) : fmt::format("{}, {} pairs", length, pairs));
   for (const Group& group : groups_of(results)) {
     const TaskResult& first = *group.seeds.front();
     std::vector<std::string> row{group.rule, fmt::format("{:g}", group.lr), fmt::format("{}", group.seeds.size()),
                                  fmt::format("{:.2f}M", first.parameters / 1e6)};
-    for (const Place& place : places) {
+    for (const Setting& setting : settings) {
       std::vector<double> values;
       for (const TaskResult* r : group.seeds) {
         for (const TaskScore& s : r->scores) {
-          if (place_of(s) == place) values.push_back(accuracy_of(*r, s));
+          if (setting_of(s) == setting) values.push_back(accuracy_of(*r, s));
         }
       }
       std::string cell = values.empty() ? "-" : mean_and_spread(values);
-      if (const auto theirs = published_beside(first, place.first)) {
+      if (const auto theirs = published_beside(first, setting.first)) {
         cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
       }
       row.push_back(std::move(cell));
@@ -88,12 +88,12 @@ Table task_table(const std::vector<TaskResult>& results) {
   }
   std::vector<std::string> ceiling{"last-write memory", "", "", ""};
   bool any = false;
-  for (const Place& place : places) {
+  for (const Setting& setting : settings) {
     double sum = 0;
     int count = 0;
     for (const TaskResult& r : results) {
       for (const TaskScore& s : r.scores) {
-        if (place_of(s) == place && s.ceiling >= 0) sum += 100 * s.ceiling, ++count;
+        if (setting_of(s) == setting && s.ceiling >= 0) sum += 100 * s.ceiling, ++count;
       }
     }
     any = any || count > 0;

@@ -11,7 +11,7 @@
 namespace fw {
 
 // A row for each rule and learning rate, in the order in which they come. A row has the accuracy in per cent at each
-// length, mean and, of several seeds, the standard deviation of one (n - 1). The published accuracy stands behind it.
+// length, mean and, of several seeds, the standard deviation of one (n - 1). The published accuracy stands after it.
 // Last the ceiling of a last-write memory where the task has one. mqar_zoology is counted by example (macro), all
 // others by question (micro), as their papers do.
 Table task_table(const std::vector<TaskResult>& results);

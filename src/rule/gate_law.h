@@ -17,7 +17,7 @@ namespace fw {
 
 template <class T>
 struct GateLaw {
-  Given given = Given::kValue;
+  GateActivation given = GateActivation::kValue;
   T factor = 1;
 };
 template <class T>
@@ -48,13 +48,13 @@ FW_HOST_DEVICE inline Sigmoid<T> sigmoid_and_softplus(T x) {
 template <class Math, class T>
 FW_HOST_DEVICE inline T gate_value(const GateLaw<T>& law, T rate, T y) {
   switch (law.given) {
-    case Given::kSigmoid:
+    case GateActivation::kSigmoid:
       return law.factor * sigmoid_of<Math>(y);
-    case Given::kSoftplus:
+    case GateActivation::kSoftplus:
       return -rate * softplus_of<Math>(y);
-    case Given::kLowerBound:
+    case GateActivation::kLowerBound:
       return law.factor * sigmoid_of<Math>(rate * y);
-    case Given::kLogSigmoid:
+    case GateActivation::kLogSigmoid:
       return -law.factor * softplus_of<Math>(-y);
     default:
       return y;
@@ -69,20 +69,20 @@ struct GatePoint {
 template <class Math, class T>
 FW_HOST_DEVICE inline GatePoint<T> gate_point(const GateLaw<T>& law, T rate, T y) {
   switch (law.given) {
-    case Given::kSigmoid: {
+    case GateActivation::kSigmoid: {
       const T s = sigmoid_of<Math>(y), value = law.factor * s;
       return {value, value * (T(1) - s), T(0)};
     }
-    case Given::kSoftplus: {
+    case GateActivation::kSoftplus: {
       const Sigmoid<T> at = sigmoid_and_softplus<Math>(y);
       const T value = -rate * at.softplus;
       return {value, -rate * at.s, value};
     }
-    case Given::kLowerBound: {
+    case GateActivation::kLowerBound: {
       const T s = sigmoid_of<Math>(rate * y), value = law.factor * s, slope = rate * value * (T(1) - s);
       return {value, slope, slope * y};
     }
-    case Given::kLogSigmoid: {
+    case GateActivation::kLogSigmoid: {
       const Sigmoid<T> at = sigmoid_and_softplus<Math>(-y);
       return {-law.factor * at.softplus, law.factor * at.s, T(0)};
     }

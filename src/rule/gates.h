@@ -9,19 +9,23 @@
 
 namespace fw {
 
-enum class Given {
+// How a gate's value comes from its tensor: it is the value itself, or a logit.
+enum class GateActivation {
   kValue = FW_GIVEN_VALUE,
   kSigmoid = FW_GIVEN_SIGMOID,
   kSoftplus = FW_GIVEN_SOFTPLUS,
   kLowerBound = FW_GIVEN_LOWER_BOUND,
   kLogSigmoid = FW_GIVEN_LOGSIGMOID
 };
+using Given = GateActivation;  // for scan/cuda
 
-// Whether a log-decay so given has an a_log.
-constexpr bool has_rate(Given given) { return given == Given::kSoftplus || given == Given::kLowerBound; }
+// Whether a log-decay with this activation has an a_log.
+constexpr bool has_rate(GateActivation activation) {
+  return activation == GateActivation::kSoftplus || activation == GateActivation::kLowerBound;
+}
 
 struct Gates {
-#define FW_GATE(name, decay, bound) Given name = Given::kValue;
+#define FW_GATE(name, decay, bound) GateActivation name = GateActivation::kValue;
 #include "rule/gates.def"
 #undef FW_GATE
   double lower_bound = -5;
@@ -33,11 +37,11 @@ struct Gates {
 struct GateSpec {
   std::string_view name;
   size_t token = 0;  // its number in token_specs()
-  Given given = Given::kValue;
+  GateActivation given = GateActivation::kValue;
   bool decay = false;  // a log-decay: it may have an a_log and a dt_bias
   double factor = 1;   // of its law (gate_law.h)
 
-  constexpr bool logits() const { return given != Given::kValue; }
+  constexpr bool logits() const { return given != GateActivation::kValue; }
 };
 
 #define FW_GATE(name, decay, bound) +1
@@ -47,11 +51,11 @@ inline constexpr size_t kGates = 0
 #undef FW_GATE
 
 constexpr std::array<GateSpec, kGates> gate_specs([[maybe_unused]] const Rule& r, const Gates& gates) {
-  const auto factor = [&](Given given, double bound) {
-    return given == Given::kSigmoid      ? bound
-           : given == Given::kLowerBound ? gates.lower_bound
-           : given == Given::kLogSigmoid ? 1 / gates.divisor
-                                         : 1.0;
+  const auto factor = [&](GateActivation given, double bound) {
+    return given == GateActivation::kSigmoid      ? bound
+           : given == GateActivation::kLowerBound ? gates.lower_bound
+           : given == GateActivation::kLogSigmoid ? 1 / gates.divisor
+                                                  : 1.0;
   };
   return {{
 #define FW_GATE(name, decay, bound) \

@@ -11,7 +11,7 @@ namespace fw {
 namespace {
 
 // Every switch of this file lists all values of its enum and has no default, so that the compiler names what a new
-// value leaves open (-Werror=switch). Behind it stands the answer for a value that is not listed: no promise.
+// value leaves open (-Werror=switch). After it stands the answer for a value that is not listed: no promise.
 
 struct Range {
   double low = 0, high = INFINITY;
@@ -47,7 +47,7 @@ Range write_key_range(const Rule& rule) {
   return {};
 }
 
-// What a gain s promises. `k` is the key behind its norm.
+// What a gain s promises. `k` is the key after its norm.
 struct GainBound {
   double unit = INFINITY;        // largest s |k|^2 where |k| <= 1, which is also the largest s where |k| = 1
   double any = INFINITY;         // largest s of any key
@@ -161,7 +161,7 @@ bool decays_shrink(Decay decay) {
   return false;
 }
 
-// Whether the erase reads the state behind the decay. Without a decay both states are the same.
+// Whether the erase reads the state after the decay. Without a decay both states are the same.
 bool reads_decayed_state(const Rule& rule) {
   switch (rule.erase_state) {
     case EraseState::kDecayed:

@@ -18,7 +18,7 @@ struct StepBound {
   std::string reason;  // not bounded: what can grow
   // w and e are parallel: the step's norm is its largest eigenvalue; otherwise the norm can exceed it
   bool symmetric = true;
-  // The norm of a step is at most its largest decay: it is bounded, symmetric, and erases behind the decay. The decay
+  // The norm of a step is at most its largest decay: it is bounded, symmetric, and erases after the decay. The decay
   // cutoff of cut sequences on a GPU (scan/cuda/sm90/scan/decay_cutoff.cuh) relies on it.
   bool shrinks_by_decay = false;
 };

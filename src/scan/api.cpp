@@ -53,7 +53,7 @@ fw_status guarded(const Body& body) {
   }
 }
 
-// Bytes of the structs in version 0.2.0 (tests/abi/0.2.0/layout.inc). A field that is added later lies behind them.
+// Bytes of the structs in version 0.2.0 (tests/abi/0.2.0/layout.inc). A field that is added later lies after them.
 template <class Struct>
 constexpr size_t kFirstBytes = 0;
 template <>

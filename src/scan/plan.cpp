@@ -105,13 +105,13 @@ Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
                desc.checkpoints.interval);
   }
   c.interval = desc.checkpoints.interval;
-  c.places = desc.B * (desc.T / c.interval);
+  c.count = desc.B * (desc.T / c.interval);
   if (desc.checkpoints.slots == nullptr) return c;
   check_positive("checkpoints.columns", desc.checkpoints.columns, kMost);
   check_positive("checkpoints.num_slots", desc.checkpoints.num_slots, kMost);
   c.slots = desc.checkpoints.slots;
   c.columns = desc.checkpoints.columns;
-  c.places = desc.checkpoints.num_slots;
+  c.count = desc.checkpoints.num_slots;
   return c;
 }
 

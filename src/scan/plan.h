@@ -55,7 +55,7 @@ struct Checkpoints {
   int64_t interval = 0;            // tokens; 0: none
   const int32_t* slots = nullptr;  // [N, columns], in the device's memory
   int64_t columns = 0;
-  int64_t places = 0;  // first dimension of the tensors
+  int64_t count = 0;  // first dimension of the tensors
 };
 
 struct Plan {

@@ -30,7 +30,7 @@ void check_struct_size(size_t size, size_t first, std::string_view argument, std
   }
 }
 
-// A struct with the given fields, and those of `defaults` behind them.
+// A struct with the given fields, and those of `defaults` after them.
 template <class Struct>
 Struct complete_struct(const Struct& given, const Struct& defaults, size_t first, std::string_view argument,
                        std::string_view type) {
@@ -43,8 +43,8 @@ Struct complete_struct(const Struct& given, const Struct& defaults, size_t first
   return all;
 }
 
-// Sets `size` bytes of the caller's struct: defaults where this library knows the field, zeros behind. The size is the
-// caller's, so a call refuses a struct that is larger than the library's.
+// Sets `size` bytes of the caller's struct: defaults where this library knows the field, zeros after them. The size is
+// the caller's, so a call refuses a struct that is larger than the library's.
 template <class Struct>
 void init_struct(Struct* pointer, size_t size, const Struct& defaults) {
   if (pointer == nullptr || size < sizeof(size)) return;

@@ -149,16 +149,16 @@ class Checker {
 
   // channels: of a decay with a value a channel, or 0. Parameters of a log-decay that is given as a value must be
   // absent.
-  DecayParameters<T> decay_parameters(std::string_view prefix, Given given, const fw_tensor& a_log,
+  DecayParameters<T> decay_parameters(std::string_view prefix, GateActivation given, const fw_tensor& a_log,
                                       const fw_tensor& dt_bias, int64_t heads, int64_t channels) const {
     return {parameter({prefix, "a_log"}, a_log, given, has_rate(given), heads, a_log.rank == 2 ? channels : 0),
-            parameter({prefix, "dt_bias"}, dt_bias, given, given != Given::kValue, heads, channels)};
+            parameter({prefix, "dt_bias"}, dt_bias, given, given != GateActivation::kValue, heads, channels)};
   }
 
  private:
   std::optional<fw_tensor> with_plain_strides(TensorName name, const fw_tensor& t, bool empty) const {
     fw_tensor plain = t;
-    int64_t extent = 1;  // elements from the first to behind the last of the inner dimensions
+    int64_t extent = 1;  // elements from the first to after the last of the inner dimensions
     for (int i = t.rank - 1; i >= 0; --i) {
       if (empty || t.shape[i] <= 1) {
         plain.stride[i] = extent;
@@ -174,12 +174,12 @@ class Checker {
     return plain;
   }
 
-  HeadTensor<T> parameter(TensorName name, const fw_tensor& t, Given given, bool allowed, int64_t heads,
+  HeadTensor<T> parameter(TensorName name, const fw_tensor& t, GateActivation given, bool allowed, int64_t heads,
                           int64_t channels) const {
     if (t.data == nullptr) return {};
     if (!allowed) {
       fail_usage("{}{}: expected none, since the log-decay is given as {} (fw_gates), got a tensor", prefix_,
-                 name.text(), given == Given::kValue ? "its value" : "a logsigmoid");
+                 name.text(), given == GateActivation::kValue ? "its value" : "a logsigmoid");
     }
     Dims dims = {heads};
     if (channels > 0) dims.push_back(channels);
@@ -279,9 +279,8 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
     if (plan.checkpoints.interval == 0)
       fail_usage("{}: expected none without checkpoints.interval, got a tensor", name);
   }
-  x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.places);
-  x.precond_checkpoints =
-      checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.places);
+  x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.count);
+  x.precond_checkpoints = checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.count);
   return x;
 }
 

@@ -99,7 +99,7 @@ struct NeedleTask::Draw {
   std::string key, value;            // asked for
   std::vector<std::string> needles;  // in the order of their places
   std::vector<int64_t> depths;       // growing, in per cent
-  double place = 0;                  // of the line in noise, [0, 1)
+  double position = 0;               // of the line in noise, [0, 1)
 };
 
 NeedleTask::Draw NeedleTask::draw(Random& random) const {
@@ -117,14 +117,14 @@ NeedleTask::Draw NeedleTask::draw(Random& random) const {
   }
   for (size_t i = d.needles.size(); i > 1; --i) std::swap(d.needles[i - 1], d.needles[random.below(i)]);
   d.depths = draw_depths(random, kind.keys);
-  d.place = random.uniform();
+  d.position = random.uniform();
   return d;
 }
 
 std::string NeedleTask::context(const Draw& draw, int64_t size) const {
   if (!kind_of(task_).essay) {
     std::vector<std::string_view> lines(static_cast<size_t>(size), kNoise);
-    lines.insert(lines.begin() + static_cast<int64_t>(draw.place * static_cast<double>(size)), draw.needles.front());
+    lines.insert(lines.begin() + static_cast<int64_t>(draw.position * static_cast<double>(size)), draw.needles.front());
     return fmt::format("{}", fmt::join(lines, "\n"));
   }
   const std::vector<std::string> sentences = essay_.sentences(size);

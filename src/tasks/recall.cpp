@@ -51,9 +51,9 @@ class KaczmarzMqar : public SyntheticTask {
     constexpr double kPower = 0.9;
     const double low = std::pow(context, kPower), high = std::pow(options_.length - 2, kPower);
     for (const int32_t pair : distinct(random, options_.pairs, options_.pairs)) {
-      const auto place = static_cast<int64_t>(std::pow(random.uniform() * (high - low) + low, 1 / kPower));
+      const auto position = static_cast<int64_t>(std::pow(random.uniform() * (high - low) + low, 1 / kPower));
       // of sums that round past the ends
-      const auto at = static_cast<size_t>(std::clamp(place, context, options_.length - 3));
+      const auto at = static_cast<size_t>(std::clamp(position, context, options_.length - 3));
       tokens[at] = tokens[2 * static_cast<size_t>(pair)];
       labels[at] = tokens[2 * static_cast<size_t>(pair) + 1];
     }
@@ -112,9 +112,9 @@ class ZoologyMqar : public SyntheticTask {
       order.emplace_back(weights_[i] - std::log(-std::log(u) + 1e-300), static_cast<int32_t>(i));
     }
     std::ranges::partial_sort(order, order.begin() + options_.pairs, std::greater<>());
-    std::vector<int32_t> places;
-    for (int64_t i = 0; i < options_.pairs; ++i) places.push_back(order[static_cast<size_t>(i)].second);
-    return places;
+    std::vector<int32_t> positions;
+    for (int64_t i = 0; i < options_.pairs; ++i) positions.push_back(order[static_cast<size_t>(i)].second);
+    return positions;
   }
 
   TaskOptions options_;

@@ -14,7 +14,7 @@ namespace fw {
 std::unique_ptr<SyntheticTask> kaczmarz_mqar(const TaskOptions& options);
 
 // Zoology (Arora et al. 2023): `pairs` distinct keys and values, shown `passes` times, then each key once at an even
-// distance behind them. The distances are drawn without replacement with weights i^(power - 1) in the order of the
+// distance after them. The distances are drawn without replacement with weights i^(power - 1) in the order of the
 // pairs. Token 0 is no key and fills the rest unless `noise`. Throws Error(kUsage): length even, 2 pairs (passes + 1)
 // <= length, pairs < vocab_size / 2, vocab_size even, power > 0.
 std::unique_ptr<SyntheticTask> zoology_mqar(const TaskOptions& options);

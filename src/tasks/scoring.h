@@ -6,7 +6,7 @@
 //   gen          greedy output until a stop text, the end of text or max_gen tokens; whether it has an answer (contains), the share of the answers that
 //                it has (substr_all), both without regard to case
 //
-// Tokens of a continuation c behind a context x are those of x + c from the number of tokens of x on; white space at
+// Tokens of a continuation c after a context x are those of x + c from the number of tokens of x on; white space at
 // the end of x belongs to c. Where one token spans the join, so that none is left for c, those of c alone are scored.
 // An empty context is the prefix token, or the first token of c where it is that. What is too long for max_length loses
 // its left.

@@ -47,13 +47,13 @@ class Stack : public SyntheticTask {
         tokens[at] = kPush, tokens[at + 1] = which, tokens[at + 2] = kFirstValue + below(random, kValues);
         stacks[static_cast<size_t>(which)].push_back(tokens[at + 2]);
       } else {
-        const auto place = static_cast<size_t>(below(random, static_cast<int>(filled.size())));
-        const int which = filled[place];
+        const auto index = static_cast<size_t>(below(random, static_cast<int>(filled.size())));
+        const int which = filled[index];
         std::vector<int32_t>& values = stacks[static_cast<size_t>(which)];
         tokens[at] = kPop, tokens[at + 1] = which, tokens[at + 2] = kQuery;
         labels[at + 1] = values.back();
         values.pop_back();
-        if (values.empty()) filled[place] = filled.back(), filled.pop_back();
+        if (values.empty()) filled[index] = filled.back(), filled.pop_back();
       }
     }
     for (; at < tokens.size(); ++at) tokens[at] = kFirstFiller + below(random, kFillers);

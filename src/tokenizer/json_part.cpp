@@ -18,7 +18,7 @@ std::string shown_part(const nlohmann::json& value) {
 }  // namespace
 
 void JsonPart::fail(std::string_view words) const {
-  fail_usage("'{}': {}{}{}", file_, place_.empty() ? "" : place_, place_.empty() ? "" : ": ", words);
+  fail_usage("'{}': {}{}{}", file_, location_.empty() ? "" : location_, location_.empty() ? "" : ": ", words);
 }
 
 void JsonPart::refuse(std::string_view expected) const {
@@ -41,11 +41,11 @@ bool JsonPart::has(const char* key) const {
 
 JsonPart JsonPart::at(const char* key) const {
   if (!has(key)) fail(fmt::format("expected the key \"{}\"", key));
-  return {*value_->find(key), file_, place_.empty() ? key : fmt::format("{}.{}", place_, key)};
+  return {*value_->find(key), file_, location_.empty() ? key : fmt::format("{}.{}", location_, key)};
 }
 
 JsonPart JsonPart::element(size_t index) const {
-  return {(*value_)[index], file_, fmt::format("{}[{}]", place_, index)};
+  return {(*value_)[index], file_, fmt::format("{}[{}]", location_, index)};
 }
 
 std::vector<JsonPart> JsonPart::elements() const {

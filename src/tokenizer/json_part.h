@@ -12,8 +12,8 @@ namespace fw {
 
 class JsonPart {
  public:
-  JsonPart(const nlohmann::json& value, std::string file, std::string place = "")
-      : value_(&value), file_(std::move(file)), place_(std::move(place)) {}
+  JsonPart(const nlohmann::json& value, std::string file, std::string location = "")
+      : value_(&value), file_(std::move(file)), location_(std::move(location)) {}
 
   const nlohmann::json& value() const { return *value_; }
   bool has(const char* key) const;         // there, and not null
@@ -37,7 +37,7 @@ class JsonPart {
 
  private:
   const nlohmann::json* value_;
-  std::string file_, place_;
+  std::string file_, location_;
 };
 
 }  // namespace fw

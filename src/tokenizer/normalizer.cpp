@@ -44,7 +44,7 @@ std::string normal_form(const std::string& text, const char* name, UNormalizatio
   return out;
 }
 
-// A character behind the head that joins its last one is of the head then.
+// A character after the head that joins its last one is of the head then.
 std::string normal_form(const std::string& text, const char* name, UNormalization2Mode mode, size_t& head) {
   std::string out = normal_form(text, name, mode);
   if (head > 0) head = bytes_of_characters(out, characters(normal_form(text.substr(0, head), name, mode)));

@@ -44,7 +44,7 @@ std::string plain_name(std::string_view name) {
 }
 
 // Oniguruma 6.9.8 in the words of 6.9.10, which the package has: [[:punct:]] has symbols, \p{Word} is \w, \R works
-// behind a repeat, and .* behind what takes no character. `fault`: what cannot be said so.
+// after a repeat, and .* after what takes no character. `fault`: what cannot be said so.
 std::string translated(std::string_view pattern, std::string& fault) {
   std::string out;
   bool looks_behind = false, ascii = false, line_end = false, punctuation = false, any = false;
@@ -106,7 +106,7 @@ std::string translated(std::string_view pattern, std::string& fault) {
       copy(i, i + 1);
     }
   }
-  // Behind what takes no character, .* is looked for at the beginnings of lines alone; a first branch that never
+  // After what takes no character, .* is looked for at the beginnings of lines alone; a first branch that never
   // matches keeps Oniguruma from that.
   if (any) out.insert(0, "(?!)|");
   if (looks_behind && line_end)
@@ -236,7 +236,7 @@ void PatternScan::find(std::string_view text) {
   size_t last = std::string_view::npos;  // the end of the match before
   for (size_t at = 0; at <= text.size() && search(text, at);) {
     const auto begin = static_cast<size_t>(engine_->region->beg[0]), end = static_cast<size_t>(engine_->region->end[0]);
-    if (begin == end && end == last) {  // nothing, right behind a match
+    if (begin == end && end == last) {  // nothing, right after a match
       at = at < text.size() ? at + utf8_length(text.substr(at)) : at + 1;
       continue;
     }

@@ -87,18 +87,18 @@ Precompiled::Precompiled(const JsonPart& part) {
 // leads to it, the distance to its children and whether a value hangs on it. A damaged table leads nowhere.
 std::optional<std::string_view> Precompiled::replacement(std::string_view part) const {
   const auto distance = [](uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); };
-  uint32_t place = distance(units_[0]);
+  uint32_t index = distance(units_[0]);
   for (const char c : part) {
     const uint32_t byte = static_cast<unsigned char>(c);
     if (byte == 0) return std::nullopt;
-    place ^= byte;
-    if (place >= units_.size()) return std::nullopt;
-    const uint32_t unit = units_[place];
+    index ^= byte;
+    if (index >= units_.size()) return std::nullopt;
+    const uint32_t unit = units_[index];
     if ((unit & (1u << 31 | 0xff)) != byte) return std::nullopt;
-    place ^= distance(unit);
-    if (place >= units_.size()) return std::nullopt;
+    index ^= distance(unit);
+    if (index >= units_.size()) return std::nullopt;
     if ((unit >> 8 & 1) == 0) continue;
-    const size_t begin = units_[place] & ~(1u << 31);
+    const size_t begin = units_[index] & ~(1u << 31);
     if (begin >= texts_.size() || (static_cast<unsigned char>(texts_[begin]) & 0xc0) == 0x80) return std::nullopt;
     return std::string_view(texts_).substr(begin, std::min(texts_.find('\0', begin), texts_.size()) - begin);
   }

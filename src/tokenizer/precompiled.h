@@ -1,5 +1,5 @@
 // The normalizer "Precompiled": SentencePiece's table of what becomes of which characters (`precompiled_charsmap`,
-// base64). A number of 4 bytes says how long a double array is, a trie whose values are places in the texts behind it,
+// base64). A number of 4 bytes says how long a double array is, a trie whose values are places in the texts after it,
 // each ended by a NUL.
 //
 // A text goes cluster by cluster (Unicode's grapheme clusters): one of fewer than 6 bytes is replaced as a whole by

@@ -98,7 +98,7 @@ std::string table_fault(std::string_view table) {
                        table.size() - 4);
   }
   const size_t count = size / 4;
-  const auto unit = [&](size_t place) { return little_endian(table.substr(4 + 4 * place)); };
+  const auto unit = [&](size_t index) { return little_endian(table.substr(4 + 4 * index)); };
   const std::string_view texts = table.substr(4 + size);
   if (utf8_prefix(texts) != texts.size()) return "texts behind the table that are not UTF-8";
   if (!texts.empty() && texts.back() != '\0') return "texts behind the table that do not end";
@@ -106,10 +106,10 @@ std::string table_fault(std::string_view table) {
   std::vector<size_t> open{0};
   seen[0] = true;
   while (!open.empty()) {
-    const size_t place = open.back();
+    const size_t index = open.back();
     open.pop_back();
-    const uint32_t here = unit(place);
-    const size_t children = place ^ (size_t{here >> 10} << ((here & (1u << 9)) >> 6));
+    const uint32_t here = unit(index);
+    const size_t children = index ^ (size_t{here >> 10} << ((here & (1u << 9)) >> 6));
     if ((children | 255) >= count) return fmt::format("a table of {} places that leads to place {}", count, children);
     if ((here >> 8 & 1) != 0) {
       const size_t text = unit(children) & ~(1u << 31);

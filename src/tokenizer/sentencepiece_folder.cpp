@@ -41,10 +41,10 @@ AddedToken token_of(const JsonPart& part, const std::string& id) {
 SentencePieceFolder read_sentencepiece_folder(const std::string& folder) {
   SentencePieceFolder result;
   if (folder.empty()) return result;
-  const std::filesystem::path place(folder);
+  const std::filesystem::path base(folder);
   // Null where the file is not there.
   const auto read = [&](const char* name, std::string& path) {
-    path = (place / name).string();
+    path = (base / name).string();
     if (!file_exists(path)) return nlohmann::json();
     std::string text = read_file(path, kMostBytes);
     nlohmann::json json = parse_json(text, "'" + path + "'");

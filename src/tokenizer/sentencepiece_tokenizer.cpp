@@ -169,7 +169,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     encode_run(text.substr(begin), &ids);
   }
 
-  // Tokens beside the model, and its own control pieces, are found in a text. Ids go on behind the pieces.
+  // Tokens beside the model, and its own control pieces, are found in a text. Ids go on after the pieces.
   void add_tokens(const SentencePieceFolder& beside) {
     const auto size = static_cast<int32_t>(pieces_.size());
     std::vector<AddedToken> tokens = beside.tokens;
@@ -235,7 +235,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
 
-  // Whether this model puts a space in front of every text (most published models do).
+  // Whether this model puts a space before every text (most published models do).
   void probe_prefix() {
     std::vector<int> ids;
     if (!processor_.Encode("a", &ids).ok()) return;

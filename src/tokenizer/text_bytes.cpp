@@ -31,7 +31,7 @@ class Keys {
     form_ = icu::Normalizer2::getNFKDInstance(error);
     if (U_FAILURE(error)) fail_internal("ICU has no NFKD: {}", u_errorName(error));
   }
-  // The keys of a character: of its NFKD form, without case and without marks. There may be none. Those behind the
+  // The keys of a character: of its NFKD form, without case and without marks. There may be none. Those after the
   // first begin at `next`.
   void add(char32_t c, size_t begin, size_t next, std::vector<Unit>& units) const {
     if (c == kSpaceMark || (c < 0x110000 && u_isUWhiteSpace(static_cast<UChar32>(c))))
@@ -53,7 +53,7 @@ class Keys {
   const icu::Normalizer2* form_ = nullptr;
 };
 
-// The character at byte i, which goes on behind it.
+// The character at byte i, which goes on after it.
 char32_t next_character(std::string_view text, size_t& i) {
   if (utf8_length(text.substr(i)) > 0) return utf8_next(text, i);
   return kBytes + static_cast<unsigned char>(text[i++]);

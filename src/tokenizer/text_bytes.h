@@ -1,5 +1,5 @@
 // How many bytes of a text each of its tokens stands for: what bits per byte count. A token's piece is often not a part
-// of the text: normalizers change characters, a tokenizer puts a space in front of a text or drops some, and an unknown
+// of the text: normalizers change characters, a tokenizer puts a space before a text or drops some, and an unknown
 // token stands for anything.
 #pragma once
 
@@ -19,7 +19,7 @@ class TextBytes {
   // The tokenizer must outlive it.
   explicit TextBytes(const Tokenizer& tokenizer);
 
-  // Whether the tokens are of a text at all. Ids written as numbers are not: the text behind them is not there.
+  // Whether the tokens are of a text at all. Ids written as numbers are not: the text after them is not there.
   bool known() const { return known_; }
   // Bytes of a token's piece, which is what the token stands for unless measure() says otherwise.
   int64_t piece(int32_t id) const { return static_cast<int64_t>(text_of(id).size()); }

@@ -12,7 +12,7 @@ TextMatcher::TextMatcher(const std::vector<std::pair<std::string_view, int32_t>>
   for (const auto& [word, value] : words) {
     uint32_t node = 0;
     for (size_t i = word.size(); i-- > 0;) {
-      const auto [found, added] = children_.try_emplace(place(node, word[i]), static_cast<uint32_t>(nodes_.size()));
+      const auto [found, added] = children_.try_emplace(edge_key(node, word[i]), static_cast<uint32_t>(nodes_.size()));
       if (added) {
         edges.push_back({node, found->second, word[i], static_cast<uint32_t>(word.size() - i)});
         nodes_.emplace_back();
@@ -49,7 +49,7 @@ TextMatcher::TextMatcher(const std::vector<std::pair<std::string_view, int32_t>>
 
 uint32_t TextMatcher::next(uint32_t node, char c) const {
   while (node != 0) {
-    const auto found = children_.find(place(node, c));
+    const auto found = children_.find(edge_key(node, c));
     if (found != children_.end()) return found->second;
     node = nodes_[node].failure;
   }

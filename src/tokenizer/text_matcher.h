@@ -38,11 +38,11 @@ class TextMatcher {
     uint32_t shorter = 0;  // a node with the next shorter word that ends here, 0: none
   };
   struct PlaceHash {
-    size_t operator()(uint64_t place) const {
-      return static_cast<size_t>((place ^ place >> 31) * 0x9e3779b97f4a7c15u >> 5);
+    size_t operator()(uint64_t edge_key) const {
+      return static_cast<size_t>((edge_key ^ edge_key >> 31) * 0x9e3779b97f4a7c15u >> 5);
     }
   };
-  static uint64_t place(uint32_t node, char c) { return uint64_t{node} << 8 | static_cast<unsigned char>(c); }
+  static uint64_t edge_key(uint32_t node, char c) { return uint64_t{node} << 8 | static_cast<unsigned char>(c); }
   uint32_t next(uint32_t node, char c) const;
 
   std::vector<Node> nodes_{Node{}};

@@ -1,4 +1,4 @@
-// WordPiece: a piece is cut from its left into the longest tokens that there are, those behind the first with a prefix
+// WordPiece: a piece is cut from its left into the longest tokens that there are, those after the first with a prefix
 // (##). One that cannot be cut so to its end, or is too long, is the unknown token. WordLevel: a piece is a token, or
 // the unknown one.
 #include "base/error.h"

@@ -191,7 +191,7 @@ class GzipBytes final : public Packed {
   }
 
  private:
-  // A file may have several members one after the other (as `cat a.gz b.gz` makes) and zeros behind the last (as tapes
+  // A file may have several members one after the other (as `cat a.gz b.gz` makes) and zeros after the last (as tapes
   // do).
   void begin_member() {
     if (began_) {
@@ -247,7 +247,7 @@ class ZstdBytes final : public Packed {
   bool inside_ = false, more_inside_ = false;
 };
 
-// Unpacked text from behind its byte order mark.
+// Unpacked text from after its byte order mark.
 class Text final : public ByteSource {
  public:
   Text(const std::string& path, std::unique_ptr<ByteSource> bytes)

@@ -131,8 +131,8 @@ void write_trainer_json(const std::string& folder, const TrainerState& state) {
   const json content = {
       {"format", kFormat}, {"checksum", kNoChecksum}, {"state", state_to_json(state)}, {"files", files}};
   std::string text = content.dump(2) + "\n";
-  const size_t place = text.find(fmt::format("{}{}\"", kChecksumKey, kNoChecksum)) + kChecksumKey.size();
-  text.replace(place, kNoChecksum.size(), checksum_of_text(text));
+  const size_t offset = text.find(fmt::format("{}{}\"", kChecksumKey, kNoChecksum)) + kChecksumKey.size();
+  text.replace(offset, kNoChecksum.size(), checksum_of_text(text));
   write_file_atomic(folder + "/trainer.json", text);
 }
 
@@ -240,12 +240,12 @@ void prune_checkpoints(const std::string& folder, int64_t newest, int64_t keep) 
 TrainerState verify_checkpoint(const std::string& path) {
   const std::string file = path + "/trainer.json";
   std::string text = read_file(file, size_t{64} << 20);
-  const size_t place = text.find(kChecksumKey);
-  if (place == std::string::npos || text.size() - place < kChecksumKey.size() + kNoChecksum.size()) {
+  const size_t offset = text.find(kChecksumKey);
+  if (offset == std::string::npos || text.size() - offset < kChecksumKey.size() + kNoChecksum.size()) {
     fail_usage("'{}': damaged (no checksum in it, {} bytes long)", file, text.size());
   }
-  const std::string expected = text.substr(place + kChecksumKey.size(), kNoChecksum.size());
-  text.replace(place + kChecksumKey.size(), kNoChecksum.size(), kNoChecksum);
+  const std::string expected = text.substr(offset + kChecksumKey.size(), kNoChecksum.size());
+  text.replace(offset + kChecksumKey.size(), kNoChecksum.size(), kNoChecksum);
   if (checksum_of_text(text) != expected)
     fail_usage("'{}': damaged (checksum {} expected, {} found)", file, expected, checksum_of_text(text));
   TrainerState state;

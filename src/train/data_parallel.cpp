@@ -104,13 +104,13 @@ void DataParallel<T>::add_round(LanguageModel<T>& model, size_t first, size_t ba
   std::vector<const W*> sources(active);  // of my part, by rank
   std::vector<ConstPart> send(ranks);
   std::vector<Part> receive(ranks);
-  for (size_t rank = 0, place = 0; rank < ranks; ++rank) {
+  for (size_t rank = 0, slot = 0; rank < ranks; ++rank) {
     if (rank == me) {
       if (me < active) sources[me] = grads + mine().begin;
       continue;
     }
     if (me < active) send[rank] = {grads + ranges_[rank].begin, static_cast<size_t>(ranges_[rank].size()) * sizeof(W)};
-    W* const to = received_.data() + part * static_cast<int64_t>(place++);
+    W* const to = received_.data() + part * static_cast<int64_t>(slot++);
     if (rank >= active) continue;
     receive[rank] = {to, static_cast<size_t>(part) * sizeof(W)};
     sources[rank] = to;

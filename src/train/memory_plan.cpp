@@ -81,7 +81,7 @@ std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig&
       continue;
     }
     if (level == first) return plan;
-    // More layers take less, once there is one: it brings the memory where what is computed again lies.
+    // More layers take less, once there is one: it brings the memory where what is recomputed lies.
     int64_t low = 0, high = config.num_hidden_layers;  // low layers are too few, high will do
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;

@@ -1,5 +1,5 @@
 // One optimiser step: loss and gradient of its batches, global norm, clipping, AdamW. The loop (trainer.h) and the
-// check against another program's training (model_vectors.h) both run this.
+// check against another program's training (model_conformance.h) both run this.
 #pragma once
 
 #include <span>

@@ -95,10 +95,10 @@ uint64_t measure(const std::string& path, const LineRules& lines) {
 
 struct Cut {
   uint64_t at;
-  bool more;  // there is something behind it
+  bool more;  // there is something after it
 };
 
-// The first of the JSON lines that begins at or behind `at` bytes of text.
+// The first of the JSON lines that begins at or after `at` bytes of text.
 Cut line_at(TextSource& source, uint64_t at) {
   uint64_t bytes = 0, line = 0;
   while (source.next()) {
@@ -133,7 +133,7 @@ std::vector<TextPart> whole_texts(const std::vector<std::string>& paths) {
 
 uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator) {
   const std::string end = separator.empty() ? "\n" : "\n" + separator + "\n";
-  uint64_t place = skip(text, at);  // of window[0] in the text
+  uint64_t offset = skip(text, at);  // of window[0] in the text
   std::string window, piece(kPiece, '\0');
   // Without a separator: where a character of UTF-8 begins, for a text that is one long line.
   uint64_t character = kAll;
@@ -141,21 +141,21 @@ uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator) {
     const size_t fresh = window.size();
     window.append(piece, 0, n);
     for (size_t i = fresh; i < window.size() && character == kAll; ++i) {
-      if ((static_cast<unsigned char>(window[i]) & 0xC0) != 0x80) character = place + i;
+      if ((static_cast<unsigned char>(window[i]) & 0xC0) != 0x80) character = offset + i;
     }
     const size_t found = window.find(end);
     if (found != std::string::npos) {
-      const uint64_t cut = place + found + end.size();
+      const uint64_t cut = offset + found + end.size();
       if (!separator.empty()) return cut;
       // A line's end that is the text's end leaves nothing to hold out.
       if (found + 1 < window.size() || text.read(std::span(piece).first(1)) > 0) return cut;
-      return std::min(character, place + window.size());
+      return std::min(character, offset + window.size());
     }
     const size_t keep = std::min(window.size(), end.size() - 1);
-    place += window.size() - keep;
+    offset += window.size() - keep;
     window.erase(0, window.size() - keep);
   }
-  const uint64_t size = place + window.size();
+  const uint64_t size = offset + window.size();
   return separator.empty() ? std::min(character, size) : size;
 }
 

@@ -35,7 +35,7 @@ struct TextSplit {
 TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator,
                    double share);
 
-// The first place at or behind `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
+// The first place at or after `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
 uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator);
 
 }  // namespace fw

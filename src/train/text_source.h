@@ -35,7 +35,7 @@ struct LineRules {
   // Gets "FILE:LINE: why" of a line that is no JSON object with a string of this key; the line is left out. Null: it is
   // an Error(kUsage).
   std::function<void(const std::string&)> on_bad;
-  std::string advice;  // behind that error: what leaves such lines out
+  std::string advice;  // after that error: what leaves such lines out
 };
 
 // Lines have at most 256 MiB. NaN, Infinity and numbers beyond a double are taken where nobody reads them, as Python

@@ -5,14 +5,14 @@
 // then newline, text, separator line. So a model learns from what a document starts: a newline, which a Session without
 // a prompt begins with too. It also learns where a document ends: generation stops after the separator line. Every byte
 // of text and separator is a target. Documents without text are left out. Without a separator the text is one document,
-// exactly as it is. Behind each document stands the tokenizer's end of text, where the writer was asked for it
+// exactly as it is. After each document stands the tokenizer's end of text, where the writer was asked for it
 // (TokenizeOptions::document_end).
 //
 // Format, little-endian: a header of 64 bytes
 //   0 "FWTOKEN1"   8 u32 version 3   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
-//   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 Tokenizer::checksum()
+//   40 u64 bytes of text after the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 Tokenizer::checksum()
 // then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens).
-// Behind them a trailer
+// After them a trailer
 //   u64 1 where the bytes of every token are known, else 0   i64 id that ends each document, or -1   u64 exceptions
 // and the exceptions: u64 token, u64 bytes of the text that it stands for, where these are not those of its piece
 // (tokenizer/text_bytes.h). Files of version 2 end with the offsets. Those of version 1 have zero at 56 as well: which
@@ -48,7 +48,7 @@ class TokenFile {
   uint64_t checksum() const { return checksum_; }    // of the whole file
   const std::string& name() const { return name_; }
   int version() const { return version_; }
-  // that was put behind each document; -1: none, or not known (before version 3)
+  // that was put after each document; -1: none, or not known (before version 3)
   int32_t end_token() const { return end_; }
   // Whether the bytes of every token are known: of a token those of its piece, or what exception_at() says.
   bool knows_bytes() const { return knows_bytes_; }

@@ -26,10 +26,10 @@ struct TokenHeader {
 };
 static_assert(sizeof(TokenHeader) == 64);
 
-// Behind the offsets, from version 3 on; `exceptions` TokenBytes follow it.
+// After the offsets, from version 3 on; `exceptions` TokenBytes follow it.
 struct TokenTrailer {
   uint64_t knows_bytes = 0;  // 1: the bytes of every token are known, 0: they are not, and there are no exceptions
-  int64_t end = -1;          // the id that was put behind each document; -1: none
+  int64_t end = -1;          // the id that was put after each document; -1: none
   uint64_t exceptions = 0;
 };
 static_assert(sizeof(TokenTrailer) == 24);
@@ -40,7 +40,7 @@ struct TokenBytes {
 };
 static_assert(sizeof(TokenBytes) == 16);
 
-// Where the offsets begin, behind the ids.
+// Where the offsets begin, after the ids.
 inline uint64_t padded_to_offsets(uint64_t bytes_of_ids) { return (bytes_of_ids + 7) / 8 * 8; }
 
 }  // namespace fw

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 struct Progress {
   uint64_t tokens = 0, documents = 0, last = 0, encoded = 0, ends = 0, checksum = 0;  // last: tokens of whole documents
   uint64_t exceptions = 0;                                                            // of bytes (token_format.h)
-  // 1: the open document has its end token, and at most space behind it
+  // 1: the open document has its end token, and at most space after it
   uint64_t ended = 0;
 };
 
@@ -46,12 +46,12 @@ std::string made_by(const Tokenizer& tokenizer, const std::string& separator, in
 // The text does not begin as the one that an interrupted call had read.
 struct AnotherText {};
 
-// The growing files of a token file: ids (behind room for the header), offsets, and exceptions of bytes.
+// The growing files of a token file: ids (after room for the header), offsets, and exceptions of bytes.
 struct GrowingFiles {
   GrowingFile ids, offsets, exceptions;
 };
 
-// Documents to ids in the growing files. What an earlier call did (`before`) is only compared. end: the id behind each
+// Documents to ids in the growing files. What an earlier call did (`before`) is only compared. end: the id after each
 // document, or -1.
 class Encoder {
  public:
@@ -88,7 +88,7 @@ class Encoder {
   }
 
   bool knows_bytes() const { return text_bytes_.known(); }
-  // Whether what an earlier call did lies behind.
+  // Whether what an earlier call did is over.
   bool caught_up() const { return known_; }
   Progress progress() const {
     Progress p = now_;
@@ -169,7 +169,7 @@ class Framer {
     }
     lines_.erase(0, line);
     searched_ = lines_.size();
-    // The beginning of a line that is too long to be the separator (and the '\r' behind it) need not wait for its end.
+    // The beginning of a line that is too long to be the separator (and the '\r' after it) need not wait for its end.
     if (lines_.size() > separator_.size() + 1) {
       content(lines_);
       lines_.clear();

@@ -29,8 +29,8 @@ struct TokenFileStats {
 struct TokenizeOptions {
   // each text is split at the lines that are equal to it ("%" for fortunes); "": each text is one document
   std::string separator;
-  // Whether the tokenizer's end of text, if it has one, stands behind each document. Where the text has it there
-  // itself, white space behind it or not, no second one comes.
+  // Whether the tokenizer's end of text, if it has one, stands after each document. Where the text has it there
+  // itself, white space after it or not, no second one comes.
   bool document_end = false;
   // from what an earlier call left, and leave that for a later one; false: of a text that can be read only once
   bool go_on = true;

@@ -131,9 +131,9 @@ struct Trainer::Impl {
   std::shared_ptr<const TokenFile> valid;
   std::optional<MemoryPlan> plan;
   LanguageModel<float> model;
-  DeviceRanks between;                          // devices
-  std::optional<AdamW> alone;                   // one rank whose gradients run on, or
-  std::optional<DataParallel<float>> together;  // all else
+  DeviceRanks transport;                             // between devices
+  std::optional<AdamW> local_opt;                    // one rank whose gradients run on, or
+  std::optional<DataParallel<float>> data_parallel;  // all else
   Schedule schedule;
   BatchSource source;
   Random random;
@@ -157,17 +157,17 @@ struct Trainer::Impl {
         valid(std::move(valid_file)),
         plan(plan_of(m, c, communicator.size())),
         model(m, device_named(c.device)),
-        between(device_ranks(ranks, model.device())),
+        transport(device_ranks(ranks, model.device())),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share, c.warmup_from},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {
     const AdamWConfig adamw = {c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed};
     if (c.sums == "apart" || ranks.size() > 1) {
-      together.emplace(ranks, between.tensors ? *between.tensors : ranks, adamw, model.params(),
-                       c.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
+      data_parallel.emplace(ranks, transport.tensors ? *transport.tensors : ranks, adamw, model.params(),
+                            c.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
     } else {
-      alone.emplace(adamw, model.params());
+      local_opt.emplace(adamw, model.params());
     }
     model.init(random);
     model.set_tokenizer(tokenizer->checksum());
@@ -182,7 +182,7 @@ struct Trainer::Impl {
     state.mix = train.description();
   }
 
-  AdamW& optimizer() { return together ? together->optimizer() : *alone; }
+  AdamW& optimizer() { return data_parallel ? data_parallel->optimizer() : *local_opt; }
   bool leads() const { return ranks.rank() == 0; }
 
   // Done by rank 0 while the others wait. What it throws ends all. On rank 0 it comes out as it is. On the others it
@@ -357,8 +357,8 @@ struct Trainer::Impl {
     for (int64_t i = 0; i < config.accumulate; ++i)
       tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
     last_lr = learning_rate(schedule, state.step);
-    const StepResult step = together ? together->step(model, batches, last_lr, config.clip)
-                                     : train_step(model, *alone, batches, last_lr, config.clip);
+    const StepResult step = data_parallel ? data_parallel->step(model, batches, last_lr, config.clip)
+                                          : train_step(model, *local_opt, batches, last_lr, config.clip);
     state.norm = step.norm;
     if (step.finite) {
       state.skipped_in_row = 0;
@@ -459,8 +459,8 @@ struct Trainer::Impl {
     state.random = random.save();
     std::optional<AdamW> gathered;
     if (ranks.size() > 1) {
-      together->complete(model.params());
-      gathered = together->whole(model.params());
+      data_parallel->complete(model.params());
+      gathered = data_parallel->whole(model.params());
     }
     on_first_rank([&] { write_checkpoint(checkpoints, state, model, gathered ? *gathered : optimizer(), *tokenizer); });
     written = state.step;
@@ -469,10 +469,10 @@ struct Trainer::Impl {
 
   // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
   void write_model() {
-    if (together) together->complete(model.params());
-    on_first_rank([&] { write_model_alone(); });
+    if (data_parallel) data_parallel->complete(model.params());
+    on_first_rank([&] { write_model_on_first_rank(); });
   }
-  void write_model_alone() {
+  void write_model_on_first_rank() {
     const Batch batch = BatchSource(train, 1, config.length, config.seed).next();
     if (!model.parameters_finite() ||
         !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
@@ -575,7 +575,7 @@ std::optional<RecomputeLayers> Trainer::planned_recompute() const {
   return impl_->plan->recompute;
 }
 BestRecord Trainer::best() const { return {impl_->state.best_step, impl_->state.best_loss}; }
-const std::string& Trainer::carrier() const { return impl_->between.carrier; }
+const std::string& Trainer::transport() const { return impl_->transport.name; }
 bool Trainer::out_of_patience() const { return impl_->out_of_patience(); }
 
 }  // namespace fw

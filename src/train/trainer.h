@@ -114,7 +114,7 @@ class Trainer {
   BestRecord best() const;
   bool out_of_patience() const;
   // of tensors between the devices of several ranks (ops/device_ranks.h); "" where there is no need of one
-  const std::string& carrier() const;
+  const std::string& transport() const;
 
  private:
   struct Impl;

@@ -59,7 +59,7 @@ std::vector<float> numbers(int64_t n) {
   return list;
 }
 
-// Every length from none to some vectors; nothing behind the end is written.
+// Every length from none to some vectors; nothing after the end is written.
 TEST(Bf16Numbers, RoundToNearestEvenAndBack) {
   for (int64_t n = 0; n <= 70; ++n) {
     const std::vector<float> x = numbers(n);

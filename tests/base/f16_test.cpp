@@ -69,7 +69,7 @@ TEST(Float16Numbers, RoundToNearestEven) {
   EXPECT_EQ(rounded(0x1.002p-25F), 1);
 }
 
-// Every length from none to some vectors; nothing behind the end is written.
+// Every length from none to some vectors; nothing after the end is written.
 TEST(Float16Numbers, OfEveryLength) {
   for (size_t n = 0; n <= 70; ++n) {
     std::vector<float> x(n), wide(n + 1, 7.0F);

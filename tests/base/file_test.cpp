@@ -133,7 +133,7 @@ TEST(File, WhatAnotherOpeningWritesStays) {
   EXPECT_EQ(folder.files(), 1u);
 }
 
-// Several processes that write one file and clean up behind each other: no writing fails, and the file is whole at
+// Several processes that write one file and clean up after each other: no writing fails, and the file is whole at
 // every moment.
 TEST(File, ProcessesThatWriteOneFileDoNotDisturbEachOther) {
   const TempFolder folder;

@@ -14,7 +14,7 @@ TEST(RandomJump, IsSoManyDraws) {
   for (const int log : {0, 1, 8, 9, 15}) {
     const RandomJump jump(log);
     ASSERT_EQ(jump.draws(), int64_t{1} << log);
-    // Fresh, in the middle of its words, at their last and just behind them.
+    // Fresh, in the middle of its words, at their last and just after them.
     for (const int64_t before : {0, 1, 100, 311, 312, 313, 1000}) {
       Random jumped(7), drawn(7);
       draw(jumped, before);

@@ -69,19 +69,19 @@ TEST(BadConfig, WhatCannotBe) {
 
 // A switch takes nothing, true or false: "yes" must not quietly mean no.
 // What an imported model came with is another program's: of any kind.
-TEST(BadConfig, APeersConfigurationOfAnotherKind) {
+TEST(BadConfig, AHuggingFaceConfigurationOfAnotherKind) {
   Folder folder;
   spill(folder / "text", small_text());
   ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
   const std::string path = folder / "run/model/config.json";
   const auto config = nlohmann::json::parse(slurp(path));
-  for (const char* peer : {"{}", "{\"config\":5}", "{\"config\":[]}", "{\"config\":null}",
-                           "{\"config\":{\"eos_token_id\":[\"x\",null,1e30]}}"}) {
+  for (const char* hf : {"{}", "{\"config\":5}", "{\"config\":[]}", "{\"config\":null}",
+                         "{\"config\":{\"eos_token_id\":[\"x\",null,1e30]}}"}) {
     auto other = config;
-    other["peer"] = nlohmann::json::parse(peer);
+    other["peer"] = nlohmann::json::parse(hf);
     spill(path, other.dump());
     const Outcome outcome = run({"generate", folder / "run", "--tokens", "1", "--prompt", "a"});
-    EXPECT_EQ(outcome.code, 0) << peer << outcome.err;
+    EXPECT_EQ(outcome.code, 0) << hf << outcome.err;
   }
 }
 

@@ -56,7 +56,7 @@ TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
   EXPECT_EQ(files_in(folder), 0);
 }
 
-// Without a GPU too: its memory is planned, and why no step is timed is said. --memory chooses what is computed again,
+// Without a GPU too: its memory is planned, and why no step is timed is said. --memory chooses what is recomputed,
 // or says what would do.
 TEST(DryRun, PlansAGpusMemoryWithoutOne) {
   Folder folder;

@@ -118,11 +118,11 @@ TEST_F(From, SoDoesOneThatBeganWithAnImportedModel) {
 }
 
 TEST_F(From, AFolderOfTheOtherProgramIsReadAsItIs) {
-  const std::string fla = *folder_ / "peer", out = *folder_ / "from-peer";
+  const std::string fla = *folder_ / "hf", out = *folder_ / "from-hf";
   ok({"export", base(), fla});
   ok(train(fla, out) + Args{"--steps", "0", "--tokenizer", base() + "/model/tokenizer.model"});
   EXPECT_EQ(weights(out), weights(base()));
-  const std::string more = *folder_ / "from-peer-more";
+  const std::string more = *folder_ / "from-hf-more";
   ok(train(fla, more) + Args{"--steps", "1", "--tokenizer", base() + "/model/tokenizer.model"});
   std::filesystem::remove_all(fla);
   ok({"train", "--resume", "--out", more, "--steps", "2"});

@@ -64,21 +64,21 @@ TEST(HuggingFaceTokenizer, FromTextToText) {
 
 TEST(HuggingFaceTokenizer, AFolderOfAnotherLibraryThatHasOne) {
   Folder folder;
-  const std::string json = folder / "given.json", text = folder / "text", out = folder / "run", peer = folder / "peer";
+  const std::string json = folder / "given.json", text = folder / "text", out = folder / "run", hf = folder / "hf";
   spill(json, definition());
   spill(text, small_text());
   ok(tiny_train(text, out) + Args{"--tokenizer", json, "--layout", "fla", "--steps", "1"});
-  ok({"export", out, peer});
-  EXPECT_EQ(slurp(peer + "/tokenizer.json"), definition());
-  std::filesystem::remove(peer + "/tokenizer.json");
-  EXPECT_THAT(ok({"import", peer, folder / "ids"}).out, HasSubstr("tokenizer: ids"));
-  spill(peer + "/tokenizer.json", definition());
-  EXPECT_THAT(ok({"import", peer, folder / "named"}).out, HasSubstr("tokenizer: huggingface"));
+  ok({"export", out, hf});
+  EXPECT_EQ(slurp(hf + "/tokenizer.json"), definition());
+  std::filesystem::remove(hf + "/tokenizer.json");
+  EXPECT_THAT(ok({"import", hf, folder / "ids"}).out, HasSubstr("tokenizer: ids"));
+  spill(hf + "/tokenizer.json", definition());
+  EXPECT_THAT(ok({"import", hf, folder / "named"}).out, HasSubstr("tokenizer: huggingface"));
   EXPECT_EQ(slurp(folder / "named/tokenizer.json"), definition());
-  spill(peer + "/tokenizer.json", R"({"model": {"type": "WordFragment", "vocab": {}}})");
-  const Outcome refused = run({"import", peer, folder / "not"});
+  spill(hf + "/tokenizer.json", R"({"model": {"type": "WordFragment", "vocab": {}}})");
+  const Outcome refused = run({"import", hf, folder / "not"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("peer/tokenizer.json': model.type: the model 'WordFragment' is not supported"));
+  EXPECT_THAT(refused.err, HasSubstr("hf/tokenizer.json': model.type: the model 'WordFragment' is not supported"));
 }
 
 }  // namespace

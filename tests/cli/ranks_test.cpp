@@ -111,7 +111,7 @@ std::vector<pid_t> children(pid_t parent) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const std::string stat = slurp(entry.path() / "stat");
-    const size_t end = stat.rfind(") ");  // behind the command's name: " S PARENT ..."
+    const size_t end = stat.rfind(") ");  // after the command's name: " S PARENT ..."
     if (end != std::string::npos && std::atoi(stat.c_str() + end + 4) == parent)
       found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
   }

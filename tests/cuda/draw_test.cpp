@@ -1,12 +1,11 @@
 // First values that the device draws are the host's, to the bit, and leave the generator where the host does.
-#include "nn/draw.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <vector>
 
 #include "base/device.h"
+#include "nn/init_random.h"
 #include "nn/params.h"
 
 namespace fw::testing {
@@ -20,9 +19,9 @@ void declare(Params<float>& params) {
   params.declare({.name = "first", .shape = {31, 33}, .init = uniform_init(0.3)});
   params.declare({.name = "second", .shape = {1, 33}, .init = uniform_init(0.3), .continues = true});
   params.declare({.name = "ones", .shape = {50}, .init = constant_init(1.0)});
-  params.declare({.name = "conv", .shape = {1025, 4}, .init = normal_init(1.0), .numbers = true});
+  params.declare({.name = "conv", .shape = {1025, 4}, .init = normal_init(1.0), .fp32_param = true});
   params.declare({.name = "delta", .shape = {129}, .init = decay_delta_init()});
-  params.declare({.name = "places", .shape = {65}, .init = place_init([](double i) { return i / 3; })});
+  params.declare({.name = "places", .shape = {65}, .init = index_init([](double i) { return i / 3; })});
   params.declare({.name = "one", .shape = {1, 1}, .init = uniform_init(2.0)});
   params.declare({.name = "last", .shape = {90, 91}, .init = normal_init(0.02)});
 }
@@ -38,11 +37,11 @@ std::vector<uint32_t> bits_of(const Params<float>& params) {
 
 class DeviceDraw : public ::testing::Test {
  protected:
-  void SetUp() override { drawn_on_device_from = 1; }
-  void TearDown() override { drawn_on_device_from = before_; }
+  void SetUp() override { init_on_device_from = 1; }
+  void TearDown() override { init_on_device_from = before_; }
 
  private:
-  int64_t before_ = drawn_on_device_from;
+  int64_t before_ = init_on_device_from;
 };
 
 TEST_F(DeviceDraw, HasTheBitsOfTheHost) {
@@ -53,16 +52,16 @@ TEST_F(DeviceDraw, HasTheBitsOfTheHost) {
     Random by_host(seed);
     by_host.bits();  // not a fresh one
     host.init(by_host);
-    for (const Masters masters : {Masters::kSplit, Masters::kWhole}) {
+    for (const MasterFormat master_format : {MasterFormat::kBf16PlusLow, MasterFormat::kFp32}) {
       Params<float> device;
       declare(device);
-      device.allocate(cuda_device(), masters);
+      device.allocate(cuda_device(), master_format);
       Random by_device(seed);
       by_device.bits();
       device.init(by_device);
       EXPECT_EQ(bits_of(device), bits_of(host));
       EXPECT_EQ(by_device.bits(), Random(by_host).bits());
-      if (masters == Masters::kWhole) continue;
+      if (master_format == MasterFormat::kFp32) continue;
       // What is read as numbers has them so too.
       const auto conv = device.find("conv");
       std::vector<float> numbers(4100);
@@ -79,7 +78,7 @@ TEST_F(DeviceDraw, LeavesTheRestToTheHost) {
   params.declare({.name = "own", .shape = {40, 50}, .init = [](std::span<double> values, Random& random) {
                     for (double& x : values) x = static_cast<double>(random.below(3));
                   }});
-  params.allocate(cuda_device(), Masters::kSplit);
+  params.allocate(cuda_device(), MasterFormat::kBf16PlusLow);
   Random random(1), same(1);
   params.init(random);
   const HostView<float> values = params.host_values(params.specs()[0]);

@@ -19,7 +19,7 @@ Problem with_logits(const Rule& rule, uint64_t seed) {
   options.K = seed % 5 == 0 ? 40 : 64;
   options.V = seed % 5 == 0 ? 24 : 64;
   options.gates_per_value_head = seed % 4 < 2;
-  options.gates = logits_of(rule, kDecaysGiven[seed % 3]);
+  options.gates = logits_of(rule, kDecayActivations[seed % 3]);
   options.rate_per_channel = seed % 7 < 3;
   options.seed = seed;
   return of_bf16_numbers(random_problem(rule, options));
@@ -85,7 +85,7 @@ ProblemOptions shapes_of(uint64_t seed) {
 TEST(DeviceGates, FormedInThePlacesOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
-    for (const Given given : kDecaysGiven) {
+    for (const Given given : kDecayActivations) {
       for (const bool strong : {false, true}) {
         const Rule rule = preset(name).rule;
         ProblemOptions options = shapes_of(++seed);
@@ -125,7 +125,7 @@ TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
   for (const char* name :
        {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba", "mamba2", "deltanet", "kda"}) {
-    for (const Given given : kDecaysGiven) {
+    for (const Given given : kDecayActivations) {
       const Rule rule = preset(name).rule;
       if (given != Given::kSoftplus && !rule.uses_g()) continue;
       ProblemOptions options = shapes_of(++seed);

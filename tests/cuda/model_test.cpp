@@ -308,9 +308,9 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
 class DeviceMasters : public ::testing::TestWithParam<Named> {};
 TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
   const ModelConfig& config = GetParam().config;
-  const auto run = [&](Masters masters) {
-    LanguageModel<float> model(config, cuda_device(), masters);
-    EXPECT_EQ(model.params().split(), masters == Masters::kSplit);
+  const auto run = [&](MasterFormat master_format) {
+    LanguageModel<float> model(config, cuda_device(), master_format);
+    EXPECT_EQ(model.params().split(), master_format == MasterFormat::kBf16PlusLow);
     Random random(3);
     model.init(random);
     std::vector<float> all;
@@ -336,7 +336,7 @@ TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
     }
     return all;
   };
-  EXPECT_EQ(run(Masters::kSplit), run(Masters::kWhole));
+  EXPECT_EQ(run(MasterFormat::kBf16PlusLow), run(MasterFormat::kFp32));
 }
 INSTANTIATE_TEST_SUITE_P(Models, DeviceMasters, ::testing::ValuesIn(models()),
                          [](const auto& one) { return one.param.name; });
@@ -415,9 +415,9 @@ TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
     };
     EXPECT_EQ(peak_with(plan.scratch), plan.total());
     // A little less would not have done: the arena takes another block.
-    EXPECT_GT(peak_with({plan.scratch.kept - 256, plan.scratch.again}), plan.total()) << "kept";
-    if (plan.scratch.again == 0) continue;
-    EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.again - 256}), plan.total()) << "computed again";
+    EXPECT_GT(peak_with({plan.scratch.kept - 256, plan.scratch.recomputed}), plan.total()) << "kept";
+    if (plan.scratch.recomputed == 0) continue;
+    EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.recomputed - 256}), plan.total()) << "computed again";
   }
 }
 INSTANTIATE_TEST_SUITE_P(Models, DeviceStepPlan, ::testing::ValuesIn(models()),

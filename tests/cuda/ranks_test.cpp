@@ -260,7 +260,7 @@ void go_on(int size, const TempFolder& folder, const TrainConfig& config, int64_
   std::atomic<bool> stop = false;
   const auto body = [&](Communicator& ranks) {
     const auto trainer = make_trainer(config, folder.path("data"), true, tiny_model(), ranks);
-    EXPECT_EQ(trainer->carrier().empty(), ranks.size() == 1 || config.device == "cpu");
+    EXPECT_EQ(trainer->transport().empty(), ranks.size() == 1 || config.device == "cpu");
     trainer->resume([](const std::string& warning) { ADD_FAILURE() << warning; });
     const int64_t last = trainer->step() + steps;
     EXPECT_EQ(trainer->run({}, &stop, [&](const StepProgress& p) { stop = p.step >= last; }), steps == 1000);

@@ -13,11 +13,11 @@
 #include "base/safetensors.h"
 #include "base/temp_folder.h"
 #include "model/language_model.h"
-#include "reference/ops_vectors.h"
+#include "reference/ops_conformance.h"
 #include "support/error_of.h"
 #include "support/shared.h"
-#include "train/model_vectors.h"
-#include "train/scan_vectors.h"
+#include "train/model_conformance.h"
+#include "train/scan_conformance.h"
 
 namespace fw::testing {
 namespace {
@@ -31,13 +31,13 @@ void expect_passes(const std::vector<Comparison>& found) {
 TEST(DeviceVectors, RecurrencesInBothForms) {
   const std::string vectors = shared_path("vectors/ops.safetensors");
   if (vectors.empty()) GTEST_SKIP() << kNoShared;
-  OpsVectorOptions options;
+  OpsConformanceOptions options;
   options.device = FW_DEVICE_CUDA;
-  options.type = VectorType::kF32;
+  options.type = ConformanceType::kF32;
   options.forms = {FW_FORM_TOKEN};
   const std::vector<Comparison> token = check_ops(vectors, options);
   expect_passes(token);
-  options.type = VectorType::kBf16;
+  options.type = ConformanceType::kBf16;
   options.forms = {FW_FORM_CHUNK};
   const std::vector<Comparison> chunk = check_ops(vectors, options);
   expect_passes(chunk);
@@ -50,17 +50,17 @@ TEST(DeviceVectors, Scans) {
   const std::string vectors = shared_path("vectors_more/ops_more.safetensors");
   if (vectors.empty()) GTEST_SKIP() << kNoShared;
   const std::vector<Comparison> found =
-      check_scans(vectors, VectorType::kF32, ops_bound(VectorType::kF32), cuda_device());
+      check_scans(vectors, ConformanceType::kF32, ops_bound(ConformanceType::kF32), cuda_device());
   EXPECT_EQ(found.size(), 4U);
   expect_passes(found);
-  EXPECT_NE(error_of([&] { check_scans(vectors, VectorType::kF64, 1, cuda_device()); }).find("expected float32"),
+  EXPECT_NE(error_of([&] { check_scans(vectors, ConformanceType::kF64, 1, cuda_device()); }).find("expected float32"),
             std::string::npos);
 }
 
 TEST(DeviceVectors, Models) {
   const std::string vectors = shared_path("vectors/models");
   if (vectors.empty()) GTEST_SKIP() << kNoShared;
-  ModelVectorOptions options;
+  ModelConformanceOptions options;
   options.device = &cuda_device();
   for (const auto& entry : std::filesystem::directory_iterator(vectors)) {
     const std::string name = entry.path().filename().string();
@@ -101,7 +101,7 @@ TEST(DeviceVectors, AModelThatTheDeviceLacksIsUnknown) {
   SafetensorsWriter writer;
   writer.add<int32_t>("input_ids", {1, 50}, std::span<const int32_t>(ids));
   writer.write(folder.path("io.safetensors"));
-  ModelVectorOptions options;
+  ModelConformanceOptions options;
   options.device = &cuda_device();
   const std::vector<Comparison> found = check_model(folder.path(), options);
   ASSERT_EQ(found.size(), 1U);

@@ -7,8 +7,8 @@
 
 #include "base/file.h"
 #include "base/temp_folder.h"
+#include "model/interop/hf_config.h"
 #include "model/model_files.h"
-#include "model/peer.h"
 #include "model/small_model.h"
 
 namespace fw::testing {
@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json peer_config(bool tied) {
+Json hf_config(bool tied) {
   return {{"model_type", "gated_deltanet"},
           {"hidden_size", 32},
           {"num_hidden_layers", 2},
@@ -28,12 +28,12 @@ Json peer_config(bool tied) {
 }
 
 // A folder of flash-linear-attention's with one file.
-void write_peer(const std::string& folder, const LanguageModel<float>& model) {
+void write_hf(const std::string& folder, const LanguageModel<float>& model) {
   export_model(folder, model);
-  ASSERT_TRUE(is_peer_folder(folder));
+  ASSERT_TRUE(is_hf_folder(folder));
 }
 
-LanguageModel<float> peer_model(bool tied) { return noisy_model<float>(config_from_peer(peer_config(tied), "here")); }
+LanguageModel<float> hf_model(bool tied) { return noisy_model<float>(config_from_hf(hf_config(tied), "here")); }
 
 struct Part {
   std::string name;
@@ -72,11 +72,11 @@ void split(const std::string& folder) {
 }
 
 TEST(ModelFiles, ShardsAreReadAsTheyLie) {
-  const LanguageModel<float> model = peer_model(false);
-  TempFolder peer, ours;
-  write_peer(peer.path(), model);
+  const LanguageModel<float> model = hf_model(false);
+  TempFolder hf, ours;
+  write_hf(hf.path(), model);
   save_model(ours.path(), model);
-  for (const std::string& folder : {peer.path(), ours.path()}) {
+  for (const std::string& folder : {hf.path(), ours.path()}) {
     split(folder);
     EXPECT_EQ(load_model<float>(folder).hash(), model.hash());
     EXPECT_FALSE(file_exists(folder + "/model.safetensors"));
@@ -86,7 +86,7 @@ TEST(ModelFiles, ShardsAreReadAsTheyLie) {
 
 TEST(ModelFiles, AMissingShardIsNamed) {
   TempFolder folder;
-  write_peer(folder.path(), peer_model(false));
+  write_hf(folder.path(), hf_model(false));
   split(folder.path());
   std::filesystem::remove(folder.path("model-00002-of-00002.safetensors"));
   const std::string words = error_of([&] { load_model<float>(folder.path()); });
@@ -98,7 +98,7 @@ TEST(ModelFiles, AMissingShardIsNamed) {
 
 TEST(ModelFiles, AnIndexNamesFilesOfItsFolderAlone) {
   TempFolder folder, elsewhere;
-  write_peer(folder.path(), peer_model(false));
+  write_hf(folder.path(), hf_model(false));
   split(folder.path());
   const Json good = Json::parse(read_file(folder.path("model.safetensors.index.json")));
   std::filesystem::copy(folder.path("model-00001-of-00002.safetensors"), elsewhere.path("x.safetensors"));
@@ -125,7 +125,7 @@ TEST(ModelFiles, AnIndexNamesFilesOfItsFolderAlone) {
 
 TEST(ModelFiles, OtherFormsOfWeightsAreNamedWithWhatToDo) {
   TempFolder folder;
-  write_file_atomic(folder.path("config.json"), peer_config(false).dump());
+  write_file_atomic(folder.path("config.json"), hf_config(false).dump());
   EXPECT_NE(error_of([&] { load_model<float>(folder.path()); }).find("got neither"), std::string::npos);
   write_file_atomic(folder.path("pytorch_model.bin"), "PK");
   const std::string words = error_of([&] { load_model<float>(folder.path()); });
@@ -141,11 +141,11 @@ void add(const std::string& folder, const Part& part) {
 }
 
 TEST(ModelFiles, ATiedHeadThatIsStoredTooSaysNothingNew) {
-  const LanguageModel<float> model = peer_model(true);
-  TempFolder peer, ours;
-  write_peer(peer.path(), model);
+  const LanguageModel<float> model = hf_model(true);
+  TempFolder hf, ours;
+  write_hf(hf.path(), model);
   save_model(ours.path(), model);
-  for (const std::string& folder : {peer.path(), ours.path()}) {
+  for (const std::string& folder : {hf.path(), ours.path()}) {
     Part head = {"lm_head.weight", {}, {}};
     for (const Part& part : parts_of(folder + "/model.safetensors")) {
       if (part.name == "model.embeddings.weight") head = {"lm_head.weight", part.shape, part.values};
@@ -165,10 +165,10 @@ TEST(ModelFiles, ATiedHeadThatIsStoredTooSaysNothingNew) {
 }
 
 TEST(ModelFiles, RotaryTablesSayNothingNew) {
-  const LanguageModel<float> model = peer_model(false);
+  const LanguageModel<float> model = hf_model(false);
   TempFolder folder;
   const auto with = [&](const Part& part) {
-    write_peer(folder.path(), model);
+    write_hf(folder.path(), model);
     add(folder.path(), part);
     std::string words;
     words = error_of([&] { EXPECT_EQ(load_model<float>(folder.path()).hash(), model.hash()); });

@@ -73,7 +73,7 @@ TEST_F(ModelFolder, ComesBackBitForBit) {
   EXPECT_EQ(load_model<double>(folder_).hash(), model.hash());
 }
 
-TEST_F(ModelFolder, NamesAreThePeers) {
+TEST_F(ModelFolder, NamesAreThoseOfHf) {
   save_model(folder_, noisy_model<double>(small_config("precond_gated_deltanet")));
   const SafetensorsReader reader(folder_ + "/model.safetensors");
   EXPECT_EQ(reader.tensors().at("model.layers.1.attn.q_conv1d.weight").shape, (std::vector<int64_t>{16, 1, 3}));

@@ -101,7 +101,7 @@ std::vector<Layers> models() {
     c.mesa.cg_steps = 20;
     c.mesa.cg_tolerance = 1e-14;
   });
-  // RWKV-7 as it is published, and its layer among others, behind their norms and before their MLP; the second such
+  // RWKV-7 as it is published, and its layer among others, after their norms and before their MLP; the second such
   // layer of the list is not the first.
   const auto as_published = [](ModelConfig& c) {
     c.norm = "layer";

@@ -1,4 +1,4 @@
-// What backward computes again instead of keeping it: the same loss and gradients to the bit at every level, in less
+// What backward recomputes instead of keeping it: the same loss and gradients to the bit at every level, in less
 // memory.
 #include <gtest/gtest.h>
 

@@ -56,7 +56,7 @@ TEST(Params, GradientsComeWithTheFirstZeroing) {
   EXPECT_EQ(params.grads()[3], 0.0);
 }
 
-// The copy for products is made once an update: asked for again only behind something that may have changed the values.
+// The copy for products is made once an update: asked for again only after something that may have changed the values.
 TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
   Params<float> params;
   const int a = params.declare(spec_of("a", {2, 3}));
@@ -85,22 +85,22 @@ TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
 
 // Split into halves: host and operations find what whole ones have, and a matrix of products no numbers.
 TEST(Params, SplitValuesAreTheSameNumbers) {
-  const auto make = [](Masters masters) {
+  const auto make = [](MasterFormat master_format) {
     Params<float> params;
     ParamSpec matrix = {"w", {3, 7}, normal_init(1.0), true}, more = {"x", {2, 7}, normal_init(1.0), true, true},
               table = {"t", {4, 2}, normal_init(1.0), true};
-    table.numbers = true;
+    table.fp32_param = true;
     params.declare(std::move(matrix));
     params.declare(std::move(more));
     params.declare({"bias", {5}, normal_init(1.0), false});
     params.declare({"bias2", {5}, normal_init(1.0), false, true});
     params.declare(std::move(table));
-    params.allocate(host_device(), masters);
+    params.allocate(host_device(), master_format);
     Random random(5);
     params.init(random);
     return params;
   };
-  Params<float> split = make(Masters::kSplit), whole = make(Masters::kWhole);
+  Params<float> split = make(MasterFormat::kBf16PlusLow), whole = make(MasterFormat::kFp32);
   const auto expect_same = [&] {
     for (const ParamSpec& spec : whole.specs()) {
       const HostView<float> a = split.host_values(spec), b = whole.host_values(spec);
@@ -127,7 +127,7 @@ TEST(Params, SplitValuesAreTheSameNumbers) {
   EXPECT_THROW(split.value(0), Error);
   EXPECT_THROW(split.values(), Error);
   EXPECT_THROW(split.rows(0), Error);
-  EXPECT_THROW(Params<double>().allocate(host_device(), Masters::kSplit), Error);
+  EXPECT_THROW(Params<double>().allocate(host_device(), MasterFormat::kBf16PlusLow), Error);
   const std::vector<ParamPiece> pieces(split.pieces().data, split.pieces().data + split.pieces().count);
   ASSERT_EQ(pieces.size(), 5U);
   EXPECT_EQ(pieces[0].numbers, -1);
@@ -222,24 +222,25 @@ TEST(Mixer, StackIsOneMatrix) {
   spec.decay_rank = 3;
   Params<float> params;
   const RecurrentMixer<float> mixer(spec, "attn.", params);
-  const ProjectionPlan plan(spec);
+  const Projections projections(spec);
   int64_t rows = 0;
   for (const ParamSpec& p : params.specs()) {
-    if (rows == plan.columns) break;
+    if (rows == projections.columns) break;
     ASSERT_EQ(p.shape.size(), 2U) << p.name;
     EXPECT_EQ(p.shape[1], spec.hidden) << p.name;
     EXPECT_EQ(p.offset, rows * spec.hidden) << p.name;
     rows += p.shape[0];
   }
-  EXPECT_EQ(rows, plan.columns);
-  EXPECT_EQ(plan.q.begin, 0);
-  EXPECT_EQ(plan.k.begin, plan.q.size);
-  EXPECT_EQ(plan.v.begin, 2 * plan.q.size);
+  EXPECT_EQ(rows, projections.columns);
+  EXPECT_EQ(projections.q.begin, 0);
+  EXPECT_EQ(projections.k.begin, projections.q.size);
+  EXPECT_EQ(projections.v.begin, 2 * projections.q.size);
 }
 
 TEST(Mixer, NoDecayOfVectors) {
   for (const ParamSpec& p : mixer_parameters(mixer_spec("gated_deltanet2 precond=diagonal feedback=learned"), "")) {
-    EXPECT_EQ(p.weight_decay, p.shape.size() >= 2) << p.name;  // a convolution [D, 1, W] too, as peers train it
+    EXPECT_EQ(p.weight_decay, p.shape.size() >= 2)
+        << p.name;  // a convolution [D, 1, W] too, as other programs train it
   }
 }
 

@@ -236,7 +236,7 @@ TEST(Attention, StepsOfATokenEachAreThePassOverAll) {
 }
 
 // Attention that turns its heads is rotary around attention, to the bit: of q and k on their own and side by side, of a
-// part of the channels, behind tokens of earlier passes.
+// part of the channels, after tokens of earlier passes.
 TEST(Attention, TurnsItsHeads) {
   const Problem p{{3, 0, 40}, {7, 0, 2}, 4, 2, 8, 9};
   const int64_t tokens = 43, wide = p.heads * p.dim, narrow = p.kv_heads * p.dim, columns = wide + 2 * narrow;

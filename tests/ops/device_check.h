@@ -73,7 +73,7 @@ inline void expect_near(const std::vector<double>& got, const std::vector<double
   for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * largest) << what << " at " << i;
 }
 
-// A matrix of the device; columns behind each row hold NaN, which must neither be read nor overwritten.
+// A matrix of the device; columns after each row hold NaN, which must neither be read nor overwritten.
 template <class T>
 class Matrix {
  public:

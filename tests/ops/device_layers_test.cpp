@@ -227,21 +227,23 @@ TEST_P(DeviceLayers, Mamba3Rotary) {
           auto dt = run.matrix(T, s.heads, 0, 0.01, 1);
           auto q_rows = run.out(T * s.rank, keys, 2), k_rows = run.out(T * s.rank, keys, 0);
           auto dq_rows = run.matrix(T * s.rank, keys, 2), dk_rows = run.matrix(T * s.rank, keys, 0);
-          auto met = run.wide_out(T, s.heads * s.rank * s.rank, 1), dmet = run.wide(T, s.heads * s.rank * s.rank, 1);
+          auto qk_self = run.wide_out(T, s.heads * s.rank * s.rank, 1),
+               dqk_self = run.wide(T, s.heads * s.rank * s.rank, 1);
           Buffer<W> q_bias = run.parameters(biases), k_bias = run.parameters(biases), dq_bias = run.parameters(biases),
                     dk_bias = run.parameters(biases);
           Buffer<W> start = run.parameters(N * 2 * all, -0.4, 0.4),
-                    marks = run.parameters(rotary_checkpoints(T, N) * 2 * all), dstart = run.parameters(N * all);
+                    checkpoints = run.parameters(rotary_checkpoints(T, N) * 2 * all), dstart = run.parameters(N * all);
           W* const before = state ? start.data() : nullptr;
           run.on.exec.mamba3_rotary_forward(s, q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(),
-                                            pass.layout, before, marks.data(), q_rows.mat(), k_rows.mat(), met.mat());
+                                            pass.layout, before, checkpoints.data(), q_rows.mat(), k_rows.mat(),
+                                            qk_self.mat());
           run.keep("q_rows", q_rows);
           run.keep("k_rows", k_rows);
-          run.keep_wide("met", met);
+          run.keep_wide("met", qk_self);
           auto dq = run.out(T, of_token, 2), dk = run.out(T, of_token, 4), dangle = run.out(T, own ? all : s.angles, 1),
                d_dt = run.out(T, s.heads, 0);
-          run.on.exec.mamba3_rotary_backward(s, dq_rows.mat(), dk_rows.mat(), dmet.mat(), q.mat(), k.mat(),
-                                             q_bias.data(), k_bias.data(), angle.mat(), dt.mat(), marks.data(),
+          run.on.exec.mamba3_rotary_backward(s, dq_rows.mat(), dk_rows.mat(), dqk_self.mat(), q.mat(), k.mat(),
+                                             q_bias.data(), k_bias.data(), angle.mat(), dt.mat(), checkpoints.data(),
                                              pass.layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(), dq_bias.data(),
                                              dk_bias.data(), state ? dstart.data() : nullptr);
           run.keep("dq", dq);
@@ -251,9 +253,9 @@ TEST_P(DeviceLayers, Mamba3Rotary) {
           run.keep_wide("dq_bias", dq_bias);
           run.keep_wide("dk_bias", dk_bias);
           if (state) run.keep_wide("dstart", dstart);
-          // Without marks, in place of a state that goes on.
+          // Without checkpoints, in place of a state that goes on.
           run.on.exec.mamba3_rotary_forward(s, q.mat(), k.mat(), q_bias.data(), k_bias.data(), angle.mat(), dt.mat(),
-                                            pass.layout, before, nullptr, q_rows.mat(), k_rows.mat(), met.mat());
+                                            pass.layout, before, nullptr, q_rows.mat(), k_rows.mat(), qk_self.mat());
           run.keep("q_rows again", q_rows);
         });
       }
@@ -274,7 +276,7 @@ TEST_P(DeviceLayers, Mamba3AngleLosesNothing) {
     std::vector<double> steps = on.random(tokens);
     for (double& x : steps) x = value_of(stored<T>(0.02 + 0.01 * std::abs(x)));
     Matrix<T> dt(on.device, tokens, 1, 0, steps), k_rows(on.device, tokens, 2, 0);
-    Buffer<W> bias = on.template buffer<W>({1, 0}), met(on.device, tokens);
+    Buffer<W> bias = on.template buffer<W>({1, 0}), qk_self(on.device, tokens);
     double sum = 0;
     const std::vector<double> angles = angle.values();
     for (int64_t t = 0; t < tokens; ++t)
@@ -287,7 +289,8 @@ TEST_P(DeviceLayers, Mamba3AngleLosesNothing) {
         const Pass pass(on.device, sequences, {0});
         const auto part = [&](Matrix<T>& m) { return Mat<T>(m.mat().data + t * m.mat().cols, count, m.mat().cols); };
         on.exec.mamba3_rotary_forward(s, part(q), part(q), bias.data(), bias.data(), part(angle), part(dt), pass.layout,
-                                      start.data(), nullptr, part(rows), part(k_rows), Mat<W>(met.data(), count, 1));
+                                      start.data(), nullptr, part(rows), part(k_rows),
+                                      Mat<W>(qk_self.data(), count, 1));
       }
       const std::vector<W> kept = start.to_vector();
       const double off = sum - static_cast<double>(kept[0]) - static_cast<double>(kept[1]);
@@ -376,19 +379,19 @@ TEST_P(DeviceLayers, Mamba3Diag) {
         compare(GetParam(), [&](auto& run) {
           using W = typename std::decay_t<decltype(run)>::W;
           const int64_t T = 70, H = s.heads, values = H * s.head_dim, products = H * s.rank * s.rank;
-          auto met = run.wide(T, products, 0), now = run.wide(T, H, 0), ahead = run.wide(T, H, 0),
-               dmet = run.wide_out(T, products, 0), dnow = run.wide_out(T, H, 0), dahead = run.wide_out(T, H, 0);
+          auto qk_self = run.wide(T, products, 0), now = run.wide(T, H, 0), ahead = run.wide(T, H, 0),
+               dqk_self = run.wide_out(T, products, 0), dnow = run.wide_out(T, H, 0), dahead = run.wide_out(T, H, 0);
           auto v = run.matrix(T * s.rank, values, pad), o = run.matrix(T * s.rank, values, pad),
                d_o = run.matrix(T * s.rank, values, pad), dv = run.matrix(T * s.rank, values, pad);
           Buffer<W> skip = run.parameters(H), dskip = run.parameters(H);
-          run.on.exec.mamba3_diag_forward(s, met.mat(), v.mat(), now.mat(), ahead.mat(), skips ? skip.data() : nullptr,
-                                          o.mat());
+          run.on.exec.mamba3_diag_forward(s, qk_self.mat(), v.mat(), now.mat(), ahead.mat(),
+                                          skips ? skip.data() : nullptr, o.mat());
           run.keep("o", o);
-          run.on.exec.mamba3_diag_backward(s, d_o.mat(), met.mat(), v.mat(), now.mat(), ahead.mat(),
-                                           skips ? skip.data() : nullptr, dv.mat(), dmet.mat(), dnow.mat(),
+          run.on.exec.mamba3_diag_backward(s, d_o.mat(), qk_self.mat(), v.mat(), now.mat(), ahead.mat(),
+                                           skips ? skip.data() : nullptr, dv.mat(), dqk_self.mat(), dnow.mat(),
                                            dahead.mat(), skips ? dskip.data() : nullptr);
           run.keep("dv", dv);
-          run.keep_wide("dmet", dmet);
+          run.keep_wide("dmet", dqk_self);
           run.keep_wide("dnow", dnow);
           run.keep_wide("dahead", dahead);
           if (skips) run.keep_wide("dskip", dskip);

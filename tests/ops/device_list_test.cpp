@@ -1,6 +1,6 @@
 // Every operation of the list that a device has, against the host's in double on the same (rounded) numbers. The cases:
 // - the shapes that kernels treat apart,
-// - rows with columns behind them that must not be touched,
+// - rows with columns after them that must not be touched,
 // - packed sequences,
 // - outputs that lie where inputs do as far as the list allows it.
 #include "ops/device_list.h"
@@ -130,16 +130,16 @@ TEST_P(DeviceList, SelectiveScan) {
         Buffer<W> a_log = run.parameters(D * N, -1, 2), skip = run.parameters(D), state = run.parameters(size),
                   ds = run.parameters(size);
         Buffer<W> da = run.parameters(D * N), dskip = run.parameters(D),
-                  marks = run.parameters(chunk_checkpoints(T, s.layout.count()) * N * D);
+                  checkpoints = run.parameters(chunk_checkpoints(T, s.layout.count()) * N * D);
         const W* rates = law == ScanLaw::kMamba ? a_log.data() : nullptr;
         W* const given = s.states_given ? state.data() : nullptr;
         run.on.exec.selective_scan_forward(law, u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(), pass.layout,
-                                           given, given, marks.data(), y.mat());
+                                           given, given, checkpoints.data(), y.mat());
         run.keep("y", y);
         run.keep_wide("state", state);
         W* const of_state = s.states_given ? ds.data() : nullptr;
         run.on.exec.selective_scan_backward(law, dy.mat(), u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(),
-                                            pass.layout, marks.data(), of_state, du.mat(), dstep.mat(), dq.mat(),
+                                            pass.layout, checkpoints.data(), of_state, du.mat(), dstep.mat(), dq.mat(),
                                             dk.mat(), rates == nullptr ? nullptr : da.data(), dskip.data(), of_state);
         run.keep("du", du);
         run.keep("dstep", dstep);
@@ -240,7 +240,7 @@ TEST_P(DeviceList, LinearLayers) {
   }
 }
 
-// Products behind a norm: widths of one warp, of a few and of more turns than one, outputs that fill no block, rows
+// Products after a norm: widths of one warp, of a few and of more turns than one, outputs that fill no block, rows
 // that are no packets, and more rows than are few. Columns, norm and rows of very different sizes, so that the order in
 // which they are multiplied shows.
 TEST_P(DeviceList, NormedLinear) {
@@ -256,7 +256,7 @@ TEST_P(DeviceList, NormedLinear) {
                                {9, 64, 12, 0}}) {
     for (const bool swiglu : {false, true}) {
       SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out << (swiglu ? ", swiglu" : ""));
-      // Two roundings of bf16 in front of the result's, and with swiglu a product of two such.
+      // Two roundings of bf16 before the result's, and with swiglu a product of two such.
       compare(
           GetParam(),
           [&](auto& run) {
@@ -311,7 +311,7 @@ TEST_P(DeviceList, LinearPair) {
   }
 }
 
-// Products in front of SwiGLU: rows of every kernel, and those that none takes.
+// Products before SwiGLU: rows of every kernel, and those that none takes.
 TEST_P(DeviceList, SwigluLinear) {
   struct LinearShape {
     int64_t rows, in, out, pad;
@@ -710,7 +710,7 @@ TEST_P(DeviceList, Attention) {
                 {2, 1, 200, 0, 0, {0, 9, 20}, {}, 0},
                 {4, 1, 64, 16, 0, {0, 1, 2, 3}, {0, 5, 100}, 1},
                 {2, 2, 128, 0, 8, {0, 1, 5}, {30, 0}, 3},
-                // Whole heads turn in the kernels of the gradients, others behind them.
+                // Whole heads turn in the kernels of the gradients, others after them.
                 {2, 1, 64, 0, 0, {0, 3, 3, 133}, {}, 0, 64},
                 {4, 2, 128, 20, 8, {0, 65, 70}, {1000000, 7}, 0, 128},
                 {2, 2, 128, 0, 0, {0, 40}, {}, 0, 64},

@@ -141,8 +141,8 @@ struct RotaryOp {
   int64_t rows() const { return offsets.back(); }
   int64_t sequences() const { return static_cast<int64_t>(offsets.size()) - 1; }
   int64_t width() const { return shape.rank * shape.groups * shape.state; }
-  int64_t turned() const { return shape.heads * shape.angles; }
-  int64_t angle_columns() const { return shared ? shape.angles : turned(); }
+  int64_t rotated() const { return shape.heads * shape.angles; }
+  int64_t angle_columns() const { return shared ? shape.angles : rotated(); }
   // q, k, q_bias, k_bias, angle, dt, start (radians)
   Values<double> inputs(Random& random) const {
     const int64_t biases = shape.heads * shape.rank * shape.state;
@@ -152,16 +152,16 @@ struct RotaryOp {
             random_values(random, biases),
             random_values(random, rows() * angle_columns()),
             random_values(random, rows() * shape.heads),
-            random_values(random, sequences() * turned())};
+            random_values(random, sequences() * rotated())};
   }
   std::vector<bool> accumulates() const { return {false, false, true, true, false, false, false}; }
-  // q_rows, k_rows, met
+  // q_rows, k_rows, qk_self
   Values<double> formula(const Values<double>& in) const {
     const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles;
     Values<double> out(2, std::vector<double>(rows() * R * H * N));
     out.emplace_back(rows() * H * R * R);
     for (int64_t n = 0; n < sequences(); ++n) {
-      std::vector<double> theta(in[6].begin() + n * turned(), in[6].begin() + (n + 1) * turned());
+      std::vector<double> theta(in[6].begin() + n * rotated(), in[6].begin() + (n + 1) * rotated());
       for (int64_t t = offsets[n]; t < offsets[n + 1]; ++t) {
         for (int64_t h = 0; h < H; ++h) {
           for (int64_t a = 0; a < NA; ++a)
@@ -185,7 +185,7 @@ struct RotaryOp {
         }
       }
     }
-    for (size_t x = 0; x < out[2].size(); ++x) {  // of the turned rows
+    for (size_t x = 0; x < out[2].size(); ++x) {  // of the rotated rows
       const int64_t i = static_cast<int64_t>(x), of_token = H * R * R, t = i / of_token, h = i % of_token / (R * R);
       for (int64_t c = 0; c < N; ++c)
         out[2][x] += out[0][((t * R + i / R % R) * H + h) * N + c] * out[1][((t * R + i % R) * H + h) * N + c];
@@ -193,51 +193,51 @@ struct RotaryOp {
     return out;
   }
   template <class T>
-  struct Turned {
-    Strided<T> q, k, met;
-    std::vector<T> start, marks;
+  struct Rotated {
+    Strided<T> q, k, qk_self;
+    std::vector<T> start, checkpoints;
   };
   template <class T>
-  Turned<T> run(const Values<T>& in) const {
+  Rotated<T> run(const Values<T>& in) const {
     const int64_t H = shape.heads, N = shape.state, R = shape.rank;
     const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]),
         dt(rows(), H, in[5]);
-    Turned<T> out{{rows() * R, H * N},
-                  {rows() * R, H * N},
-                  {rows(), H * R * R},
-                  std::vector<T>(2 * in[6].size()),
-                  std::vector<T>(rotary_checkpoints(rows(), sequences()) * 2 * turned())};
+    Rotated<T> out{{rows() * R, H * N},
+                   {rows() * R, H * N},
+                   {rows(), H * R * R},
+                   std::vector<T>(2 * in[6].size()),
+                   std::vector<T>(rotary_checkpoints(rows(), sequences()) * 2 * rotated())};
     for (int64_t n = 0; n < sequences(); ++n) {
-      for (int64_t i = 0; i < turned(); ++i) {
-        const double turns = static_cast<double>(in[6][n * turned() + i]) / (2 * M_PI);
-        out.start[2 * n * turned() + i] = static_cast<T>(turns);
-        out.start[(2 * n + 1) * turned() + i] = static_cast<T>(turns - static_cast<double>(static_cast<T>(turns)));
+      for (int64_t i = 0; i < rotated(); ++i) {
+        const double turns = static_cast<double>(in[6][n * rotated() + i]) / (2 * M_PI);
+        out.start[2 * n * rotated() + i] = static_cast<T>(turns);
+        out.start[(2 * n + 1) * rotated() + i] = static_cast<T>(turns - static_cast<double>(static_cast<T>(turns)));
       }
     }
     const SeqLayout layout(offsets);
     host_ops<T>().mamba3_rotary_forward(host_exec<T>(), shape, q.view(), k.view(), in[2].data(), in[3].data(),
-                                        angle.view(), dt.view(), layout, out.start.data(), out.marks.data(),
-                                        out.q.mat(), out.k.mat(), out.met.mat());
+                                        angle.view(), dt.view(), layout, out.start.data(), out.checkpoints.data(),
+                                        out.q.mat(), out.k.mat(), out.qk_self.mat());
     return out;
   }
   template <class T>
   Values<T> forward(const Values<T>& in) const {
-    const Turned<T> out = run(in);
-    return {out.q.values(), out.k.values(), out.met.values()};
+    const Rotated<T> out = run(in);
+    return {out.q.values(), out.k.values(), out.qk_self.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const int64_t H = shape.heads, N = shape.state, R = shape.rank;
-    const Turned<T> out = run(in);
+    const Rotated<T> out = run(in);
     const Strided<T> q(rows(), width(), in[0]), k(rows(), width(), in[1]), angle(rows(), angle_columns(), in[4]),
         dt(rows(), H, in[5]), dq_rows(rows() * R, H * N, douts[0]), dk_rows(rows() * R, H * N, douts[1]),
-        dmet(rows(), H * R * R, douts[2]);
+        dqk_self(rows(), H * R * R, douts[2]);
     Strided<T> dq(rows(), width()), dk(rows(), width()), dangle(rows(), angle_columns()), d_dt(rows(), H);
     std::vector<T> dq_bias = before[2], dk_bias = before[3], dstart(in[6].size());
     const SeqLayout layout(offsets);
-    host_ops<T>().mamba3_rotary_backward(host_exec<T>(), shape, dq_rows.view(), dk_rows.view(), dmet.view(), q.view(),
-                                         k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(),
-                                         out.marks.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(),
+    host_ops<T>().mamba3_rotary_backward(host_exec<T>(), shape, dq_rows.view(), dk_rows.view(), dqk_self.view(),
+                                         q.view(), k.view(), in[2].data(), in[3].data(), angle.view(), dt.view(),
+                                         out.checkpoints.data(), layout, dq.mat(), dk.mat(), dangle.mat(), d_dt.mat(),
                                          dq_bias.data(), dk_bias.data(), dstart.data());
     return {dq.values(), dk.values(), dq_bias, dk_bias, dangle.values(), d_dt.values(), dstart};
   }
@@ -262,7 +262,7 @@ TEST(Mamba3Rotary, BitsDoNotDependOnThreads) {
   check_threads(RotaryOp{{0, 300, 300, 301, 500}, {4, 2, 8, 4, 2, 4, true}, true}, "turn");
 }
 
-// A million tokens in float, all at once and in pieces that begin with what the state kept. A key (1, 0) is turned by
+// A million tokens in float, all at once and in pieces that begin with what the state kept. A key (1, 0) is rotated by
 // the sum in long double to a few roundings of a float's angle. Summed in float32 radians it would be off by far more
 // than a whole pair of digits.
 TEST(Mamba3Rotary, AMillionTokensLoseNothing) {
@@ -270,7 +270,7 @@ TEST(Mamba3Rotary, AMillionTokensLoseNothing) {
   const Mamba3Shape shape{1, 1, 2, 1, 1, 1, false};
   Random random(5);
   std::vector<float> q(2 * kTokens, 0.0f), unit{1, 0}, angle(kTokens), dt(kTokens), whole_keys(2 * kTokens),
-      keys(2 * kTokens), out(2 * kTokens), met(kTokens);
+      keys(2 * kTokens), out(2 * kTokens), qk_self(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) {
     angle[t] = static_cast<float>(0.5 + random.normal());
     dt[t] = static_cast<float>(0.02 + 0.01 * std::abs(random.normal()));
@@ -281,7 +281,7 @@ TEST(Mamba3Rotary, AMillionTokensLoseNothing) {
         host_exec<float>(), shape, Mat<const float>(q.data(), count, 2), Mat<const float>(q.data(), count, 2),
         unit.data(), unit.data(), Mat<const float>(angle.data() + first, count, 1),
         Mat<const float>(dt.data() + first, count, 1), layout, state, nullptr, Mat<float>(out.data(), count, 2),
-        Mat<float>(to.data() + 2 * first, count, 2), Mat<float>(met.data(), count, 1));
+        Mat<float>(to.data() + 2 * first, count, 2), Mat<float>(qk_self.data(), count, 1));
   };
   float whole[2] = {0, 0}, pieces[2] = {0, 0};
   run(0, kTokens, whole, whole_keys);
@@ -393,7 +393,7 @@ struct DiagOp {
 
   int64_t values() const { return shape.heads * shape.head_dim; }
   int64_t products() const { return shape.heads * shape.rank * shape.rank; }
-  // met, v, now, ahead, skip, o
+  // qk_self, v, now, ahead, skip, o
   Values<double> inputs(Random& random) const {
     const int64_t all = rows * shape.rank;
     return {random_values(random, rows * products()),       random_values(random, all * values()),
@@ -416,24 +416,25 @@ struct DiagOp {
   template <class T>
   Values<T> forward(const Values<T>& in) const {
     const int64_t all = rows * shape.rank;
-    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
+    const Strided<T> qk_self(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
         ahead(rows, shape.heads, in[3]);
     Strided<T> o(all, values(), in[5]);
-    host_ops<T>().mamba3_diag_forward(host_exec<T>(), shape, met.view(), v.view(), now.view(), ahead.view(),
+    host_ops<T>().mamba3_diag_forward(host_exec<T>(), shape, qk_self.view(), v.view(), now.view(), ahead.view(),
                                       skips ? in[4].data() : nullptr, o.mat());
     return {o.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>& before) const {
     const int64_t all = rows * shape.rank;
-    const Strided<T> met(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
+    const Strided<T> qk_self(rows, products(), in[0]), v(all, values(), in[1]), now(rows, shape.heads, in[2]),
         ahead(rows, shape.heads, in[3]), d_o(all, values(), douts[0]);
-    Strided<T> dv(all, values(), before[1]), dmet(rows, products()), dnow(rows, shape.heads), dahead(rows, shape.heads);
+    Strided<T> dv(all, values(), before[1]), dqk_self(rows, products()), dnow(rows, shape.heads),
+        dahead(rows, shape.heads);
     std::vector<T> dskip = before[4];
-    host_ops<T>().mamba3_diag_backward(host_exec<T>(), shape, d_o.view(), met.view(), v.view(), now.view(),
-                                       ahead.view(), skips ? in[4].data() : nullptr, dv.mat(), dmet.mat(), dnow.mat(),
-                                       dahead.mat(), skips ? dskip.data() : nullptr);
-    return {dmet.values(), dv.values(), dnow.values(), dahead.values(), dskip, {}};
+    host_ops<T>().mamba3_diag_backward(host_exec<T>(), shape, d_o.view(), qk_self.view(), v.view(), now.view(),
+                                       ahead.view(), skips ? in[4].data() : nullptr, dv.mat(), dqk_self.mat(),
+                                       dnow.mat(), dahead.mat(), skips ? dskip.data() : nullptr);
+    return {dqk_self.values(), dv.values(), dnow.values(), dahead.values(), dskip, {}};
   }
 };
 

@@ -32,7 +32,7 @@ Exec<T> host_exec(Precision precision = Precision::kNative) {
 template <class T>
 using Values = std::vector<std::vector<T>>;
 
-// A matrix with unused columns behind each row. They hold NaN, so that reading them spoils a result; they must still
+// A matrix with unused columns after each row. They hold NaN, so that reading them spoils a result; they must still
 // hold it when the values are taken out, so that writing them is seen.
 template <class T>
 class Strided {

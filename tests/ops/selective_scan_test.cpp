@@ -67,7 +67,7 @@ struct ScanOp {
   template <class T>
   struct Tensors {
     Strided<T> u, step, q, k, y;
-    std::vector<T> s, marks;
+    std::vector<T> s, checkpoints;
     const T* a_log;
     Tensors(const ScanOp& op, const Values<T>& in)
         : u(op.tokens(), op.channels, in[0]),
@@ -76,10 +76,10 @@ struct ScanOp {
           k(op.tokens(), op.states, in[3]),
           y(op.tokens(), op.channels),
           s(in[5]),
-          marks(static_cast<size_t>(chunk_checkpoints(op.tokens(), op.layout.count()) * op.states * op.channels)),
+          checkpoints(static_cast<size_t>(chunk_checkpoints(op.tokens(), op.layout.count()) * op.states * op.channels)),
           a_log(op.mamba() ? in[6].data() : nullptr) {
       host_ops<T>().selective_scan_forward(host_exec<T>(), op.law, u.view(), step.view(), q.view(), k.view(), a_log,
-                                           in[4].data(), op.layout, s.data(), s.data(), marks.data(), y.mat());
+                                           in[4].data(), op.layout, s.data(), s.data(), checkpoints.data(), y.mat());
     }
   };
   template <class T>
@@ -94,7 +94,7 @@ struct ScanOp {
     Strided<T> du(tokens(), channels), dstep(tokens(), channels), dq(tokens(), states), dk(tokens(), states);
     std::vector<T> dskip = before[4], ds(in[5].size()), da = mamba() ? before[6] : std::vector<T>();
     host_ops<T>().selective_scan_backward(host_exec<T>(), law, dy.view(), run.u.view(), run.step.view(), run.q.view(),
-                                          run.k.view(), run.a_log, in[4].data(), layout, run.marks.data(),
+                                          run.k.view(), run.a_log, in[4].data(), layout, run.checkpoints.data(),
                                           douts[1].data(), du.mat(), dstep.mat(), dq.mat(), dk.mat(),
                                           mamba() ? da.data() : nullptr, dskip.data(), ds.data());
     Values<T> gradients = {du.values(), dstep.values(), dq.values(), dk.values(), dskip, ds};

@@ -80,7 +80,7 @@ TEST(ReferenceGradient, ComposedRules) {
 
 TEST(ReferenceGradient, GatesAsLogits) {
   for (const Rule& rule : testing::all_rules()) {
-    for (const Given decay : testing::kDecaysGiven) {
+    for (const GateActivation decay : testing::kDecayActivations) {
       const uint64_t seed = testing::rule_seed(rule, 10 + static_cast<uint64_t>(decay));
       ProblemOptions o = options(seed);
       o.gates = testing::logits_of(rule, decay);
@@ -103,10 +103,10 @@ TEST(ReferenceGates, AreWhatTheyAreDefinedToBe) {
   o.sequences = SeqLayout::uniform(1, 1);
   o.K = o.V = 2;
   ReferenceProblem values = random_problem(rule, o);
-  const auto expect_same = [&](Given decay, double a_log, double dt_bias, double g, double x) {
+  const auto expect_same = [&](GateActivation decay, double a_log, double dt_bias, double g, double x) {
     ReferenceProblem logits = values;
     logits.shape.gates.g = decay;
-    logits.shape.gates.beta = Given::kSigmoid;
+    logits.shape.gates.beta = GateActivation::kSigmoid;
     logits.shape.gates.lower_bound = -3;
     logits.shape.gates.divisor = 4;
     logits.in.g = {x};
@@ -117,10 +117,10 @@ TEST(ReferenceGates, AreWhatTheyAreDefinedToBe) {
     values.in.beta = {0.75};
     EXPECT_TRUE(close(logits.forward(), values.forward(), 1e-14));
   };
-  expect_same(Given::kSoftplus, std::log(2.0), -1, -2 * std::log(2.0), 1);
-  expect_same(Given::kSoftplus, 0, 2, -std::log(5.0), std::log(4.0) - 2);
-  expect_same(Given::kLowerBound, std::log(2.0), 1, -3 * 0.8, std::log(4.0) / 2 - 1);
-  expect_same(Given::kLogSigmoid, 0, 1, -std::log(5.0) / 4, -std::log(4.0) - 1);
+  expect_same(GateActivation::kSoftplus, std::log(2.0), -1, -2 * std::log(2.0), 1);
+  expect_same(GateActivation::kSoftplus, 0, 2, -std::log(5.0), std::log(4.0) - 2);
+  expect_same(GateActivation::kLowerBound, std::log(2.0), 1, -3 * 0.8, std::log(4.0) / 2 - 1);
+  expect_same(GateActivation::kLogSigmoid, 0, 1, -std::log(5.0) / 4, -std::log(4.0) - 1);
 }
 
 TEST(ReferenceGradient, WithoutInitialStateAndWithOwnScale) {

@@ -26,7 +26,7 @@ ProblemOptions with_logits(const Rule& rule, uint64_t seed) {
   options.K = 24;
   options.V = 40;
   options.gates_per_value_head = seed % 2 == 0;
-  options.gates = logits_of(rule, kDecaysGiven[seed % 3]);
+  options.gates = logits_of(rule, kDecayActivations[seed % 3]);
   options.gates.lower_bound = seed % 4 == 0 ? -3 : -5;
   options.gates.divisor = seed % 4 == 0 ? 4 : 16;
   options.rate_per_channel = seed % 5 < 2;
@@ -81,7 +81,7 @@ TEST(Gates, StepsOfLogitsEqualTheWholeSequence) {
 TEST(Gates, AbsentParametersAreZero) {
   for (const char* name : {"gated_deltanet", "kda", "precond_gated_deltanet"}) {
     ProblemOptions options = with_logits(preset(name).rule, 7);
-    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
     Problem problem = random_problem(preset(name).rule, options);
     problem.in.a_log.clear();
     problem.in.precond_dt_bias.clear();
@@ -92,7 +92,7 @@ TEST(Gates, AbsentParametersAreZero) {
   }
 }
 
-// bf16 logits are widened and everything behind them is float32: the bits of a float32 call on the same numbers,
+// bf16 logits are widened and everything after them is float32: the bits of a float32 call on the same numbers,
 // gradients rounded once.
 TEST(Gates, Bf16LogitsAreTheFloatCallRounded) {
   const auto rounded = [](double x) {
@@ -133,7 +133,7 @@ TEST(Gates, BitsDoNotDependOnTheNumberOfThreads) {
   for (const char* name : {"gated_deltanet", "kda"}) {
     ProblemOptions options = with_logits(preset(name).rule, 12);
     options.sequences = SeqLayout({0, 300, 301, 900});
-    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
     const Problem problem = random_problem(preset(name).rule, options);
     HeaderRun run;
     run.dtype = FW_F32;

@@ -24,7 +24,7 @@ std::string begin_of(const std::string& name) {
 }
 std::string end_of(const std::string& name) { return "<!-- " + name + ": end -->\n"; }
 
-// What the plan says behind "name: ".
+// What the plan says after "name: ".
 std::string line_of(const std::string& plan, const std::string& name) {
   const size_t at = plan.find("\n" + name + ": ");
   if (at == std::string::npos) return "none";

@@ -119,13 +119,13 @@ TEST_P(Narrow, DecodeStepsGiveTheFloatStateAndRoundedOutputs) {
 INSTANTIATE_TEST_SUITE_P(Types, Narrow, ::testing::Values(Type::kBf16, Type::kFloat16),
                          [](const auto& type) { return type.param == Type::kBf16 ? "bf16" : "float16"; });
 
-// Gates as logits, whose gradients are rounded behind the gates.
+// Gates as logits, whose gradients are rounded after the gates.
 TEST(Float16, GatesAsLogits) {
   for (const char* name : {"gated_deltanet2", "precond_gated_deltanet"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 33, 33, 70});
     options.K = 12, options.V = 10;
-    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
     options.seed = 5;
     const ReferenceProblem p = random_problem(preset(name).rule, options);
     HeaderRun run;

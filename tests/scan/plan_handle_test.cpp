@@ -156,7 +156,7 @@ TEST(PlanHandle, KeepsTheThreadsThatItWasMadeWith) {
 }
 
 // One thread calls with what the query asked for, another changes the number of threads all the while. A call runs with
-// what it was planned for or refuses the workspace, and never writes behind it.
+// what it was planned for or refuses the workspace, and never writes after it.
 TEST(PlanHandle, OtherThreadsMaySetTheNumberOfThreadsMeanwhile) {
   Call call;
   std::atomic<bool> stop = false;

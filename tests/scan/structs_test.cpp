@@ -58,7 +58,7 @@ std::string message_of(const fw_desc& desc) {
   return fw_workspace_query(&desc, &sizes) == FW_OK ? "" : fw_last_error();
 }
 
-// A struct as it may be in a later version of the header: `second` was added behind the fields of the first version.
+// A struct as it may be in a later version of the header: `second` was added after the fields of the first version.
 struct Grown {
   size_t size;
   int64_t first;

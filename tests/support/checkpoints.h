@@ -1,5 +1,5 @@
 // Checkpoints of fw_forward (fw_desc.checkpoint_interval), on any device. The outputs do not know that they are made.
-// Each is the final state of the tokens in front of it. A call that starts from one gives what the undisturbed one
+// Each is the final state of the tokens before it. A call that starts from one gives what the undisturbed one
 // gave. All of this holds to the bit.
 #pragma once
 
@@ -16,7 +16,7 @@ inline Problem tokens_of(const Problem& problem, int64_t n, int64_t begin, int64
   return slice_tokens(slice_sequence(problem, n), begin, end);
 }
 
-// heads: also that each is the final state of the tokens in front of it. every: those after other numbers of tokens are
+// heads: also that each is the final state of the tokens before it. every: those after other numbers of tokens are
 // not looked at (of sequences that are cut).
 inline void expect_checkpoints(const Problem& p, const HeaderRun& run, int64_t interval, int64_t every = 1,
                                bool heads = true) {

@@ -46,7 +46,8 @@ void round_states(Problem& problem);
 // Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once,
 // ...).
 std::vector<Rule> composed_rules();
-inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
+inline constexpr GateActivation kDecayActivations[] = {GateActivation::kSoftplus, GateActivation::kLowerBound,
+                                                       GateActivation::kLogSigmoid};
 // The same of compare_parameters().
 ::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound,
                                             double floor_share = 0);

@@ -315,7 +315,7 @@ TEST(Scoring, TasksAndLengthsApart) {
   EXPECT_EQ(scores[2].length, 512);
 }
 
-// Bytes, but " b" behind an "a" is one token with it.
+// Bytes, but " b" after an "a" is one token with it.
 class JoiningTokenizer final : public Tokenizer {
  public:
   int32_t vocab_size() const override { return 256; }

@@ -105,7 +105,7 @@ TEST(HuggingFaceBpe, WholePiecesWithIgnoreMerges) {
 }
 
 TEST(HuggingFaceBpe, CutsWhereThePatternSays) {
-  // Llama 3's: three digits, a contraction in any case, line ends behind punctuation.
+  // Llama 3's: three digits, a contraction in any case, line ends after punctuation.
   Json json = byte_level();
   const std::string pattern =
       R"((?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";

@@ -307,7 +307,7 @@ TEST_F(CheckpointTest, LeftoversOfAKilledRunAreRemoved) {
   EXPECT_EQ(folder_content(folder).size(), 2u);
 }
 
-// Killed behind its last checkpoint, before an older one was removed: the run that goes on from there has nothing to
+// Killed after its last checkpoint, before an older one was removed: the run that goes on from there has nothing to
 // write, and removes it all the same.
 TEST_F(CheckpointTest, OldOnesOfAKilledRunAreRemoved) {
   const TrainConfig config = copy();

@@ -25,7 +25,7 @@ using testing::ThreadRanks;
 using testing::tiny_model;
 using testing::tiny_run;
 
-// Large enough that several pieces of a parameter, and parameters behind them, go to different ranks.
+// Large enough that several pieces of a parameter, and parameters after them, go to different ranks.
 ModelConfig small_model() {
   ModelConfig config = tiny_model();
   config.vocab_size = 1500;

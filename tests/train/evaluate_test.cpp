@@ -184,7 +184,7 @@ TEST(Evaluate, OfAnOldFileBytesAreKnownWherePiecesAreTheText) {
   EXPECT_DOUBLE_EQ(uneven.loss, bytes.loss);
 }
 
-// The text behind ids that are numbers is not there.
+// The text after ids that are numbers is not there.
 TEST(Evaluate, OfNumbersNoBytesAreKnown) {
   const TempFolder folder;
   LanguageModel<float> model = random_model();

@@ -51,7 +51,7 @@ class CountingHost final : public Device {
   size_t bytes_ = 0, peak_ = 0;
 };
 
-// Peak of three real steps, which compute again what is said.
+// Peak of three real steps, which recompute what is said.
 size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {},
                  MomentFormat moments = MomentFormat::kFloat32) {
   CountingHost host;
@@ -149,7 +149,7 @@ TEST(MemoryPlan, FitsWhatItIsGiven) {
 }
 
 // Moments in bf16 come last: only where no step with float32 ones fits, and only if they may be either; then nothing is
-// computed again that need not be.
+// recomputed that need not be.
 TEST(MemoryPlan, MomentsGiveWayLast) {
   ModelConfig config = tiny_model();
   config.num_hidden_layers = 5;

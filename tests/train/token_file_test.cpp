@@ -63,7 +63,7 @@ std::vector<std::string> split(const std::vector<std::string>& texts, const std:
   EXPECT_EQ(stats.documents, file.documents());
   EXPECT_EQ(stats.tokens, file.tokens());
   EXPECT_EQ(stats.bytes, file.text_bytes());
-  // Every token but the newline in front of a document is a byte of the text.
+  // Every token but the newline before a document is a byte of the text.
   EXPECT_EQ(stats.bytes, separator.empty() ? stats.tokens : stats.tokens - stats.documents);
   return documents_of(file);
 }
@@ -108,7 +108,7 @@ TEST(TokenFile, WidthsOfIds) {
   const std::string path = folder.path("tokens");
   struct Case {
     int32_t vocab_size;
-    // header, 5 ids, padding, 2 offsets; behind them the trailer, and the exception of the last token, which alone has
+    // header, 5 ids, padding, 2 offsets; after them the trailer, and the exception of the last token, which alone has
     // bytes
     uint64_t file_bytes;
   };

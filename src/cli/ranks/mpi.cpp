@@ -120,18 +120,18 @@ Communicator& open_ranks() {
   return *ranks();
 }
 
-Place place_on_machine() {
-  Place place;
-  if (!ranks()) return place;
+LocalRank rank_on_machine() {
+  LocalRank local;
+  if (!ranks()) return local;
   MPI_Comm here = MPI_COMM_NULL;
   check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, ranks()->rank(), MPI_INFO_NULL, &here),
         "the ranks of this machine");
-  MPI_Comm_rank(here, &place.rank);
-  MPI_Comm_size(here, &place.size);
-  place.machine = ranks()->rank();
-  check(MPI_Bcast(&place.machine, 1, MPI_INT, 0, here), "the ranks of this machine");
+  MPI_Comm_rank(here, &local.rank);
+  MPI_Comm_size(here, &local.size);
+  local.machine = ranks()->rank();
+  check(MPI_Bcast(&local.machine, 1, MPI_INT, 0, here), "the ranks of this machine");
   MPI_Comm_free(&here);
-  return place;
+  return local;
 }
 
 void close_ranks() {

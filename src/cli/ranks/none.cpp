@@ -17,7 +17,7 @@ Communicator& open_ranks() {
   return one_rank();
 }
 
-Place place_on_machine() { return {}; }
+LocalRank rank_on_machine() { return {}; }
 void close_ranks() {}
 void end_all_ranks(int) {}
 

@@ -81,7 +81,7 @@ class Graph final : public RecordedWork {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-// Into pinned memory, behind what the stream has, by a stream of its own: what comes next on the first does not wait
+// Into pinned memory, after what the stream has, by a stream of its own: what comes next on the first does not wait
 // for the copy.
 class PinnedReadBack final : public ReadBack {
  public:

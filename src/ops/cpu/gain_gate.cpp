@@ -4,15 +4,15 @@
 #include <cmath>
 
 #include "ops/cpu/operations.h"
-#include "ops/cpu/places.h"
+#include "ops/cpu/positions.h"
 #include "ops/cpu/row_blocks.h"
 
 namespace fw {
 namespace {
 
 template <class T>
-T factor_of(PositionFactor factor, int64_t place) {
-  const double t = static_cast<double>(place);
+T factor_of(PositionFactor factor, int64_t position) {
+  const double t = static_cast<double>(position);
   switch (factor) {
     case PositionFactor::kNone:
       return T(1);
@@ -38,8 +38,8 @@ void learned_gate_forward(const Exec<T>& exec, const T* parameter, T scale, Mat<
 
 template <class T>
 void position_factor(const Exec<T>&, Mat<const T> s, PositionFactor factor, const PassLayout& layout, Mat<T> y) {
-  for_each_place(layout, [&](int64_t t, int64_t place) {
-    const T f = factor_of<T>(factor, place + 1);
+  for_each_position(layout, [&](int64_t t, int64_t position) {
+    const T f = factor_of<T>(factor, position + 1);
     for (int64_t c = 0; c < s.cols; ++c) y.row(t)[c] = f * s.row(t)[c];
   });
 }

@@ -20,18 +20,18 @@ void for_columns(int64_t cols, const Body& body) {
 
 // The input of sequence n at a place that may lie before its first token; null: zero.
 template <class T>
-const T* input_at(Mat<const T> x, const SeqLayout& layout, const T* tail, int64_t width, int64_t n, int64_t place) {
-  if (place >= 0) return x.row(layout.begin(n) + place);
-  return tail == nullptr ? nullptr : tail + (n * (width - 1) + width - 1 + place) * x.cols;
+const T* input_at(Mat<const T> x, const SeqLayout& layout, const T* tail, int64_t width, int64_t n, int64_t position) {
+  if (position >= 0) return x.row(layout.begin(n) + position);
+  return tail == nullptr ? nullptr : tail + (n * (width - 1) + width - 1 + position) * x.cols;
 }
 
 // sums[c - begin] = bias + sum_j w_j x[t-j]
 template <class T>
 void convolve(Mat<const T> x, const T* weight, const T* bias, int64_t width, const SeqLayout& layout, const T* tail,
-              int64_t n, int64_t place, int64_t begin, int64_t end, T* sums) {
+              int64_t n, int64_t position, int64_t begin, int64_t end, T* sums) {
   std::copy(bias + begin, bias + end, sums);
   for (int64_t j = 0; j < width; ++j) {
-    const T* in = input_at(x, layout, tail, width, n, place - j);
+    const T* in = input_at(x, layout, tail, width, n, position - j);
     if (in == nullptr) continue;
     for (int64_t c = begin; c < end; ++c) sums[c - begin] += weight[c * width + width - 1 - j] * in[c];
   }
@@ -48,10 +48,10 @@ void gated_conv_forward(const Exec<T>&, Mat<const T> x, Mat<const T> gate, const
     T sums[kColumns];
     for (int64_t n = 0; n < layout.host.count(); ++n) {
       const int64_t length = layout.host.length(n), first = layout.host.begin(n);
-      for (int64_t place = 0; place < length; ++place) {
-        convolve(x, weight, bias, width, layout.host, tail_in, n, place, begin, end, sums);
-        const T *in = x.row(first + place), *factor = gate.row(first + place);
-        T* out = y.row(first + place);
+      for (int64_t position = 0; position < length; ++position) {
+        convolve(x, weight, bias, width, layout.host, tail_in, n, position, begin, end, sums);
+        const T *in = x.row(first + position), *factor = gate.row(first + position);
+        T* out = y.row(first + position);
         for (int64_t c = begin; c < end; ++c) out[c] = in[c] + sums[c - begin] * factor[c];
       }
       if (tail_out == nullptr) continue;
@@ -73,23 +73,23 @@ void gated_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, Mat<co
     T sums[kColumns];
     for (int64_t n = 0; n < layout.host.count(); ++n) {
       const int64_t length = layout.host.length(n), first = layout.host.begin(n);
-      for (int64_t place = 0; place < length; ++place)
-        std::copy(dy.row(first + place) + begin, dy.row(first + place) + end, dx.row(first + place) + begin);
-      for (int64_t place = 0; place < length; ++place) {
-        convolve(x, weight, bias, width, layout.host, tail_in, n, place, begin, end, sums);
-        const T *grad = dy.row(first + place), *factor = gate.row(first + place);
-        T* to_gate = dgate.row(first + place);
+      for (int64_t position = 0; position < length; ++position)
+        std::copy(dy.row(first + position) + begin, dy.row(first + position) + end, dx.row(first + position) + begin);
+      for (int64_t position = 0; position < length; ++position) {
+        convolve(x, weight, bias, width, layout.host, tail_in, n, position, begin, end, sums);
+        const T *grad = dy.row(first + position), *factor = gate.row(first + position);
+        T* to_gate = dgate.row(first + position);
         for (int64_t c = begin; c < end; ++c) {
           to_gate[c] = grad[c] * sums[c - begin];
           sums[c - begin] = grad[c] * factor[c];  // dc from here on
           dbias[c] += sums[c - begin];
         }
         for (int64_t j = 0; j < width; ++j) {
-          const T* in = input_at(x, layout.host, tail_in, width, n, place - j);
+          const T* in = input_at(x, layout.host, tail_in, width, n, position - j);
           if (in == nullptr) continue;
           for (int64_t c = begin; c < end; ++c) dweight[c * width + width - 1 - j] += sums[c - begin] * in[c];
-          if (place < j) continue;  // gradients do not flow into the tail
-          T* out = dx.row(first + place - j);
+          if (position < j) continue;  // gradients do not flow into the tail
+          T* out = dx.row(first + position - j);
           for (int64_t c = begin; c < end; ++c) out[c] += weight[c * width + width - 1 - j] * sums[c - begin];
         }
       }

@@ -1,8 +1,8 @@
-// The turns of a Mamba-3 layer (ops.def). The angle is kept in turns and summed in double, so that it stays exact to
-// its last digit however many tokens there were. Backward begins each chunk's sum from its mark. Let u_t = u_{t-1} +
-// tanh(angle_t) dt_t / 2, of which whole turns are dropped. A pair is turned by theta = 2 pi u:
+// The rotations of a Mamba-3 layer (ops.def). The angle is kept in turns and summed in double, so that it stays exact
+// to its last digit however many tokens there were. Backward begins each chunk's sum from its checkpoint. Let u_t =
+// u_{t-1} + tanh(angle_t) dt_t / 2, of which whole revolutions are dropped. A pair is rotated by theta = 2 pi u:
 //     (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)
-// In backward b is dy turned back. dTheta_t is the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0
+// In backward b is dy rotated back. dTheta_t is the sum over s >= t of dtheta_s = b_1 x_0 - b_0 x_1 (= dy_1 y_0 - dy_0
 // y_1) of queries and keys. Then:
 //   dq^i = b + sum_j dmet_ij k^j        dk^j = b + sum_i dmet_ij q^i        dangle = pi dt (1 - tanh^2) dTheta        d_dt = pi sum of tanh dTheta
 #include <cmath>
@@ -63,9 +63,10 @@ struct Angles {
   const double* tanh_at(int64_t t, int64_t head) const {
     return tanhs + t * columns + (columns > shape.angles ? head * shape.angles : 0);
   }
-  Kept<T> mark(T* marks, int64_t sequence, int64_t chunk, int64_t head) const {
-    return {marks + (layout.host.begin(sequence) / kRotaryChunk + sequence + chunk) * 2 * all() + head * shape.angles,
-            all()};
+  Kept<T> checkpoint(T* checkpoints, int64_t sequence, int64_t chunk, int64_t head) const {
+    return {
+        checkpoints + (layout.host.begin(sequence) / kRotaryChunk + sequence + chunk) * 2 * all() + head * shape.angles,
+        all()};
   }
   // The turns of a chunk's tokens, onto sum [NA]; turns [T, H NA].
   void add_chunk(int64_t begin, int64_t end, int64_t head, double* sum, T* turns) const {
@@ -116,7 +117,7 @@ void with_biases(const Mamba3Shape& shape, const T* row, const T* bias, int64_t 
 template <class T>
 void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, const T* q_bias,
                            const T* k_bias, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, T* start,
-                           T* marks, Mat<T> q_rows, Mat<T> k_rows, Mat<T> met) {
+                           T* checkpoints, Mat<T> q_rows, Mat<T> k_rows, Mat<T> qk_self) {
   const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles;
   LocalScratch scratch;
   const Angles<T> angles{shape, layout, dt, tanh_of(angle, scratch), angle.cols};
@@ -128,9 +129,9 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
     const Kept<T> kept{start == nullptr ? nullptr : start + sequence * 2 * H * NA + head * NA, H * NA};
     for (int64_t a = 0; start != nullptr && a < NA; ++a) sum[a] = kept.get(a);
     angles.for_chunks(sequence, [&](int64_t begin, int64_t end, int64_t chunk) {
-      if (marks != nullptr) {
-        const Kept<T> mark = angles.mark(marks, sequence, chunk, head);
-        for (int64_t a = 0; a < NA; ++a) mark.set(a, sum[a]);
+      if (checkpoints != nullptr) {
+        const Kept<T> checkpoint = angles.checkpoint(checkpoints, sequence, chunk, head);
+        for (int64_t a = 0; a < NA; ++a) checkpoint.set(a, sum[a]);
       }
       angles.add_chunk(begin, end, head, sum, turns);
     });
@@ -146,10 +147,10 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
         with_biases(shape, q.row(t), q_bias, h, queries);
         with_biases(shape, k.row(t), k_bias, h, keys);
         for (int64_t i = 0; i < R; ++i) {
-          for (int64_t j = 0; j < R; ++j) met.row(t)[(h * R + i) * R + j] = dot(queries + i * N, keys + j * N, N);
+          for (int64_t j = 0; j < R; ++j) qk_self.row(t)[(h * R + i) * R + j] = dot(queries + i * N, keys + j * N, N);
         }
         for (int64_t r = 0; r < R; ++r) {
-          const auto turn = [&](const T* in, T* out) {
+          const auto rotate = [&](const T* in, T* out) {
             std::copy_n(in, N, out);
             for (int64_t a = 0; a < NA; ++a) {
               const auto [i, j] = pair_of(shape, a);
@@ -158,8 +159,8 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
               out[j] = x * sine[a] + y * cosine[a];
             }
           };
-          turn(queries + r * N, q_rows.row(t * R + r) + h * N);
-          turn(keys + r * N, k_rows.row(t * R + r) + h * N);
+          rotate(queries + r * N, q_rows.row(t * R + r) + h * N);
+          rotate(keys + r * N, k_rows.row(t * R + r) + h * N);
         }
       }
     }
@@ -168,9 +169,9 @@ void mamba3_rotary_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T
 
 template <class T>
 void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows,
-                            Mat<const T> dmet, Mat<const T> q, Mat<const T> k, const T* q_bias, const T* k_bias,
-                            Mat<const T> angle, Mat<const T> dt, const T* marks, const PassLayout& layout, Mat<T> dq,
-                            Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
+                            Mat<const T> dqk_self, Mat<const T> q, Mat<const T> k, const T* q_bias, const T* k_bias,
+                            Mat<const T> angle, Mat<const T> dt, const T* checkpoints, const PassLayout& layout,
+                            Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt, T* dq_bias, T* dk_bias, T* dstart) {
   const int64_t H = shape.heads, N = shape.state, R = shape.rank, NA = shape.angles, shared = H / shape.groups,
                 own = angle.cols > NA ? NA : 0;
   LocalScratch scratch;
@@ -182,8 +183,8 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
     LocalScratch local;
     auto* sum = local.alloc<double>(NA);
     angles.for_chunks(sequence, [&](int64_t begin, int64_t end, int64_t chunk) {
-      const Kept<T> mark = angles.mark(const_cast<T*>(marks), sequence, chunk, head);  // only read
-      for (int64_t a = 0; a < NA; ++a) sum[a] = mark.get(a);
+      const Kept<T> checkpoint = angles.checkpoint(const_cast<T*>(checkpoints), sequence, chunk, head);  // only read
+      for (int64_t a = 0; a < NA; ++a) sum[a] = checkpoint.get(a);
       angles.add_chunk(begin, end, head, sum, turns);
     });
   });
@@ -201,11 +202,11 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
         circle(turns + (t * H + h) * NA, NA, cosine, sine);
         with_biases(shape, q.row(t), q_bias, h, queries);
         with_biases(shape, k.row(t), k_bias, h, keys);
-        const T* products = dmet.row(t) + h * R * R;
+        const T* products = dqk_self.row(t) + h * R * R;
         double* sum = dtheta + (t * H + h) * NA;
         std::fill_n(sum, NA, 0.0);
         for (int64_t r = 0; r < R; ++r) {
-          // weights: of the other's rows, each `apart` behind the one before it.
+          // weights: of the other's rows, each `apart` after the one before it.
           const auto rotate_back = [&](const T* grad, const T* x, const T* others, const T* weights, int64_t apart,
                                        T* d_in, T* d_bias) {
             std::copy_n(grad, N, back);
@@ -235,7 +236,7 @@ void mamba3_rotary_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const 
   of_q.add_to(dq_bias);
   of_k.add_to(dk_bias);
 
-  // The sums over the tokens behind, in place.
+  // The sums over the tokens after, in place.
   parallel_for(layout.host.count() * H, [&](int64_t task) {
     const int64_t sequence = task / H, head = task % H;
     LocalScratch local;

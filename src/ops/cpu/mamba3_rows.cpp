@@ -152,15 +152,15 @@ void mamba3_carry_backward(const Exec<T>&, const Mamba3Shape& shape, const T* ds
     const int64_t n = task / H, h = task % H;
     double sum = 0;
     for (int64_t r = 0; r < R; ++r) {
-      const int64_t place = (n * R + r) * H + h;
-      const T *k = k_last + place * N, *v = v_last + place * P;
-      if (dv_last != nullptr) std::fill_n(dv_last + place * P, P, T(0));
+      const int64_t offset = (n * R + r) * H + h;
+      const T *k = k_last + offset * N, *v = v_last + offset * P;
+      if (dv_last != nullptr) std::fill_n(dv_last + offset * P, P, T(0));
       for (int64_t i = 0; i < N; ++i) {
         const T* row = ds + (task * N + i) * P;
         const T along = dot(row, v, P);
         sum += static_cast<double>(k[i] * along);
-        if (dk_last != nullptr) dk_last[place * N + i] = first.row(n)[h] * along;
-        if (dv_last != nullptr) add_scaled(first.row(n)[h] * k[i], row, P, dv_last + place * P);
+        if (dk_last != nullptr) dk_last[offset * N + i] = first.row(n)[h] * along;
+        if (dv_last != nullptr) add_scaled(first.row(n)[h] * k[i], row, P, dv_last + offset * P);
       }
     }
     dfirst.row(n)[h] = static_cast<T>(sum);
@@ -171,15 +171,15 @@ namespace {
 
 // What row i of a token reads of row j, of its own head.
 template <class T>
-T near_weight(int64_t i, int64_t j, T met, T now, T ahead, const T* skip, int64_t head) {
-  return (j <= i ? -ahead : now) * met + (i == j && skip != nullptr ? skip[head] : T(0));
+T diag_weight(int64_t i, int64_t j, T qk_self, T now, T ahead, const T* skip, int64_t head) {
+  return (j <= i ? -ahead : now) * qk_self + (i == j && skip != nullptr ? skip[head] : T(0));
 }
 
 }  // namespace
 
 template <class T>
-void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now,
-                         Mat<const T> ahead, const T* skip, Mat<T> o) {
+void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> qk_self, Mat<const T> v,
+                         Mat<const T> now, Mat<const T> ahead, const T* skip, Mat<T> o) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   for_row_blocks(RowBlocks::cut(now.rows, R * R * H * P), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -187,7 +187,7 @@ void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> 
         for (int64_t i = 0; i < R; ++i) {
           for (int64_t j = 0; j < R; ++j) {
             const T weight =
-                near_weight(i, j, met.row(t)[(h * R + i) * R + j], now.row(t)[h], ahead.row(t)[h], skip, h);
+                diag_weight(i, j, qk_self.row(t)[(h * R + i) * R + j], now.row(t)[h], ahead.row(t)[h], skip, h);
             add_scaled(weight, v.row(t * R + j) + h * P, P, o.row(t * R + i) + h * P);
           }
         }
@@ -197,9 +197,9 @@ void mamba3_diag_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> 
 }
 
 template <class T>
-void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v,
-                          Mat<const T> now, Mat<const T> ahead, const T* skip, Mat<T> dv, Mat<T> dmet, Mat<T> dnow,
-                          Mat<T> dahead, T* dskip) {
+void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> qk_self,
+                          Mat<const T> v, Mat<const T> now, Mat<const T> ahead, const T* skip, Mat<T> dv,
+                          Mat<T> dqk_self, Mat<T> dnow, Mat<T> dahead, T* dskip) {
   const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
   const RowBlocks blocks = RowBlocks::cut(now.rows, 2 * R * R * H * P);
   PartialSums<T> of_skip(blocks.count(), skip != nullptr ? H : 0);
@@ -210,12 +210,12 @@ void mamba3_diag_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
         for (int64_t i = 0; i < R; ++i) {
           const T* grad = d_o.row(t * R + i) + h * P;
           for (int64_t j = 0; j < R; ++j) {
-            const int64_t place = (h * R + i) * R + j;
-            const T product = met.row(t)[place], d_weight = dot(grad, v.row(t * R + j) + h * P, P);
+            const int64_t offset = (h * R + i) * R + j;
+            const T product = qk_self.row(t)[offset], d_weight = dot(grad, v.row(t * R + j) + h * P, P);
             (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * d_weight;
-            dmet.row(t)[place] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
+            dqk_self.row(t)[offset] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
             if (i == j && skip != nullptr) of_skip.block(block)[h] += d_weight;
-            add_scaled(near_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P,
+            add_scaled(diag_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P,
                        dv.row(t * R + j) + h * P);
           }
         }

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "ops/cpu/operations.h"
-#include "ops/cpu/places.h"
+#include "ops/cpu/positions.h"
 #include "ops/cpu/row_blocks.h"
 
 namespace fw {
@@ -18,7 +18,7 @@ void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta
   for (int64_t c = 0; c < half; ++c)
     frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(rotated));
   int64_t* position = scratch.alloc<int64_t>(x.rows);
-  for_each_place(layout, [&](int64_t t, int64_t place) { position[t] = place; });
+  for_each_position(layout, [&](int64_t t, int64_t at) { position[t] = at; });
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
     LocalScratch local;
     T* cosine = local.alloc<T>(half);

@@ -1,4 +1,4 @@
-// Before and behind the recurrence of RWKV-7 (Peng et al. 2025), head by head. With s = exp(-1/2), kk = k k_k, N its
+// Before and after the recurrence of RWKV-7 (Peng et al. 2025), head by head. With s = exp(-1/2), kk = k k_k, N its
 // norm, p = kk / N:
 //   g = -s sigmoid(decay)    a = sigmoid(rate)    f = p a    key = k (1 + (a - 1) k_a)
 // and backward, with dP = dp + df a:

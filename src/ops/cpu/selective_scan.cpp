@@ -4,8 +4,8 @@
 //   kLonghorn: e = s / (1 + s |k|^2),  a = 1 - e k^2,     z = e u
 // Channels do not meet but in dq and dk, so a task has a block of them and, in forward, a sequence. Vectors lie along
 // the channels; a few rows of the state stay in registers while the tokens of a chunk pass. Backward goes through the
-// chunks from the last, makes the states of each again from the mark that forward left at its beginning, and with dS =
-// dS + q dy^T before a token's step:
+// chunks from the last, makes the states of each again from the checkpoint that forward left at its beginning, and with
+// dS = dS + q dy^T before a token's step:
 //   dq = S dy     dk = dS z     dz = dS^T k     da = dS (.) S_{t-1}     dS_{t-1} = a (.) dS     du = skip dy + e dz     de = u dz + (da/de)^T ...
 // Sums over channels: lanes first, then the blocks in their order, so that they are those of the shape alone.
 #include <algorithm>
@@ -36,27 +36,27 @@ struct ScanTensors {
   int64_t blocks() const { return cpu::scan_blocks(u.cols); }
   // The state that belongs to a chunk, of all channels.
   template <class Value>
-  Value* mark(Value* marks, int64_t sequence, int64_t chunk) const {
-    return marks + (layout.begin(sequence) / kScanChunk + sequence + chunk) * states() * channels();
+  Value* checkpoint(Value* checkpoints, int64_t sequence, int64_t chunk) const {
+    return checkpoints + (layout.begin(sequence) / kScanChunk + sequence + chunk) * states() * channels();
   }
 };
 
 template <class T>
 struct ScanGradients {
   Mat<const T> dy;
-  const T *marks, *ds_out;
+  const T *checkpoints, *ds_out;
   Mat<T> du, dstep, dq, dk;
   T *da_log, *dskip, *ds_in;
 };
 
 template <class T>
 struct ScanKernels {
-  void (*forward)(ScanLaw law, const ScanTensors<T>& in, const T* s_in, T* s_out, T* marks, Mat<T> y);
+  void (*forward)(ScanLaw law, const ScanTensors<T>& in, const T* s_in, T* s_out, T* checkpoints, Mat<T> y);
   void (*backward)(ScanLaw law, const ScanTensors<T>& in, const ScanGradients<T>& d,
                    const cpu::ScanScratch<T>& scratch);
 };
 
-// Rows of a block's channels, as wide as the widest block: [rows, kScanBlock], zero behind the last channel.
+// Rows of a block's channels, as wide as the widest block: [rows, kScanBlock], zero after the last channel.
 template <class T>
 T* block_rows(int64_t rows, LocalScratch& scratch) {
   return scratch.alloc_zero<T>(rows * cpu::kScanBlock);
@@ -177,7 +177,7 @@ HWY_INLINE void for_state_rows(int64_t states, const Body& body) {
 }
 
 template <ScanLaw law, class T>
-void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, const T* s_in, T* s_out, T* marks,
+void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, const T* s_in, T* s_out, T* checkpoints,
                    Mat<T> out) {
   const hn::ScalableTag<T> d;
   const int64_t N = in.states(), D = in.channels();
@@ -189,8 +189,8 @@ void forward_block(const ScanTensors<T>& in, int64_t sequence, int64_t block, co
   const int64_t length = in.layout.length(sequence);
   for (int64_t from = 0; from < length; from += kScanChunk) {
     const int64_t begin = in.layout.begin(sequence) + from, count = std::min(kScanChunk, length - from);
-    if (marks != nullptr)
-      copy_block(s, N, kScanBlock, b.width, in.mark(marks, sequence, from / kScanChunk) + b.first, D);
+    if (checkpoints != nullptr)
+      copy_block(s, N, kScanBlock, b.width, in.checkpoint(checkpoints, sequence, from / kScanChunk) + b.first, D);
     load_chunk<law>(in, begin, count, b);
     for (int64_t t = 0; t < count; ++t) {
       const int64_t row = t * kScanBlock;
@@ -263,14 +263,14 @@ void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_
       const auto e = hn::Load(d, b.e + at), z = hn::Load(d, b.z + at), dy = hn::Load(d, w.dy + at);
       auto dz = hn::Load(d, w.dz + at), de = hn::Load(d, w.de + at);
       for (int r = 0; r < R; ++r) {
-        const int64_t place = (t * R + r) * lanes;
+        const int64_t offset = (t * R + r) * lanes;
         const auto key = hn::Set(d, k[r]);
-        const V before = hn::Load(d, w.before + place), decay = hn::Load(d, w.decays + place);
+        const V before = hn::Load(d, w.before + offset), decay = hn::Load(d, w.decays + offset);
         const V after = hn::MulAdd(decay, before, hn::Mul(key, z));
-        hn::Store(hn::MulAdd(after, dy, hn::Load(d, w.dq + place)), d, w.dq + place);
+        hn::Store(hn::MulAdd(after, dy, hn::Load(d, w.dq + offset)), d, w.dq + offset);
         ds[r] = hn::MulAdd(hn::Set(d, q[r]), dy, ds[r]);
         dz = hn::MulAdd(key, ds[r], dz);
-        V dk = hn::MulAdd(ds[r], z, hn::Load(d, w.dk + place));
+        V dk = hn::MulAdd(ds[r], z, hn::Load(d, w.dk + offset));
         const V of_decay = hn::Mul(ds[r], before);
         ds[r] = hn::Mul(ds[r], decay);
         if constexpr (law == ScanLaw::kMamba) {
@@ -282,7 +282,7 @@ void scan_rows_backward(const ScanTensors<T>& in, const BlockChunk<T>& b, int64_
           de = hn::NegMulAdd(scaled, key, de);
           dk = hn::NegMulAdd(hn::Add(scaled, scaled), e, dk);
         }
-        hn::Store(dk, d, w.dk + place);
+        hn::Store(dk, d, w.dk + offset);
       }
       hn::Store(dz, d, w.dz + at);
       hn::Store(de, d, w.de + at);
@@ -312,7 +312,7 @@ void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const c
     for (int64_t chunk = (length + kScanChunk - 1) / kScanChunk - 1; chunk >= 0; --chunk) {
       const int64_t begin = in.layout.begin(sequence) + chunk * kScanChunk,
                     count = std::min(kScanChunk, length - chunk * kScanChunk);
-      copy_block(in.mark(g.marks, sequence, chunk) + b.first, N, D, b.width, w.s, kScanBlock);
+      copy_block(in.checkpoint(g.checkpoints, sequence, chunk) + b.first, N, D, b.width, w.s, kScanBlock);
       load_chunk<law>(in, begin, count, b);
       copy_block(g.dy.row(begin) + b.first, count, g.dy.stride, b.width, w.dy, kScanBlock);
       std::fill_n(w.dz, count * kScanBlock, T(0));
@@ -358,14 +358,14 @@ void backward_block(const ScanTensors<T>& in, const ScanGradients<T>& g, const c
 }
 
 template <class T>
-void scan_forward(ScanLaw law, const ScanTensors<T>& in, const T* s_in, T* s_out, T* marks, Mat<T> y) {
+void scan_forward(ScanLaw law, const ScanTensors<T>& in, const T* s_in, T* s_out, T* checkpoints, Mat<T> y) {
   const int64_t blocks = in.blocks();
   parallel_for(in.layout.count() * blocks, [&](int64_t task) {
     const int64_t sequence = task / blocks, block = task % blocks;
     if (law == ScanLaw::kMamba) {
-      forward_block<ScanLaw::kMamba>(in, sequence, block, s_in, s_out, marks, y);
+      forward_block<ScanLaw::kMamba>(in, sequence, block, s_in, s_out, checkpoints, y);
     } else {
-      forward_block<ScanLaw::kLonghorn>(in, sequence, block, s_in, s_out, marks, y);
+      forward_block<ScanLaw::kLonghorn>(in, sequence, block, s_in, s_out, checkpoints, y);
     }
   });
 }
@@ -446,19 +446,19 @@ namespace cpu {
 template <class T>
 void selective_scan_forward(const Exec<T>&, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q,
                             Mat<const T> k, const T* a_log, const T* skip, const PassLayout& layout, const T* s_in,
-                            T* s_out, T* marks, Mat<T> y) {
-  kernels<T>().forward(law, {u, step, q, k, a_log, skip, layout.host}, s_in, s_out, marks, y);
+                            T* s_out, T* checkpoints, Mat<T> y) {
+  kernels<T>().forward(law, {u, step, q, k, a_log, skip, layout.host}, s_in, s_out, checkpoints, y);
 }
 
 template <class T>
 void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step,
                              Mat<const T> q, Mat<const T> k, const T* a_log, const T* skip, const PassLayout& layout,
-                             const T* marks, const T* ds_out, Mat<T> du, Mat<T> dstep, Mat<T> dq, Mat<T> dk, T* da_log,
-                             T* dskip, T* ds_in) {
+                             const T* checkpoints, const T* ds_out, Mat<T> du, Mat<T> dstep, Mat<T> dq, Mat<T> dk,
+                             T* da_log, T* dskip, T* ds_in) {
   const ArenaMark mark(exec.arena);
   const ScanScratch<T> sums(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
   const ScanTensors<T> in{u, step, q, k, a_log, skip, layout.host};
-  const ScanGradients<T> gradients{dy, marks, ds_out, du, dstep, dq, dk, da_log, dskip, ds_in};
+  const ScanGradients<T> gradients{dy, checkpoints, ds_out, du, dstep, dq, dk, da_log, dskip, ds_in};
   kernels<T>().backward(law, in, gradients, sums);
   add_up(law, in, gradients, sums);
 }

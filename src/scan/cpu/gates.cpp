@@ -31,14 +31,14 @@ std::vector<T> row_of(const TokenTensor<T>& x, const HeadTensor<T>& parameter, T
 
 // Heads of a token of a caller's tensor.
 template <class T>
-int64_t place(const Plan& plan, const TokenTensor<T>& x, int64_t token, int64_t head) {
+int64_t offset_of(const Plan& plan, const TokenTensor<T>& x, int64_t token, int64_t head) {
   const int64_t b = plan.packed ? 0 : token / plan.T, t = plan.packed ? token : token % plan.T;
   return b * x.stride_b + t * x.stride_t + head * x.stride_h;
 }
 template <class T>
 void load_row(const Plan& plan, const TokenTensor<T>& x, int64_t token, T* row) {
   for (int64_t h = 0; h < x.heads; ++h, row += x.dim) {
-    const int64_t at = place(plan, x, token, h);
+    const int64_t at = offset_of(plan, x, token, h);
     if (x.narrow()) {
       x.widen(at, x.dim, row);
     } else {
@@ -49,7 +49,7 @@ void load_row(const Plan& plan, const TokenTensor<T>& x, int64_t token, T* row) 
 template <class T>
 void store_row(const Plan& plan, const T* row, const TokenTensor<T>& x, int64_t token) {
   for (int64_t h = 0; h < x.heads; ++h, row += x.dim) {
-    const int64_t at = place(plan, x, token, h);
+    const int64_t at = offset_of(plan, x, token, h);
     if (x.narrow()) {
       x.round(at, x.dim, row);
     } else {

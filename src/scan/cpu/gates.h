@@ -1,4 +1,4 @@
-// Gates given as logits. Their values are made before the heads run and their gradients taken back to the logits behind
+// Gates given as logits. Their values are made before the heads run and their gradients taken back to the logits after
 // them, each in rows of all heads of a token. So neither kernels nor stage know how a gate was given. A call without
 // logits takes no room here and copies nothing.
 #pragma once

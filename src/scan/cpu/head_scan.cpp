@@ -379,8 +379,8 @@ template <class T>
 void HeadScan<T>::store_checkpoint(const Outputs<T>& out, int64_t tokens) const {
   const int64_t interval = plan_.checkpoints.interval;
   if (!out.checkpoints || tokens % interval != 0) return;
-  const int64_t place = plan_.checkpoint_index(n_, tokens / interval - 1);
-  if (place >= 0) store_state(s_.state, out.checkpoints, place);
+  const int64_t index = plan_.checkpoint_index(n_, tokens / interval - 1);
+  if (index >= 0) store_state(s_.state, out.checkpoints, index);
 }
 
 template <class T>

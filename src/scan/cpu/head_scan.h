@@ -79,7 +79,7 @@ struct HeadScratch {
   }
 
   T *re, *w, *wc, *z, *o, *state, *alpha, *total, *suffix, *tri, *products;
-  T *lead, *prefix;  // prefix behind a 1: of rows of E that lag
+  T *lead, *prefix;  // prefix after a 1: of rows of E that lag
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
   T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr,
     *diag = nullptr, *dlocal = nullptr;

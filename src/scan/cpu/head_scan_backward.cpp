@@ -209,7 +209,7 @@ double HeadScan<T>::state_gradient(int64_t c, const T* saved) {
 // chunk's start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the
 // diagonal, which enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is
 // exactly 0. A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and
-// takes of each row the sum that less was added to. So the rows behind the last one that has a cotangent get exactly 0,
+// takes of each row the sum that less was added to. So the rows after the last one that has a cotangent get exactly 0,
 // and not what rounding leaves of the others.
 template <class T>
 void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail,
@@ -306,7 +306,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dz = s_.dz;
     tile.dq = grads.q.rows(plan_, n_, begin, h_);
     tile.dk = grads.k.rows(plan_, n_, begin, h_);
-    // behind what the decay has written there
+    // after what the decay has written there
     if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);

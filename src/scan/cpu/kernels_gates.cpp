@@ -42,20 +42,20 @@ void gate_forward(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, c
     const auto y = hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, bias + i)), a = hn::LoadU(d, rate + i);
     auto z = y;
     switch (law.given) {
-      case Given::kValue:
+      case GateActivation::kValue:
         break;
-      case Given::kSigmoid:
+      case GateActivation::kSigmoid:
         z = hn::Mul(factor, sigmoid(d, y, falling_exponential(d, y)));
         break;
-      case Given::kSoftplus:
+      case GateActivation::kSoftplus:
         z = hn::Neg(hn::Mul(a, softplus(d, y, falling_exponential(d, y))));
         break;
-      case Given::kLowerBound: {
+      case GateActivation::kLowerBound: {
         const auto ay = hn::Mul(a, y);
         z = hn::Mul(factor, sigmoid(d, ay, falling_exponential(d, ay)));
         break;
       }
-      case Given::kLogSigmoid:
+      case GateActivation::kLogSigmoid:
         z = hn::Neg(hn::Mul(factor, softplus(d, hn::Neg(y), falling_exponential(d, y))));
         break;
     }
@@ -74,26 +74,26 @@ void gate_backward(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, 
                dz = hn::LoadU(d, dvalue + i);
     auto slope = one, of_rate = hn::Zero(d);
     switch (law.given) {
-      case Given::kValue:
+      case GateActivation::kValue:
         break;
-      case Given::kSigmoid: {
+      case GateActivation::kSigmoid: {
         const auto s = sigmoid(d, y, falling_exponential(d, y));
         slope = hn::Mul(hn::Mul(factor, s), hn::Sub(one, s));
         break;
       }
-      case Given::kSoftplus: {
+      case GateActivation::kSoftplus: {
         const auto e = falling_exponential(d, y), minus = hn::Neg(a);
         slope = hn::Mul(minus, sigmoid(d, y, e));
         of_rate = hn::Mul(minus, softplus(d, y, e));
         break;
       }
-      case Given::kLowerBound: {
+      case GateActivation::kLowerBound: {
         const auto ay = hn::Mul(a, y), s = sigmoid(d, ay, falling_exponential(d, ay));
         slope = hn::Mul(hn::Mul(hn::Mul(factor, a), s), hn::Sub(one, s));
         of_rate = hn::Mul(slope, y);
         break;
       }
-      case Given::kLogSigmoid: {
+      case GateActivation::kLogSigmoid: {
         const auto minus = hn::Neg(y);
         slope = hn::Mul(factor, sigmoid(d, minus, falling_exponential(d, y)));
         break;

@@ -193,7 +193,7 @@ void check_slots(const Plan& plan) {
   }
   for (int64_t n = 0; plan.checkpoints.slots != nullptr && n < plan.N; ++n) {
     for (int64_t i = 0; i < plan.checkpoints_of(n); ++i)
-      check("checkpoints.slots", n, plan.checkpoint_index(n, i), plan.checkpoints.places);
+      check("checkpoints.slots", n, plan.checkpoint_index(n, i), plan.checkpoints.count);
   }
 }
 

@@ -1,5 +1,5 @@
 // Checks of the Mamba-3 recurrence (nn/mamba3_scan.h) against values that another program computed: of a file of
-// recurrences (reference/ops_vectors.h), the rules
+// recurrences (reference/ops_conformance.h), the rules
 //   mamba3              SISO; pairs of channels (2i, 2i + 1)
 //   mamba3_mimo         MIMO of R rows; channels (i, i + K / 2)
 //   mamba3_mimo_pairs   the same with pairs (2i, 2i + 1)
@@ -23,7 +23,7 @@ namespace fw {
 
 // Outputs and gradients of each of these rules that the file has, in every form; kBf16 computes in float32. Throws
 // Error(kUsage) where a tensor is missing or of another shape.
-std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, const std::vector<fw_form>& forms,
+std::vector<Comparison> check_mamba3(const std::string& path, ConformanceType type, const std::vector<fw_form>& forms,
                                      double bound);
 
 // Whether it is the name of such a rule.

@@ -14,7 +14,7 @@ std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& pr
     return {
         {prefix + "x_k",
          {d},
-         place_init([=](double n) { return 1.0 - std::pow(n / static_cast<double>(d), power); }),
+         index_init([=](double n) { return 1.0 - std::pow(n / static_cast<double>(d), power); }),
          false},
         {prefix + "key.weight", {m, d}, uniform_init(0.5 / std::sqrt(static_cast<double>(d))), true},
         {prefix + "value.weight", {d, m}, constant_init(0.0), true},

@@ -1,4 +1,4 @@
-#include "train/mamba3_vectors.h"
+#include "train/mamba3_conformance.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ constexpr double kTurn = 2 * 3.14159265358979323846;
 
 struct Mamba3Rule {
   const char* name;
-  bool mimo, halves;
+  bool mimo, rotate_half;
   bool heads_first;  // of k_end and what else the state has of a row: [B, H, R, ...], else [B, R, H, ...]
 };
 constexpr Mamba3Rule kRules[] = {
@@ -32,7 +32,7 @@ class Case {
       : reader_(reader), path_(path), rule_(rule), name_(name) {
     const std::vector<int64_t> q = shape("q", rule.mimo ? 5 : 4), v = shape("v", 4), angle = shape("angle", 4);
     batch_ = v[0], length_ = v[1];
-    shape_ = {v[2], q[q.size() - 2], q.back(), v[3], rule.mimo ? q[2] : 1, angle[3], rule.halves};
+    shape_ = {v[2], q[q.size() - 2], q.back(), v[3], rule.mimo ? q[2] : 1, angle[3], rule.rotate_half};
     layout_ = SeqLayout::uniform(batch_, length_);
   }
 
@@ -228,7 +228,7 @@ bool is_mamba3(std::string_view rule) {
   return std::ranges::any_of(kRules, [&](const Mamba3Rule& known) { return rule == known.name; });
 }
 
-std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, const std::vector<fw_form>& forms,
+std::vector<Comparison> check_mamba3(const std::string& path, ConformanceType type, const std::vector<fw_form>& forms,
                                      double bound) {
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
@@ -246,7 +246,7 @@ std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, c
       Comparison outputs{rule.name, fmt::format("outputs, {} form", words), 0, bound, "", ""};
       Comparison gradients{rule.name, fmt::format("gradients, {} form", words), 0, bound, "", ""};
       for (const std::string& name : cases) {
-        if (type == VectorType::kF64) {
+        if (type == ConformanceType::kF64) {
           Case<double>(reader, path, rule, name).compare(form, outputs, gradients);
         } else {
           Case<float>(reader, path, rule, name).compare(form, outputs, gradients);

@@ -1,7 +1,7 @@
 // The recurrence through the C header, in both forms, double, float and bf16 inputs, and the reference itself against
 // values that other people's code computed (shared/vectors/ops.safetensors). And what is said of files that are not of
 // that form.
-#include "reference/ops_vectors.h"
+#include "reference/ops_conformance.h"
 
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@ namespace {
 // Against conjugate gradients of another program.
 bool is_approximate(const Comparison& c) { return c.what.find("30 steps") != std::string::npos; }
 
-class OpsVectors : public ::testing::TestWithParam<VectorType> {};
+class OpsConformance : public ::testing::TestWithParam<ConformanceType> {};
 
-TEST_P(OpsVectors, EveryRuleInBothForms) {
+TEST_P(OpsConformance, EveryRuleInBothForms) {
   const std::string path = shared_path("vectors/ops.safetensors");
   if (path.empty()) GTEST_SKIP() << kNoShared;
   std::set<std::string> unknown, compared;
@@ -32,7 +32,7 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
     compared.insert(c.subject);
     EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound
                             << " expected; " << c.where;
-    if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
+    if (GetParam() == ConformanceType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
@@ -42,7 +42,7 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
 }
 
 // Further systems (shared/vectors_more).
-TEST_P(OpsVectors, FurtherRulesInBothForms) {
+TEST_P(OpsConformance, FurtherRulesInBothForms) {
   const std::string path = shared_path("vectors_more/ops_more.safetensors");
   if (path.empty()) GTEST_SKIP() << kNoShared;
   std::set<std::string> compared;
@@ -51,7 +51,7 @@ TEST_P(OpsVectors, FurtherRulesInBothForms) {
     compared.insert(c.subject);
     EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound
                             << " expected; " << c.where;
-    if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
+    if (GetParam() == ConformanceType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
@@ -59,10 +59,10 @@ TEST_P(OpsVectors, FurtherRulesInBothForms) {
 }
 
 // What the reference says is what all other tests compare with.
-TEST(OpsVectorsReference, EveryRule) {
+TEST(OpsConformanceReference, EveryRule) {
   const std::string path = shared_path("vectors/ops.safetensors");
   if (path.empty() || shared_path("vectors_more/ops_more.safetensors").empty()) GTEST_SKIP() << kNoShared;
-  OpsVectorOptions options;
+  OpsConformanceOptions options;
   options.reference = true;
   std::set<std::string> compared;
   for (const Comparison& c : check_ops(path, options)) {
@@ -78,7 +78,8 @@ TEST(OpsVectorsReference, EveryRule) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, OpsVectors, ::testing::Values(VectorType::kF64, VectorType::kF32, VectorType::kBf16));
+INSTANTIATE_TEST_SUITE_P(Types, OpsConformance,
+                         ::testing::Values(ConformanceType::kF64, ConformanceType::kF32, ConformanceType::kBf16));
 
 // One token of linear attention, by hand: S = k v^T, o = K^-1/2 (q . k) v.
 class OpsFileTest : public ::testing::Test {

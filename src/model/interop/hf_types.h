@@ -1,5 +1,6 @@
-// The types of flash-linear-attention's models (peer.h): how each one's configuration reads as ours and ours as its,
-// and what its parameters are called. A new type is a reader, a writer and a line of the table in peer_types.cpp.
+// The types of flash-linear-attention's models (interop/hf_config.h): how each one's configuration reads as ours and
+// ours as its, and what its parameters are called. A new type is a reader, a writer and a line of the table in
+// hf_types.cpp.
 #pragma once
 
 #include <array>
@@ -7,11 +8,11 @@
 #include <string>
 
 #include "model/config.h"
-#include "model/peer_keys.h"
+#include "model/interop/hf_keys.h"
 
-namespace fw::peer {
+namespace fw::hf {
 
-// Another name that a peer's type has for one of our parameters; both are parts of a name between dots.
+// Another name that an FLA type has for one of our parameters; both are parts of a name between dots.
 struct Rename {
   const char* ours;
   const char* theirs;
@@ -26,7 +27,7 @@ struct Type {
   // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm
   // before the mixer.
   const char* norm = nullptr;
-  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
+  // of RWKV-7: what they call "mlp"; the norm after the embedding is then the first layer's "pre_norm"
   const char* mlp = nullptr;
   // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
   bool mamba_ssm = false;
@@ -43,4 +44,4 @@ void write_hybrid(const ModelConfig& c, Json& json);
 // The length of the shortest beginning that repeated to the length gives the whole list.
 size_t period(const StringList& list);
 
-}  // namespace fw::peer
+}  // namespace fw::hf

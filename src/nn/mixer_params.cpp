@@ -6,7 +6,7 @@
 
 namespace fw {
 
-std::vector<const Projection*> ProjectionPlan::in_order() const {
+std::vector<const Projection*> Projections::in_order() const {
   return {
       &q, &k, &v, &decay, &erase, &erase_write, &write, &gate, &precond_decay, &precond_beta,
 #define FW_TOKEN_SCALAR(name, neutral, used) &name,
@@ -14,35 +14,35 @@ std::vector<const Projection*> ProjectionPlan::in_order() const {
   };
 }
 
-ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
+Projections::Projections(const RecurrentMixerSpec& spec) {
   const Rule& rule = spec.rule;
-  const auto place = [this](Projection& p, const char* name, int64_t size) {
+  const auto add = [this](Projection& p, const char* name, int64_t size) {
     p = {name, columns, size};
     columns += size;
   };
-  place(q, "q_proj.weight", spec.key_size());
-  if (rule.uses_k()) place(k, "k_proj.weight", spec.key_size());
-  place(v, "v_proj.weight", spec.value_size());
+  add(q, "q_proj.weight", spec.key_size());
+  if (rule.uses_k()) add(k, "k_proj.weight", spec.key_size());
+  add(v, "v_proj.weight", spec.value_size());
   const bool channel_decay = rule.decay == Decay::kChannel;
   const int64_t decay_width =
       channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
-  if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
-  if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) place(erase, "b_proj.weight", spec.key_size());
-  if (spec.makes_erase_write()) place(erase_write, "e_proj.weight", spec.key_size());
-  if (rule.uses_write_gate() && rule.write != Gate::kScalar) place(write, "w_proj.weight", spec.value_size());
+  if (channel_decay) add(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
+  if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) add(erase, "b_proj.weight", spec.key_size());
+  if (spec.makes_erase_write()) add(erase_write, "e_proj.weight", spec.key_size());
+  if (rule.uses_write_gate() && rule.write != Gate::kScalar) add(write, "w_proj.weight", spec.value_size());
   if (spec.gate != GateKind::kNone) {
-    place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight",
-          spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
+    add(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight",
+        spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
   }
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate())
-    place(erase, "b_proj.weight", spec.v_heads);
-  if (rule.uses_write_gate() && rule.write == Gate::kScalar) place(write, "w_proj.weight", spec.v_heads);
-  if (spec.projects_gain()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
-  if (rule.decay == Decay::kScalar && spec.projects_decay()) place(decay, "a_proj.weight", spec.v_heads);
-  if (rule.uses_lambda()) place(lambda, "l_proj.weight", spec.v_heads);
+    add(erase, "b_proj.weight", spec.v_heads);
+  if (rule.uses_write_gate() && rule.write == Gate::kScalar) add(write, "w_proj.weight", spec.v_heads);
+  if (spec.projects_gain()) add(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
+  if (rule.decay == Decay::kScalar && spec.projects_decay()) add(decay, "a_proj.weight", spec.v_heads);
+  if (rule.uses_lambda()) add(lambda, "l_proj.weight", spec.v_heads);
   if (spec.projects_precond()) {
-    place(precond_decay, "a_atk_proj.weight", spec.heads);
-    place(precond_beta, "b_atk_proj.weight", spec.heads);
+    add(precond_decay, "a_atk_proj.weight", spec.heads);
+    add(precond_beta, "b_atk_proj.weight", spec.heads);
   }
 }
 
@@ -57,11 +57,11 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
     list.push_back({prefix + name, {size}, std::move(init), false});
   };
 
-  // The stack: one after the other, in the order of the plan's columns, so that together they are one [columns, d]
-  // matrix.
-  const ProjectionPlan plan(spec);
+  // The stack: one after the other, in the order of the projections' columns, so that together they are one [columns,
+  // d] matrix.
+  const Projections projections(spec);
   std::vector<const Projection*> stack;
-  for (const Projection* p : plan.in_order()) {
+  for (const Projection* p : projections.in_order()) {
     if (p->used()) stack.push_back(p);
   }
   std::sort(stack.begin(), stack.end(), [](const Projection* a, const Projection* b) { return a->begin < b->begin; });
@@ -121,7 +121,7 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
 
 ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels) {
   ParamSpec spec = {kDecayBounds, {layers, channels}, constant_init(0.0), true};
-  spec.numbers = true;
+  spec.fp32_param = true;
   return spec;
 }
 

@@ -1,6 +1,4 @@
 // Folders of flash-linear-attention: what they say in our configuration, and both ways without loss.
-#include "model/peer.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -12,6 +10,7 @@
 #include "base/file.h"
 #include "base/safetensors.h"
 #include "base/temp_folder.h"
+#include "model/interop/hf_config.h"
 #include "model/small_model.h"
 #include "support/shared.h"
 
@@ -42,7 +41,7 @@ std::vector<std::string> models() {
     const std::string folder = shared_path(name);
     if (folder.empty()) continue;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (unknown_peer_model(read_json(entry.path().string() + "/config.json")).empty())
+      if (unknown_hf_model(read_json(entry.path().string() + "/config.json")).empty())
         folders.push_back(entry.path().string());
     }
   }
@@ -50,12 +49,12 @@ std::vector<std::string> models() {
   return folders;
 }
 
-class PeerVectors : public ::testing::TestWithParam<std::string> {
+class HfConformance : public ::testing::TestWithParam<std::string> {
  protected:
   const std::string& source() const { return GetParam(); }
 };
 
-TEST_P(PeerVectors, ExportAfterImportIsTheSame) {
+TEST_P(HfConformance, ExportAfterImportIsTheSame) {
   TempFolder ours, theirs;
   save_model(ours.path(), load_model<float>(source()));  // import
   EXPECT_EQ(read_json(ours.path("config.json"))["model_type"], "fastweight");
@@ -64,15 +63,15 @@ TEST_P(PeerVectors, ExportAfterImportIsTheSame) {
   expect_same_tensors(source() + "/model.safetensors", theirs.path("model.safetensors"));
 }
 
-TEST_P(PeerVectors, ImportAfterExportIsTheSame) {
+TEST_P(HfConformance, ImportAfterExportIsTheSame) {
   LanguageModel<float> model = load_model<float>(source());
-  model.set_peer("");  // as if it had been trained here
+  model.set_hf("");  // as if it had been trained here
   TempFolder before, theirs, after;
   save_model(before.path(), model);
   export_model(theirs.path(), load_model<float>(before.path()));
   LanguageModel<float> back = load_model<float>(theirs.path());
   EXPECT_EQ(back.hash(), model.hash());
-  back.set_peer("");
+  back.set_hf("");
   EXPECT_EQ(back.config().mixers(), model.config().mixers());
   if (model.config().has_recurrence()) {
     EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
@@ -83,9 +82,9 @@ TEST_P(PeerVectors, ImportAfterExportIsTheSame) {
   EXPECT_EQ(back.evaluate(ids, ids, SeqLayout({0, 20})).nll, model.evaluate(ids, ids, SeqLayout({0, 20})).nll);
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, PeerVectors, ::testing::ValuesIn(models()),
-                         [](const auto& peer) { return std::filesystem::path(peer.param).filename().string(); });
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PeerVectors);
+INSTANTIATE_TEST_SUITE_P(Hf, HfConformance, ::testing::ValuesIn(models()),
+                         [](const auto& hf) { return std::filesystem::path(hf.param).filename().string(); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HfConformance);
 
 Json gated_config() {
   return {{"model_type", "gated_deltanet"},
@@ -102,22 +101,22 @@ Json gated_config() {
           {"my_own_key", {{"a", "text"}}}};
 }
 
-TEST(Peer, ConfigurationInOurWords) {
-  const ModelConfig c = config_from_peer(gated_config(), "here");
+TEST(HfConfig, ConfigurationInOurWords) {
+  const ModelConfig c = config_from_hf(gated_config(), "here");
   EXPECT_EQ(c.rule, "gated_deltanet");
   EXPECT_EQ(c.head_v_dim(), 12);
   EXPECT_EQ(c.mlp_size(), 256);
   EXPECT_EQ(c.output_gate, "silu");
   EXPECT_FALSE(c.tie_word_embeddings);
-  EXPECT_EQ(config_to_peer(c), gated_config());
+  EXPECT_EQ(config_to_hf(c), gated_config());
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
 }
 
-TEST(Peer, WhatIsNotComputedHereIsAnError) {
+TEST(HfConfig, WhatIsNotComputedHereIsAnError) {
   const auto error = [](const char* key, const Json& value) {
     Json json = gated_config();
     json[key] = value;
-    return error_of([&] { config_from_peer(json, "'f/config.json'"); });
+    return error_of([&] { config_from_hf(json, "'f/config.json'"); });
   };
   EXPECT_EQ(error("bos_token_id", "x"), "");
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"use_short_conv", false},
@@ -154,8 +153,8 @@ Json rwkv7_config() {
           {"head_dim", 16},        {"vocab_size", 50},  {"a_low_rank_dim", 4}};
 }
 
-TEST(Peer, Rwkv7InOurWords) {
-  const ModelConfig c = config_from_peer(rwkv7_config(), "here");
+TEST(HfConfig, Rwkv7InOurWords) {
+  const ModelConfig c = config_from_hf(rwkv7_config(), "here");
   EXPECT_EQ(c.layers, StringList{"rwkv7"});
   EXPECT_EQ(c.norm, "layer");
   EXPECT_TRUE(c.embedding_norm);
@@ -167,14 +166,14 @@ TEST(Peer, Rwkv7InOurWords) {
   EXPECT_EQ(spec.key_eps, 1e-6);   // norms are fused unless it says otherwise
   EXPECT_TRUE(c.rwkv7_spec(0).first);
   EXPECT_FALSE(spec.first);
-  EXPECT_EQ(config_to_peer(c), rwkv7_config());
+  EXPECT_EQ(config_to_hf(c), rwkv7_config());
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
 
   // By heads instead of their width, and the widths as published for 2,048 channels.
   Json json = rwkv7_config();
   json.erase("head_dim");
   json.update({{"num_heads", 32}, {"hidden_size", 2048}, {"a_low_rank_dim", nullptr}, {"fuse_norm", false}});
-  const Rwkv7Spec wide = config_from_peer(json, "here").rwkv7_spec(0);
+  const Rwkv7Spec wide = config_from_hf(json, "here").rwkv7_spec(0);
   EXPECT_EQ(wide.dim, 64);
   EXPECT_EQ(std::vector<int64_t>({wide.decay_rank, wide.rate_rank, wide.value_rank, wide.gate_rank}),
             (std::vector<int64_t>{128, 128, 64, 224}));
@@ -191,7 +190,7 @@ TEST(Peer, Rwkv7InOurWords) {
                                                  {"attn", {{"layers", {1}}, {"num_heads", 2}}}}) {
     Json wrong = rwkv7_config();
     wrong[key] = value;
-    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    const std::string words = error_of([&] { config_from_hf(wrong, "'f/config.json'"); });
     EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
     EXPECT_NE(words.find(key), std::string::npos) << key << ": " << words;
   }
@@ -202,18 +201,18 @@ Json mamba3_config() {
           {"head_dim", 16},         {"vocab_size", 50},  {"state_size", 12}};
 }
 
-TEST(Peer, Mamba3InOurWords) {
-  const ModelConfig c = config_from_peer(mamba3_config(), "here");
+TEST(HfConfig, Mamba3InOurWords) {
+  const ModelConfig c = config_from_hf(mamba3_config(), "here");
   EXPECT_EQ(c.layers, StringList{"mamba3"});
   EXPECT_EQ(c.mlp, "none");
   const Mamba3Spec spec = c.mamba3_spec();
   EXPECT_EQ(spec.heads, 6);
   EXPECT_EQ(spec.angles, 3);
   EXPECT_EQ(spec.mimo_rank, 0);
-  EXPECT_FALSE(spec.halves);
+  EXPECT_FALSE(spec.rotate_half);
   EXPECT_FALSE(spec.decay.heavy_tail);
   EXPECT_EQ(spec.decay.floor, 1e-4);
-  EXPECT_EQ(config_to_peer(c), mamba3_config());
+  EXPECT_EQ(config_to_hf(c), mamba3_config());
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
 
   Json json = mamba3_config();
@@ -223,17 +222,17 @@ TEST(Peer, Mamba3InOurWords) {
                {"A_floor", 1e-3},
                {"is_outproj_norm", true},
                {"a_activation", "heavy_tail"}});
-  const Mamba3Spec mimo = config_from_peer(json, "here").mamba3_spec();
+  const Mamba3Spec mimo = config_from_hf(json, "here").mamba3_spec();
   EXPECT_EQ(mimo.mimo_rank, 4);  // unless it says otherwise
   EXPECT_EQ(mimo.angles, 6);
   EXPECT_EQ(mimo.groups, 3);
-  EXPECT_TRUE(mimo.halves);
+  EXPECT_TRUE(mimo.rotate_half);
   EXPECT_TRUE(mimo.output_norm);
   EXPECT_TRUE(mimo.decay.heavy_tail);
   EXPECT_EQ(mimo.decay.floor, 1e-3);
   json["is_mimo"] = false;
   json["mimo_rank"] = 4;  // says nothing then
-  EXPECT_EQ(config_from_peer(json, "here").mamba3_spec().mimo_rank, 0);
+  EXPECT_EQ(config_from_hf(json, "here").mamba3_spec().mimo_rank, 0);
 
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"hidden_act", "relu"},
                                                                             {"use_bias", true},
@@ -247,7 +246,7 @@ TEST(Peer, Mamba3InOurWords) {
                                                                             {"A_floor", -1}}) {
     Json wrong = mamba3_config();
     wrong[key] = value;
-    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    const std::string words = error_of([&] { config_from_hf(wrong, "'f/config.json'"); });
     EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
   }
 }
@@ -268,10 +267,10 @@ Json mamba_ssm_config() {
             {"chunk_size", 16}}}};
 }
 
-TEST(Peer, ModelsOfStateSpacesMambaInOurWords) {
-  EXPECT_TRUE(is_peer_config(mamba_ssm_config()));
-  EXPECT_EQ(unknown_peer_model(mamba_ssm_config()), "");
-  const ModelConfig c = config_from_peer(mamba_ssm_config(), "here");
+TEST(HfConfig, ModelsOfStateSpacesMambaInOurWords) {
+  EXPECT_TRUE(is_hf_config(mamba_ssm_config()));
+  EXPECT_EQ(unknown_hf_model(mamba_ssm_config()), "");
+  const ModelConfig c = config_from_hf(mamba_ssm_config(), "here");
   EXPECT_EQ(c.layers, StringList{"mamba3"});
   EXPECT_EQ(c.vocab_size, 64);
   EXPECT_EQ(c.mlp_size(), 128);
@@ -281,9 +280,9 @@ TEST(Peer, ModelsOfStateSpacesMambaInOurWords) {
   EXPECT_EQ(spec.heads, 4);
   EXPECT_EQ(spec.mimo_rank, 2);
   EXPECT_EQ(spec.angles, 2);
-  EXPECT_TRUE(spec.halves);
+  EXPECT_TRUE(spec.rotate_half);
   EXPECT_TRUE(spec.decay.heavy_tail);
-  EXPECT_EQ(config_to_peer(c), mamba_ssm_config());
+  EXPECT_EQ(config_to_hf(c), mamba_ssm_config());
   EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
 
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"d_model", 0},
@@ -295,16 +294,16 @@ TEST(Peer, ModelsOfStateSpacesMambaInOurWords) {
                                                                             {"ssm_cfg", 3}}) {
     Json wrong = mamba_ssm_config();
     wrong[key] = value;
-    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    const std::string words = error_of([&] { config_from_hf(wrong, "'f/config.json'"); });
     EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
     EXPECT_NE(words.find(key), std::string::npos) << key << ": " << words;
   }
 }
 
 // Its MLP is two tensors, what is gated before the gate in the first, and a tied head lies beside the embedding.
-TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
-  ModelConfig config = config_from_peer(mamba_ssm_config(), "here");
-  config.peer.clear();  // as if it were a model of our own
+TEST(HfConfig, ModelsOfStateSpacesMambaBothWays) {
+  ModelConfig config = config_from_hf(mamba_ssm_config(), "here");
+  config.hf.clear();  // as if it were a model of our own
   LanguageModel<float> model = noisy_model<float>(config);
   TempFolder theirs, ours, again;
   export_model(theirs.path(), model);
@@ -355,7 +354,7 @@ TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
 }
 
 // The same model as flash-linear-attention has it and in the form of its authors' program.
-TEST(Peer, BothProgramsFormsAreOneModel) {
+TEST(HfConfig, BothProgramsFormsAreOneModel) {
   const std::string source = shared_path("vectors_more/models/mamba3_heavy");
   if (source.empty()) GTEST_SKIP() << kNoShared;
   const LanguageModel<float> model = load_model<float>(source);
@@ -374,21 +373,21 @@ TEST(Peer, BothProgramsFormsAreOneModel) {
   EXPECT_EQ(load_model<float>(theirs.path()).hash(), model.hash());
 }
 
-TEST(Peer, UnknownModelsAreNamed) {
-  EXPECT_EQ(unknown_peer_model(gated_config()), "");
-  EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "");
-  EXPECT_EQ(unknown_peer_model({{"model_type", "rwkv6"}}), "rwkv6");
-  EXPECT_FALSE(is_peer_config({{"model_type", "fastweight"}}));
-  EXPECT_FALSE(is_peer_config(Json::array()));
-  EXPECT_FALSE(is_peer_config(Json::object()));
+TEST(HfConfig, UnknownModelsAreNamed) {
+  EXPECT_EQ(unknown_hf_model(gated_config()), "");
+  EXPECT_EQ(unknown_hf_model({{"model_type", "transformer"}}), "");
+  EXPECT_EQ(unknown_hf_model({{"model_type", "rwkv6"}}), "rwkv6");
+  EXPECT_FALSE(is_hf_config({{"model_type", "fastweight"}}));
+  EXPECT_FALSE(is_hf_config(Json::array()));
+  EXPECT_FALSE(is_hf_config(Json::object()));
 }
 
-TEST(Peer, HybridsInOurWords) {
+TEST(HfConfig, HybridsInOurWords) {
   Json json = gated_config();
   json["num_hidden_layers"] = 4;
   json["attn"] = {{"layers", {1, 3}}, {"num_heads", 4},   {"num_kv_heads", 2},
                   {"qkv_bias", true}, {"window_size", 9}, {"rope_theta", 500}};
-  const ModelConfig c = config_from_peer(json, "here");
+  const ModelConfig c = config_from_hf(json, "here");
   EXPECT_EQ(c.layers, (StringList{"recurrent", "window"}));
   EXPECT_EQ(c.window.window, 9);
   const AttentionSpec spec = c.attention_spec(c.window, c.window.window);
@@ -401,18 +400,18 @@ TEST(Peer, HybridsInOurWords) {
   json["attn"]["layers"] = {0, 3};
   json["attn"].erase("window_size");
   // and attention again
-  EXPECT_EQ(config_from_peer(json, "here").layers, (StringList{"attention", "recurrent", "recurrent"}));
+  EXPECT_EQ(config_from_hf(json, "here").layers, (StringList{"attention", "recurrent", "recurrent"}));
   json["attn"]["layers"] = Json::array();
-  EXPECT_TRUE(config_from_peer(json, "here").layers.empty());
+  EXPECT_TRUE(config_from_hf(json, "here").layers.empty());
 }
 
-// Models of our own: those that a peer has a layer for, and what the error says of those that it has none for.
-TEST(Peer, ExportsModelsOfOurOwn) {
+// Models of our own: those that FLA has a layer for, and what the error says of those that it has none for.
+TEST(HfConfig, ExportsModelsOfOurOwn) {
   const auto exported = [](const std::string& rule, auto change) {
     ModelConfig c = small_config(rule);
     change(c);
-    const Json json = config_to_peer(c);
-    const ModelConfig back = config_from_peer(json, "written");
+    const Json json = config_to_hf(c);
+    const ModelConfig back = config_from_hf(json, "written");
     EXPECT_EQ(parameter_count(back), parameter_count(c));
     return json["model_type"].get<std::string>();
   };
@@ -435,15 +434,15 @@ TEST(Peer, ExportsModelsOfOurOwn) {
   EXPECT_EQ(exported("retnet",
                      [](ModelConfig& c) {
                        c.rope_theta = 10000;
-                       c.conv_size = 0;  // which the peer's model does not hand to its layer
+                       c.conv_size = 0;  // which FLA's model does not hand to its layer
                      }),
             "retnet");
   for (const char* key : {"use_inner_decay", "use_output_correction"}) {  // nor these
     Json json = gated_config();
     json["model_type"] = "comba";
-    EXPECT_EQ(error_of([&] { config_from_peer(json, "here"); }), "");
+    EXPECT_EQ(error_of([&] { config_from_hf(json, "here"); }), "");
     json[key] = false;
-    EXPECT_NE(error_of([&] { config_from_peer(json, "here"); }).find(key), std::string::npos);
+    EXPECT_NE(error_of([&] { config_from_hf(json, "here"); }).find(key), std::string::npos);
   }
 
   EXPECT_EQ(exported("gated_deltanet", [](ModelConfig& c) { c.layers = {"recurrent", "window"}; }), "gated_deltanet");
@@ -469,39 +468,39 @@ TEST(Peer, ExportsModelsOfOurOwn) {
     EXPECT_EQ(exported("kda", mamba3), "mamba3");
     ModelConfig turned = small_config("kda");
     mamba3(turned);
-    turned.mamba3.rotation = rank > 0 ? "pairs" : "halves";  // as the peer's kernels do not
-    EXPECT_NE(error_of([&] { config_to_peer(turned); }).find("mixer.mamba3.rotation"), std::string::npos) << rank;
+    turned.mamba3.rotation = rank > 0 ? "pairs" : "halves";  // as FLA's kernels do not
+    EXPECT_NE(error_of([&] { config_to_hf(turned); }).find("mixer.mamba3.rotation"), std::string::npos) << rank;
   }
   ModelConfig rms = small_config("kda");
   rwkv7(rms);
   rms.norm = "rms";
-  EXPECT_NE(error_of([&] { config_to_peer(rms); }).find("norm = \"layer\" (here \"rms\")"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_to_hf(rms); }).find("norm = \"layer\" (here \"rms\")"), std::string::npos);
   ModelConfig both = small_config("gated_deltanet");
   both.layers = {"attention", "window"};  // a list of attn names each kind
-  EXPECT_EQ(config_to_peer(both)["attn"].size(), 2U);
-  EXPECT_EQ(config_from_peer(config_to_peer(both), "here").layers, both.layers);
+  EXPECT_EQ(config_to_hf(both)["attn"].size(), 2U);
+  EXPECT_EQ(config_from_hf(config_to_hf(both), "here").layers, both.layers);
   ModelConfig none = small_config("gated_deltanet");
   none.layers = {"recurrent", "conv"};
-  EXPECT_NE(error_of([&] { config_to_peer(none); }), "");
+  EXPECT_NE(error_of([&] { config_to_hf(none); }), "");
   ModelConfig unscaled = small_config("gated_deltanet");
   unscaled.mlp = "none";
-  EXPECT_NE(error_of([&] { config_to_peer(unscaled); }), "");
+  EXPECT_NE(error_of([&] { config_to_hf(unscaled); }), "");
   ModelConfig turned = small_config("gated_deltanet");
   turned.layers = {"recurrent", "window"};
   turned.window.rope_fraction = 0.5;
   turned.window.head_dim = 8;
-  EXPECT_NE(error_of([&] { config_to_peer(turned); }).find("mixer.window"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_to_hf(turned); }).find("mixer.window"), std::string::npos);
 
-  const std::string words = error_of([] { config_to_peer(small_config("gated_deltanet2")); });
+  const std::string words = error_of([] { config_to_hf(small_config("gated_deltanet2")); });
   EXPECT_NE(words.find("nearest is gdn2"), std::string::npos) << words;
   EXPECT_NE(words.find("decay_rank = 8 (here 0)"), std::string::npos) << words;
-  EXPECT_NE(error_of([] { config_to_peer(small_config("kaczmarz")); }).find("no model that computes this"),
+  EXPECT_NE(error_of([] { config_to_hf(small_config("kaczmarz")); }).find("no model that computes this"),
             std::string::npos);
 }
 
 // Every named rule: a model that is laid out for it goes out and comes back with the same logits, or the refusal names
 // the nearest type.
-TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
+TEST(HfConfig, LayoutMakesEveryRuleExportableThatFlaHas) {
   const std::map<std::string, std::string> exportable = {{"linear_attention", "linear_attn"},
                                                          {"retnet", "retnet"},
                                                          {"gla", "gla"},
@@ -524,17 +523,17 @@ TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
     if (name == "hgrn2") wanted.hidden_size = wanted.num_heads * wanted.head_dim;
     const auto type = exportable.find(name);
     if (type == exportable.end()) {
-      const std::string words = error_of([&] { peer_layout(wanted, {}); });
+      const std::string words = error_of([&] { hf_layout(wanted, {}); });
       EXPECT_NE(words.find("no layer that computes the rule '" + name + "'; its nearest is "), std::string::npos)
           << words;
       continue;
     }
-    const PeerLayout layout =
-        peer_layout(wanted, {"rule", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "vocab_size"});
+    const HfLayout layout =
+        hf_layout(wanted, {"rule", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "vocab_size"});
     EXPECT_EQ(layout.type, type->second);
     EXPECT_EQ(layout.config.rule, name);
-    EXPECT_EQ(peer_layout(layout.config, {}).config, layout.config);  // it is one already
-    EXPECT_TRUE(peer_layout(layout.config, {}).changes.empty());
+    EXPECT_EQ(hf_layout(layout.config, {}).config, layout.config);  // it is one already
+    EXPECT_TRUE(hf_layout(layout.config, {}).changes.empty());
     TempFolder theirs;
     LanguageModel<float> model = noisy_model<float>(layout.config);
     export_model(theirs.path(), model);
@@ -547,37 +546,37 @@ TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
   }
 }
 
-TEST(Peer, LayoutSaysWhatItChangesAndDoesNotChangeWhatWasSaid) {
-  const PeerLayout layout = peer_layout(small_config("gated_deltanet2"), {});
+TEST(HfConfig, LayoutSaysWhatItChangesAndDoesNotChangeWhatWasSaid) {
+  const HfLayout layout = hf_layout(small_config("gated_deltanet2"), {});
   EXPECT_NE(std::find(layout.changes.begin(), layout.changes.end(), "decay_rank = 8 (else 0)"), layout.changes.end());
-  const std::string words = error_of([] { peer_layout(small_config("gated_deltanet2"), {"decay_rank"}); });
+  const std::string words = error_of([] { hf_layout(small_config("gated_deltanet2"), {"decay_rank"}); });
   EXPECT_EQ(
       words,
       "layout fla: gdn2 wants decay_rank = 8, but 0 was given: leave decay_rank out, or train without the layout");
-  const std::string comba = error_of([] { peer_layout(small_config("comba"), {}); });
+  const std::string comba = error_of([] { hf_layout(small_config("comba"), {}); });
   EXPECT_NE(comba.find("nearest is comba"), std::string::npos) << comba;
-  const std::string exported = error_of([] { config_to_peer(small_config("comba")); });
+  const std::string exported = error_of([] { config_to_hf(small_config("comba")); });
   EXPECT_NE(exported.find("nearest is comba"), std::string::npos) << exported;
   ModelConfig grouped = small_config("gla");
   grouped.num_v_heads = 4;
-  EXPECT_NE(error_of([&] { peer_layout(grouped, {"num_v_heads"}); }), "");
+  EXPECT_NE(error_of([&] { hf_layout(grouped, {"num_v_heads"}); }), "");
 }
 
-TEST(Peer, AChangedConfigurationIsNotExportedAsItWas) {
-  ModelConfig c = config_from_peer(gated_config(), "here");
+TEST(HfConfig, AChangedConfigurationIsNotExportedAsItWas) {
+  ModelConfig c = config_from_hf(gated_config(), "here");
   c.allow_neg_eigval = true;
-  const std::string words = error_of([&] { config_to_peer(c); });
+  const std::string words = error_of([&] { config_to_hf(c); });
   EXPECT_NE(words.find("peer.config no longer says"), std::string::npos) << words;
-  c.peer = "{\"config\": 3}";
-  EXPECT_NE(error_of([&] { config_to_peer(c); }), "");
-  c.peer.clear();
-  EXPECT_EQ(config_to_peer(c)["allow_neg_eigval"], true);
+  c.hf = "{\"config\": 3}";
+  EXPECT_NE(error_of([&] { config_to_hf(c); }), "");
+  c.hf.clear();
+  EXPECT_EQ(config_to_hf(c)["allow_neg_eigval"], true);
 }
 
 // Half-precision tensors and dimensions of one come back as they were, until training makes them something else.
-TEST(Peer, OtherTypesAndShapesComeBack) {
+TEST(HfConfig, OtherTypesAndShapesComeBack) {
   TempFolder source, ours, theirs;
-  LanguageModel<float> model(config_from_peer(gated_config(), "here"));
+  LanguageModel<float> model(config_from_hf(gated_config(), "here"));
   Random random(2);
   model.init(random);
   write_file_atomic(source.path("config.json"), gated_config().dump());

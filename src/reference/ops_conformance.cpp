@@ -1,4 +1,4 @@
-#include "reference/ops_vectors.h"
+#include "reference/ops_conformance.h"
 
 #include <cmath>
 #include <map>
@@ -95,7 +95,7 @@ std::vector<double> Struct::*field_of(std::span<const ReferenceField<Struct>> fi
   for (const auto& field : fields) {
     if (name == field.name) return field.values;
   }
-  fail_internal("ops vectors: the reference has no field {}", name);
+  fail_internal("conformance cases: the reference has no field {}", name);
 }
 
 class OpsFile {
@@ -222,7 +222,7 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
     const auto tensor = tensor_of.find(field.name);
     if (count == 0 && field.shape(p.rule, p.shape).empty()) continue;
     if (tensor == tensor_of.end())
-      fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
+      fail_internal("conformance cases: rule {} has an input {} without a name in the file", rule.name, field.name);
     const std::string name = prefix + tensor->second;
     if (field.optional && !file.has(name)) continue;
     p.in.*field.values = file.read(name, count);
@@ -254,7 +254,8 @@ struct Worst {
 // Outputs and gradients of one rule, over all its cases.
 template <class Forward, class Backward>
 void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<std::string>& cases, const char* what,
-                  VectorType type, const Forward& forward, const Backward& backward, std::vector<Comparison>& found) {
+                  ConformanceType type, const Forward& forward, const Backward& backward,
+                  std::vector<Comparison>& found) {
   Worst outputs, gradients;
   for (const std::string& one : cases) {
     const std::string prefix = fmt::format("{}/{}/", rule.name, one);
@@ -272,7 +273,7 @@ void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<st
     double square = 0;
     for (const Input& input : inputs)
       square += std::pow(euclidean_norm(d.*field_of(reference_input_fields(), input.field)), 2);
-    const double floor = type == VectorType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
+    const double floor = type == ConformanceType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
     for (const Input& input : inputs) {
       const std::string tensor = std::string("d_") + input.tensor;
       gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor),
@@ -333,7 +334,7 @@ constexpr double kMesaSteps = 2e-3;
 bool is_mesa(const std::string& name) { return name == "mesa" || name == "mesa_state"; }
 
 void compare_mesa(const OpsFile& file, const std::string& name, const std::set<std::string>& cases, const char* what,
-                  VectorType type, const RunForward& forward, const RunBackward& backward,
+                  ConformanceType type, const RunForward& forward, const RunBackward& backward,
                   std::vector<Comparison>& found) {
   Worst outputs, gradients, approximate;
   for (const std::string& one : cases) {
@@ -367,9 +368,11 @@ void compare_mesa(const OpsFile& file, const std::string& name, const std::set<s
 
 }  // namespace
 
-double ops_bound(VectorType type) { return type == VectorType::kF64 ? 1e-9 : type == VectorType::kF32 ? 5e-5 : 2e-2; }
+double ops_bound(ConformanceType type) {
+  return type == ConformanceType::kF64 ? 1e-9 : type == ConformanceType::kF32 ? 5e-5 : 2e-2;
+}
 
-std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOptions& options) {
+std::vector<Comparison> check_ops(const std::string& path, const OpsConformanceOptions& options) {
   const OpsFile file(path);
   std::vector<Comparison> found;
   for (const auto& [name, cases] : file.cases()) {
@@ -386,9 +389,9 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       const auto forward = [](const ReferenceProblem& p) { return p.forward(); };
       const auto backward = [](const ReferenceProblem& p) { return p.backward(); };
       if (is_mesa(name)) {
-        compare_mesa(file, name, cases, "reference", VectorType::kF64, forward, backward, found);
+        compare_mesa(file, name, cases, "reference", ConformanceType::kF64, forward, backward, found);
       } else {
-        compare_rule(file, *rule, cases, "reference", VectorType::kF64, forward, backward, found);
+        compare_rule(file, *rule, cases, "reference", ConformanceType::kF64, forward, backward, found);
       }
       continue;
     }
@@ -397,9 +400,9 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       const bool cuda = options.device == FW_DEVICE_CUDA;
       run.device = options.device;
       run.bf16_operands = cuda && form == FW_FORM_CHUNK;
-      run.dtype = options.type == VectorType::kF64 ? FW_F64 : FW_F32;
+      run.dtype = options.type == ConformanceType::kF64 ? FW_F64 : FW_F32;
       run.form = form;
-      if (options.type == VectorType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
+      if (options.type == ConformanceType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
       const auto forward = [&](const ReferenceProblem& p) { return header_forward(p, run); };
       const auto backward = [&](const ReferenceProblem& p) { return header_backward(p, run); };
       const char* form_name = form == FW_FORM_CHUNK   ? "chunk form"

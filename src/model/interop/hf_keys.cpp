@@ -1,4 +1,4 @@
-#include "model/peer_keys.h"
+#include "model/interop/hf_keys.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 
-namespace fw::peer {
+namespace fw::hf {
 namespace {
 
 // Keys that any configuration may have and that change no number of a model that has its weights.
@@ -157,4 +157,4 @@ void Keys::fail(const char* key, const std::string& expected, const Json& came) 
   fail_usage("{}: {}: expected {}, got {}", where_, key, expected, shown(came));
 }
 
-}  // namespace fw::peer
+}  // namespace fw::hf

@@ -27,7 +27,7 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
     list.push_back({prefix + name, std::move(shape), std::move(init), decays, continues});
   };
   const auto mix = [&](const char* name, double power) {
-    at(name, {1, 1, d}, place_init([=](double n) { return 1 - std::pow(n / width, power * left); }), false,
+    at(name, {1, 1, d}, index_init([=](double n) { return 1 - std::pow(n / width, power * left); }), false,
        !list.empty());
   };
   mix("x_r", 0.2);
@@ -36,10 +36,10 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
   mix("x_v", 0.7);
   mix("x_a", 0.9);
   mix("x_g", 0.2);
-  at("k_k", {d}, place_init([=](double n) { return 0.71 - 0.1 * linear(n); }));
+  at("k_k", {d}, index_init([=](double n) { return 0.71 - 0.1 * linear(n); }));
   at("k_a", {d}, constant_init(1.02));
   at("r_k", {spec.heads(), spec.dim}, constant_init(-0.04));
-  list.back().numbers = true;
+  list.back().fp32_param = true;
   const double bound = 1 / std::sqrt(width);
   at("r_proj.weight", {d, d}, uniform_init(0.5 * bound), true);
   at("k_proj.weight", {d, d}, uniform_init(0.05 * bound), true);
@@ -52,11 +52,11 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
     at((name + ".lora.2.weight").c_str(), {d, rank}, normal_init(0.1 * bound));
     if (bias) at((name + ".lora.2.bias").c_str(), {d}, bias);
   };
-  low_rank("w_lora", spec.decay_rank, place_init([=](double n) {
+  low_rank("w_lora", spec.decay_rank, index_init([=](double n) {
              return 6 * std::pow(n / last, 1 + std::pow(depth, 0.3)) - 5.5 + 2.5 * zigzag(n);
            }));
-  if (!spec.first) low_rank("v_lora", spec.value_rank, place_init([=](double n) { return 0.73 - 0.4 * linear(n); }));
-  low_rank("a_lora", spec.rate_rank, place_init([=](double n) { return 0.3 * zigzag(n) + 0.4 * linear(n) - 0.19; }));
+  if (!spec.first) low_rank("v_lora", spec.value_rank, index_init([=](double n) { return 0.73 - 0.4 * linear(n); }));
+  low_rank("a_lora", spec.rate_rank, index_init([=](double n) { return 0.3 * zigzag(n) + 0.4 * linear(n) - 0.19; }));
   low_rank("g_lora", spec.gate_rank, {});
   at("g_norm.weight", {d}, constant_init(std::pow((layer + 1) / layers, 0.7)));
   at("g_norm.bias", {d}, constant_init(0.0));

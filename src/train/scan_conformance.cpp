@@ -1,4 +1,4 @@
-#include "train/scan_vectors.h"
+#include "train/scan_conformance.h"
 
 #include <fmt/format.h>
 
@@ -67,7 +67,7 @@ class ScanCase {
     const size_t tokens_channels = u.size(), tokens_states = q.size();
     Placed<T> u_at(device_, u), step_at(device_, step), q_at(device_, q), k_at(device_, k), skip_at(device_, skip),
         rates(device_, a_log), s_at(device_, s);
-    Placed<T> marks(device_, static_cast<size_t>(chunk_checkpoints(tokens, batch_) * states_ * channels_)),
+    Placed<T> checkpoints(device_, static_cast<size_t>(chunk_checkpoints(tokens, batch_) * states_ * channels_)),
         y(device_, tokens_channels);
     Buffer<int64_t> offsets(device_, batch_ + 1);
     offsets.write(0, layout_.offsets());
@@ -75,7 +75,7 @@ class ScanCase {
     const auto of_channels = [&](Placed<T>& x) { return x.rows(tokens, channels_); };
     const auto of_states = [&](Placed<T>& x) { return x.rows(tokens, states_); };
     exec.selective_scan_forward(rule_.law, of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at),
-                                rates.data(), skip_at.data(), layout, s_at.data(), s_at.data(), marks.data(),
+                                rates.data(), skip_at.data(), layout, s_at.data(), s_at.data(), checkpoints.data(),
                                 of_channels(y));
     add(outputs, "o", y.values());
     add(outputs, "S", s_at.values());
@@ -84,9 +84,9 @@ class ScanCase {
         dq(device_, tokens_states), dk(device_, tokens_states), da_at(device_, a_log.size()),
         dskip(device_, skip.size()), ds_in(device_, s.size());
     exec.selective_scan_backward(rule_.law, of_channels(dy_at), of_channels(u_at), of_channels(step_at),
-                                 of_states(q_at), of_states(k_at), rates.data(), skip_at.data(), layout, marks.data(),
-                                 ds_at.data(), of_channels(du), of_channels(dstep_at), of_states(dq), of_states(dk),
-                                 da_at.data(), dskip.data(), ds_in.data());
+                                 of_states(q_at), of_states(k_at), rates.data(), skip_at.data(), layout,
+                                 checkpoints.data(), ds_at.data(), of_channels(du), of_channels(dstep_at),
+                                 of_states(dq), of_states(dk), da_at.data(), dskip.data(), ds_in.data());
     std::vector<T> dstep = dstep_at.values(), da = da_at.values();
     for (size_t i = 0; i < dstep.size(); ++i) dstep[i] *= slope[i];
     for (size_t i = 0; i < da.size(); ++i) da[i] /= -std::exp(a_log[i]);  // of A itself
@@ -150,8 +150,8 @@ class ScanCase {
 
 }  // namespace
 
-std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound, Device& device) {
-  if (type == VectorType::kF64 && device.kind() != FW_DEVICE_CPU)
+std::vector<Comparison> check_scans(const std::string& path, ConformanceType type, double bound, Device& device) {
+  if (type == ConformanceType::kF64 && device.kind() != FW_DEVICE_CPU)
     fail_usage("type: expected float32 of scans on a CUDA device, got float64");
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
@@ -166,7 +166,7 @@ std::vector<Comparison> check_scans(const std::string& path, VectorType type, do
     if (cases.empty()) continue;
     Comparison outputs{rule.name, "outputs", 0, bound, "", ""}, gradients{rule.name, "gradients", 0, bound, "", ""};
     for (const std::string& name : cases) {
-      if (type == VectorType::kF64) {
+      if (type == ConformanceType::kF64) {
         ScanCase<double>(reader, path, rule, name, device).compare(outputs, gradients);
       } else {
         ScanCase<float>(reader, path, rule, name, device).compare(outputs, gradients);

@@ -1,4 +1,4 @@
-#include "model/peer_types.h"
+#include "model/interop/hf_types.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "model/peer_parts.h"
+#include "model/interop/hf_parts.h"
 
-namespace fw::peer {
+namespace fw::hf {
 namespace {
 
 bool doubles(const ModelConfig& c) { return c.resolved_rule().gain_bound > 1.0; }
@@ -108,7 +108,7 @@ void write_precond_kda(const ModelConfig& c, Json& json) {
   write_precond(c, json);
 }
 
-// The peer has this layer but no model of it: the model of kda with its mixers replaced.
+// FLA has this layer but no model of it: the model of kda with its mixers replaced.
 void read_gdn2(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   read_conv(keys, c);
@@ -159,11 +159,10 @@ void read_comba(const Keys& keys, ModelConfig& c) {
   read_heads(keys, c, 6, 256, 2.0);
   read_conv(keys, c);
   if (c.v_heads() != c.num_heads)
-    keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads),
-              c.num_v_heads);
+    keys.fail("num_v_heads", fmt::format("num_heads = {} (FLA itself fails with others)", c.num_heads), c.num_v_heads);
   c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
   keys.have_no_effect({"correction_factor"});  // the first value of D
-  // The peer's model hands neither to its layer, which does both.
+  // FLA's model hands neither to its layer, which does both.
   keys.must_be("use_inner_decay", true);
   keys.must_be("use_output_correction", true);
   c.raw_read_correction = true;
@@ -183,7 +182,7 @@ void read_plain(const Keys& keys, ModelConfig& c) {
   const std::string map = keys.text("feature_map", "none");
   if (map != "none" && map != "relu") keys.fail("feature_map", "null or relu", map);
   c.feature_map = map;
-  keys.must_be("fuse_norm", true);  // without it the peer names the norm otherwise
+  keys.must_be("fuse_norm", true);  // without it FLA names the norm otherwise
   c.output_gate = keys.truth("use_output_gate", true) ? "silu" : "none";
 }
 void write_plain(const ModelConfig& c, Json& json) {
@@ -194,7 +193,7 @@ void write_plain(const ModelConfig& c, Json& json) {
   json["use_output_gate"] = c.output_gate == "silu";
 }
 
-constexpr int64_t kGlaRank = 16;  // the peer's model leaves it at its layer's default
+constexpr int64_t kGlaRank = 16;  // FLA's model leaves it at its layer's default
 
 void read_gla(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
@@ -242,7 +241,7 @@ void write_hgrn2(const ModelConfig& c, Json& json) {
   json.update({{"expand_ratio", c.head_dim}, {"use_lower_bound", true}, {"use_short_conv", false}});
 }
 
-// The peer's model hands neither use_short_conv nor a rotary base to its layer.
+// FLA's model hands neither use_short_conv nor a rotary base to its layer.
 void read_retnet(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 2);
   read_shares(keys, c, 8, 1.0, 2.0);
@@ -368,7 +367,7 @@ void write_mamba(const ModelConfig& c, Json& json) {
   write_mamba_layer(c, json, "dt_rank");
 }
 
-// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its
+// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU after each. Its
 // intermediate_size is the width inside a layer of Mamba, not that of the SwiGLU, which follows from hidden_ratio.
 void read_samba(const Keys& keys, ModelConfig& c) {
   read_blocks(keys, c, {32000, 2304, 18});
@@ -386,9 +385,9 @@ void write_samba(const ModelConfig& c, Json& json) {
   write_mamba_layer(c, json, "time_step_rank");
 }
 
-constexpr int64_t kMesaSteps = 30;  // the peer's default
+constexpr int64_t kMesaSteps = 30;  // FLA's default
 
-// MesaNet, whose solve is exact here: the peer's conjugate gradients end near it.
+// MesaNet, whose solve is exact here: FLA's conjugate gradients end near it.
 void read_mesa_net(const Keys& keys, ModelConfig& c) {
   read_common(keys, c, 2048, 24, 4);
   read_conv(keys, c);
@@ -416,7 +415,7 @@ void write_mesa_net(const ModelConfig& c, Json& json) {
                {"lambda_lower_bound", spec.least_lambda}});
 }
 
-// RWKV-7. Without fused norms a key's norm has a floor in place of an epsilon. What the peer adds to the loss in
+// RWKV-7. Without fused norms a key's norm has a floor in place of an epsilon. What FLA adds to the loss in
 // training (use_l2warp) is not looked at.
 constexpr double kFusedKeyEps = 1e-6;
 
@@ -473,7 +472,7 @@ void write_rwkv7(const ModelConfig& c, Json& json) {
                {"value_dim", std::vector<int64_t>(static_cast<size_t>(c.num_hidden_layers), c.hidden_size)}});
 }
 
-// Mamba-3. Its MIMO kernels turn halves, the others pairs. The peer's layer has the decay activation of its authors'
+// Mamba-3. Its MIMO kernels rotate halves, the others pairs. FLA's layer has the decay activation of its authors'
 // program before June 2026; a_activation = heavy_tail names the later one.
 void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, const char* head_dim, const char* groups) {
   c.mamba3.expand = keys.whole("expand", 2);
@@ -488,8 +487,7 @@ void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, cons
     fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
   c.mamba3.rope_fraction = keys.number("rope_fraction", 0.5);
   if (c.mamba3.rope_fraction != 0.5 && c.mamba3.rope_fraction != 1.0) {
-    fail_usage("{}: rope_fraction: expected 0.5 or 1 (the peer has no other), got {}", keys.where(),
-               c.mamba3.rope_fraction);
+    fail_usage("{}: rope_fraction: expected 0.5 or 1 (FLA has no other), got {}", keys.where(), c.mamba3.rope_fraction);
   }
   c.mamba3.decay_floor = keys.number("A_floor", 1e-4);
   c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
@@ -630,7 +628,7 @@ void read_hybrid_part(const Keys& inner, ModelConfig& c, const char* base) {
   if (!inner.has("num_heads")) inner.fail("num_heads", "a whole number", Json());
   ModelConfig part = c;
   const std::string kind = read_attention_kind(inner, part);
-  inner.must_be("qk_norm", false);  // the peer's hybrids do not hand it on
+  inner.must_be("qk_norm", false);  // FLA's hybrids do not hand it on
   inner.finish();
   const auto said = [&](const char* name) {
     return std::find(c.layers.begin(), c.layers.end(), name) != c.layers.end();
@@ -647,9 +645,9 @@ void read_hybrid_part(const Keys& inner, ModelConfig& c, const char* base) {
     const bool known = layer.is_number_integer() && layer.get<double>() >= 0 &&
                        layer.get<double>() < static_cast<double>(c.num_hidden_layers);
     if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
-    std::string& place = c.layers[layer.get<size_t>()];
-    if (place != base) inner.fail("layers", "every number once", layer);
-    place = kind;
+    std::string& kind_of_layer = c.layers[layer.get<size_t>()];
+    if (kind_of_layer != base) inner.fail("layers", "every number once", layer);
+    kind_of_layer = kind;
   }
 }
 
@@ -702,4 +700,4 @@ size_t period(const StringList& list) {
   return list.size();
 }
 
-}  // namespace fw::peer
+}  // namespace fw::hf

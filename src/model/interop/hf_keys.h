@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/keys.h"
 
-namespace fw::peer {
+namespace fw::hf {
 
 using Json = nlohmann::json;
 
@@ -58,4 +58,4 @@ class Keys {
   mutable std::set<std::string> known_;
 };
 
-}  // namespace fw::peer
+}  // namespace fw::hf

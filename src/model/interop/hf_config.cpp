@@ -1,4 +1,4 @@
-#include "model/peer.h"
+#include "model/interop/hf_config.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -12,13 +12,13 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/printable.h"
-#include "model/peer_types.h"
+#include "model/interop/hf_types.h"
 
 namespace fw {
 namespace {
 
 using Json = nlohmann::json;
-using peer::Type;
+using hf::Type;
 
 constexpr const char* kOurs = "fastweight";
 
@@ -42,7 +42,7 @@ std::string type_name(const Json& config) {
 }
 
 const Type* find_type(const std::string& name) {
-  for (const Type& type : peer::types()) {
+  for (const Type& type : hf::types()) {
     if (name == type.name) return &type;
   }
   return nullptr;
@@ -98,7 +98,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     c.rwkv7 = {};
   }
   if (mamba3) {
-    c.mamba3.rotation = c.mamba3_spec().halves ? "halves" : "pairs";
+    c.mamba3.rotation = c.mamba3_spec().rotate_half ? "halves" : "pairs";
   } else {
     c.mamba3 = {};
   }
@@ -125,7 +125,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.tie_word_embeddings = c.tie_word_embeddings;
     c = plain;
   }
-  kinds.resize(peer::period(kinds));
+  kinds.resize(hf::period(kinds));
   c.layers = kinds == StringList{"recurrent"} ? StringList{} : kinds;
   return c;
 }
@@ -147,7 +147,7 @@ ModelConfig meaning(ModelConfig c) {
   c.rule = to_string(plain);
   c.allow_neg_eigval = false;
   c.init.clear();
-  c.peer.clear();
+  c.hf.clear();
   return c;
 }
 
@@ -221,13 +221,13 @@ struct Obstacles {
 std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacles) {
   const ModelConfig ours = meaning(config);
   std::vector<Candidate> all;
-  for (const Type& type : peer::types()) {
+  for (const Type& type : hf::types()) {
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
     if (candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm)
-      peer::write_hybrid(config, candidate.json);
+      hf::write_hybrid(config, candidate.json);
     try {
-      candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
+      candidate.theirs = meaning(config_from_hf(candidate.json, type.name));
     } catch (const Error& error) {
       if (obstacles.first.empty()) obstacles.first = error.what();
       if (config.rule == type.name) obstacles.own = error.what();
@@ -245,13 +245,13 @@ std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacle
 
 }  // namespace
 
-bool is_peer_config(const Json& config) {
+bool is_hf_config(const Json& config) {
   if (is_mamba_ssm(config)) return true;
   const auto it = config.is_object() ? config.find("model_type") : config.end();
   return config.is_object() && it != config.end() && it->is_string() && *it != kOurs;
 }
 
-std::string unknown_peer_model(const Json& config) {
+std::string unknown_hf_model(const Json& config) {
   const std::string name = type_name(config);
   if (name.empty()) return "a mixer without a type";
   // The one mixer that takes another's place, and only there.
@@ -261,25 +261,25 @@ std::string unknown_peer_model(const Json& config) {
   return "";
 }
 
-ModelConfig config_from_peer(const Json& config, const std::string& where, StringList* warnings) {
-  if (!is_peer_config(config))
+ModelConfig config_from_hf(const Json& config, const std::string& where, StringList* warnings) {
+  if (!is_hf_config(config))
     fail_usage("{}: model_type: expected one of flash-linear-attention, got {}", where,
                shown(config.is_object() ? config.value("model_type", Json()) : config));
-  if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
+  if (const std::string unknown = unknown_hf_model(config); !unknown.empty()) {
     std::vector<std::string> known;
-    for (const Type& type : peer::types()) known.emplace_back(type.name);
+    for (const Type& type : hf::types()) known.emplace_back(type.name);
     std::string near;
     for (const std::string& name : nearest_few(unknown, known, 3))
       near += fmt::format("{}{}", near.empty() ? " (nearest: " : ", ", name);
     fail_usage("{}: model_type: expected one of the {} that docs/conformance.md lists{}, got {}", where, known.size(),
                near.empty() ? "" : near + ")", excerpt(unknown));
   }
-  const peer::Keys keys(config, where, warnings);
+  const hf::Keys keys(config, where, warnings);
   ModelConfig c;
   find_type(type_name(config))->read(keys, c);
-  if (c.layers.empty()) peer::read_hybrid(keys, c);
+  if (c.layers.empty()) hf::read_hybrid(keys, c);
   keys.finish();
-  c.peer = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+  c.hf = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
   try {
     validate(c);
   } catch (const Error& error) {
@@ -288,15 +288,15 @@ ModelConfig config_from_peer(const Json& config, const std::string& where, Strin
   return c;
 }
 
-Json config_to_peer(const ModelConfig& config) {
+Json config_to_hf(const ModelConfig& config) {
   validate(config);
   const ModelConfig ours = meaning(config);
-  if (!config.peer.empty()) {
-    const Json peer = Json::parse(config.peer);
-    const auto it = peer.find("config");
-    if (it == peer.end())
-      fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it, got {}", shown(peer));
-    const ModelConfig theirs = meaning(config_from_peer(*it, "config.json: peer.config"));
+  if (!config.hf.empty()) {
+    const Json hf = Json::parse(config.hf);
+    const auto it = hf.find("config");
+    if (it == hf.end())
+      fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it, got {}", shown(hf));
+    const ModelConfig theirs = meaning(config_from_hf(*it, "config.json: peer.config"));
     if (ours == theirs) return *it;
     fail_usage(
         "config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it "
@@ -313,7 +313,7 @@ Json config_to_peer(const ModelConfig& config) {
              types.empty() ? obstacles.first : differences(ours, types.front().theirs));
 }
 
-PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed) {
+HfLayout hf_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed) {
   validate(wanted);
   const ModelConfig ours = meaning(wanted);
   Obstacles obstacles;
@@ -330,7 +330,7 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
         wanted.rule, types.front().type->name, differences(ours, types.front().theirs),
         obstacles.own.empty() ? "" : fmt::format(" (not of these sizes: {})", obstacles.own));
   }
-  PeerLayout layout{same_rule->type->name, wanted, {}};
+  HfLayout layout{same_rule->type->name, wanted, {}};
   Json json = config_to_json(wanted);
   for (const Difference& d : differences_of(ours, same_rule->theirs)) {
     if (std::find(fixed.begin(), fixed.end(), d.key) != fixed.end()) {
@@ -338,12 +338,12 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
                  layout.type, d.key, d.theirs.dump(), d.ours.dump(), d.key);
     }
     layout.changes.push_back(fmt::format("{} = {} (else {})", d.key, d.theirs.dump(), d.ours.dump()));
-    std::string place = "/" + d.key;
-    std::replace(place.begin(), place.end(), '.', '/');
-    json[Json::json_pointer(place)] = d.theirs;
+    std::string pointer = "/" + d.key;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    json[Json::json_pointer(pointer)] = d.theirs;
   }
   layout.config = config_from_json(json, "layout fla");
-  config_to_peer(layout.config);  // says what is missing, should a key not be enough
+  config_to_hf(layout.config);  // says what is missing, should a key not be enough
   return layout;
 }
 
@@ -352,20 +352,20 @@ namespace {
 // "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
 std::string backbone_name(const std::string& name, const Type& type) {
   const std::string of_mixer = fmt::format(".{}.", type.norm);
-  std::vector<peer::Rename> parts = {{".model.norm.", ".backbone.norm_f."},
-                                     {".model.", ".backbone."},
-                                     {".attn.", ".mixer."},
-                                     {".attn_norm.", of_mixer.c_str()}};
+  std::vector<hf::Rename> parts = {{".model.norm.", ".backbone.norm_f."},
+                                   {".model.", ".backbone."},
+                                   {".attn.", ".mixer."},
+                                   {".attn_norm.", of_mixer.c_str()}};
   if (type.mamba_ssm) {
-    const std::initializer_list<peer::Rename> more = {{".embeddings.", ".embedding."},
-                                                      {".mlp_norm.", ".norm2."},
-                                                      {".up_proj.", ".fc1."},
-                                                      {".gate_proj.", ".fc1."},
-                                                      {".down_proj.", ".fc2."}};
+    const std::initializer_list<hf::Rename> more = {{".embeddings.", ".embedding."},
+                                                    {".mlp_norm.", ".norm2."},
+                                                    {".up_proj.", ".fc1."},
+                                                    {".gate_proj.", ".fc1."},
+                                                    {".down_proj.", ".fc2."}};
     parts.insert(parts.end(), more);
   }
   std::string result = "." + name;
-  for (const peer::Rename& part : parts) {
+  for (const hf::Rename& part : parts) {
     const std::string ours = part.ours;
     if (const size_t at = result.find(ours); at != std::string::npos) result.replace(at, ours.size(), part.theirs);
   }
@@ -374,8 +374,8 @@ std::string backbone_name(const std::string& name, const Type& type) {
 
 }  // namespace
 
-std::string peer_parameter_name(const Json& peer_config, const std::string& name) {
-  const Type* type = find_type(type_name(peer_config));
+std::string hf_parameter_name(const Json& hf_config, const std::string& name) {
+  const Type* type = find_type(type_name(hf_config));
   if (type == nullptr) return name;
   if (type->norm != nullptr) return backbone_name(name, *type);
   std::string result = "." + name + ".";
@@ -383,7 +383,7 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
     const size_t at = result.find(ours);
     if (at != std::string::npos) result.replace(at, ours.size(), theirs);
   };
-  for (const peer::Rename& rename : type->renames) {
+  for (const hf::Rename& rename : type->renames) {
     if (rename.ours != nullptr)
       rename_part(fmt::format(".attn.{}.", rename.ours), fmt::format(".attn.{}.", rename.theirs));
   }
@@ -394,15 +394,15 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
   }
   // The norm that is not fused with a gate.
   if (const size_t at = result.find(".g_norm_swish_gate.");
-      at != std::string::npos && !peer_config.value("use_output_gate", true)) {
+      at != std::string::npos && !hf_config.value("use_output_gate", true)) {
     result.replace(at, 19, ".g_norm.");
   }
   return result.substr(1, result.size() - 2);
 }
 
-PeerTensor peer_tensor(const Json& peer_config, const ParamSpec& spec) {
-  PeerTensor tensor{peer_parameter_name(peer_config, spec.name)};
-  const Type* type = find_type(type_name(peer_config));
+HfTensor hf_tensor(const Json& hf_config, const ParamSpec& spec) {
+  HfTensor tensor{hf_parameter_name(hf_config, spec.name)};
+  const Type* type = find_type(type_name(hf_config));
   if (type == nullptr || !type->mamba_ssm || tensor.name.find(".mlp.fc1.") == std::string::npos) return tensor;
   // What is gated first, then the gate.
   tensor.rows = 2 * spec.shape[0];
@@ -410,9 +410,9 @@ PeerTensor peer_tensor(const Json& peer_config, const ParamSpec& spec) {
   return tensor;
 }
 
-std::string peer_tied_head(const Json& peer_config) {
-  const Type* type = find_type(type_name(peer_config));
-  return type != nullptr && type->mamba_ssm && peer_config.value("tie_embeddings", true) ? "lm_head.weight" : "";
+std::string hf_tied_head(const Json& hf_config) {
+  const Type* type = find_type(type_name(hf_config));
+  return type != nullptr && type->mamba_ssm && hf_config.value("tie_embeddings", true) ? "lm_head.weight" : "";
 }
 
 }  // namespace fw

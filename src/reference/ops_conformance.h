@@ -12,10 +12,10 @@
 
 namespace fw {
 
-struct OpsVectorOptions {
+struct OpsConformanceOptions {
   // kBf16: q, k, p, v, o and their gradients are bf16 tensors (FW_BF16), gates and states float32, and so is the
   // arithmetic.
-  VectorType type = VectorType::kF64;
+  ConformanceType type = ConformanceType::kF64;
   std::vector<fw_form> forms = {FW_FORM_CHUNK, FW_FORM_TOKEN};
   bool reference = false;  // the reference itself, in float64, in place of the C header
   // CUDA: kF32 or kBf16, whose products have bf16 operands.
@@ -23,10 +23,10 @@ struct OpsVectorOptions {
 };
 
 // Largest relative error (Euclidean, tensor by tensor) that passes.
-double ops_bound(VectorType type);
+double ops_bound(ConformanceType type);
 
 // For every rule of the file and every form: outputs, and gradients. A rule of another name is one entry that says so.
 // Throws Error(kUsage) when the file is not of this form or lacks what a rule needs.
-std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOptions& options);
+std::vector<Comparison> check_ops(const std::string& path, const OpsConformanceOptions& options);
 
 }  // namespace fw

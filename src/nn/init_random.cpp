@@ -1,4 +1,4 @@
-#include "nn/draw.h"
+#include "nn/init_random.h"
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ constexpr int64_t kAtOnce = 4096;  // values that a thread has in double
 struct Part {
   size_t spec;
   int64_t at, count;
-  int64_t skip;   // numbers of the piece in front of the first
+  int64_t skip;   // numbers of the piece before the first
   size_t target;  // in the values of its wave
 };
 
@@ -27,7 +27,7 @@ void discard(Random& random, int64_t count) {
 
 template <class T>
 void fill(const ParamSpec& spec, int64_t count, Random& random, T* to) {
-  const int64_t at_once = counts_places(spec.init) ? count : std::min(kAtOnce, count);
+  const int64_t at_once = counts_indices(spec.init) ? count : std::min(kAtOnce, count);
   std::vector<double> values(static_cast<size_t>(at_once));
   for (int64_t done = 0; done < count; done += at_once) {
     const std::span<double> some(values.data(), static_cast<size_t>(std::min(at_once, count - done)));
@@ -40,8 +40,8 @@ void fill(const ParamSpec& spec, int64_t count, Random& random, T* to) {
 }  // namespace
 
 template <class T>
-void draw_parameters(const std::vector<ParamSpec>& specs, Random& random,
-                     const std::function<void(const ParamSpec&, int64_t, std::span<const T>)>& write, int log_piece) {
+void init_random(const std::vector<ParamSpec>& specs, Random& random,
+                 const std::function<void(const ParamSpec&, int64_t, std::span<const T>)>& write, int log_piece) {
   const int64_t piece = int64_t{1} << log_piece;
   int64_t numbers = 0;
   bool counted = true;
@@ -123,10 +123,10 @@ void draw_parameters(const std::vector<ParamSpec>& specs, Random& random,
   discard(random, numbers - static_cast<int64_t>(parts.size() - 1) * piece);  // it was the last piece's
 }
 
-bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random, Device& device, ParamValues<float> to,
-                             const std::function<int64_t(const ParamSpec&)>& numbers_of,
-                             const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>& write,
-                             int64_t at_least) {
+bool init_random_on_cuda(const std::vector<ParamSpec>& specs, Random& random, Device& device, ParamValues<float> to,
+                         const std::function<int64_t(const ParamSpec&)>& numbers_of,
+                         const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>& write,
+                         int64_t at_least) {
   std::vector<DrawnRange> ranges;
   struct OnHost {
     size_t spec;
@@ -181,11 +181,9 @@ bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random
   return true;
 }
 
-template void draw_parameters<float>(const std::vector<ParamSpec>&, Random&,
-                                     const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>&,
-                                     int);
-template void draw_parameters<double>(const std::vector<ParamSpec>&, Random&,
-                                      const std::function<void(const ParamSpec&, int64_t, std::span<const double>)>&,
-                                      int);
+template void init_random<float>(const std::vector<ParamSpec>&, Random&,
+                                 const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>&, int);
+template void init_random<double>(const std::vector<ParamSpec>&, Random&,
+                                  const std::function<void(const ParamSpec&, int64_t, std::span<const double>)>&, int);
 
 }  // namespace fw

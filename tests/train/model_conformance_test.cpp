@@ -1,7 +1,7 @@
 // Models that other programs computed with (shared/vectors/models, shared/vectors_more/models): logits, loss, gradient
 // of every parameter, greedy continuation and ten training steps. Float64 shows that the mathematics is the same,
 // float32 that training with it is.
-#include "train/model_vectors.h"
+#include "train/model_conformance.h"
 
 #include <gtest/gtest.h>
 
@@ -35,12 +35,12 @@ std::string name_of(const std::string& folder) { return std::filesystem::path(fo
 bool is_mesa(const std::string& folder) { return name_of(folder).rfind("mesa_net", 0) == 0; }
 bool blows_up(const std::string& folder) { return is_mesa(folder) || name_of(folder) == "retnet"; }
 
-class ModelVectors : public ::testing::TestWithParam<std::string> {
+class ModelConformance : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (shared_path("vectors/models").empty()) GTEST_SKIP() << kNoShared;
   }
-  std::vector<Comparison> check(VectorType type, fw_form form = FW_FORM_AUTO) const {
+  std::vector<Comparison> check(ConformanceType type, fw_form form = FW_FORM_AUTO) const {
     return check_model(GetParam(), {type, form});
   }
 };
@@ -58,16 +58,16 @@ void expect_all(const std::vector<Comparison>& found, const std::set<std::string
 const std::set<std::string> kEverything = {"logits",        "loss",           "gradients",
                                            "greedy tokens", "training, loss", "training, norm"};
 
-TEST_P(ModelVectors, AgreeInDouble) {
-  std::vector<Comparison> found = check(VectorType::kF64);
+TEST_P(ModelConformance, AgreeInDouble) {
+  std::vector<Comparison> found = check(ConformanceType::kF64);
   // Logits and gradients are stored in float32, the rest in float64: far inside the bounds that verify has for all
   // types.
   for (Comparison& c : found) c.bound = c.what == "loss" ? 1e-12 : c.what == "greedy tokens" ? 0 : 1e-7;
   expect_all(found, kEverything);
 }
 
-TEST_P(ModelVectors, AgreeInFloat) {
-  std::vector<Comparison> found = check(VectorType::kF32);
+TEST_P(ModelConformance, AgreeInFloat) {
+  std::vector<Comparison> found = check(ConformanceType::kF32);
   for (Comparison& c : found) {
     // Output norms of heads blow up a first token whose q . k is near 0 (retnet, rwkv7), or whose x meets the keys
     // badly (mesa_net): float64 with weights moved by float32's last digit is as far off (docs/conformance.md).
@@ -77,14 +77,14 @@ TEST_P(ModelVectors, AgreeInFloat) {
   expect_all(found, kEverything);
 }
 
-TEST_P(ModelVectors, AgreeInBothForms) {
+TEST_P(ModelConformance, AgreeInBothForms) {
   for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
-    for (const Comparison& c : check(VectorType::kF64, form)) EXPECT_LE(c.error, 1e-7) << c.what;
+    for (const Comparison& c : check(ConformanceType::kF64, form)) EXPECT_LE(c.error, 1e-7) << c.what;
   }
 }
 
-TEST_P(ModelVectors, AgreeInBf16) {
-  std::vector<Comparison> found = check(VectorType::kBf16);
+TEST_P(ModelConformance, AgreeInBf16) {
+  std::vector<Comparison> found = check(ConformanceType::kBf16);
   for (Comparison& c : found) {
     // The same: moved by 2^-9 of themselves, its weights change the gradients in float64 by up to 0.48, the logits by
     // 0.035.
@@ -93,14 +93,14 @@ TEST_P(ModelVectors, AgreeInBf16) {
   expect_all(found, {"logits", "loss", "gradients"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, ModelVectors, ::testing::ValuesIn(models()),
-                         [](const auto& peer) { return name_of(peer.param); });
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ModelVectors);
+INSTANTIATE_TEST_SUITE_P(Hf, ModelConformance, ::testing::ValuesIn(models()),
+                         [](const auto& hf) { return name_of(hf.param); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ModelConformance);
 
 // A folder of our own with values that this program computed itself, then with one of them changed.
-class OwnVectors : public ::testing::Test {
+class OwnCases : public ::testing::Test {
  protected:
-  OwnVectors() : model_(config()) {
+  OwnCases() : model_(config()) {
     Random random(3);
     model_.init(random);
     save_model(folder_.path(), model_);
@@ -140,7 +140,7 @@ class OwnVectors : public ::testing::Test {
   std::vector<float> logits_;
 };
 
-TEST_F(OwnVectors, AWrongValueFailsAndIsNamed) {
+TEST_F(OwnCases, AWrongValueFailsAndIsNamed) {
   write();
   std::vector<Comparison> found = check_model(folder_.path(), {});
   ASSERT_EQ(found.size(), 1u);
@@ -155,7 +155,7 @@ TEST_F(OwnVectors, AWrongValueFailsAndIsNamed) {
   EXPECT_FALSE(check_model(folder_.path(), {})[0].passes());
 }
 
-TEST_F(OwnVectors, WhatCannotBeRead) {
+TEST_F(OwnCases, WhatCannotBeRead) {
   EXPECT_NE(error().find("io.safetensors"), std::string::npos);
   ids_[7] = 11;
   write();

@@ -1,5 +1,5 @@
 // Checks of a model against values that another program computed with it. A folder has config.json, model.safetensors
-// (ours or a peer's, model/peer.h) and io.safetensors with:
+// (ours or a Hugging Face one, model/interop/hf_config.h) and io.safetensors with:
 // - input_ids [B, T], logits [B, T, vocab],
 // - loss [1], the mean over all but the last position of each row,
 // - grad/<parameter> of that loss, names as in model.safetensors,
@@ -29,7 +29,7 @@ struct ModelBounds {
 // The bounds for a type; bf16: parameters and sums in float32, operands of matrix products rounded, so they are wider
 // (5e-2, 1e-3, 3e-1): an operand has 8 bits. In float32 the norms of the training are those at the weights of a
 // training in double.
-ModelBounds model_bounds(VectorType type);
+ModelBounds model_bounds(ConformanceType type);
 
 // Of a model whose activations are bf16, on a CUDA device: (3e-2, 3e-2, 3e-2), training loss 5e-3. Where a model turns
 // the rounding itself into more, its bound is kDeviceConditioning times what bf16 does to it on the CPU. That is the
@@ -38,8 +38,8 @@ ModelBounds model_bounds(VectorType type);
 ModelBounds device_model_bounds();
 inline constexpr double kDeviceConditioning = 4;
 
-struct ModelVectorOptions {
-  VectorType type = VectorType::kF64;
+struct ModelConformanceOptions {
+  ConformanceType type = ConformanceType::kF64;
   fw_form form = FW_FORM_AUTO;
   // where the model is; null: the host. On a CUDA device activations are bf16, whatever the type
   Device* device = nullptr;
@@ -53,6 +53,6 @@ bool is_model_folder(const std::string& folder);
 // rounding of small gradients into other weights. On a CUDA device greedy tokens and norms are left out, the training's
 // losses are compared. A model of an unknown type, or one that the device lacks, is one entry that says so. Throws
 // Error(kUsage) for files that cannot be read, DeviceError without such a device.
-std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options);
+std::vector<Comparison> check_model(const std::string& folder, const ModelConformanceOptions& options);
 
 }  // namespace fw

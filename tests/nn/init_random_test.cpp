@@ -1,5 +1,5 @@
 // First values drawn in pieces by several threads are those of one generator that draws one after the other.
-#include "nn/draw.h"
+#include "nn/init_random.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ Drawn draw(const std::vector<ParamSpec>& specs, uint64_t seed, int log_piece) {
   Random random(seed);
   random.normal();  // not a fresh one
   for (const ParamSpec& spec : specs) drawn.values[spec.name].assign(static_cast<size_t>(spec.size()), -100.0F);
-  draw_parameters<float>(
+  init_random<float>(
       specs, random,
       [&](const ParamSpec& spec, int64_t at, std::span<const float> values) {
         std::copy(values.begin(), values.end(), drawn.values.at(spec.name).begin() + at);
@@ -39,14 +39,14 @@ std::vector<ParamSpec> mixed() {
           {"normal", {1999}, normal_init(0.02)},
           {"one", {1}, uniform_init(2.0)},
           {"normal again", {50, 41}, normal_init(1.0)},
-          {"places", {5000}, place_init([](double i) { return i / 2; })},
+          {"places", {5000}, index_init([](double i) { return i / 2; })},
           {"a", {129}, decay_a_init(0.0)},
           {"delta", {64}, decay_delta_init()},
           {"empty", {0}, normal_init(1.0)},
           {"last", {9}, constant_init(-1.0)}};
 }
 
-TEST(Draw, PiecesHaveTheNumbersOfTheWhole) {
+TEST(InitRandom, PiecesHaveTheNumbersOfTheWhole) {
   const std::vector<ParamSpec> specs = mixed();
   const Drawn whole = draw(specs, 3, 30);
   EXPECT_EQ(whole.values.at("constant"), std::vector<float>(700, 3.0F));
@@ -64,7 +64,7 @@ TEST(Draw, PiecesHaveTheNumbersOfTheWhole) {
 }
 
 // One that says nothing of how much it draws is drawn as it always was, and so is what comes with it.
-TEST(Draw, WhatIsNotCountedIsDrawnInOne) {
+TEST(InitRandom, WhatIsNotCountedIsDrawnInOne) {
   std::vector<ParamSpec> specs = mixed();
   size_t seen = 0;
   specs.push_back({"own", {5000}, [&](std::span<double> values, Random& random) {
@@ -77,7 +77,7 @@ TEST(Draw, WhatIsNotCountedIsDrawnInOne) {
 }
 
 // As many numbers as a spec says are as many as its function draws.
-TEST(Draw, InitialisersDrawWhatTheySay) {
+TEST(InitRandom, InitialisersDrawWhatTheySay) {
   for (const ParamSpec& spec : mixed()) {
     Random drawn(9), counted(9);
     std::vector<double> values(static_cast<size_t>(spec.size()));

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "base/temp_folder.h"
-#include "model/peer.h"
-#include "model/peer_configs.h"
+#include "model/hf_configs.h"
+#include "model/interop/hf_config.h"
 #include "model/small_model.h"
 
 namespace fw::testing {
@@ -63,12 +63,12 @@ Json meaning(const ModelConfig& config) {
   return json;
 }
 
-TEST(PeerKeys, EachChangesTheModelOrIsKnownToChangeNothingOrIsAnError) {
-  const Json all = Json::parse(kPeerConfigs);
+TEST(HfKeys, EachChangesTheModelOrIsKnownToChangeNothingOrIsAnError) {
+  const Json all = Json::parse(kHfConfigs);
   int used = 0, refused = 0, without = 0;
   for (const auto& [type, config] : all.items()) {
     StringList warnings;
-    const ModelConfig plain = config_from_peer(config, "config", &warnings);
+    const ModelConfig plain = config_from_hf(config, "config", &warnings);
     EXPECT_TRUE(warnings.empty()) << type << ": " << warnings.front();
     for (const auto& [key, value] : config.items()) {
       if (key == "model_type") continue;
@@ -77,7 +77,7 @@ TEST(PeerKeys, EachChangesTheModelOrIsKnownToChangeNothingOrIsAnError) {
         Json changed = config;
         changed[key] = other;
         ModelConfig read;
-        const std::string words = error_of([&] { read = config_from_peer(changed, "config"); });
+        const std::string words = error_of([&] { read = config_from_hf(changed, "config"); });
         if (!words.empty()) {
           EXPECT_EQ(words.rfind("config: ", 0), 0U) << words;
           ++refused;
@@ -99,14 +99,14 @@ TEST(PeerKeys, EachChangesTheModelOrIsKnownToChangeNothingOrIsAnError) {
   EXPECT_GT(without, 100);
 }
 
-TEST(PeerKeys, AnUnknownKeyWithNumbersIsAnErrorAndATextAWarning) {
-  const Json all = Json::parse(kPeerConfigs);
+TEST(HfKeys, AnUnknownKeyWithNumbersIsAnErrorAndATextAWarning) {
+  const Json all = Json::parse(kHfConfigs);
   for (const auto& [type, config] : all.items()) {
     for (const Json& value : {Json(2), Json(0.5), Json(true), Json::array({1}), Json{{"a", {{"b", 1}}}}}) {
       for (const char* key : {"scale_of_nothing", "logit_scale", "rope_scaling"}) {
         Json changed = config;
         changed[key] = value;
-        const std::string words = error_of([&] { config_from_peer(changed, "config"); });
+        const std::string words = error_of([&] { config_from_hf(changed, "config"); });
         EXPECT_NE(words.find(key), std::string::npos) << type << ": " << words;
       }
     }
@@ -114,60 +114,60 @@ TEST(PeerKeys, AnUnknownKeyWithNumbersIsAnErrorAndATextAWarning) {
       Json changed = config;
       changed["scale_of_nothing"] = value;
       StringList warnings;
-      EXPECT_EQ(meaning(config_from_peer(changed, "config", &warnings)), meaning(config_from_peer(config, "config")));
+      EXPECT_EQ(meaning(config_from_hf(changed, "config", &warnings)), meaning(config_from_hf(config, "config")));
       ASSERT_EQ(warnings.size(), 1U) << type;
       EXPECT_NE(warnings[0].find("scale_of_nothing"), std::string::npos);
     }
     Json changed = config;
     changed["scale_of_nothing"] = nullptr;
     changed["logit_scale"] = 1.0;  // asks for nothing
-    EXPECT_EQ(error_of([&] { config_from_peer(changed, "config"); }), "") << type;
+    EXPECT_EQ(error_of([&] { config_from_hf(changed, "config"); }), "") << type;
   }
 }
 
-Json config_of(const char* name) { return Json::parse(kPeerConfigs).at(name); }
+Json config_of(const char* name) { return Json::parse(kHfConfigs).at(name); }
 
-TEST(PeerKeys, TwoNamesOfOneKeyMustSayTheSame) {
+TEST(HfKeys, TwoNamesOfOneKeyMustSayTheSame) {
   Json json = config_of("transformers mamba2");
   json["layer_norm_epsilon"] = 0.05;
-  EXPECT_EQ(config_from_peer(json, "c").norm_eps, 0.05);
+  EXPECT_EQ(config_from_hf(json, "c").norm_eps, 0.05);
   json["norm_eps"] = 0.05;
-  EXPECT_EQ(config_from_peer(json, "c").norm_eps, 0.05);
+  EXPECT_EQ(config_from_hf(json, "c").norm_eps, 0.05);
   json["norm_eps"] = 0.01;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("layer_norm_epsilon: expected 0.01 as norm_eps says"),
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("layer_norm_epsilon: expected 0.01 as norm_eps says"),
             std::string::npos);
 
   Json mamba = config_of("transformers mamba");
   mamba["time_step_rank"] = 3;
-  EXPECT_EQ(config_from_peer(mamba, "c").mamba.dt_rank, 3);
+  EXPECT_EQ(config_from_hf(mamba, "c").mamba.dt_rank, 3);
   mamba["time_step_rank"] = "auto";
-  EXPECT_EQ(config_from_peer(mamba, "c").mamba.dt_rank, 4);
+  EXPECT_EQ(config_from_hf(mamba, "c").mamba.dt_rank, 4);
   mamba["dt_rank"] = 5;
-  EXPECT_NE(error_of([&] { config_from_peer(mamba, "c"); }).find("time_step_rank: expected 5"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(mamba, "c"); }).find("time_step_rank: expected 5"), std::string::npos);
   mamba.erase("dt_rank");
   mamba["intermediate_size"] = 100;
   EXPECT_NE(error_of([&] {
-              config_from_peer(mamba, "c");
+              config_from_hf(mamba, "c");
             }).find("intermediate_size: expected expand * hidden_size = 128, got 100"),
             std::string::npos);
 }
 
 // Both programs have a model_type mamba and mamba2; what they leave out has other defaults.
-TEST(PeerKeys, DefaultsAreThoseOfTheProgramThatWroteIt) {
+TEST(HfKeys, DefaultsAreThoseOfTheProgramThatWroteIt) {
   Json theirs = config_of("transformers mamba");
   theirs.erase("tie_word_embeddings");  // true, which older versions did not write
-  EXPECT_TRUE(config_from_peer(theirs, "c").tie_word_embeddings);
+  EXPECT_TRUE(config_from_hf(theirs, "c").tie_word_embeddings);
   Json fla = config_of("mamba");
   fla.erase("tie_word_embeddings");
-  EXPECT_FALSE(config_from_peer(fla, "c").tie_word_embeddings);
+  EXPECT_FALSE(config_from_hf(fla, "c").tie_word_embeddings);
   Json both = theirs;
   both["norm_eps"] = both["layer_norm_epsilon"];
-  EXPECT_NE(error_of([&] { config_from_peer(both, "c"); }).find("tie_word_embeddings: expected a value"),
+  EXPECT_NE(error_of([&] { config_from_hf(both, "c"); }).find("tie_word_embeddings: expected a value"),
             std::string::npos);
 }
 
 // As published models have them: keys that converters left over.
-TEST(PeerKeys, PublishedConfigurationsOfTransformers) {
+TEST(HfKeys, PublishedConfigurationsOfTransformers) {
   const Json mamba = {{"architectures", {"MambaForCausalLM"}},
                       {"bos_token_id", 0},
                       {"conv_kernel", 4},
@@ -204,13 +204,13 @@ TEST(PeerKeys, PublishedConfigurationsOfTransformers) {
                       {"use_conv_bias", true},
                       {"vocab_size", 56}};
   StringList warnings;
-  const ModelConfig c = config_from_peer(mamba, "c", &warnings);
+  const ModelConfig c = config_from_hf(mamba, "c", &warnings);
   EXPECT_TRUE(warnings.empty());
   EXPECT_TRUE(c.tie_word_embeddings);
   EXPECT_EQ(c.mamba.dt_rank, 4);
   Json wrong = mamba;
   wrong["n_layer"] = 3;
-  EXPECT_NE(error_of([&] { config_from_peer(wrong, "c"); }).find("n_layer: expected 2 as num_hidden_layers says"),
+  EXPECT_NE(error_of([&] { config_from_hf(wrong, "c"); }).find("n_layer: expected 2 as num_hidden_layers says"),
             std::string::npos);
 
   Json mamba2 = config_of("transformers mamba2");
@@ -219,83 +219,83 @@ TEST(PeerKeys, PublishedConfigurationsOfTransformers) {
                  {"intermediate_size", 128},
                  {"time_step_scale", 1.0},
                  {"time_step_init_scheme", "random"}});
-  EXPECT_EQ(meaning(config_from_peer(mamba2, "c")), meaning(config_from_peer(config_of("transformers mamba2"), "c")));
+  EXPECT_EQ(meaning(config_from_hf(mamba2, "c")), meaning(config_from_hf(config_of("transformers mamba2"), "c")));
   Json fla = config_of("mamba2");
   fla["norm_before_gate"] = true;
-  EXPECT_NE(error_of([&] { config_from_peer(fla, "c"); }).find("norm_before_gate"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(fla, "c"); }).find("norm_before_gate"), std::string::npos);
 }
 
-TEST(PeerKeys, TheLimitOfTimeSteps) {
+TEST(HfKeys, TheLimitOfTimeSteps) {
   for (const char* key : {"time_step_limit", "dt_limit"}) {
     Json json = config_of("transformers mamba2");
     json[key] = Json::array({0.0, {{"__float__", "Infinity"}}});
-    EXPECT_EQ(error_of([&] { config_from_peer(json, "c"); }), "") << key;
+    EXPECT_EQ(error_of([&] { config_from_hf(json, "c"); }), "") << key;
     json[key] = Json::array({0.0, 0.5});
-    EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find(std::string(key) + ": expected 0 to infinity"),
+    EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find(std::string(key) + ": expected 0 to infinity"),
               std::string::npos)
         << key;
   }
 }
 
-TEST(PeerKeys, RotaryParameters) {
+TEST(HfKeys, RotaryParameters) {
   Json json = config_of("transformer");
   json.erase("rope_theta");
   json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500.0}};
-  EXPECT_EQ(config_from_peer(json, "c").attention.rope_theta, 500);
+  EXPECT_EQ(config_from_hf(json, "c").attention.rope_theta, 500);
   json["rope_theta"] = 1000.0;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: rope_theta: expected 1000"),
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("rope_parameters: rope_theta: expected 1000"),
             std::string::npos);
   json["rope_theta"] = 500.0;
-  EXPECT_EQ(error_of([&] { config_from_peer(json, "c"); }), "");
+  EXPECT_EQ(error_of([&] { config_from_hf(json, "c"); }), "");
   json["rope_parameters"]["partial_rotary_factor"] = 0.5;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("partial_rotary_factor"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("partial_rotary_factor"), std::string::npos);
   json["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_type"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("rope_type"), std::string::npos);
   json["rope_parameters"] = {{"factor", 4.0}};
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("rope_parameters: factor: this key is not known"),
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("rope_parameters: factor: this key is not known"),
             std::string::npos);
 }
 
-TEST(PeerKeys, AttentionAsAList) {
+TEST(HfKeys, AttentionAsAList) {
   Json json = config_of("gated_deltanet");
   json["num_hidden_layers"] = 4;
   json["attn"] =
       Json::array({{{"layers", {1}}, {"num_heads", 4}, {"window_size", 16}}, {{"layers", {3}}, {"num_heads", 2}}});
-  const ModelConfig c = config_from_peer(json, "c");
+  const ModelConfig c = config_from_hf(json, "c");
   EXPECT_EQ(c.layers, (StringList{"recurrent", "window", "recurrent", "attention"}));
   EXPECT_EQ(c.window.num_heads, 4);
   EXPECT_EQ(c.attention.num_heads, 2);
   ModelConfig own = c;
-  own.peer.clear();
-  const Json written = config_to_peer(own);
+  own.hf.clear();
+  const Json written = config_to_hf(own);
   EXPECT_EQ(written["attn"].size(), 2U) << written;
-  EXPECT_EQ(config_from_peer(written, "c").layers, c.layers);
+  EXPECT_EQ(config_from_hf(written, "c").layers, c.layers);
 
   json["attn"] = Json::array({json["attn"][0], {{"layers", {3}}, {"num_heads", 4}, {"window_size", 16}}});
-  EXPECT_EQ(config_from_peer(json, "c").layers, (StringList{"recurrent", "window"}));
+  EXPECT_EQ(config_from_hf(json, "c").layers, (StringList{"recurrent", "window"}));
   json["attn"][1]["window_size"] = 32;
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn[1]: expected the same keys"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("attn[1]: expected the same keys"), std::string::npos);
   json["attn"][1] = {{"layers", {1}}, {"num_heads", 4}};
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn[1]: layers: expected every number once, got 1"),
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("attn[1]: layers: expected every number once, got 1"),
             std::string::npos);
   json["attn"] = Json::array({3});
-  EXPECT_NE(error_of([&] { config_from_peer(json, "c"); }).find("attn: expected an object"), std::string::npos);
+  EXPECT_NE(error_of([&] { config_from_hf(json, "c"); }).find("attn: expected an object"), std::string::npos);
   json["attn"] = Json::array();
-  EXPECT_TRUE(config_from_peer(json, "c").layers.empty());
+  EXPECT_TRUE(config_from_hf(json, "c").layers.empty());
 
   Json mesa = config_of("mesa_net");
   mesa["attn"] = {{"layers", {1}}, {"num_heads", 4}};
-  EXPECT_EQ(config_from_peer(mesa, "c").layers, (StringList{"mesa", "attention"}));
+  EXPECT_EQ(config_from_hf(mesa, "c").layers, (StringList{"mesa", "attention"}));
 }
 
-TEST(PeerKeys, TheOutputGateOfGatedDeltaNet) {
+TEST(HfKeys, TheOutputGateOfGatedDeltaNet) {
   Json json = config_of("gated_deltanet");
-  EXPECT_EQ(config_from_peer(json, "c").output_gate, "silu");
+  EXPECT_EQ(config_from_hf(json, "c").output_gate, "silu");
   json["output_gate_activation"] = "sigmoid";
-  ModelConfig c = config_from_peer(json, "c");
+  ModelConfig c = config_from_hf(json, "c");
   EXPECT_EQ(c.output_gate, "sigmoid");
-  c.peer.clear();
-  EXPECT_EQ(config_to_peer(c)["output_gate_activation"], "sigmoid");
+  c.hf.clear();
+  EXPECT_EQ(config_to_hf(c)["output_gate_activation"], "sigmoid");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "train/model_vectors.h"
+#include "train/model_conformance.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,8 @@
 #include "base/python_json.h"
 #include "base/safetensors.h"
 #include "base/stop.h"
+#include "model/interop/hf_config.h"
 #include "model/language_model.h"
-#include "model/peer.h"
 #include "train/step.h"
 
 namespace fw {
@@ -93,7 +93,7 @@ std::vector<double> widened(std::span<const T> values) {
 
 class ModelCheck {
  public:
-  ModelCheck(std::string folder, std::string subject, const ModelVectorOptions& options, ModelBounds bounds)
+  ModelCheck(std::string folder, std::string subject, const ModelConformanceOptions& options, ModelBounds bounds)
       : folder_(std::move(folder)),
         subject_(std::move(subject)),
         options_(options),
@@ -104,13 +104,13 @@ class ModelCheck {
   template <class Name>
   std::vector<Comparison> run(const Name& name) {
     if (on_device() && !lacks().empty()) return {{subject_, "", 0, 0, "", lacks()}};
-    const bool in_double = options_.type == VectorType::kF64 && !on_device();
+    const bool in_double = options_.type == ConformanceType::kF64 && !on_device();
     if (in_double) {
       check_pass<double>(name);
     } else {
       check_pass<float>(name);
     }
-    if (io_.has("trace/input_ids") && (on_device() || options_.type != VectorType::kBf16)) {
+    if (io_.has("trace/input_ids") && (on_device() || options_.type != ConformanceType::kBf16)) {
       if (in_double) {
         check_trace<double>();
       } else {
@@ -128,7 +128,7 @@ class ModelCheck {
   }
 
   bool on_device() const { return is_cuda(options_.device); }
-  bool rounds() const { return on_device() || options_.type == VectorType::kBf16; }
+  bool rounds() const { return on_device() || options_.type == ConformanceType::kBf16; }
 
   // What the device lacks for this model, in words; a folder that cannot be read is told by the host.
   std::string lacks() const {
@@ -148,7 +148,7 @@ class ModelCheck {
   LanguageModel<T> load() const {
     LanguageModel<T> model = load_model<T>(folder_, options_.device != nullptr ? *options_.device : host_device());
     model.set_form(options_.form);
-    if (options_.type == VectorType::kBf16) model.set_precision(Precision::kBf16);
+    if (options_.type == ConformanceType::kBf16) model.set_precision(Precision::kBf16);
     if (options_.rounded_weights) {
       for (const ParamSpec& spec : model.params().specs()) {
         const HostView<T> exact = model.params().host_values(spec);
@@ -312,7 +312,7 @@ class ModelCheck {
   }
 
   std::string folder_, subject_;
-  ModelVectorOptions options_;
+  ModelConformanceOptions options_;
   ModelBounds bounds_;
   Io io_;
   std::vector<Comparison> found_;
@@ -320,9 +320,9 @@ class ModelCheck {
 
 }  // namespace
 
-ModelBounds model_bounds(VectorType type) {
+ModelBounds model_bounds(ConformanceType type) {
   ModelBounds bounds;
-  if (type == VectorType::kBf16) {
+  if (type == ConformanceType::kBf16) {
     bounds.logits = 5e-2;
     bounds.loss = 1e-3;
     bounds.gradients = 3e-1;
@@ -339,18 +339,18 @@ ModelBounds device_model_bounds() {
 
 bool is_model_folder(const std::string& folder) { return file_exists(folder + "/config.json"); }
 
-std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options) {
+std::vector<Comparison> check_model(const std::string& folder, const ModelConformanceOptions& options) {
   const std::string path = folder + "/config.json";
   const nlohmann::json json = parse_python_config(read_file(path, size_t{1} << 20), "'" + path + "'");
   const std::string subject = std::filesystem::path(folder).lexically_normal().filename().string();
-  const bool peer = is_peer_config(json);
-  if (peer) {
-    const std::string unknown = unknown_peer_model(json);
+  const bool is_hf = is_hf_config(json);
+  if (is_hf) {
+    const std::string unknown = unknown_hf_model(json);
     if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
   }
-  const auto check = [&](const ModelVectorOptions& how, const ModelBounds& bounds) {
+  const auto check = [&](const ModelConformanceOptions& how, const ModelBounds& bounds) {
     return ModelCheck(folder, subject, how, bounds).run([&](const std::string& name) {
-      return peer ? peer_parameter_name(json, name) : name;
+      return is_hf ? hf_parameter_name(json, name) : name;
     });
   };
   if (!is_cuda(options.device)) return check(options, model_bounds(options.type));
@@ -358,10 +358,10 @@ std::vector<Comparison> check_model(const std::string& folder, const ModelVector
   if (std::ranges::any_of(found, [](const Comparison& c) { return c.unknown.empty() && !c.passes(); })) {
     // What bf16 makes of this model without a GPU: of its weights alone in float64, and of the operands of its products
     // in float32.
-    std::vector<Comparison> rounded = check({VectorType::kF64, options.form, nullptr, true}, ModelBounds());
+    std::vector<Comparison> rounded = check({ConformanceType::kF64, options.form, nullptr, true}, ModelBounds());
     // The latter counts where it is within its own bounds: on a machine whose bf16 products go wrong it says nothing of
     // the model.
-    for (const Comparison& c : check({VectorType::kBf16, options.form}, model_bounds(VectorType::kBf16))) {
+    for (const Comparison& c : check({ConformanceType::kBf16, options.form}, model_bounds(ConformanceType::kBf16))) {
       if (c.passes()) rounded.push_back(c);
     }
     for (Comparison& c : found) {

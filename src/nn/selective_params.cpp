@@ -26,7 +26,7 @@ std::vector<ParamSpec> mixer_parameters(const SelectiveSpec& spec, const std::st
   std::vector<ParamSpec> list;
   if (mamba) {
     list.push_back({prefix + "A_log", {D, spec.state}, decay_rows_init(spec.state), false});
-    list.back().numbers = true;
+    list.back().fp32_param = true;
   }
   const std::vector<ParamSpec> rest = {
       {prefix + "D", {D}, constant_init(1.0), false},

@@ -1,11 +1,11 @@
-#include "model/peer_parts.h"
+#include "model/interop/hf_parts.h"
 
 #include <algorithm>
 
-namespace fw::peer {
+namespace fw::hf {
 namespace {
 
-constexpr int64_t kSwigluStep = 256;  // of which the peer's width of an MLP is a multiple
+constexpr int64_t kSwigluStep = 256;  // of which FLA's width of an MLP is a multiple
 
 }  // namespace
 
@@ -94,9 +94,9 @@ BlockDefaults block_defaults(const Keys& keys, const BlockDefaults& fla, const B
   };
   const bool theirs = any(
       {"layer_norm_epsilon", "time_step_rank", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor"});
-  const bool peers = any({"norm_eps", "dt_rank", "dt_limit", "dt_min", "dt_max", "dt_init_floor", "fuse_norm",
-                          "use_l2warp", "fuse_cross_entropy"});
-  if (theirs && peers) {
+  const bool flas = any({"norm_eps", "dt_rank", "dt_limit", "dt_min", "dt_max", "dt_init_floor", "fuse_norm",
+                         "use_l2warp", "fuse_cross_entropy"});
+  if (theirs && flas) {
     const auto need = [&](const char* key, bool differs) {
       if (differs && !keys.has(key)) {
         fail_usage(
@@ -111,7 +111,7 @@ BlockDefaults block_defaults(const Keys& keys, const BlockDefaults& fla, const B
     need("tie_word_embeddings", fla.tied != transformers.tied);
     need("n_groups", fla.groups != transformers.groups);
   }
-  return theirs && !peers ? transformers : fla;
+  return theirs && !flas ? transformers : fla;
 }
 
 // [0, Infinity], as transformers writes it: every time step is let through.
@@ -172,7 +172,7 @@ void write_attention(const ModelConfig& c, LayerKind kind, Json& json) {
   json["window_size"] = kind == LayerKind::kWindow ? Json(c.window.window) : Json();
 }
 void read_conv(const Keys& keys, ModelConfig& c) {
-  keys.must_be("use_short_conv", true);  // without it the peer still applies the activation
+  keys.must_be("use_short_conv", true);  // without it FLA still applies the activation
   keys.must_be("conv_bias", false);
   c.conv_size = keys.whole("conv_size", 4);
 }
@@ -213,4 +213,4 @@ void write_shares(const ModelConfig& c, Json& json) {
   json["expand_v"] = static_cast<double>(c.v_heads() * c.head_v_dim()) / hidden;
 }
 
-}  // namespace fw::peer
+}  // namespace fw::hf

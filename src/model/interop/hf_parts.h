@@ -1,4 +1,4 @@
-// What the configurations of several types of models have in common (peer_types.h): widths, heads, blocks, attention
+// What the configurations of several types of models have in common (hf_types.h): widths, heads, blocks, attention
 // and convolution, read and written.
 #pragma once
 
@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "model/config.h"
-#include "model/peer_keys.h"
+#include "model/interop/hf_keys.h"
 
-namespace fw::peer {
+namespace fw::hf {
 
 // Two names of one function, and the names that programs have for the epsilon of the norms.
 inline constexpr std::initializer_list<const char*> kSilu = {"swish", "silu"};
@@ -56,4 +56,4 @@ void write_blocks(const ModelConfig& c, Json& json);
 void write_heads(const ModelConfig& c, Json& json);
 void write_shares(const ModelConfig& c, Json& json);
 
-}  // namespace fw::peer
+}  // namespace fw::hf
