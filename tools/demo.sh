@@ -57,11 +57,12 @@ echo
 echo
 echo "== text of the model after a minute with $text"
 if [ "$separator" = % ]; then
-  for seed in 1 2 3; do
-    # The line "%" before it tells the model that a new quotation begins.
-    $program generate "$run" --tokens 80 --temperature 0.6 --top-p 0.8 --seed $seed --stop "$(printf '\n%%')"
-    printf '\n%%\n'
+  # A quotation begins after the line "%", which is left out of what is shown.
+  for begin in "Love is" "Life is" "Never trust"; do
+    $program generate "$run" --prompt "$(printf '\n%s' "$begin")" --tokens 60 --temperature 0.5 --top-p 0.8 --seed 1 --stop "$(printf '\n%%')"
+    printf '\n%%'
   done
+  echo
 else
   $program generate "$run" --tokens 200 --temperature 0.6 --top-p 0.8 --seed 1
   echo
