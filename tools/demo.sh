@@ -81,5 +81,5 @@ done
 echo
 echo "Next:"
 echo "  $program generate $run --prompt \"Love is\" --tokens 100 --temperature 0.7"
-echo "  $program train recipes/demo.toml --text $text --rule kda --out demo/kda     # from nothing, with another rule"
+echo "  $program train recipes/demo.toml --text \"$text\" --rule kda --out demo/kda     # from nothing, with another rule"
 echo "  $program sweep mqar --small --out demo/mqar     # what rules can recall"
