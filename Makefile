@@ -54,7 +54,7 @@ torture: configure ## interrupt, kill, damage and fill up what the program write
 	@$(CMAKE_BUILD) fastweight_program
 	tools/torture.sh $(MINUTES)
 
-demo: ## build for this machine, train on fortunes (or TEXT=my.txt), evaluate, generate, look inside (5 minutes on two cores)
+demo: ## build for this machine, go on training a model with fortunes (or TEXT=my.txt), evaluate, generate, look inside (5 minutes on two cores)
 	@tools/install-deps.sh demo
 	@test -f build-demo/build.ninja || cmake --preset demo > /dev/null
 	@tools/build.sh build-demo $(JOBS) fastweight_program

@@ -21,6 +21,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOTAL_WORDS = 25000
 PAGE_WORDS = 3000
+README_WORDS = 700
 SENTENCE_WORDS = 40
 DATE = re.compile(r"\b20\d\d-\d\d(?:-\d\d)?\b|\b(?:January|February|March|April|May|June|July|August|September|October|November|December) 20\d\d\b")
 HASH = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])(?!\d+e\d+\b)[0-9a-f]{7,40}\b")
@@ -261,6 +262,8 @@ def page_problems(page: Page, kind: str, commands: Commands, texts: dict):
             yield number, problem
     if page.words > PAGE_WORDS:
         yield 1, f"{page.words} words: a page has at most {PAGE_WORDS}"
+    if page.path == ROOT / "README.md" and page.words > README_WORDS:
+        yield 1, f"{page.words} words: this page has at most {README_WORDS}"
 
 
 def all_pages():

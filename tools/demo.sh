@@ -1,11 +1,12 @@
 #!/bin/sh
-# tools/demo.sh [my.txt]: trains a small model on a text (by default Debian's fortunes), scores what was held out, writes a few lines of its own, looks inside,
-# and names the files that matter. Called by `make demo`, which has built build-demo/fastweight.
+# tools/demo.sh [my.txt]: goes on training examples/shakespeare, a model of 2.7M parameters that the repository has, with a text (by default Debian's
+# fortunes). It scores what was held out, generates text before and after, and looks inside. Called by `make demo`, which has built build-demo/fastweight.
 set -eu
 text=${1:-}
 case $text in ''|/*) ;; *) text=$PWD/$text ;; esac
 cd "$(dirname "$0")/.."
 program=${FW_DEMO_PROGRAM:-build-demo/fastweight}
+model=examples/shakespeare
 
 # An earlier demo is kept: every run has a folder of its own.
 run=demo/run
@@ -16,8 +17,8 @@ while [ -e "$run" ]; do
 done
 mkdir -p demo
 
+separator=""
 if [ -n "$text" ]; then
-  separator=""
   if [ ! -f "$text" ]; then
     echo "make demo: TEXT: expected a text file, but '$text' is none" >&2
     exit 2
@@ -30,43 +31,42 @@ else
   tools/fortunes.pl > "$text.new"
   mv "$text.new" "$text"
 fi
-
-# Pieces of words make text readable after a minute of training. A short text has too few words for them: bytes.
-tokenizer=bytes
-pieces=$run.pieces.model
-if [ "$(wc -c < "$text")" -ge 400000 ]; then
-  echo "== tokenizer: 2000 pieces of words, learnt from the text"
-  if $program tokenize "$text" --train-sentencepiece --vocab 2000 --model-type bpe --out "$pieces"; then tokenizer=$pieces; fi
-fi
 # Products of bf16 are fast where the processor has them, and slow elsewhere.
 precision=f32
 case $($program info) in *avx512_bf16*|*amx_bf16*) precision=bf16 ;; esac
 
 echo
-echo "== train ($text)"
+echo "== train: $model goes on with $text"
 status=0
-$program train recipes/demo.toml --text "$text" --separator "$separator" --tokenizer "$tokenizer" --precision $precision --out "$run" || status=$?
+$program train --from $model --text "$text" --separator "$separator" --valid-fraction 0.02 --steps 60 --lr 2e-3 --warmup 10 --eval-every 30 \
+  --precision $precision --out "$run" || status=$?
 # Ctrl-C: the program has said how to go on.
 [ $status -ne 130 ] || exit 130
 [ $status -eq 0 ] || { echo "make demo: training failed with exit code $status (its message is above)" >&2; exit $status; }
 
 echo
-echo "== eval: the text that was held out, read in pieces of 256 and 1024 tokens"
-$program eval "$run" --text "$run/data/valid.tokens" --context 256,1024
+echo "== eval: the text that was held out, before and after the training"
+$program eval $model --text "$run/data/valid.tokens" --context 256
+$program eval "$run" --text "$run/data/valid.tokens" --context 256
+$program analyze "$run" --text "$run/data/valid.tokens" --tokens 1024 --out "$run/analysis" > "$run/analysis.txt" || tail -n 1 "$run/analysis.txt"
 
 echo
-echo "== generate"
+echo "== text of the model before: it knows Shakespeare's plays"
+$program generate $model --prompt "KING RICHARD III:" --tokens 120 --temperature 0.6 --top-p 0.8 --seed 1
+echo
+echo
+echo "== text of the model after a minute with $text"
 if [ "$separator" = % ]; then
-  for seed in 1 2 3 4; do
-    # The line "%" before it tells the model that a new quotation begins; it is left out of what is kept.
-    $program generate "$run" --tokens 120 --temperature 0.7 --top-p 0.9 --seed $seed --stop "$(printf '\n%%')"
-    printf '\n%%\n'
-  done > "$run/generated.txt"
+  # A quotation begins after the line "%", which is left out of what is shown.
+  for begin in "Love is" "Life is" "Never trust"; do
+    $program generate "$run" --prompt "$(printf '\n%s' "$begin")" --tokens 60 --temperature 0.5 --top-p 0.8 --seed 1 --stop "$(printf '\n%%')"
+    printf '\n%%'
+  done
+  echo
 else
-  $program generate "$run" --tokens 200 --temperature 0.7 --top-p 0.9 --seed 1 > "$run/generated.txt"
-  echo >> "$run/generated.txt"
+  $program generate "$run" --tokens 200 --temperature 0.6 --top-p 0.8 --seed 1
+  echo
 fi
-cat "$run/generated.txt"
 echo
 # A recurrence remembers as much at the first token as at any other: what a token costs does not grow with the text.
 state=$($program info "$run" --json | sed -n 's/.*"state_bytes": *\([0-9]*\).*/\1/p' | head -n 1)
@@ -75,27 +75,11 @@ $program generate "$run" --tokens 1000 --seed 1 --ignore-end --json | perl -ne '
   END {
     printf "generated 1000 tokens at %.0f us each; state %.0f kB at token 1 and at token 100,000\n", 1000 * $seconds, '"${state:-0}"' / 1000;
   }'
-
-echo
-echo "== look inside: the decay of every head, one panel for each layer and head"
-if $program analyze "$run" --text "$run/data/valid.tokens" --tokens 2048 --out "$run/analysis" > "$run/analysis.txt"; then
-  ls "$run"/analysis/decay*.png 2> /dev/null | head -n 1
-else
-  tail -n 1 "$run/analysis.txt"
-fi
-
-echo
-echo "== made by this demo"
-say() { printf '  %-36s %s\n' "$1" "$2"; }
-say "$run/model/" "the model: config.json, model.safetensors and its tokenizer"
-for curve in "$run/loss.png" "$run/loss.svg"; do
-  if [ -f "$curve" ]; then say "$curve" "the loss curve"; fi
+for picture in "$run/analysis/decay.png" "$run/analysis/decay.svg"; do
+  [ ! -f "$picture" ] || { echo "picture of what each head keeps from token to token: $picture"; break; }
 done
-say "$run/analysis/" "gates, eigenvalues, reads and states of every head, as pictures and numbers"
-say "$run/generated.txt" "what the model wrote"
-say "$run/config.toml" "the run: 'fastweight train' with this file repeats it"
 echo
 echo "Next:"
-echo "  $program generate $run --prompt \"Love is\" --tokens 100 --temperature 0.8"
-echo "  $program train recipes/demo.toml --text $text --rule kda --out demo/kda && $program curves $run demo/kda --out demo/rules"
-echo "  $program sweep mqar --small --out demo/mqar"
+echo "  $program generate $run --prompt \"Love is\" --tokens 100 --temperature 0.7"
+echo "  $program train recipes/demo.toml --text \"$text\" --rule kda --out demo/kda     # from nothing, with another rule"
+echo "  $program sweep mqar --small --out demo/mqar     # what rules can recall"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "analyze/comparison.h"
 #include "analyze/figures.h"
@@ -98,8 +99,8 @@ void Analyze::refuse_picture(const std::string& text, const std::string& folder)
 // A difference beyond rounding would mean that the analysis and the model compute different rules. On a GPU the model's
 // outputs are bf16 and so are the operands of their products (docs/numerics.md has what that makes of each rule: up to
 // 1.7e-2).
-void print_replay_error(const Analysis& analysis, const Device& device) {
-  const double rounding = device.kind() == FW_DEVICE_CPU ? 1e-2 : 3e-2;
+void print_replay_error(const Analysis& analysis, bool on_cpu) {
+  const double rounding = on_cpu ? 1e-2 : 3e-2;
   double worst = 0;
   for (const LayerAnalysis& layer : analysis.layers) {
     const double error = layer.replay_error();
@@ -124,18 +125,21 @@ void print_pictures(const PictureResult& pictures) {
 }
 
 Analysis Analyze::analyze_one(const std::string& model, const std::string& folder) const {
-  OpenModel open = open_model(model, "f32", "", device_);
+  std::optional<OpenModel> open = open_model(model, "f32", "", device_);
   require_memory_of_pass(
-      open.model,
+      open->model,
       analyze_.context > 0 ? std::min<int64_t>(analyze_.context, 16 * kEvaluationTokens) : kEvaluationTokens,
       "lower --context, or read fewer --layers; --no-check-memory tries all the same");
-  const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
+  const TemporaryTokens tokens(text_, field_, separator_, *open->tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
-  Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
+  Analysis analysis = analyze_text(open->model, tokens.file(), analyze_);
+  const std::string opened = open->folder;
+  const bool on_cpu = open->model.device().kind() == FW_DEVICE_CPU;
+  open.reset();  // gnuplot takes its memory
 
   const std::string json = folder + "/analysis.json", csv = folder + "/analysis.csv";
   nlohmann::ordered_json report = analysis_json(analysis, bins_);
-  report["model"] = open.folder;
+  report["model"] = opened;
   report["text"] = text_;
   report["device"] = device_;
   write_file_atomic(json, json_text(report, -1));
@@ -144,12 +148,12 @@ Analysis Analyze::analyze_one(const std::string& model, const std::string& folde
 
   say("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows,
       analysis.loss, analysis_table(analysis).text());
-  print_replay_error(analysis, open.model.device());
+  print_replay_error(analysis, on_cpu);
   if (!pictures.note.empty()) say("note: {}\n", pictures.note);
   say("files:\n  {}\n  {}\n", json, csv);
   print_pictures(pictures);
   if (analysis.tokens > analysis.windows && !std::isfinite(analysis.loss))
-    fail_numeric("the loss of '{}' is not finite: what is shown is of a model that diverged", open.folder);
+    fail_numeric("the loss of '{}' is not finite: what is shown is of a model that diverged", opened);
   return analysis;
 }
 

@@ -52,8 +52,10 @@ class SweepProgress {
     const double seconds = std::chrono::duration<double>(now - begun_).count(),
                  each = seconds / static_cast<double>(done - first_);
     const double left = each * static_cast<double>(steps_ - done);
+    // Enough to tell: 20 steps, or a second of long ones.
     constexpr int64_t kMeasured = 20;
-    if (!said_ && done - first_ >= kMeasured) {
+    constexpr double kMeasuredSeconds = 1;
+    if (!said_ && (done - first_ >= kMeasured || seconds >= kMeasuredSeconds)) {
       said_ = true;
       const double all = left + each * static_cast<double>(steps_) * static_cast<double>(cells_ - index_ - 1);
       constexpr double kLong = 1800;

@@ -206,15 +206,22 @@ size_t plan_decoding(const ModelConfig& config, int64_t sequences) {
   return device.peak_bytes() - parameters;
 }
 
+namespace {
+
+// What a process takes besides a pass: stacks, libraries' buffers and code, results.
+constexpr double kBesidePass = double{16 << 20};
+
+}  // namespace
+
 void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, const std::string& advice) {
   if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
-  require_memory(static_cast<double>(plan_pass(model.config(), tokens)),
+  require_memory(static_cast<double>(plan_pass(model.config(), tokens)) + kBesidePass,
                  fmt::format("a pass of the model over {} tokens", tokens), advice);
 }
 
 void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice) {
   if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
-  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences));
+  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences)) + kBesidePass;
   require_memory(bytes, fmt::format("to write {} texts side by side", sequences), advice);
 }
 

@@ -74,6 +74,26 @@ TEST(Sweep, SmallNeedsNoOtherOption) {
   EXPECT_EQ(results[0].at("model").at("hidden_size"), 32);
 }
 
+// A run that takes hours says so after a few of its long steps.
+TEST(Sweep, TheTimeOfLongStepsIsSaidEarly) {
+  const Folder folder;
+  const Outcome paper = run({"sweep", "mqar", "--rule", "deltanet", "--out", folder / "out", "--steps", "5",
+                             "--threads", "1", "--judged", "1", "--eval-every", "5", "--lengths", "128"});
+  ASSERT_EQ(paper.code, 0) << paper.err;
+  EXPECT_THAT(paper.out, HasSubstr("ms a step: about"));
+}
+
+// What `make demo` begins with. Bytes without a model take 8 bits, letters without context about 4.2.
+TEST(Examples, TheModelOfShakespeareKnowsEnglish) {
+  const Folder folder;
+  const std::string model = std::string(FW_SOURCE_DIR) + "/examples/shakespeare";
+  EXPECT_LT(std::filesystem::file_size(model + "/model.safetensors"), 8000000U);
+  spill(folder / "text", "Now is the winter of our discontent, and I will tell thee what the king hath said to me.\n");
+  const Outcome scored = run({"eval", model, "--text", folder / "text", "--context", "0", "--json"});
+  ASSERT_EQ(scored.code, 0) << scored.err;
+  EXPECT_LT(nlohmann::json::parse(scored.out)["results"][0]["bits_per_byte"].get<double>(), 2.5);
+}
+
 TEST(Task, DrawRefusesOptionsOfTraining) {
   const Outcome refused = run({"task", "mqar", "--draw", "2", "--lr", "1e-3"});
   EXPECT_EQ(refused.code, 2);

@@ -1,8 +1,11 @@
 // What takes more memory than there is, is refused before the work, with what to lower.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "cli/program.h"
 
@@ -49,6 +52,85 @@ TEST(Memory, TheCheckCanBeSwitchedOff) {
                                "4096", "--no-check-memory"});
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("out of memory"));
+}
+
+// A memory control group of this test's own, where the system lets it make one.
+class ControlGroup {
+ public:
+  ControlGroup() {
+    for (const auto& [base, limit] :
+         {std::pair("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), std::pair("/sys/fs/cgroup", "memory.max")}) {
+      path_ = std::string(base) + "/fastweight-test-" + std::to_string(::getpid());
+      if (::mkdir(path_.c_str(), 0755) != 0) continue;
+      limit_ = path_ + "/" + limit;
+      std::ofstream out(limit_);
+      if (::access(limit_.c_str(), W_OK) == 0 && out << (size_t{1} << 30) && out.flush()) return;
+      ::rmdir(path_.c_str());
+    }
+    limit_.clear();
+  }
+  ~ControlGroup() {
+    if (!limit_.empty()) ::rmdir(path_.c_str());
+  }
+  ControlGroup(const ControlGroup&) = delete;
+  ControlGroup& operator=(const ControlGroup&) = delete;
+  bool is_there() const { return !limit_.empty(); }
+  Outcome run_within(int mebibytes, const Args& args) const {
+    std::ofstream(limit_) << (static_cast<size_t>(mebibytes) << 20);
+    const std::string enter = "echo $$ > '" + path_ + "/cgroup.procs' && exec \"$@\"";
+    return Program(args, "", "/dev/null", {"/bin/sh", "-c", enter, "sh"}).wait();
+  }
+
+ private:
+  std::string path_, limit_;
+};
+
+// Whatever the limit is, what does not fit is refused, and the kernel has nothing to kill.
+TEST(Memory, WithinAControlGroupNothingIsKilled) {
+  const ControlGroup group;
+  if (!group.is_there()) GTEST_SKIP() << "no control group can be made here";
+  Folder folder;
+  std::string text;
+  for (int i = 0; i < 4; ++i) text += small_text();
+  spill(folder / "text", text);
+  const Args train = {"train",
+                      "--text",
+                      folder / "text",
+                      "--out",
+                      folder / "run",
+                      "--steps",
+                      "1",
+                      "--batch",
+                      "1",
+                      "--length",
+                      "16",
+                      "--warmup",
+                      "0",
+                      "--hidden-size",
+                      "512",
+                      "--num-hidden-layers",
+                      "3",
+                      "--num-heads",
+                      "4",
+                      "--head-dim",
+                      "128"};
+  ASSERT_EQ(run(train).code, 0);
+  std::string prompts;
+  for (int i = 0; i < 64; ++i) prompts += std::to_string(i) + "\n";
+  spill(folder / "prompts", prompts);
+  for (const Args& args :
+       {Args{"analyze", folder / "run", "--tokens", "256", "--every", "64", "--out", folder / "a"},
+        Args{"generate", folder / "run", "--batch", "64", "--prompts", folder / "prompts", "--tokens", "1"}}) {
+    Outcome outcome;
+    int refused = 0;
+    for (int mebibytes = 82; outcome.code != 0 && mebibytes < 400; mebibytes += 3) {
+      outcome = group.run_within(mebibytes, args + Args{"--threads", "1"});
+      ASSERT_TRUE(outcome.code == 0 || outcome.code == 2) << args[0] << " within " << mebibytes << ": " << outcome.code;
+      refused += outcome.code == 2;
+    }
+    EXPECT_EQ(outcome.code, 0) << args[0];
+    EXPECT_GT(refused, 0) << args[0];
+  }
 }
 
 }  // namespace

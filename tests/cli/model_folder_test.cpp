@@ -19,18 +19,10 @@ using Args = std::vector<std::string>;
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-std::string case_path(const std::string& name) { return std::string(FW_SOURCE_DIR) + "/tests/cli/cases/" + name; }
-
 Outcome ok(const Args& args) {
   Outcome outcome = run(args);
   EXPECT_EQ(outcome.code, 0) << args[0] << ": " << outcome.err;
   return outcome;
-}
-
-void copy_case(const std::string& name, const std::string& to) {
-  fs::copy(case_path(name), to);
-  for (const auto& entry : fs::directory_iterator(to))
-    fs::permissions(entry, fs::perms::owner_write, fs::perm_options::add);
 }
 
 std::vector<std::string> files_of(const std::string& folder) {

@@ -141,6 +141,14 @@ void spill(const std::string& path, const std::string& content) {
   if (!out.flush()) throw std::runtime_error("cannot write " + path);
 }
 
+std::string case_path(const std::string& name) { return std::string(FW_SOURCE_DIR) + "/tests/cli/cases/" + name; }
+
+void copy_case(const std::string& name, const std::string& to) {
+  std::filesystem::copy(case_path(name), to);
+  for (const auto& entry : std::filesystem::directory_iterator(to))
+    std::filesystem::permissions(entry, std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+}
+
 std::string small_text() {
   const char* words[] = {"the",   "state", "decays", "and",     "a",      "key",
                          "reads", "what",  "was",    "written", "before", "it"};

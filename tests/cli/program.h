@@ -58,6 +58,10 @@ class Folder {
 
 std::string slurp(const std::string& path);
 void spill(const std::string& path, const std::string& content);
+// A file or folder of tests/cli/cases: small inputs of other programs.
+std::string case_path(const std::string& name);
+// A copy of such a folder that may be written to.
+void copy_case(const std::string& name, const std::string& to);
 // English-like lines, always the same.
 std::string small_text();
 // Options of a tiny model and run on `text` into `out`, a few hundred milliseconds of work.
