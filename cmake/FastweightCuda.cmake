@@ -58,6 +58,7 @@ set(hopper_folders "src/(scan/cuda/(prepare|additive|gradients/(scalar|channel)|
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
 set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/split_k.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/dplr_as_two_tokens.cpp
+    ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/erase_over_decay.cpp
     ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
 if(FW_HAS_CUDA)

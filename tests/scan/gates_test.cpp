@@ -230,7 +230,7 @@ TEST(Gates, AreInThePlanOfCuda) {
 // Two rows a token (scan/cuda/call/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
 // decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
-  SmallCall call("gated_deltanet");
+  SmallCall call("kda");
   call.desc.device = FW_DEVICE_CUDA;
   call.desc.rule.erase_state = FW_ERASE_STATE_PREVIOUS;
   EXPECT_THAT(call.forward(),

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "scan/cuda/call/device.h"
+#include "scan/cuda/call/erase_over_decay.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/key_from_decay.h"
 #include "scan/cuda/dplr/kernels.h"
@@ -35,6 +36,9 @@ void make_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTens
 void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) {
   require_device(false);
 }
+
+void divide_erase_gate(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
+void divide_erase_gate_backward(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
 
 void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
 void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }

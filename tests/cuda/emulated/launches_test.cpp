@@ -34,6 +34,8 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"chunk_walk_kernel", "precond"},
     {"clear_kernel", ""},
     {"copy_checkpoints_kernel", ""},
+    {"divide_erase_gate_backward_kernel", "erase_over_decay"},
+    {"divide_erase_gate_kernel", "erase_over_decay"},
     {"expand_rows_kernel", "dplr"},
     {"float16_kernel", "float16"},
     {"gate_gradients_kernel", "gates"},

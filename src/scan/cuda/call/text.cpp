@@ -376,7 +376,8 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
-  const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
+  const bool divides = call.rule.can_divide_erase_gate();
+  const bool may_form = !rows && !divides && call.rule.uses_k();  // these are made of values
   const FusedGates fused = may_form ? forms(plan, device, false) : FusedGates{},
                    fused_backward = may_form ? forms(plan, device, true) : FusedGates{};
   if (fused.any() && !device.chunk_form) text += "logits: values made with the token\n";
@@ -387,13 +388,15 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     text += fmt::format("logits of token scalars: {}gradients made in gradients\n",
                         fuses_any(plan, fused, true) ? "values made in prepare, " : "");
   const auto front = [&](bool gates) {
-    return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : "");
+    return fmt::format("{}{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "",
+                       divides ? "erase_over_decay -> " : "", rows ? "dplr -> " : "");
   };
   const bool behind = stores_gates(plan, fused_backward);
+  const char* const behind_scan = rows ? " -> dplr" : divides ? " -> erase_over_decay" : "";
   text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)),
                       forward_kernels(plan, device), rows ? " -> dplr" : "", back,
                       front(makes_gates_again(plan, device, fused_backward)), backward_kernels(plan, device),
-                      rows ? " -> dplr" : "", behind || has_decay_logits(plan) ? " -> gates" : "", back);
+                      behind_scan, behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: "
       "{} bytes\n"
