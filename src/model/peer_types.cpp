@@ -161,7 +161,7 @@ void read_comba(const Keys& keys, ModelConfig& c) {
   if (c.v_heads() != c.num_heads)
     keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads),
               c.num_v_heads);
-  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own erase_state=previous";
   keys.have_no_effect({"correction_factor"});  // the first value of D
   // The peer's model hands neither to its layer, which does both.
   keys.must_be("use_inner_decay", true);

@@ -290,12 +290,11 @@ Vector precond_gla(PaperState& s, const PaperToken& x) {
   return read_preconditioned(s, x, s.S * diag(x.alpha_channel));
 }
 
-// Comba: the erase has a gain of its own, and the read is corrected by what the key answers. S_t = alpha_t S_{t-1} -
-// (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T and o_t = S_t (q_t - d k_t).
+// Comba: the erase acts on the state before the decay and has a gain of its own. The read is corrected by what the key
+// answers. S_t = S_{t-1} (alpha_t - beta'_t k_t k_t^T) + beta_t v_t k_t^T and o_t = S_t (q_t - d k_t).
 Vector comba(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
-  const Matrix decayed = x.alpha * s.S;
-  s.S = decayed - outer(x.beta_erase * (decayed * k) - x.beta * x.v, k);
+  s.S = x.alpha * s.S - outer(x.beta_erase * (s.S * k) - x.beta * x.v, k);
   return x.scale * (s.S * (l2(x.q) - x.d * k));
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 // Erase gates of their own and erases tied to a gain or to 1; gains that the write takes too or not.
 constexpr const char* kRules[] = {
-    "comba erase_state=previous",
+    "comba",
     "gated_deltanet erase_state=previous",
     "decay=scalar erase_state=previous gain=gate write=channel q_norm=l2 k_norm=l2",
     "decay=scalar erase_state=previous k_norm=l2",
@@ -62,7 +62,7 @@ TEST(EraseOverDecay, ForwardAndGradientsMatchTheReference) {
 // No cutoff: where a decay is 0 the erase still sees what was before it. -30 a token is beyond the least log-decay of
 // chunks, of which exp(-9) remains.
 TEST(EraseOverDecay, DecaysOfAnyStrength) {
-  const Rule rule = parse_rule("comba erase_state=previous");
+  const Rule rule = preset("comba").rule;
   for (const double g : {-0.001, -1.0, -8.5, -9.5, -30.0, -1e4}) {
     ProblemOptions options = options_of(rule, 40);
     Problem problem = random_problem(rule, options);
@@ -96,7 +96,7 @@ TEST(EraseOverDecay, StepsAndPoolsEqualTheWholeSequence) {
 TEST(EraseOverDecay, SaysItsKernels) {
   ProblemOptions options;
   options.H = options.HV = 2, options.K = options.V = 64;
-  const std::string text = text_of_call(random_problem(parse_rule("comba erase_state=previous"), options), 2, 70);
+  const std::string text = text_of_call(random_problem(preset("comba").rule, options), 2, 70);
   EXPECT_THAT(text, ::testing::HasSubstr("kernels forward: erase_over_decay -> prepare"));
   EXPECT_THAT(text, ::testing::HasSubstr(" -> erase_over_decay\n"));
 }
