@@ -365,6 +365,17 @@ Vector precond_exact_read(PaperState& s, const PaperToken& x) {
   return x.scale * (s.S * q);
 }
 
+// The other squashing function: M = x^(-tanh(log(A + 1e-6) - center)).
+Vector precond_tanh(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
+  Vector preconditioned = k;
+  for (size_t i = 0; i < k.size(); ++i)
+    preconditioned[i] *= std::pow(1.5, -std::tanh(std::log(s.A[i] + 1e-6) - x.precond_center));
+  s.S = (x.alpha * s.S) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
+  return x.scale * (s.S * l2(x.q));
+}
+
 // One-sided ranges: the square root of the two-sided M, moved to below or above 1.
 Vector precond_low(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
@@ -482,6 +493,7 @@ std::span<const PaperRule> paper_rules() {
       {"precond_exact_read", true, precond_exact_read},
       {"precond_low", true, precond_low},
       {"precond_high", true, precond_high},
+      {"precond_tanh", true, precond_tanh},
       {"precond_norm_key", true, precond_norm_key},
       {"precond_norm_one_plus", true, precond_norm_one_plus},
       {"precond_norm_gated", true, precond_norm_gated},

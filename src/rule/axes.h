@@ -39,7 +39,8 @@ enum class PrecondForm {
   kSquashLow = FW_PRECOND_FORM_SQUASH_LOW,
   kSquashHigh = FW_PRECOND_FORM_SQUASH_HIGH,
   kInverse = FW_PRECOND_FORM_INVERSE,
-  kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS
+  kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS,
+  kTanh = FW_PRECOND_FORM_TANH
 };
 enum class Normaliser {
   kNone = FW_NORMALISER_NONE,

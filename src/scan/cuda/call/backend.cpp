@@ -20,6 +20,11 @@ constexpr int64_t kMostHeads = 65535;  // of a grid's second and third dimension
 // rows are 32-bit numbers, a chunk beyond the end too
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;
 
+const char* lacks(const Rule& rule, int64_t H, int64_t HV) {
+  if (rule.uses_precond() && rule.precond_form == PrecondForm::kTanh) return "precond_form=squash";
+  return cuda::dplr_as_two_tokens_lacks(rule, H, HV);
+}
+
 // What the kernels after the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the
 // front of the workspace.
 Plan with_rows(Plan plan) {
@@ -177,7 +182,7 @@ const Backend& cuda_backend() {
       cuda::kChunk,
       true,
       true,
-      cuda::dplr_as_two_tokens_lacks,
+      lacks,
       [] { cuda::require_device(true); },
       [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
   return kBackend;
