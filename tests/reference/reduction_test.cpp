@@ -58,8 +58,8 @@ void expect_same(const ReferenceProblem& p, const ReferenceProblem& expected, co
   EXPECT_TRUE(close(gradients, expected.backward(), kRounding));
 }
 
-// Comba's erase before the decay is one after it whose gate is divided by the decay; with the gate alpha beta and nothing
-// taken from the query that is gated_deltanet.
+// Comba's erase before the decay is one after it whose gate is divided by the decay. With the gate alpha beta and
+// nothing taken from the query that is gated_deltanet.
 TEST(Reduction, CombaErasesAfterTheDecayWithItsGateOverIt) {
   const ReferenceProblem p = random_problem(parse_rule("comba"), options(48));
   ReferenceProblem after = p;
