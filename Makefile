@@ -99,6 +99,7 @@ floors:
 	@tools/check_docs.py $(if $(wildcard build/fastweight),--program build/fastweight)
 	@tools/readme_table.py --check
 	@tools/c_api_page.py --check
+	@tools/papers_page.py --check
 	@tools/freeze_abi.py --check
 
 tidy:

@@ -155,6 +155,8 @@ class Commands:
         self.any_option = set()
         if program:
             script = subprocess.run([program, "completion", "bash"], check=True, capture_output=True, text=True).stdout
+            models = subprocess.run([program, "sweep", "lm", "--help", "all"], check=True, capture_output=True, text=True).stdout
+            self.options["sweep lm"] = set(re.findall(r"--[a-z][\w-]*", models)) | {"--help"}
             for command, options in re.findall(r"^    (\w+)\)\n      options='([^']*)'", script, re.M):
                 self.options[command] = set(options.split()) | {"--help", "-h"}
         else:
@@ -190,6 +192,8 @@ class Commands:
                 if command not in ("--help", "-h", "--version"):
                     yield f"fastweight has no option {command}"
                 continue
+            if words[:2] == ["sweep", "lm"]:  # a command of two words
+                command = "sweep lm" if "sweep lm" in self.options else command
             if command not in self.options:
                 yield f"fastweight has no command {command}"
                 continue

@@ -111,9 +111,13 @@ def backward(seeds):
 # ---- the recurrence, docs/recurrence.md 1 to 3
 
 
-def token(state, r, w, e, z, alpha):
-    """One token of a value head: the new state [K][V] and o [V]. e None: nothing is erased; alpha a number, a list, or None."""
+def token(state, r, w, e, z, alpha, before=False):
+    """One token of a value head: the new state [K][V] and o [V]. e None: nothing is erased; alpha a number, a list, or None. before: the erase
+    looks at the state before its decay."""
     keys, values = range(len(w)), range(len(z))
+    if before:
+        z = [z[j] - dot(e, [state[i][j] for i in keys]) for j in values]
+        e = None
     if alpha is not None:
         state = [[(alpha[i] if isinstance(alpha, list) else alpha) * state[i][j] for j in values] for i in keys]
     u = z
@@ -195,6 +199,7 @@ RULES = {
     "pgdn": ("scalar", "gate", ("g", "beta", "g_atk", "beta_atk", "log_atk_scale")),
     "pkda": ("channel", "gate", ("g", "beta", "g_atk", "beta_atk", "log_atk_scale")),
     "comba": ("scalar", "gate", ("g", "beta", "p")),
+    "comba_previous": ("scalar", "gate", ("g", "beta", "p")),
     "qdelta": ("scalar", "gate", ("g", "beta", "lam")),
 }
 # B, T, H, HV, K, V, and whether it begins with a state. `chunk` is longer than a chunk of 64 tokens.
@@ -270,7 +275,7 @@ def run_rule(rule, case, x):
                 elif gain == "channel":
                     e, z = times(x["b"][b][t][h], k), times(x["w"][b][t][j], v)
                 w = k if M[h] is None else times(M[h], k)
-                S[b][j], o[b][t][j] = token(S[b][j], scaled(K**-0.5, q), w, e, z, alpha)
+                S[b][j], o[b][t][j] = token(S[b][j], scaled(K**-0.5, q), w, e, z, alpha, rule == "comba_previous")
     return {"o": o, "S": S, **({"A": A} if "g_atk" in names else {})}
 
 
@@ -410,7 +415,7 @@ def mixer(rule, p, prefix, rows):
                 g = log_decay(atk[0][t][h], w("A_log_atk")[h], w("dt_bias_atk")[h])
                 A[h], m = precondition(A[h], kh, g, sigmoid(atk[1][t][h]), w("log_atk_scale")[h])
                 key = times(m, kh)
-            S[h], o = token(S[h], scaled(KEY**-0.5, r), key, e, z, alpha)
+            S[h], o = token(S[h], scaled(KEY**-0.5, r), key, e, z, alpha, "comba" in rule)
             y += [a * silu(b) for a, b in zip(rms_norm(o, w("o_norm.weight")), gate[t][part])]
         out.append(matvec(w("o_proj.weight"), y))
     return out

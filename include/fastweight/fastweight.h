@@ -101,13 +101,15 @@ typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_LEARNED = 1, FW_FEE
 typedef enum fw_read { FW_READ_PLAIN = 0, FW_READ_CORRECTED = 1 } fw_read;
 /* What the preconditioner multiplies: nothing, the write key, or the read vector. */
 typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1, FW_PRECOND_READ = 2 } fw_precond;
-/* The preconditioner's values M from its state A, with s = y / (1 + |y|), y = log(A + precond_eps) - center. */
+/* The preconditioner's values M from its state A, with s = y / (1 + |y|), y = log(A + precond_eps) - center. TANH runs
+ * on the CPU alone. */
 typedef enum fw_precond_form {
-  FW_PRECOND_FORM_SQUASH = 0,          /* x^-s, in [1/x, x] */
-  FW_PRECOND_FORM_SQUASH_LOW = 1,      /* x^(-(1 + s) / 2), in [1/x, 1] */
-  FW_PRECOND_FORM_SQUASH_HIGH = 2,     /* x^((1 - s) / 2), in [1, x] */
-  FW_PRECOND_FORM_INVERSE = 3,         /* 1 / (A_t + precond_ridge) */
-  FW_PRECOND_FORM_INVERSE_PREVIOUS = 4 /* 1 / (A_{t-1} + precond_ridge) */
+  FW_PRECOND_FORM_SQUASH = 0,           /* x^-s, in [1/x, x] */
+  FW_PRECOND_FORM_SQUASH_LOW = 1,       /* x^(-(1 + s) / 2), in [1/x, 1] */
+  FW_PRECOND_FORM_SQUASH_HIGH = 2,      /* x^((1 - s) / 2), in [1, x] */
+  FW_PRECOND_FORM_INVERSE = 3,          /* 1 / (A_t + precond_ridge) */
+  FW_PRECOND_FORM_INVERSE_PREVIOUS = 4, /* 1 / (A_{t-1} + precond_ridge) */
+  FW_PRECOND_FORM_TANH = 5              /* x^-tanh(y), in [1/x, x] */
 } fw_precond_form;
 /* A factor on M, with c = k . (M k) of the normalised key. M is 1 without a preconditioner. With precond_form
  * INVERSE_PREVIOUS, ONE_PLUS and GATED give the exact step of a diagonal Gram matrix. */

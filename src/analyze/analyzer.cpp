@@ -118,11 +118,11 @@ struct Prediction {
 };
 
 // What a preconditioner does to the token at `i`: its share of the range that the squashing uses.
-double saturation(const PrecondStreams& x, int64_t i, int64_t K) {
+double saturation(const Rule& rule, const PrecondStreams& x, int64_t i, int64_t K) {
   double sum = 0;
   for (int64_t j = 0; j < K; ++j) {
     const double y = std::abs(x.y[static_cast<size_t>(i * K + j)]);
-    sum += y / (1 + y);
+    sum += rule.precond_form == PrecondForm::kTanh ? std::tanh(y) : y / (1 + y);
   }
   return sum / static_cast<double>(K);
 }
@@ -226,7 +226,7 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       for (const double y : precond.y) sink.add(Quantity::kPrecondTanh, std::exp(map.slope * std::tanh(y) + map.shift));
       for (int64_t i = 0; i < count && !precond.y.empty(); ++i) {
         const int64_t after = position_ + begin - view.layout.begin(sequence) + i + 1;
-        const double used = saturation(precond, i, K);
+        const double used = saturation(view.rule, precond, i, K);
         if (after % every_ == 0 && std::isfinite(used)) own.saturation.add(after / every_ - 1, used);
       }
     }

@@ -19,6 +19,7 @@
 #include "cli/ranks.h"
 #include "cli/say.h"
 #include "cli/signals.h"
+#include "cli/sweep_lm.h"
 #include "fastweight/fastweight.h"
 #include "report/table.h"
 
@@ -95,6 +96,26 @@ std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
   return page;
 }
 
+// words: of the command line, how many name the command.
+int run_command(Command& command, const std::vector<std::string>& args, size_t words, std::string& command_name) {
+  command_name = command.name();
+  Options options;
+  command.declare(options);
+  if (!parse_command_line(options, command_name, {args.begin() + static_cast<std::ptrdiff_t>(words), args.end()})) {
+    show_page(help_page(options, command_name, command.summary(), command.details(), help_topic(args)));
+    return kExitOk;
+  }
+  if (const Launch launch = launched(); launch.size > 1 && !command.on_ranks()) {
+    fail_usage(
+        "expected one process, started as rank {} of {}: of all commands only train, and bench --train --device "
+        "cuda, run on several ranks",
+        launch.rank, launch.size);
+  }
+  const int code = command.run(options);
+  close_ranks();
+  return code;
+}
+
 int run(const std::vector<std::string>& args, std::string& command_name) {
   const auto commands = all_commands();
   if (args.empty()) {
@@ -109,26 +130,12 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
     show_page(fmt::format("fastweight {}\n", fw_version()));
     return kExitOk;
   }
+  if (args[0] == "sweep" && args.size() > 1 && args[1] == kLanguageModels)
+    return run_command(*sweep_lm_command(), args, 2, command_name);
   std::vector<std::string> known;
   for (const auto& command : commands) {
     known.push_back(command->name());
-    if (command->name() != args[0]) continue;
-    command_name = command->name();
-    Options options;
-    command->declare(options);
-    if (!parse_command_line(options, command->name(), {args.begin() + 1, args.end()})) {
-      show_page(help_page(options, command->name(), command->summary(), command->details(), help_topic(args)));
-      return kExitOk;
-    }
-    if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {
-      fail_usage(
-          "expected one process, started as rank {} of {}: of all commands only train, and bench --train --device "
-          "cuda, run on several ranks",
-          launch.rank, launch.size);
-    }
-    const int code = command->run(options);
-    close_ranks();
-    return code;
+    if (command->name() == args[0]) return run_command(*command, args, 1, command_name);
   }
   const std::string near = nearest(args[0], known);
   fail_usage("unknown command '{}'{}; 'fastweight --help' lists all", args[0],

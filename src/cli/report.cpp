@@ -12,6 +12,7 @@
 #include "cli/eval_requests.h"
 #include "cli/outputs.h"
 #include "cli/say.h"
+#include "cli/sweep_lm.h"
 #include "report/metrics.h"
 #include "report/page.h"
 #include "report/task_table.h"
@@ -55,6 +56,7 @@ PageSection sweep_section(const std::string& folder) {
   const std::string path = fmt::format("{}/results.json", folder);
   std::vector<TaskResult> results;
   const nlohmann::json found = read_json(path);
+  if (is_lm_results(found)) return lm_section(shown_name(folder), found);
   results.reserve(found.size());
   for (const nlohmann::json& one : found) results.push_back(task_result_from_json(one, fmt::format("'{}'", path)));
   PageSection section;

@@ -86,6 +86,8 @@ std::string preconditioner_formula(const Rule& r) {
   switch (r.precond_form) {
     case PrecondForm::kSquash:
       return "x^-s, " + squash;
+    case PrecondForm::kTanh:
+      return fmt::format("x^-tanh(y), y = log(A + {:g}) - center, x = {:g}", r.precond_eps, r.precond_x);
     case PrecondForm::kSquashLow:
       return "x^(-(1 + s)/2), " + squash;
     case PrecondForm::kSquashHigh:

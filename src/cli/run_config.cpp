@@ -1,6 +1,7 @@
 #include "cli/run_config.h"
 
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -24,6 +25,27 @@ void validate(const DataConfig& data) {
   check_ranges(key_tables(copy), true);
   if (data.separator.find('\n') != std::string::npos)
     fail_usage("data.separator (--separator): expected one line without a line break");
+}
+
+namespace {
+
+std::string absolute_path(const char* option, const std::string& path) {
+  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (error)
+    fail_io("{}: '{}' is relative to the working directory, which cannot be found: {}", option, path, error.message());
+  return whole.lexically_normal().string();
+}
+
+}  // namespace
+
+void make_paths_absolute(DataConfig& data, TrainConfig& train) {
+  if (!train.from.empty()) train.from = absolute_path("from", train.from);
+  for (std::string& path : data.text) path = absolute_path("text", path);
+  if (!data.test.empty()) data.test = absolute_path("test", data.test);
+  if (!data.valid.empty()) data.valid = absolute_path("valid", data.valid);
+  if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = absolute_path("tokenizer", data.tokenizer);
 }
 
 std::string describe(const ModelConfig& m) {

@@ -5,6 +5,7 @@
 
 #include "base/keys.h"
 #include "model/config.h"
+#include "train/trainer.h"
 
 namespace fw::cli {
 
@@ -15,6 +16,8 @@ struct DataConfig {  // the keys are a list, data.def
 };
 KeyTables key_tables(DataConfig& data);
 void validate(const DataConfig& config);
+// The files that make a run are found again from any folder.
+void make_paths_absolute(DataConfig& data, TrainConfig& train);
 
 // "gated_deltanet2, 4 layers, width 192, 3 heads of 64"
 std::string describe(const ModelConfig& model);

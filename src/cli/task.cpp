@@ -120,7 +120,8 @@ class Task : public Command {
                                           fmt::join(synthetic_tasks(), ", "));
     if (sweep_) {
       return fmt::format(
-          "{}{}{}\nExamples:\n  fastweight sweep mqar --small --out small\n  fastweight sweep mqar --rule "
+          "{}{}{}\n'fastweight sweep lm' is the same of language models: 'fastweight sweep lm --help'.\n\nExamples:\n  "
+          "fastweight sweep mqar --small --out small\n  fastweight sweep mqar --rule "
           "kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 "
           "--out mqar\n"
           "  fastweight sweep mqar_zoology --segments zoology --rule deltanet --layers conv,recurrent --mlp none --lr "

@@ -198,24 +198,6 @@ std::string sample_of(LanguageModel<float>& model, const Tokenizer& tokenizer, u
   }
 }
 
-std::string absolute_path(const char* option, const std::string& path) {
-  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
-  std::error_code error;
-  const fs::path whole = fs::absolute(path, error);
-  if (error)
-    fail_io("{}: '{}' is relative to the working directory, which cannot be found: {}", option, path, error.message());
-  return whole.lexically_normal().string();
-}
-
-// The files that make a run are found again from any folder.
-void make_paths_absolute(DataConfig& data, TrainConfig& train) {
-  if (!train.from.empty()) train.from = absolute_path("from", train.from);
-  for (std::string& path : data.text) path = absolute_path("text", path);
-  if (!data.test.empty()) data.test = absolute_path("test", data.test);
-  if (!data.valid.empty()) data.valid = absolute_path("valid", data.valid);
-  if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = absolute_path("tokenizer", data.tokenizer);
-}
-
 // A name as a shell takes it.
 std::string shell_word(const std::string& name) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./+,:@%=";

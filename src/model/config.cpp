@@ -164,6 +164,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
                                                  gain_factors().begin());
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
+  spec.exp_precond_center = precond_center == "exp";
   spec.width_norm = output_norm == "width";
   spec.norm_eps = output_norm_eps > 0 ? output_norm_eps : norm_eps;
   spec.init = init_scheme();
@@ -519,6 +520,10 @@ void check_recurrence(const ModelConfig& c) {
         "precond_gates: expected own, because tied gates need a preconditioner, a gain gate and a scalar decay or "
         "none, got tied with rule '{}'",
         c.rule);
+  }
+  if (c.precond_center == "exp" && !rule.uses_precond_center()) {
+    fail_usage("precond_center: expected parameter, because rule '{}' has no preconditioner with a center, got exp",
+               c.rule);
   }
   if (c.raw_read_correction && rule.uses_read_correction())
     fail_usage("raw_read_correction: expected false, because rule '{}' corrects the read already, got true", c.rule);

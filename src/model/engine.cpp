@@ -53,10 +53,8 @@ void require_layers(const ModelConfig& c, const Device& device) {
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
     if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {
-      fail_usage(
-          "device: expected the CPU, or {} with erase_state=previous or erase_write=own: the rule '{}' does not run on "
-          "CUDA devices",
-          expected, c.layer_rule(i));
+      fail_usage("device: expected the CPU, or {}: the rule '{}' does not run on CUDA devices", expected,
+                 c.layer_rule(i));
     }
   }
 }

@@ -224,8 +224,15 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     gain_->log_decay(pass, c.gain, c.tokens.g);
   }
-  if (spec_.rule.uses_precond() && index_.atk_center >= 0)
-    c.tokens.precond_center = const_cast<Wide<T>*>(params.value(index_.atk_center));  // an input, only read
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0) {
+    if (spec_.exp_precond_center) {
+      Arena& arena = pass.exec.arena;
+      c.tokens.precond_center = arena.alloc<Wide<T>>(spec_.heads);
+      pass.exec.exp_values_forward(params.value(index_.atk_center), spec_.heads, c.tokens.precond_center);
+    } else {
+      c.tokens.precond_center = const_cast<Wide<T>*>(params.value(index_.atk_center));  // an input, only read
+    }
+  }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
     c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
     c.tokens.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
@@ -523,7 +530,12 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const Recurrence<T>& recurrence = planned(pass, c.inside);
   recurrence.backward(c.tokens, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
-    pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));
+    if (spec_.exp_precond_center) {
+      pass.exec.exp_values_backward(d.precond_center, c.tokens.precond_center, spec_.heads,
+                                    params.grad(index_.atk_center));
+    } else {
+      pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));
+    }
   }
   gates_backward(pass, c, dproj, d);
   query_key_->backward(pass, c.query_key, d.q, d.k, dq_in, dk_in);  // after the gates, some of which read k

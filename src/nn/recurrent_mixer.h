@@ -44,8 +44,9 @@ struct RecurrentMixerSpec {
   GainSpec gain;
   // the preconditioner's gates are the main ones, averaged over the value heads of a key head
   bool tied_precond = false;
-  bool width_norm = false;  // RMSNorm of the output over all heads together instead of head by head
-  double norm_eps = 1e-5;   // of that norm
+  bool exp_precond_center = false;  // the preconditioner's center is exp(log_atk_scale) instead of log_atk_scale
+  bool width_norm = false;          // RMSNorm of the output over all heads together instead of head by head
+  double norm_eps = 1e-5;           // of that norm
   InitScheme init = InitScheme::kXavier;
 
   bool projects_gain() const { return rule.uses_beta() && !gain.learned; }

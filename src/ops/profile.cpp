@@ -203,6 +203,10 @@ Cost cost_of_call(const Args&... args) {
     with([&](auto, int64_t n, auto) {
       cost.bytes = static_cast<double>(n) * (op == k_round_values ? sizeof(Wide<T>) + 2 : 3 * sizeof(Wide<T>));
     });
+  } else if constexpr (op == k_exp_values_forward) {
+    with([&](auto, int64_t n, auto) { cost.bytes = static_cast<double>(n) * 2 * sizeof(Wide<T>); });
+  } else if constexpr (op == k_exp_values_backward) {
+    with([&](auto, auto, int64_t n, auto) { cost.bytes = static_cast<double>(n) * 4 * sizeof(Wide<T>); });
   } else if constexpr (op == k_square_sum || op == k_bf16_square_sum) {
     with([&](auto, const ParamPieces& pieces, auto) {
       cost.bytes = piece_values(pieces) * (op == k_square_sum ? sizeof(Wide<T>) : sizeof(Bf16));

@@ -74,6 +74,7 @@ const std::vector<VectorRule>& vector_rules() {
       {"pgdn", "decay=scalar gain=gate precond=diagonal", {g, beta, decay, gain, center}},
       {"pkda", "decay=channel gain=gate precond=diagonal", {g, beta, decay, gain, center}},
       {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
+      {"comba_previous", "decay=scalar gain=gate erase_key=own erase_state=previous", {g, beta, {"p", "erase_key"}}},
       {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
       {"hgrn2", "decay=channel update=additive key_source=decay", {}, derive_hgrn2, hgrn2_gradients},
       {"dplr", kDplr, {g, low_rank}, derive_dplr, dplr_gradients},

@@ -290,12 +290,11 @@ Vector precond_gla(PaperState& s, const PaperToken& x) {
   return read_preconditioned(s, x, s.S * diag(x.alpha_channel));
 }
 
-// Comba: the erase has a gain of its own, and the read is corrected by what the key answers. S_t = alpha_t S_{t-1} -
-// (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T and o_t = S_t (q_t - d k_t).
+// Comba: the erase acts on the state before the decay and has a gain of its own. The read is corrected by what the key
+// answers. S_t = S_{t-1} (alpha_t - beta'_t k_t k_t^T) + beta_t v_t k_t^T and o_t = S_t (q_t - d k_t).
 Vector comba(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
-  const Matrix decayed = x.alpha * s.S;
-  s.S = decayed - outer(x.beta_erase * (decayed * k) - x.beta * x.v, k);
+  s.S = x.alpha * s.S - outer(x.beta_erase * (s.S * k) - x.beta * x.v, k);
   return x.scale * (s.S * (l2(x.q) - x.d * k));
 }
 
@@ -364,6 +363,17 @@ Vector precond_exact_read(PaperState& s, const PaperToken& x) {
   for (size_t i = 0; i < q.size(); ++i) q[i] /= s.A[i] + 1;
   s.S = s.S + x.beta * outer(x.v, k);
   return x.scale * (s.S * q);
+}
+
+// The other squashing function: M = x^(-tanh(log(A + 1e-6) - center)).
+Vector precond_tanh(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
+  Vector preconditioned = k;
+  for (size_t i = 0; i < k.size(); ++i)
+    preconditioned[i] *= std::pow(1.5, -std::tanh(std::log(s.A[i] + 1e-6) - x.precond_center));
+  s.S = (x.alpha * s.S) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
+  return x.scale * (s.S * l2(x.q));
 }
 
 // One-sided ranges: the square root of the two-sided M, moved to below or above 1.
@@ -483,6 +493,7 @@ std::span<const PaperRule> paper_rules() {
       {"precond_exact_read", true, precond_exact_read},
       {"precond_low", true, precond_low},
       {"precond_high", true, precond_high},
+      {"precond_tanh", true, precond_tanh},
       {"precond_norm_key", true, precond_norm_key},
       {"precond_norm_one_plus", true, precond_norm_one_plus},
       {"precond_norm_gated", true, precond_norm_gated},

@@ -88,6 +88,8 @@ double preconditioner(const Rule& rule, double center, double before, double aft
   switch (rule.precond_form) {
     case PrecondForm::kSquash:
       return std::pow(rule.precond_x, -s);
+    case PrecondForm::kTanh:
+      return std::pow(rule.precond_x, -std::tanh(r));
     case PrecondForm::kSquashLow:
       return std::pow(rule.precond_x, -(1 + s) / 2);
     case PrecondForm::kSquashHigh:
@@ -110,8 +112,11 @@ PreconditionerGradient preconditioner_gradient(const Rule& rule, double center, 
   if (rule.precond_form == PrecondForm::kInversePrevious) return {0, -M * M, 0};
   const double r = std::log(after + rule.precond_eps) - center;
   // how far the exponent goes for s from -1 to 1
-  const double width = rule.precond_form == PrecondForm::kSquash ? 1 : 0.5;
-  const double dr = -width * std::log(rule.precond_x) * M / ((1 + std::abs(r)) * (1 + std::abs(r)));
+  const bool symmetric = rule.precond_form == PrecondForm::kSquash || rule.precond_form == PrecondForm::kTanh;
+  const double width = symmetric ? 1 : 0.5;
+  const double slope = rule.precond_form == PrecondForm::kTanh ? 1 / (std::cosh(r) * std::cosh(r))
+                                                               : 1 / ((1 + std::abs(r)) * (1 + std::abs(r)));
+  const double dr = -width * std::log(rule.precond_x) * M * slope;
   return {-dr, 0, dr / (after + rule.precond_eps)};
 }
 

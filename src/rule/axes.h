@@ -39,7 +39,8 @@ enum class PrecondForm {
   kSquashLow = FW_PRECOND_FORM_SQUASH_LOW,
   kSquashHigh = FW_PRECOND_FORM_SQUASH_HIGH,
   kInverse = FW_PRECOND_FORM_INVERSE,
-  kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS
+  kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS,
+  kTanh = FW_PRECOND_FORM_TANH
 };
 enum class Normaliser {
   kNone = FW_NORMALISER_NONE,
@@ -114,9 +115,18 @@ struct Rule {
     return is_delta() && erase_state == EraseState::kPrevious && decay != Decay::kNone;
   }
   constexpr bool uses_erase_write() const { return is_delta() && erase_write == EraseWrite::kOwn; }
-  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some
+  // Whether an erase before the decay is one after it with another gate, the gate over the decay: both are one number
+  // (scan/cuda/rewrites/erase_over_decay.h).
+  constexpr bool can_divide_erase_gate() const {
+    const bool is_gain = gain == Gain::kOne || gain == Gain::kGate;
+    return erases_before_decay() && !uses_erase_write() && decay == Decay::kScalar &&
+           (erase == Gate::kScalar || (erase == Gate::kTied && is_gain && !uses_precond()));
+  }
+  // Another erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some
   // (scan/cuda/rewrites/dplr_as_two_tokens.h).
-  constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
+  constexpr bool general_erase() const {
+    return (erases_before_decay() && !can_divide_erase_gate()) || uses_erase_write();
+  }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (is_delta() && erase == Gate::kTied) || write == Gate::kTied; }
   constexpr bool uses_beta() const { return uses_gain() && gain_parts(gain).beta; }

@@ -136,13 +136,14 @@ constexpr const char* enum_name(fw_precond /*type*/, int64_t number) {
   return nullptr;
 }
 constexpr const char* enum_name(fw_precond_form /*type*/, int64_t number) {
-  if (number < 0 || number > FW_PRECOND_FORM_INVERSE_PREVIOUS) return nullptr;
+  if (number < 0 || number > FW_PRECOND_FORM_TANH) return nullptr;
   switch (static_cast<fw_precond_form>(number)) {
     FW_CASE(FW_PRECOND_FORM_SQUASH)
     FW_CASE(FW_PRECOND_FORM_SQUASH_LOW)
     FW_CASE(FW_PRECOND_FORM_SQUASH_HIGH)
     FW_CASE(FW_PRECOND_FORM_INVERSE)
     FW_CASE(FW_PRECOND_FORM_INVERSE_PREVIOUS)
+    FW_CASE(FW_PRECOND_FORM_TANH)
   }
   return nullptr;
 }

@@ -20,12 +20,14 @@ namespace fw {
 // Plain numbers as the arithmetic of elementwise.def; powers of e.
 template <class T>
 struct PlainMath {
+  static constexpr bool kHasTanh = true;
   FW_HOST_DEVICE static T mul_add(T a, T b, T c) { return a * b + c; }
   FW_HOST_DEVICE static T quotient(T a, T b) { return a / b; }
   FW_HOST_DEVICE static T inverse(T a) { return T(1) / a; }
   FW_HOST_DEVICE static T one_plus_abs(T a) { return T(1) + std::abs(a); }
   FW_HOST_DEVICE static T log(T a) { return std::log(a); }
   FW_HOST_DEVICE static T power(T a) { return std::exp(a); }
+  FW_HOST_DEVICE static T tanh(T a) { return std::tanh(a); }
 };
 
 #define FW_ELEMENT FW_HOST_DEVICE inline

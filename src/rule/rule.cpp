@@ -54,7 +54,7 @@ const std::vector<AxisInfo>& axes() {
       FW_AXIS(feedback, Feedback, "none", "learned", "fixed"),
       FW_AXIS(read, Read, "plain", "corrected"),
       FW_AXIS(precond, Precond, "none", "diagonal", "read"),
-      FW_AXIS(precond_form, PrecondForm, "squash", "squash_low", "squash_high", "inverse", "inverse_previous"),
+      FW_AXIS(precond_form, PrecondForm, "squash", "squash_low", "squash_high", "inverse", "inverse_previous", "tanh"),
       FW_AXIS(normaliser, Normaliser, "none", "key", "one_plus", "gated"),
       FW_AXIS(q_norm, Norm, "raw", "l2"),
       FW_AXIS(k_norm, Norm, "raw", "l2"),

@@ -23,6 +23,7 @@ Range preconditioner_range(const Rule& rule) {
   const double x = rule.precond_x;
   switch (rule.precond_form) {
     case PrecondForm::kSquash:
+    case PrecondForm::kTanh:
       return {1 / x, x};
     case PrecondForm::kSquashLow:
       return {1 / x, 1};

@@ -251,10 +251,8 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.H = desc.H;
   plan.HV = desc.HV;
   if (const char* expected = backend->lacks(plan.rule, plan.H, plan.HV)) {
-    fail_usage(
-        "rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value "
-        "heads; run it on the CPU",
-        expected, backend->name, to_string(plan.rule), plan.H, plan.HV);
+    fail_usage("rule: expected {} on {}, got '{}' with {} key and {} value heads; run it on the CPU", expected,
+               backend->name, to_string(plan.rule), plan.H, plan.HV);
   }
   plan.K = desc.K;
   plan.V = desc.V;

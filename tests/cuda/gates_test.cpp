@@ -123,10 +123,10 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
 // for decays that let nothing through.
 TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
-  for (const char* name :
-       {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba", "mamba2", "deltanet", "kda"}) {
+  for (const char* name : {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba erase_state=decayed",
+                           "mamba2", "deltanet", "kda"}) {
     for (const Given given : kDecayActivations) {
-      const Rule rule = preset(name).rule;
+      const Rule rule = parse_rule(name);
       if (given != Given::kSoftplus && !rule.uses_g()) continue;
       ProblemOptions options = shapes_of(++seed);
       options.gates = logits_of(rule, given);

@@ -25,6 +25,7 @@ Rule random_rule(Random& random) {
   rule.k_norm = rule.gain_uses_key_norm() ? rule.k_norm : Norm::kL2;
   // The preconditioner's form does nothing without it, but for the rule's name.
   if (!rule.uses_precond()) rule.precond_form = PrecondForm::kSquash;
+  if (rule.precond_form == PrecondForm::kTanh) rule.precond_form = PrecondForm::kSquash;  // as above
   return rule;
 }
 

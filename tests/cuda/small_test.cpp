@@ -128,7 +128,7 @@ TEST(Small, FormedGatesAndKeysInHalves) {
 TEST(Small, DplrAsTwoTokens) {
   uint64_t seed = 950;
   for (const char* text : {"decay=channel erase_key=own erase_state=previous erase_write=own",
-                           "decay=scalar erase_state=previous gain=gate"}) {
+                           "decay=scalar erase_state=previous erase_write=own gain=gate"}) {
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const Rule rule = parse_rule(text);
       ProblemOptions options;

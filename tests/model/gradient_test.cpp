@@ -125,6 +125,7 @@ std::vector<Case> option_cases() {
     c.gain_source = "learned";
     c.gain_factor = "1/t";
   });
+  add("exp_precond_center", "precond_gated_deltanet", [](ModelConfig& c) { c.precond_center = "exp"; });
   add("tied_precond", "precond_gated_deltanet", [](ModelConfig& c) {
     c.precond_gates = "tied";
     c.num_v_heads = 4;

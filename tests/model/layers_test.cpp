@@ -420,7 +420,10 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
     return words;
   };
   EXPECT_EQ(error(config_of({"kda", "window"})), "");
-  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"}))
+  EXPECT_EQ(error(config_of({"window", "gated_deltanet erase_state=previous"})), "");
+  EXPECT_NE(error(config_of({"precond_tanh", "window"})).find("expected the CPU, or precond_form=squash"),
+            std::string::npos);
+  EXPECT_NE(error(config_of({"window", "kda erase_state=previous"}))
                 .find("expected the CPU, or k_norm=raw with erase_state=previous"),
             std::string::npos);
   ModelConfig grouped = small_config("dplr");

@@ -672,6 +672,11 @@ TEST_P(DeviceList, Rows) {
       auto a = run.parameters(5000 + s.cols), b = run.parameters(5000 + s.cols);
       run.on.exec.add_values(a.data(), a.size(), b.data());
       run.keep_wide("sum", b);
+      auto power = run.parameters(a.size());
+      run.on.exec.exp_values_forward(a.data(), a.size(), power.data());
+      run.keep_wide("powers", power);
+      run.on.exec.exp_values_backward(a.data(), power.data(), a.size(), b.data());
+      run.keep_wide("powers' gradient", b);
     });
   });
 }

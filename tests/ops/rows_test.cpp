@@ -81,6 +81,27 @@ TEST(AddValues, EveryValueAndNotTheNext) {
 }
 
 template <class T>
+void check_exp() {
+  for (int64_t n : {0, 1, 7, 1001}) {
+    const std::vector<T> x = values_of<T>(n), dy(x.rbegin(), x.rend());
+    std::vector<T> y(x.size() + 1, T(42)), dx(x.size() + 1, T(3)), want_y = y, want_dx = dx;
+    for (size_t i = 0; i < x.size(); ++i) {
+      want_y[i] = std::exp(x[i]);
+      want_dx[i] += dy[i] * want_y[i];
+    }
+    host_ops<T>().exp_values_forward(host_exec<T>(), x.data(), n, y.data());
+    host_ops<T>().exp_values_backward(host_exec<T>(), dy.data(), y.data(), n, dx.data());
+    EXPECT_EQ(y, want_y) << n << " values, the last element is not one of them";
+    EXPECT_EQ(dx, want_dx) << n << " values: the gradient is added";
+  }
+}
+
+TEST(ExpValues, EveryValueAndNotTheNext) {
+  check_exp<float>();
+  check_exp<double>();
+}
+
+template <class T>
 void check_round() {
   for (int threads : {1, 3}) {
     const Threads limit(threads);

@@ -40,7 +40,6 @@ import fla.layers.comba  # noqa: E402
 import fla.layers.mamba2  # noqa: E402
 import fla.models  # noqa: E402
 import transformers  # noqa: E402
-from fla.ops.comba.naive import naive_recurrent_comba  # noqa: E402
 
 import fastweight.fla  # noqa: E402
 from fastweight import convert  # noqa: E402
@@ -70,10 +69,19 @@ MODELS = {
 PROMPT, TOKENS = [5, 9, 17, 3, 40, 22, 11], 24
 
 
-def comba_of_the_paper(q, k, v, p, g, beta, initial_state=None, output_final_state=False, **_):
-    """FLA's kernels erase what the state held before the token's decay, its own reference and the rule `comba` what is left after it; the program knows the latter."""
-    q, k, p = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k, p))
-    return naive_recurrent_comba(q, k, v, p, beta, g, initial_state=initial_state, output_final_state=output_final_state)
+def comba_of_the_kernels(q, k, v, p, g, beta, initial_state=None, output_final_state=False, **_):
+    """FLA's kernels one token at a time: the erase looks at the state before the token's decay, in its own reference (naive.py) at the one after it."""
+    dtype = v.dtype
+    q, k, p = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q.double(), k.double(), p.double()))
+    v, g, beta = v.double(), g.double(), beta.double()
+    B, T, H, K = q.shape
+    state = torch.zeros(B, H, K, v.shape[-1], dtype=torch.float64) if initial_state is None else initial_state.double()
+    out = []
+    for t in range(T):
+        erased = beta[:, t, :, None] * torch.einsum("bhkv,bhk->bhv", state, p[:, t])
+        state = g[:, t, :, None, None].exp() * state + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * v[:, t] - erased)
+        out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t] * K**-0.5))
+    return torch.stack(out, 1).to(dtype), state.to(dtype) if output_final_state else None
 
 
 def groups_as_in_kernels():
@@ -120,7 +128,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     fastweight.fla.enable()
     groups_as_in_kernels()
-    fla.layers.comba.chunk_comba = fla.layers.comba.fused_recurrent_comba = comba_of_the_paper
+    fla.layers.comba.chunk_comba = fla.layers.comba.fused_recurrent_comba = comba_of_the_kernels
     for name in sys.argv[2:] or MODELS:
         try:
             row = checked(name, folder / name.replace(", ", "_"))

@@ -114,8 +114,8 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
                 M = 1 / ((before if form == "inverse_previous" else A) + a["precond_ridge"])
             else:
                 y = (A + a["precond_eps"]).log() - inputs["precond_center"][None, :, None]
-                y = y / (1 + y.abs())
-                M = a["precond_x"] ** {"squash": -y, "squash_low": -(1 + y) / 2, "squash_high": (1 - y) / 2}[form]
+                s = y / (1 + y.abs())
+                M = a["precond_x"] ** {"squash": -s, "squash_low": -(1 + s) / 2, "squash_high": (1 - s) / 2, "tanh": -y.tanh()}[form]
         c = (kt * M * kt).sum(-1)
         s = {
             "one": lambda: torch.ones_like(square),

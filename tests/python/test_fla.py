@@ -77,13 +77,12 @@ class Fla(unittest.TestCase):
         _serving.counts.clear()
         self.agree(chunk_retention(**n), "retnet", n, "chunk_simple_gla")
         self.agree(fused_recurrent_retention(**n), "retnet", n, "fused_recurrent_simple_gla")
-        rule = "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2"
+        rule = "decay=scalar gain=gate erase_key=own erase_state=previous q_norm=l2 k_norm=l2"
         n = values(rule)
         named = {**n, "p": n["erase_key"]}
         del named["erase_key"]
-        before = {**n, "erase_gate": n["beta"] * (-n["g"]).exp()}
-        self.agree(chunk_comba(**named, **l2), rule + " erase=scalar", before, "chunk_comba")
-        self.agree(fused_recurrent_comba(**named, **l2), rule + " erase=scalar", before, "fused_recurrent_comba")
+        self.agree(chunk_comba(**named, **l2), rule, n, "chunk_comba")
+        self.agree(fused_recurrent_comba(**named, **l2), rule, n, "fused_recurrent_comba")
         for rule, chunk, recurrent in (("precond_gated_deltanet", chunk_precond_gated_delta_rule, fused_recurrent_precond_gated_delta_rule),
                                        ("precond_kda", chunk_precond_kda, fused_recurrent_precond_kda)):
             n = values(rule)

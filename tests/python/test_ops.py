@@ -95,13 +95,11 @@ class Ops(unittest.TestCase):
         del n["g"]
         for op in (ops.chunk_retention, ops.fused_recurrent_retention):
             self.agree(op(**n, output_final_state=True), "retnet", n)
-        rule = "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2"
+        rule = "decay=scalar gain=gate erase_key=own erase_state=previous q_norm=l2 k_norm=l2"
         n = random_inputs(rule, B, T, H, HV, K, V)
-        before = {**n, "erase_gate": n["beta"] * (-n["g"]).exp()}  # their kernels read the state before its decay
         for op in (ops.chunk_comba, ops.fused_recurrent_comba):
             out = op(q=n["q"], k=n["k"], v=n["v"], p=n["erase_key"], g=n["g"], beta=n["beta"], use_qk_l2norm_in_kernel=True, output_final_state=True)
-            o, final, _ = recurrence(rule + " erase=scalar", before)
-            self.assertTrue(near(out[0], o, 1e-6) and near(out[1], final, 1e-6), rule)
+            self.agree(out, rule, n)
 
     def test_preconditioned_forms_return_three(self):
         for kind, names in (("scalar", ("chunk_precond_gated_delta_rule", "fused_recurrent_precond_gated_delta_rule")),

@@ -58,6 +58,30 @@ void expect_same(const ReferenceProblem& p, const ReferenceProblem& expected, co
   EXPECT_TRUE(close(gradients, expected.backward(), kRounding));
 }
 
+// Comba's erase before the decay is one after it whose gate is divided by the decay. With the gate alpha beta and
+// nothing taken from the query that is gated_deltanet.
+TEST(Reduction, CombaErasesAfterTheDecayWithItsGateOverIt) {
+  const ReferenceProblem p = random_problem(parse_rule("comba"), options(48));
+  ReferenceProblem after = p;
+  after.rule = parse_rule("comba erase_state=decayed");
+  for (size_t i = 0; i < p.in.g.size(); ++i) after.in.erase_gate[i] /= std::exp(p.in.g[i]);
+  EXPECT_TRUE(close(p.forward(), after.forward(), kRounding));
+  const ReferenceInputs found = p.backward();
+  ReferenceInputs d = after.backward();
+  for (size_t i = 0; i < p.in.g.size(); ++i) {
+    d.g[i] -= d.erase_gate[i] * after.in.erase_gate[i];
+    d.erase_gate[i] /= std::exp(p.in.g[i]);
+  }
+  EXPECT_TRUE(close(found, d, 1e-11));
+
+  ReferenceProblem gated = p, plain = p;
+  plain.in.read_correction.assign(plain.in.read_correction.size(), 0.0);
+  for (size_t i = 0; i < p.in.g.size(); ++i) plain.in.erase_gate[i] = std::exp(p.in.g[i]) * p.in.beta[i];
+  gated.rule = parse_rule("gated_deltanet");
+  gated.in.erase_gate.clear(), gated.in.read_correction.clear();
+  EXPECT_TRUE(close(plain.forward(), gated.forward(), kRounding));
+}
+
 // DPLR as two tokens of a rule that erases after its decay: the first decays and erases with p / exp(g) along f, the
 // second writes.
 TEST(Reduction, DplrIsTwoTokensOfARuleThatErasesAfterItsDecay) {

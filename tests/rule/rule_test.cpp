@@ -147,6 +147,15 @@ TEST(Rule, TakesWhatItsAxesUse) {
   EXPECT_TRUE(parse_rule("erase_write=own").general_erase());
   EXPECT_FALSE(parse_rule("erase_state=previous").general_erase());  // without a decay both states are one
   EXPECT_TRUE(parse_rule("decay=constant erase_state=previous").general_erase());
+  for (const char* text : {"comba erase_state=previous", "gated_deltanet erase_state=previous",
+                           "decay=scalar gain=nlms erase=scalar erase_state=previous"}) {
+    EXPECT_TRUE(parse_rule(text).can_divide_erase_gate()) << text;
+    EXPECT_FALSE(parse_rule(text).general_erase()) << text;
+  }
+  for (const char* text : {"gated_deltanet", "kda erase_state=previous", "kaczmarz erase_state=previous",
+                           "precond_gated_deltanet erase_state=previous", "comba erase_write=own",
+                           "decay=constant erase=scalar erase_state=previous"})
+    EXPECT_FALSE(parse_rule(text).can_divide_erase_gate()) << text;
   EXPECT_FALSE(parse_rule("feedback=fixed").uses_lambda());
   EXPECT_TRUE(parse_rule("update=additive read=corrected").uses_read_correction());
   EXPECT_FALSE(parse_rule("precond=read precond_form=inverse").uses_precond_center());

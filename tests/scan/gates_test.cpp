@@ -230,14 +230,21 @@ TEST(Gates, AreInThePlanOfCuda) {
 // Two rows a token (scan/cuda/rewrites/dplr_as_two_tokens.h) cannot say what a norm of the key makes of a key over its
 // decay.
 TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
-  SmallCall call("gated_deltanet");
+  SmallCall call("kda");
   call.desc.device = FW_DEVICE_CUDA;
   call.desc.rule.erase_state = FW_ERASE_STATE_PREVIOUS;
   EXPECT_THAT(call.forward(),
-              HasSubstr("rule: expected k_norm=raw on CUDA with erase_state=previous or erase_write=own"));
+              HasSubstr("rule: expected k_norm=raw with erase_state=previous or erase_write=own on CUDA"));
   call.desc.rule.erase_state = FW_ERASE_STATE_DECAYED;
   call.desc.rule.erase_write = FW_ERASE_WRITE_OWN;
   EXPECT_THAT(call.forward(), HasSubstr("run it on the CPU"));
+}
+
+TEST(PrecondForm, TanhIsRefusedOnCuda) {
+  SmallCall call("precond_gated_deltanet");
+  call.desc.rule.precond_form = FW_PRECOND_FORM_TANH;
+  call.desc.device = FW_DEVICE_CUDA;
+  EXPECT_THAT(call.forward(), HasSubstr("rule: expected precond_form=squash on CUDA, got 'decay=scalar"));
 }
 
 // Rows are 32-bit numbers, and a token is two of them.

@@ -128,6 +128,8 @@ std::vector<Rule> composed_rules() {
            // decayed
            // raw keys
            "decay=scalar gain=gate precond=diagonal normaliser=key precond_form=inverse q_norm=l2",
+           // another squashing function
+           "decay=channel update=additive gain=gate precond=read precond_form=tanh q_norm=l2",
            // keys of the decay, erased
            "decay=channel gain=kaczmarz key_source=decay feedback=learned write=channel q_norm=l2",
            "decay=channel erase=channel key_source=decay read=corrected normaliser=one_plus q_norm=l2 k_norm=l2",  //

@@ -748,14 +748,11 @@ def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
     # FLA's kernels erase from the state before this token's decay; its naive_recurrent_comba from the one after it.
     if beta is None:
         beta = torch.ones_like(v[..., 0])
-    rule = _rule("decay=scalar gain=gate", _BOUND, use_qk_l2norm_in_kernel)
+    rule = _rule("decay=scalar gain=gate erase_state=previous", _BOUND, use_qk_l2norm_in_kernel)
     tensors = {"g": g, "beta": beta}
     if p is not None:
         rule += " erase_key=own"
         tensors["erase_key"] = p
-    if not checking():  # S^T p = (exp(g) S)^T (exp(-g) p); below exp(-60) of the state nothing is left to read
-        rule = rule.replace(f"gain_bound={_BOUND}", "gain_bound=2") + " erase=scalar"
-        tensors["erase_gate"] = beta.float() * (-g.float().clamp(min=-60)).exp()
     return _run(rule, q, k, v, **tensors, **call)[:2]
 
 

@@ -160,7 +160,7 @@ void read_comba(const Keys& keys, ModelConfig& c) {
   read_conv(keys, c);
   if (c.v_heads() != c.num_heads)
     keys.fail("num_v_heads", fmt::format("num_heads = {} (FLA itself fails with others)", c.num_heads), c.num_v_heads);
-  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own";
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2 erase_key=own erase_state=previous";
   keys.have_no_effect({"correction_factor"});  // the first value of D
   // FLA's model hands neither to its layer, which does both.
   keys.must_be("use_inner_decay", true);

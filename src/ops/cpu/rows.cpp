@@ -1,4 +1,5 @@
-// Rows that move as they are, and values that are rounded or added one by one.
+// Rows that move as they are, and values that are rounded, added or exponentiated one by one.
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -59,13 +60,25 @@ void add_values(const Exec<T>&, const T* from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
 
+template <class T>
+void exp_values_forward(const Exec<T>&, const T* x, int64_t n, T* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = std::exp(x[i]);
+}
+
+template <class T>
+void exp_values_backward(const Exec<T>&, const T* dy, const T* y, int64_t n, T* dx) {
+  for (int64_t i = 0; i < n; ++i) dx[i] += dy[i] * y[i];
+}
+
 #define FW_INSTANTIATE(T)                                                           \
   template void copy_rows(const Exec<T>&, Mat<const T>, Mat<T>);                    \
   template void add_rows(const Exec<T>&, Mat<const T>, Mat<T>);                     \
   template void subtract_rows(const Exec<T>&, Mat<const T>, Mat<T>);                \
   template void last_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>); \
   template void round_values(const Exec<T>&, const T*, int64_t, Bf16*);             \
-  template void add_values(const Exec<T>&, const T*, int64_t, T*);
+  template void add_values(const Exec<T>&, const T*, int64_t, T*);                  \
+  template void exp_values_forward(const Exec<T>&, const T*, int64_t, T*);          \
+  template void exp_values_backward(const Exec<T>&, const T*, const T*, int64_t, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -37,7 +37,9 @@ template <class T>
 struct Lanes {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
+  static constexpr bool kHasTanh = true;
   static HWY_INLINE V log(V a) { return hn::Log(D(), a); }
+  static HWY_INLINE V tanh(V a) { return hn::Tanh(D(), a); }
   static HWY_INLINE V power(V a) { return hn::Exp(D(), a); }
   static HWY_INLINE V inverse(V a) { return hn::Div(hn::Set(D(), T(1)), a); }
   static HWY_INLINE V quotient(V a, V b) { return hn::Div(a, b); }
@@ -49,7 +51,8 @@ template <class T>
 PrecondMap<typename Lanes<T>::V> map_of_lanes(const PrecondTask<T>& task) {
   const auto map = precond_map(*task.rule, static_cast<T>(std::log(task.rule->precond_x)), task.center);
   const auto all = [](T x) { return hn::Set(hn::ScalableTag<T>(), x); };
-  return {map.squashed, map.previous, all(map.eps), all(map.center), all(map.slope), all(map.shift), all(map.ridge)};
+  return {map.squashed,    map.previous,   map.tanh,       all(map.eps),
+          all(map.center), all(map.slope), all(map.shift), all(map.ridge)};
 }
 
 // dm times the slope of M, which forward left, with respect to A; dcenter is reduced by what reaches the center.
@@ -57,9 +60,13 @@ template <class T, class V>
 HWY_INLINE V through_map(const PrecondMap<V>& map, V a, V m, V dm, V& dcenter) {
   using Math = Lanes<T>;
   if (!map.squashed) return hn::Neg(hn::Mul(dm, hn::Mul(m, m)));
-  const V shifted = hn::Add(a, map.eps),
-          scale = Math::inverse(Math::one_plus_abs(PrecondElements<Math>::argument(map, shifted)));
-  const V dy = hn::Mul(hn::Mul(dm, m), hn::Mul(map.slope, hn::Mul(scale, scale)));
+  const V shifted = hn::Add(a, map.eps), y = PrecondElements<Math>::argument(map, shifted);
+  // The slope of tanh, 4 z / (1 + z)^2 with z = exp(-2 |y|), or of y / (1 + |y|).
+  const V number = hn::Set(hn::ScalableTag<T>(), T(map.tanh ? 4 : 1));
+  const V z = map.tanh ? Math::power(hn::Mul(hn::Set(hn::ScalableTag<T>(), T(-2)), hn::Abs(y))) : hn::Abs(y);
+  const V scale = Math::inverse(Math::one_plus_abs(z));
+  const V of_y = hn::Mul(map.tanh ? hn::Mul(number, z) : number, hn::Mul(scale, scale));
+  const V dy = hn::Mul(hn::Mul(dm, m), hn::Mul(map.slope, of_y));
   dcenter = hn::Sub(dcenter, dy);
   return hn::Div(dy, shifted);
 }

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/require_device.h"
+#include "scan/cuda/rewrites/erase_over_decay.h"
 #include "scan/cuda/rewrites/float16_kernels.h"
 #include "scan/cuda/rewrites/gate_kernels.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
@@ -31,6 +32,9 @@ void make_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTens
 void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) {
   require_device(false);
 }
+
+void divide_erase_gate(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
+void divide_erase_gate_backward(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
 
 void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
 void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }

@@ -38,6 +38,7 @@ Rule draw_rule() {
     // the kernels' own: a call makes other keys before them
     rule.key_source = KeySource::kGiven;
     rule.erase_state = EraseState::kDecayed, rule.erase_write = EraseWrite::kTied;  // a call refuses others
+    if (rule.precond_form == PrecondForm::kTanh) rule.precond_form = PrecondForm::kSquash;
     return rule;
   }
   for (;;) {
@@ -52,7 +53,9 @@ Rule draw_rule() {
       if (one_in(4)) text += fmt::format("{} ", number);
     }
     try {
-      return parse_rule(text);
+      Rule rule = parse_rule(text);
+      if (rule.precond_form == PrecondForm::kTanh) continue;  // a call refuses it
+      return rule;
     } catch (const Error&) {
     }
   }

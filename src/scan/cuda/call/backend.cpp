@@ -6,6 +6,7 @@
 #include "scan/cuda/device_plan.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/dplr_as_two_tokens.h"
+#include "scan/cuda/rewrites/erase_over_decay.h"
 #include "scan/cuda/rewrites/float16.h"
 #include "scan/cuda/rewrites/gate_logits.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
@@ -20,6 +21,11 @@ constexpr int64_t kMostHeads = 65535;  // of a grid's second and third dimension
 // rows are 32-bit numbers, a chunk beyond the end too
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;
 
+const char* lacks(const Rule& rule, int64_t H, int64_t HV) {
+  if (rule.uses_precond() && rule.precond_form == PrecondForm::kTanh) return "precond_form=squash";
+  return cuda::dplr_as_two_tokens_lacks(rule, H, HV);
+}
+
 // What the kernels after the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the
 // front of the workspace.
 Plan with_rows(Plan plan) {
@@ -28,14 +34,17 @@ Plan with_rows(Plan plan) {
   return plan;
 }
 
-// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (dplr_as_two_tokens.h) or
-// keys of the decay, then what the kernels of the scan have. No rule has both (dplr_as_two_tokens_lacks).
+// The workspace: rows of float16 tensors, values of gates that are given as logits, erase gates over decays, then rows
+// (dplr_as_two_tokens.h) or keys of the decay, then what the kernels of the scan have. No rule has two of the latter
+// three: keys of the decay come with a decay a channel (see also dplr_as_two_tokens_lacks).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
       : Call(std::move(plan)),
         tokens_(with_rows(this->plan())),
-        rows_(tokens_),
+        erase_(tokens_),
+        divided_(cuda::with_divided_erase_gate(tokens_)),
+        rows_(divided_),
         device_(make_device_plan()),
         halves_(this->plan(), device_.chunk_form),
         gates_(tokens_, device_.chunk_form, device_.chunks),
@@ -60,14 +69,15 @@ class CudaCall final : public Call {
     const Outputs<float> outputs = halves_.open(results, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
     cuda::CallForms forms{fused(given, nullptr, false)};
-    forms.made_last = gates_.makes_values(given, forms.gates) && keys_ == 0 && rows_.forward_bytes() == 0;
+    forms.made_last = gates_.makes_values(given, forms.gates) && !makes_rows();
     Inputs<float> inputs = gates_.values(given, forms.gates, values, saved_gates(saved));
     forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(saved));
     char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);
-    inputs = rows_.inputs(inputs, space);
+    inputs = rows_.inputs(erase_.inputs(inputs, space), space);
     const Outputs<float> opened = rows_.open(outputs, space);
-    cuda::scan_forward(rows_.plan(), device_, inputs, forms, opened, saved, space + rows_.forward_bytes() + keys_);
+    cuda::scan_forward(rows_.plan(), device_, inputs, forms, opened, saved,
+                       space + erase_.forward_bytes() + rows_.forward_bytes() + keys_);
     rows_.close(opened, outputs);
     halves_.close(outputs, results);
   }
@@ -91,10 +101,12 @@ class CudaCall final : public Call {
     make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
     if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_, bf16_keys_);
-    const Inputs<float> opened = rows_.open(inputs, gradients, space);
-    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), forms, rows_.cotangents(cotangents, space),
-                        opened, saved, space + rows_.backward_bytes() + 2 * keys_);
-    rows_.close(inputs, opened, gradients);
+    const Inputs<float> divided = erase_.inputs(inputs, space), of_divided = erase_.open(gradients, space);
+    const Inputs<float> opened = rows_.open(divided, of_divided, space);
+    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(divided, space), forms, rows_.cotangents(cotangents, space),
+                        opened, saved, space + erase_.backward_bytes() + rows_.backward_bytes() + 2 * keys_);
+    rows_.close(divided, opened, of_divided);
+    erase_.close(inputs, of_divided, gradients);
     if (adds) cuda::add_key_from_decay(tokens_, inputs.g, gradients.k, gradients.g);
     gates_.close(given, forms.gates, of_values, wanted, values);
     halves_.close(wanted, results);
@@ -108,10 +120,11 @@ class CudaCall final : public Call {
                : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
   }
 
+  // Whether other tensors of the workspace are made of the values of gates.
+  bool makes_rows() const { return keys_ > 0 || rows_.forward_bytes() > 0 || erase_.forward_bytes() > 0; }
   // Of the gates that are logits, those whose values the kernels of the scan make themselves: of fused_activations().
-  // Rows and keys are made of values.
   cuda::FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
-    if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
+    if (makes_rows()) return {};
     const cuda::FusedGates gates = gates_.fused(in);
     return cuda::fuses_gates(tokens_, device_, in, gates, grads, made);
   }
@@ -123,10 +136,11 @@ class CudaCall final : public Call {
 
   // Bytes of the workspace before what the kernels of the scan have.
   size_t forward_front() const {
-    return halves_.forward_bytes() + gates_.forward_bytes() + rows_.forward_bytes() + keys_;
+    return halves_.forward_bytes() + gates_.forward_bytes() + erase_.forward_bytes() + rows_.forward_bytes() + keys_;
   }
   size_t backward_front() const {
-    return halves_.backward_bytes() + gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_;
+    return halves_.backward_bytes() + gates_.backward_bytes() + erase_.backward_bytes() + rows_.backward_bytes() +
+           2 * keys_;
   }
 
   void make_keys(Inputs<float>& inputs, void* workspace) const {
@@ -135,7 +149,9 @@ class CudaCall final : public Call {
     cuda::make_key_from_decay(tokens_, inputs.g, inputs.k);
   }
 
-  Plan tokens_;                 // with keys
+  Plan tokens_;  // with keys
+  cuda::EraseOverDecay erase_;
+  Plan divided_;                // with a scalar erase gate
   cuda::DplrAsTwoTokens rows_;  // and what the kernels of the scan are given
   cuda::DevicePlan device_;
   cuda::CallFloat16 halves_;
@@ -167,7 +183,7 @@ const Backend& cuda_backend() {
       cuda::kChunk,
       true,
       true,
-      cuda::dplr_as_two_tokens_lacks,
+      lacks,
       [] { cuda::require_device(true); },
       [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
   return kBackend;

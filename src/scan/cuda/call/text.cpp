@@ -102,7 +102,8 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
-  const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
+  const bool divides = call.rule.can_divide_erase_gate();
+  const bool may_form = !rows && !divides && call.rule.uses_k();  // these are made of values
   const FusedGates fused = may_form ? fused_gates(plan, device, false) : FusedGates{},
                    fused_backward = may_form ? fused_gates(plan, device, true) : FusedGates{};
   if (fused.any() && !device.chunk_form) text += "logits: values made with the token\n";
@@ -113,13 +114,15 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     text += fmt::format("logits of token scalars: {}gradients made in gradients\n",
                         fuses_any(plan, fused, true) ? "values made in prepare, " : "");
   const auto front = [&](bool gates) {
-    return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "dplr -> " : "");
+    return fmt::format("{}{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "",
+                       divides ? "erase_over_decay -> " : "", rows ? "dplr -> " : "");
   };
   const bool behind = stores_gates(plan, fused_backward);
+  const char* const behind_scan = rows ? " -> dplr" : divides ? " -> erase_over_decay" : "";
   text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)),
-                      kernels(plan, device, false, fused.any()), rows ? " -> dplr" : "", back,
+                      kernels(plan, device, false, fused.any()), behind_scan, back,
                       front(makes_gates_again(plan, device, fused_backward)),
-                      kernels(plan, device, true, fused_backward.any()), rows ? " -> dplr" : "",
+                      kernels(plan, device, true, fused_backward.any()), behind_scan,
                       behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: "

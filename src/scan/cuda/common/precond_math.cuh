@@ -11,6 +11,7 @@ namespace fw::cuda {
 // 2^x, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the
 // exact ones.
 struct FastMath {
+  static constexpr bool kHasTanh = false;
   FW_DEVICE static float log(float x) { return log2_fast(x) * 0.6931471805599453f; }
   FW_DEVICE static float power(float x) { return exp2_fast(x); }
   FW_DEVICE static float inverse(float x) { return rcp_fast(x); }

@@ -35,13 +35,15 @@ bool is(size_t i, TokenIndex token) { return i == static_cast<size_t>(token); }
 
 const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV) {
   if (!rule.general_erase()) return nullptr;
-  if (rule.decay == Decay::kConstant) return "a decay that is a tensor, or none";
-  if (!rule.uses_k()) return "key_source=given";
-  if (rule.k_norm != Norm::kRaw) return "k_norm=raw";
-  if (rule.gain != Gain::kOne && rule.gain != Gain::kGate) return "gain=one or gate";
-  if (rule.feedback != Feedback::kNone) return "feedback=none";
-  if (rule.uses_precond()) return "precond=none";
-  if (H != HV) return "as many key heads as value heads";
+  if (rule.decay == Decay::kConstant)
+    return "a decay that is a tensor, or none with erase_state=previous or erase_write=own";
+  if (!rule.uses_k()) return "key_source=given with erase_state=previous or erase_write=own";
+  if (rule.k_norm != Norm::kRaw) return "k_norm=raw with erase_state=previous or erase_write=own";
+  if (rule.gain != Gain::kOne && rule.gain != Gain::kGate)
+    return "gain=one or gate with erase_state=previous or erase_write=own";
+  if (rule.feedback != Feedback::kNone) return "feedback=none with erase_state=previous or erase_write=own";
+  if (rule.uses_precond()) return "precond=none with erase_state=previous or erase_write=own";
+  if (H != HV) return "as many key heads as value heads with erase_state=previous or erase_write=own";
   return nullptr;
 }
 

@@ -1,0 +1,481 @@
+#include "cli/sweep_lm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/device.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/folder_lock.h"
+#include "base/folders.h"
+#include "base/json.h"
+#include "cli/dataset.h"
+#include "cli/effects.h"
+#include "cli/model_option.h"
+#include "cli/outputs.h"
+#include "cli/recipe.h"
+#include "cli/run_config.h"
+#include "cli/say.h"
+#include "cli/signals.h"
+#include "model/cost.h"
+#include "report/metrics.h"
+#include "report/table.h"
+#include "tasks/recipe.h"
+#include "train/checkpoint.h"
+#include "train/evaluate.h"
+#include "train/trainer.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kRunComment = "A run of 'fastweight sweep lm'.";
+
+// A model, learning rate and seed: a run folder, beside it the run file it was begun with.
+struct LmCell {
+  std::string name, folder;
+  double lr = 0;
+  ModelConfig model;
+  TrainConfig train;
+  bool finished() const { return file_exists(folder + "/model/config.json"); }
+};
+
+struct Judged {
+  std::string name;
+  double lr = 0, parameters = 0, state_bytes = 0, state_bytes_token = 0, tokens = 0, tokens_per_second = 0;
+  int64_t seed = 0;
+  struct At {
+    int64_t context = 0;
+    double loss = 0;
+    std::optional<double> bits_per_byte;
+  };
+  std::vector<At> at;
+};
+
+json to_json(const Judged& j) {
+  json contexts = json::array();
+  for (const Judged::At& a : j.at) {
+    contexts.push_back({{"context", a.context},
+                        {"loss", a.loss},
+                        {"perplexity", std::exp(a.loss)},
+                        {"bits_per_byte", a.bits_per_byte ? json(*a.bits_per_byte) : json()}});
+  }
+  return {{"model", j.name},
+          {"lr", j.lr},
+          {"seed", j.seed},
+          {"parameters", j.parameters},
+          {"state_bytes", j.state_bytes},
+          {"state_bytes_token", j.state_bytes_token},
+          {"training_tokens", j.tokens},
+          {"tokens_per_second", j.tokens_per_second},
+          {"contexts", contexts}};
+}
+Judged judged_from_json(const json& one) {
+  Judged j;
+  j.name = one.at("model").get<std::string>();
+  j.lr = one.at("lr").get<double>();
+  j.seed = one.at("seed").get<int64_t>();
+  j.parameters = one.at("parameters").get<double>();
+  j.state_bytes = one.at("state_bytes").get<double>();
+  j.state_bytes_token = one.at("state_bytes_token").get<double>();
+  j.tokens = one.at("training_tokens").get<double>();
+  j.tokens_per_second = one.at("tokens_per_second").get<double>();
+  for (const json& a : one.at("contexts")) {
+    const json& bits = a.at("bits_per_byte");
+    j.at.push_back({a.at("context").get<int64_t>(), a.at("loss").get<double>(),
+                    bits.is_null() ? std::nullopt : std::optional(bits.get<double>())});
+  }
+  return j;
+}
+
+// Mean and, of several, the standard deviation of one (n - 1).
+std::string spread(const std::vector<double>& values, int digits) {
+  double mean = 0, square = 0;
+  for (const double x : values) mean += x / static_cast<double>(values.size());
+  for (const double x : values) square += (x - mean) * (x - mean);
+  if (values.size() < 2) return fmt::format("{:.{}f}", mean, digits);
+  return fmt::format("{:.{}f} ± {:.{}f}", mean, digits, std::sqrt(square / static_cast<double>(values.size() - 1)),
+                     digits);
+}
+
+// A row for each model and learning rate, in the order in which they come.
+Table lm_table(const std::vector<Judged>& all) {
+  Table table;
+  if (all.empty()) return table;
+  const bool one_rate = std::ranges::all_of(all, [&](const Judged& j) { return j.lr == all.front().lr; });
+  const bool bytes = std::ranges::all_of(all, [](const Judged& j) {
+    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
+  });
+  table.column("model", Table::Align::kLeft);
+  if (!one_rate) table.column("lr");
+  for (const char* heading : {"parameters", "state", "seeds"}) table.column(heading);
+  for (const Judged::At& a : all.front().at) {
+    const std::string where = a.context == 0 ? "document" : fmt::format("{}", a.context);
+    table.column(fmt::format("loss at {}", where));
+    table.column(fmt::format("perplexity at {}", where));
+    if (bytes) table.column(fmt::format("bits per byte at {}", where));
+  }
+  table.column("ktok/s");
+  std::vector<const Judged*> done;
+  for (const Judged& first : all) {
+    const auto alike = [&](const Judged& j) { return j.name == first.name && j.lr == first.lr; };
+    if (std::ranges::any_of(done, [&](const Judged* d) { return alike(*d); })) continue;
+    done.push_back(&first);
+    std::vector<const Judged*> runs;
+    for (const Judged& j : all) {
+      if (alike(j)) runs.push_back(&j);
+    }
+    const auto over = [&](const auto& value, int digits) {
+      std::vector<double> values;
+      for (const Judged* run : runs) values.push_back(value(*run));
+      return spread(values, digits);
+    };
+    std::vector<std::string> row{first.name};
+    if (!one_rate) row.push_back(fmt::format("{:g}", first.lr));
+    row.push_back(fmt::format("{:.3f}M", first.parameters / 1e6));
+    const std::string grows =
+        first.state_bytes_token > 0 ? fmt::format("{:.1f} KiB a token", first.state_bytes_token / 1024) : "";
+    const std::string fixed = first.state_bytes > 0 ? fmt::format("{:.1f} KiB", first.state_bytes / 1024) : "";
+    row.push_back(fixed + (!fixed.empty() && !grows.empty() ? " + " : "") + grows);
+    row.push_back(fmt::format("{}", runs.size()));
+    for (size_t i = 0; i < first.at.size(); ++i) {
+      row.push_back(over([&](const Judged& j) { return j.at[i].loss; }, 4));
+      row.push_back(over([&](const Judged& j) { return std::exp(j.at[i].loss); }, 2));
+      if (bytes) row.push_back(over([&](const Judged& j) { return *j.at[i].bits_per_byte; }, 4));
+    }
+    row.push_back(over([](const Judged& j) { return j.tokens_per_second / 1e3; }, 1));
+    table.row(std::move(row));
+  }
+  return table;
+}
+
+double parse_rate(const std::string& text) {
+  double rate = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
+  if (error != std::errc() || end != text.data() + text.size() || !(rate > 0) || !std::isfinite(rate))
+    fail_usage("--lr: expected numbers > 0 with commas between them, got '{}'", text);
+  return rate;
+}
+
+class SweepLm : public Command {
+ public:
+  SweepLm() { model_.vocab_size = 0; }
+  std::string name() const override { return "sweep lm"; }
+  std::string summary() const override {
+    return "language models of several rules and layers on one text, in one table; goes on where it was stopped";
+  }
+  std::string details() const override {
+    return "Every model, learning rate and seed is a run, OUT/runs/NAME-lrX-seedN, as 'fastweight train' makes it; "
+           "NAME.toml "
+           "beside it is its run file. A finished run is not trained again, one that was stopped goes on from its "
+           "checkpoint, and several processes may share one OUT. Each model is judged on the held-out text in windows "
+           "of --contexts tokens that start from nothing. OUT/table.md and results.json are made of what is finished: "
+           "loss, perplexity, bits per byte, parameters, what a sequence's state takes in float32, and the median of "
+           "tokens a second. --parameters makes the models one size by the width of their MLPs.\n\n"
+           "Examples:\n  fastweight sweep lm --small --text my.txt --out small\n"
+           "  fastweight sweep lm --models gated_deltanet,kda,ssd,gated_deltanet2+window,attention --seeds 1,2,3 "
+           "--text "
+           "train.txt --valid valid.txt --parameters 28000000 --device cuda --out lm";
+  }
+  void declare(Options& options) override {
+    options.section("", "Sweep");
+    options.add(
+        "models", "NAME,...", &models_,
+        "models to train: names of 'fastweight rules' or of layers (ssd, mamba, mamba3, rwkv7, mesa, attention, "
+        "...); R+window: layers of R and of a window in turn",
+        ',');
+    options.add("lr", "X,X,...", &rates_, "learning rates at their peak; without --min-lr a tenth of it is the last",
+                ',');
+    options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and of the order of the data", ',');
+    options.add(
+        "contexts", "N,N,...", &contexts_,
+        "tokens of a window when judged; 0: whole documents; without: the training's length and four times that", ',');
+    options.add("parameters", "N", &parameters_,
+                "the MLP of every model is as wide, in steps of 16, as brings its parameters nearest to N");
+    options.add("small", "", &small_,
+                "settings that take two minutes on two cores, where no option says otherwise: models gated_deltanet, "
+                "mamba2 and attention");
+    options.add("out", "FOLDER", &out_, "folder of the runs and the table");
+    declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
+    options.add(key_tables(data_), false);
+    const auto without = [](KeyTables tables, const StringList& names) {
+      std::erase_if(tables.front().keys,
+                    [&](const Key& key) { return std::ranges::find(names, key.name) != names.end(); });
+      return tables;
+    };
+    options.add(without(key_tables(train_), {"out", "lr", "seed", "from", "layout"}), false);
+    options.add(without(key_tables(model_), {"rule", "layers"}), false);
+  }
+  int run(Options& options) override;
+
+ private:
+  void take_small(const Options& options);
+  std::vector<LmCell> cells(const Options& options);
+  std::string run_file(const LmCell& cell);
+  int train(const LmCell& cell);
+  Judged judge(const LmCell& cell) const;
+  void report(const std::vector<LmCell>& cells) const;
+
+  StringList models_{"gated_deltanet", "kaczmarz", "gated_deltanet2", "kda", "qdelta", "mamba2", "attention"};
+  StringList rates_{"2e-3"};
+  IntList seeds_{1}, contexts_;
+  int64_t parameters_ = 0, threads_ = 0;
+  bool small_ = false, check_memory_ = true;
+  std::string out_;
+  DataConfig data_;
+  TrainConfig train_;
+  ModelConfig model_;
+};
+
+void SweepLm::take_small(const Options& options) {
+  const auto take = [&](const char* key, auto& to, const auto& value) {
+    if (!options.given(key)) to = value;
+  };
+  take("models", models_, StringList{"gated_deltanet", "mamba2", "attention"});
+  take("lr", rates_, StringList{"4e-3"});
+  take("steps", train_.steps, 150);
+  take("batch", train_.batch, 8);
+  take("length", train_.length, 128);
+  take("warmup", train_.warmup, 15);
+  take("valid_tokens", train_.valid_tokens, 20000);
+  take("hidden_size", model_.hidden_size, 64);
+  take("num_hidden_layers", model_.num_hidden_layers, 2);
+  take("num_heads", model_.num_heads, 2);
+  take("head_dim", model_.head_dim, 32);
+  if (!options.given("intermediate_size")) take("parameters", parameters_, 120000);
+  if (out_.empty()) out_ = "lm-small";
+}
+
+// Parameters grow by the same number with every unit of the MLP's width.
+int64_t width_for(ModelConfig model, const std::string& name, int64_t parameters) {
+  if (model.mlp == "none") fail_usage("--parameters: expected an MLP, whose width it chooses, got --mlp none");
+  const auto at = [&](int64_t width) {
+    model.intermediate_size = width;
+    validate(model);
+    return cost_of(model, 1).parameters;
+  };
+  const double narrow = at(16), each = at(32) - narrow;
+  const double width = 16 * std::round(1 + (static_cast<double>(parameters) - narrow) / each);
+  if (!(width >= 16))
+    fail_usage("--parameters: {} has {:.0f} at least with these options, more than {}", name, narrow, parameters);
+  return static_cast<int64_t>(width);
+}
+
+std::vector<LmCell> SweepLm::cells(const Options& options) {
+  const auto tokenizer = make_tokenizer(data_.tokenizer);
+  std::vector<LmCell> cells;
+  for (const std::string& name : models_) {
+    ModelConfig model = model_;
+    set_mixers(model, name);
+    if (model.vocab_size == 0) model.vocab_size = tokenizer->vocab_size();
+    validate(model);
+    if (parameters_ > 0) model.intermediate_size = width_for(model, name, parameters_);
+    std::string file = name;
+    std::ranges::replace_if(
+        file,
+        [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.' && c != '+'; },
+        '-');
+    for (const std::string& rate : rates_) {
+      for (const int64_t seed : seeds_) {
+        if (seed < 0) fail_usage("--seeds: expected numbers of at least 0, got {}", seed);
+        LmCell cell{name, {}, parse_rate(rate), model, train_};
+        cell.folder = fmt::format("{}/runs/{}-lr{:g}-seed{}", out_, file, cell.lr, seed);
+        if (std::ranges::any_of(cells, [&](const LmCell& other) { return other.folder == cell.folder; }))
+          fail_usage("--models, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
+        cell.train.out = cell.folder;
+        cell.train.lr = cell.lr;
+        if (!options.given("min_lr")) cell.train.min_lr = cell.lr / 10;
+        cell.train.seed = static_cast<uint64_t>(seed);
+        validate(cell.train);
+        cells.push_back(std::move(cell));
+      }
+    }
+  }
+  return cells;
+}
+
+std::string SweepLm::run_file(const LmCell& cell) {
+  LmCell one = cell;
+  Options table;
+  table.add(key_tables(data_));
+  table.add(key_tables(one.train));
+  table.add(key_tables(one.model));
+  return to_toml(table, kRunComment, unused_tables(one.model));
+}
+
+// As the command `train` does it; its exit code.
+int SweepLm::train(const LmCell& cell) {
+  const std::string file = cell.folder + ".toml", text = run_file(cell);
+  if (!file_exists(file)) write_file_atomic(file, text);
+  if (cell.finished()) return kExitOk;
+  const bool goes_on = !list_checkpoints(cell.folder + "/checkpoints").empty();
+  std::vector<std::string> args =
+      goes_on ? std::vector<std::string>{"--resume", "--out", cell.folder} : std::vector<std::string>{file};
+  if (threads_ > 0) args.insert(args.end(), {"--threads", fmt::format("{}", threads_)});
+  if (!check_memory_) args.emplace_back("--no-check-memory");
+  const std::unique_ptr<Command> command = train_command();
+  Options options;
+  command->declare(options);
+  parse_command_line(options, command->name(), args);
+  return command->run(options);
+}
+
+// Of a finished run: kept in it, so that it is judged once.
+Judged SweepLm::judge(const LmCell& cell) const {
+  const std::string kept = cell.folder + "/judged.json";
+  if (file_exists(kept)) {
+    try {
+      Judged found = judged_from_json(parse_json(read_file(kept), fmt::format("'{}'", kept)));
+      const auto same = [](const Judged::At& a, int64_t context) { return a.context == context; };
+      if (std::ranges::equal(found.at, contexts_, same)) return found;
+    } catch (const json::exception&) {  // judged again
+    }
+  }
+  Judged judged;
+  judged.name = cell.name;
+  judged.lr = cell.lr;
+  judged.seed = static_cast<int64_t>(cell.train.seed);
+  OpenModel open = open_model(cell.folder, "f32", "", cell.train.device);
+  const ModelCost cost = cost_of(open.model.config(), cell.train.length);
+  judged.parameters = cost.parameters;
+  judged.state_bytes = cost.state_bytes;
+  judged.state_bytes_token = cost.state_bytes_token;
+  const std::string held = data_.valid.empty() ? held_out_tokens(cell.folder) : data_.valid;
+  const TemporaryTokens tokens({held}, data_.field, data_.separator, *open.tokenizer);
+  for (const int64_t context : contexts_) {
+    const EvalResult r =
+        evaluate_file(open.model, tokens.file(), *open.tokenizer, context, false, cell.train.valid_tokens);
+    judged.at.push_back({context, r.loss, r.bits_per_byte});
+  }
+  const std::vector<MetricPoint> points = read_metrics(cell.folder + "/metrics.jsonl");
+  std::vector<double> speeds;
+  for (size_t i = points.size() / 2; i < points.size(); ++i) speeds.push_back(points[i].tokens_per_second);
+  std::ranges::sort(speeds);
+  if (!speeds.empty()) judged.tokens_per_second = speeds[speeds.size() / 2];
+  if (!points.empty()) judged.tokens = points.back().tokens.value_or(0);
+  write_file_atomic(kept, to_json(judged).dump(1) + "\n");
+  return judged;
+}
+
+void SweepLm::report(const std::vector<LmCell>& cells) const {
+  json runs = json::array();
+  for (const LmCell& cell : cells) {
+    if (cell.finished()) runs.push_back(to_json(judge(cell)));
+  }
+  if (runs.empty()) return;
+  std::vector<std::string> texts;
+  for (const std::string& text : data_.text) texts.push_back(fs::path(text).filename().string());
+  const json results = {{"sweep", kLanguageModels},
+                        {"text", texts},
+                        {"valid", data_.valid.empty() ? "the last part of the text" : fs::path(data_.valid).filename()},
+                        {"steps", train_.steps},
+                        {"tokens_a_step", train_.batch * train_.length * train_.accumulate},
+                        {"runs", runs}};
+  const PageSection section = lm_section("", results);
+  write_file_atomic(out_ + "/results.json", results.dump(1) + "\n");
+  write_file_atomic(out_ + "/table.md", section.text + "\n\n" + section.table.markdown());
+  say("\n{}\n{}/table.md\n{}/results.json\n", section.table.text(), out_, out_);
+}
+
+int SweepLm::run(Options& options) {
+  const std::atomic<bool>& stop = stop_on_signal();
+  apply_threads(threads_);
+  if (small_) take_small(options);
+  if (models_.empty()) fail_usage("--models: expected at least one, got none");
+  if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
+  if (seeds_.empty()) fail_usage("--seeds: expected at least one, got none");
+  if (out_.empty()) fail_usage("--out: expected a folder for the runs and the table, got none");
+  if (parameters_ < 0) fail_usage("--parameters: expected a number of parameters, got {}", parameters_);
+  if (parameters_ > 0)
+    options.expect_without_effect({"--intermediate-size", "--hidden-ratio"},
+                                  "with --parameters, which chooses the width of the MLP");
+  if (contexts_.empty()) contexts_ = {train_.length, 4 * train_.length};
+  for (const int64_t context : contexts_) {
+    if (context < 0 || context == 1) fail_usage("--contexts: expected 0 or numbers of at least 2, got {}", context);
+  }
+  if (data_.tokenizer.empty()) data_.tokenizer = "bytes";
+  if (data_.valid.empty() && data_.valid_fraction == 0)
+    fail_usage("--valid-fraction: expected a share to judge the models on, or a text with --valid, got 0");
+  device_named(train_.device);  // one that is not there is said before any work
+  validate(data_);
+  make_paths_absolute(data_, train_);
+  const std::vector<LmCell> all = cells(options);
+  std::vector<ModelConfig> models;
+  models.reserve(all.size());
+  for (const LmCell& cell : all) models.push_back(cell.model);
+  expect_options_of_models(options, models);
+  for (const LmCell& cell : all) {
+    const std::string file = cell.folder + ".toml";
+    if (file_exists(file) && read_file(file) != run_file(cell)) {
+      fail_usage("--out: '{}' was begun with other settings than these; give another folder, or the same options",
+                 file);
+    }
+  }
+  if (file_exists(out_)) {
+    for (const char* name : {"results.json", "table.md"})
+      check_output(options, "--out", fmt::format("{}/{}", out_, name));
+  }
+  NewFolders made;
+  made.make(out_ + "/runs");
+  int64_t busy = 0, failed = 0;
+  for (size_t i = 0; i < all.size() && !stop.load(); ++i) {
+    say("{} ({} of {}){}\n", fs::path(all[i].folder).filename().string(), i + 1, all.size(),
+        all[i].finished() ? ": finished" : "");
+    std::fflush(stdout);
+    try {
+      train(all[i]);
+    } catch (const FolderLocked& locked) {
+      say("  left to another process: {}\n", locked.what());
+      ++busy;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kNumeric) throw;
+      say("  {}\n", error.what());
+      ++failed;
+    }
+  }
+  if (stop.load()) {
+    say("interrupted; the same command goes on\n");
+    return stopped_exit_code();
+  }
+  report(all);
+  if (busy > 0)
+    say("{} runs are being done by other processes; the same command makes the table when they are\n", busy);
+  if (failed > 0) say("{} runs did not train\n", failed);
+  return failed > 0 ? kExitFailed : kExitOk;
+}
+
+}  // namespace
+
+bool is_lm_results(const json& results) {
+  return results.is_object() && results.value("sweep", std::string()) == kLanguageModels;
+}
+
+PageSection lm_section(const std::string& title, const json& results) {
+  PageSection section;
+  section.title = title;
+  try {
+    std::vector<Judged> all;
+    for (const json& one : results.at("runs")) all.push_back(judged_from_json(one));
+    section.table = lm_table(all);
+    section.text = fmt::format(
+        "Language models trained on {} ({} steps of {} tokens), judged on {} in windows that start from nothing. Mean "
+        "and standard deviation over seeds.",
+        fmt::join(results.at("text").get<StringList>(), ", "), results.at("steps").get<int64_t>(),
+        results.at("tokens_a_step").get<int64_t>(), results.at("valid").get<std::string>());
+  } catch (const json::exception& error) {
+    fail_usage("results.json: not what 'fastweight sweep lm' writes: {}", error.what());
+  }
+  return section;
+}
+
+std::unique_ptr<Command> sweep_lm_command() { return std::make_unique<SweepLm>(); }
+
+}  // namespace fw::cli
