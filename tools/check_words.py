@@ -52,10 +52,6 @@ KINDS = (".cpp", ".cu", ".cuh", ".h", ".def", ".c", ".md", ".cmake", ".py")
 ALLOWED = {("multiprocessor", "src/cli/"), ("multiprocessor", "tests/cli/"), ("multiprocessor", "docs/json.md"), ("multiprocessor", "python/")}
 # Folders whose names are still old; take each away with its last word.
 LATER = {
-    "const Given": ("tests/cuda/",),
-    "Given": ("src/scan/cuda/", "tests/cuda/"),
-    "met": ("src/ops/cuda/", "tests/cuda/"),
-    "dmet": ("src/ops/cuda/", "tests/cuda/"),
     "comput": ("src/scan/cuda/", "tests/cuda/", "tests/abi/"),
 }
 ALLOWED |= {(word, place) for word, places in LATER.items() for place in places}

@@ -65,7 +65,7 @@ void time_lo(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tensor
   report("feature_map_backward", 3 * u, [&] { exec.feature_map_backward(FeatureMap::kElu, mat(dy), mat(x), mat(y)); });
   report("product_forward", 3 * u, [&] { exec.product_forward(mat(x), mat(z), mat(y)); });
   report("product_backward", 5 * u, [&] { exec.product_backward(mat(dy), mat(x), mat(z), mat(y), mat(w)); });
-  report("rotary", 2 * u, [&] { exec.rotary(mat(x), kHead, kHead, 10000.0, pass, Turn::kForth); });
+  report("rotary", 2 * u, [&] { exec.rotary(mat(x), kHead, kHead, 10000.0, pass, Rotation::kForward); });
   report("head_scale_forward", 2 * u, [&] { exec.head_scale_forward(mat(x), p, kHead, mat(y)); });
   report("head_scale_backward", 4 * u, [&] { exec.head_scale_backward(mat(dy), mat(x), p, kHead, mat(y), s); });
   report("head_constant_backward", u, [&] { exec.head_constant_backward(mat(dy), kHead, s); });

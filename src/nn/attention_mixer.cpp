@@ -95,7 +95,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.exec.attention_step(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o);
   } else {
     c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
-    if (shape.turns()) pass.exec.rotary(c.qk, D, shape.rotated, shape.theta, pass.layout, Turn::kForth);
+    if (shape.turns()) pass.exec.rotary(c.qk, D, shape.rotated, shape.theta, pass.layout, Rotation::kForward);
     pass.exec.attention_forward(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o, c.lse);
     if (state) {
       pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));

@@ -66,8 +66,9 @@ void QueryKey<T>::forward(const Pass<T>& pass, Mat<T>& q, Mat<T>& k, Context& c)
   q = map_forward(pass, q, q_first_, c.q);
   k = map_forward(pass, k, k_first_, c.k);
   if (spec_.rope_theta == 0) return;
-  pass.exec.rotary(q, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kForth);
-  if (k.data != nullptr) pass.exec.rotary(k, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kForth);
+  pass.exec.rotary(q, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Rotation::kForward);
+  if (k.data != nullptr)
+    pass.exec.rotary(k, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Rotation::kForward);
 }
 
 template <class T>
@@ -80,9 +81,9 @@ template <class T>
 void QueryKey<T>::backward(const Pass<T>& pass, const Context& c, Mat<T> dq, Mat<T> dk, Mat<T> dq_in,
                            Mat<T> dk_in) const {
   if (spec_.rope_theta != 0) {
-    pass.exec.rotary(dq, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
+    pass.exec.rotary(dq, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Rotation::kBackward);
     if (dk.data != nullptr)
-      pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
+      pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Rotation::kBackward);
   }
   map_backward(pass, c.q, q_first_, dq, dq_in);
   map_backward(pass, c.k, k_first_, dk, dk_in);

@@ -26,7 +26,7 @@ enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct, kTanh, kSquaredRelu
 // A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
 enum class PositionFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
 
-enum class Turn { kForth, kBack };
+enum class Rotation { kForward, kBackward };
 
 // How the element [n, d] of a selective scan's state forgets and what is written to it, made of a channel's step and
 // the key k:

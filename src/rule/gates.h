@@ -17,7 +17,6 @@ enum class GateActivation {
   kLowerBound = FW_GIVEN_LOWER_BOUND,
   kLogSigmoid = FW_GIVEN_LOGSIGMOID
 };
-using Given = GateActivation;  // for scan/cuda
 
 // Whether a log-decay with this activation has an a_log.
 constexpr bool has_rate(GateActivation activation) {

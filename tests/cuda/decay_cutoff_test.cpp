@@ -74,7 +74,7 @@ TEST(Fades, LogitsTellAsTheirValuesDo) {
       options.K = options.V = 64;
       options.initial_state = true;
       options.seed = 72;
-      options.gates = logits_of(parse_rule(rule), Given::kSoftplus);
+      options.gates = logits_of(parse_rule(rule), GateActivation::kSoftplus);
       Problem problem = random_problem(parse_rule(rule), options);
       for (double& x : problem.in.beta) x = -5;
       for (double& x : problem.in.initial_state) x *= 0x1p40;

@@ -61,7 +61,7 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
       options.K = seed % 3 == 0 ? 20 : 64;
       options.V = seed % 3 == 1 ? 24 : 64;
       options.seed = seed;
-      if (seed % 4 == 1 && !general) options.gates = logits_of(named.rule, Given::kSoftplus);
+      if (seed % 4 == 1 && !general) options.gates = logits_of(named.rule, GateActivation::kSoftplus);
       const Problem problem = of_float16_numbers(random_problem(named.rule, options));
       SCOPED_TRACE(fmt::format("seed {}: {} {}", seed, named.name, describe(problem)));
       HeaderRun run = float16_run(form);

@@ -85,18 +85,18 @@ ProblemOptions shapes_of(uint64_t seed) {
 TEST(DeviceGates, FormedInThePlacesOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
-    for (const Given given : kDecayActivations) {
+    for (const GateActivation given : kDecayActivations) {
       for (const bool strong : {false, true}) {
         const Rule rule = preset(name).rule;
         ProblemOptions options = shapes_of(++seed);
         options.gates = logits_of(rule, given);
         const bool gates = rule.uses_write_gate(), overlap_values = gates && options.K == 64;
-        if (overlap_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = Given::kValue;
+        if (overlap_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = GateActivation::kValue;
         options.rate_per_channel = seed % 2 == 0;
         Problem problem = random_problem(rule, options);
         if (strong) {  // a lower bound's are at most that; others reach -100
           for (size_t i = 0; i < problem.in.g.size(); i += 7)
-            problem.in.g[i] = given == Given::kLogSigmoid ? -1600 : 60;
+            problem.in.g[i] = given == GateActivation::kLogSigmoid ? -1600 : 60;
         }
         problem = of_bf16_numbers(std::move(problem));
         SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
@@ -125,9 +125,9 @@ TEST(DeviceGates, NumbersFormedByKernels) {
   uint64_t seed = 1400;
   for (const char* name : {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba erase_state=decayed",
                            "mamba2", "deltanet", "kda"}) {
-    for (const Given given : kDecayActivations) {
+    for (const GateActivation given : kDecayActivations) {
       const Rule rule = parse_rule(name);
-      if (given != Given::kSoftplus && !rule.uses_g()) continue;
+      if (given != GateActivation::kSoftplus && !rule.uses_g()) continue;
       ProblemOptions options = shapes_of(++seed);
       options.gates = logits_of(rule, given);
       Problem problem = random_problem(rule, options);
@@ -136,7 +136,7 @@ TEST(DeviceGates, NumbersFormedByKernels) {
       }
       problem = of_bf16_numbers(std::move(problem));
       SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
-      const bool fused = given != Given::kLowerBound || rule.decay == Decay::kChannel;
+      const bool fused = given != GateActivation::kLowerBound || rule.decay == Decay::kChannel;
       const std::string text = text_of_call(problem, 2, 70);
       const bool direct = rule == preset("mamba2").rule;
       EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, fused) << text;
@@ -168,7 +168,7 @@ TEST(DeviceGates, ParametersOfManyTokens) {
     options.H = options.HV = 2;
     options.K = 40;
     options.V = 8;
-    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
     options.seed = 5;
     const Problem problem = random_problem(preset(name).rule, options);
     const HeaderRun run = device_run(FW_FORM_TOKEN);

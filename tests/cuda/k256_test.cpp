@@ -224,7 +224,7 @@ TEST(K256Keys, OffsetsOnTheDeviceFloat16AndLogits) {
     run.float16 = true;
     expect_k256(of_bf16_numbers(random_problem(parse_rule(rule), options)), run);
     run.float16 = false;
-    options.gates = logits_of(parse_rule(rule), Given::kSoftplus);
+    options.gates = logits_of(parse_rule(rule), GateActivation::kSoftplus);
     const Problem problem = of_bf16_numbers(random_problem(parse_rule(rule), options));
     EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
     const ReferenceInputs got = header_backward(problem, run), expected = problem.backward();

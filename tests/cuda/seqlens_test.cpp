@@ -35,7 +35,7 @@ TEST(DeviceSeqlens, GiveTheBitsOfOffsetsOfTheHost) {
       options.K = seed % 3 == 0 ? 40 : 64;
       options.V = seed % 3 == 1 ? 24 : 64;
       options.seed = seed;
-      if (seed % 2 == 0) options.gates = logits_of(named.rule, Given::kSoftplus);
+      if (seed % 2 == 0) options.gates = logits_of(named.rule, GateActivation::kSoftplus);
       const Problem problem = of_bf16_numbers(random_problem(named.rule, options));
       SCOPED_TRACE(fmt::format("seed {}: {} {}", seed, named.name, describe(problem)));
       HeaderRun run = device_run(form);

@@ -57,7 +57,7 @@ TEST(Small, GatesAsLogits) {
       options.V = 40;
       options.H = 1;
       options.HV = form == FW_FORM_CHUNK ? 2 : 1;
-      options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+      options.gates = logits_of(preset(name).rule, GateActivation::kSoftplus);
       options.seed = seed;
       const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
       HeaderRun run = device_run(form);
@@ -109,7 +109,7 @@ TEST(Small, FormedGatesAndKeysInHalves) {
     options.H = 1;
     options.HV = rule.uses_erase_gate() ? 1 : 2;
     options.gates_per_value_head = true;
-    if (rule.is_delta()) options.gates = logits_of(rule, Given::kSoftplus);
+    if (rule.is_delta()) options.gates = logits_of(rule, GateActivation::kSoftplus);
     options.seed = ++seed;
     Problem problem = random_problem(rule, options);
     for (size_t i = 0; i < problem.in.g.size() && rule.is_delta(); i += 31) problem.in.g[i] = 60;

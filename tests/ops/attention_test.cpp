@@ -252,21 +252,21 @@ TEST(Attention, TurnsItsHeads) {
   for (const int64_t rotated : {8, 4}) {
     AttentionShape turned = p.shape();
     turned.theta = 100, turned.rotated = rotated;
-    const auto turn = [&](Mat<double> x, Turn way, const PassLayout& where) {
+    const auto turn = [&](Mat<double> x, Rotation way, const PassLayout& where) {
       ops.rotary(host_exec<double>(), x, p.dim, rotated, turned.theta, where, way);
     };
     std::vector<double> x = values, d_o = d_values, o(tokens * wide), lse(tokens * p.heads), want(x.size()),
                         side(x.size()), apart_q(tokens * wide), apart_k(tokens * narrow);
     const Mat<double> q = part(x, 0, wide), k = part(x, wide, narrow), v = part(x, wide + narrow, narrow),
                       out(o.data(), tokens, wide), sums(lse.data(), tokens, p.heads), slopes(d_o.data(), tokens, wide);
-    turn(part(x, 0, wide + narrow), Turn::kForth, pass);
+    turn(part(x, 0, wide + narrow), Rotation::kForward, pass);
     ops.attention_forward(host_exec<double>(), q, k, v, p.shape(), pass, {}, {}, out, sums);
     const auto backward = [&](const AttentionShape& shape, Mat<double> dq, Mat<double> dk, Mat<double> dv) {
       ops.attention_backward(host_exec<double>(), slopes, q, k, v, shape, pass, {}, {}, out, sums, dq, dk, dv);
     };
     backward(p.shape(), part(want, 0, wide), part(want, wide, narrow), part(want, wide + narrow, narrow));
     const std::vector<double> unrotated = want;
-    turn(part(want, 0, wide + narrow), Turn::kBack, pass);
+    turn(part(want, 0, wide + narrow), Rotation::kBackward, pass);
     ASSERT_NE(want, unrotated);
     backward(turned, part(side, 0, wide), part(side, wide, narrow), part(side, wide + narrow, narrow));
     EXPECT_EQ(side, want);
@@ -286,7 +286,7 @@ TEST(Attention, TurnsItsHeads) {
       std::vector<double> token = values, rings[2];
       for (auto& ring : rings) ring = random_values(random = Random(6), tokens * p.window * narrow);
       std::vector<double> result(tokens * wide);
-      if (!inside) turn(part(token, 0, wide + narrow), Turn::kForth, step);
+      if (!inside) turn(part(token, 0, wide + narrow), Rotation::kForward, step);
       ops.attention_step(host_exec<double>(), part(token, 0, wide), part(token, wide, narrow),
                          part(token, wide + narrow, narrow), inside ? turned : p.shape(), step,
                          {rings[0].data(), nullptr, 1, p.window, narrow},
@@ -378,17 +378,17 @@ TEST(Rotary, OfAPartOfTheChannels) {
   const std::vector<int64_t> before = {3, 0};
   std::vector<double> part = x, small;
   host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()),
-                            Turn::kForth);
+                            Rotation::kForward);
   for (int64_t i = 0; i < 12; ++i) small.insert(small.end(), x.begin() + i * 8, x.begin() + i * 8 + 4);
   host_ops<double>().rotary(host_exec<double>(), {small.data(), 6, 8}, 4, 4, 100.0, PassLayout(layout, before.data()),
-                            Turn::kForth);
+                            Rotation::kForward);
   for (int64_t i = 0; i < 12; ++i) {
     for (int64_t c = 0; c < 8; ++c)
       EXPECT_EQ(part[i * 8 + c], c < 4 ? small[i * 4 + c] : x[i * 8 + c]) << i << " " << c;
   }
   EXPECT_NE(part, x);
   host_ops<double>().rotary(host_exec<double>(), {part.data(), 6, 16}, 8, 4, 100.0, PassLayout(layout, before.data()),
-                            Turn::kBack);
+                            Rotation::kBackward);
   expect_close(part, x, 1e-14, "back");
 }
 

@@ -604,7 +604,7 @@ TEST_P(DeviceList, Rotary) {
     int64_t heads, dim, rotated, pad;
   } shapes[] = {{2, 128, 128, 0}, {3, 32, 16, 8}, {2, 6, 4, 1}, {1, 64, 2, 0}};
   for (const auto& s : shapes) {
-    for (const Turn turn : {Turn::kForth, Turn::kBack}) {
+    for (const Rotation turn : {Rotation::kForward, Rotation::kBackward}) {
       compare(GetParam(), [&](auto& run) {
         const SeqLayout sequences({0, 3, 3, 70});
         const Pass pass(run.on.device, sequences, {1000000, 0, 77});

@@ -234,7 +234,7 @@ int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, co
 
 template <class T>
 void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout,
-                  Turn turn) {
+                  Rotation turn) {
   fw::rotary_heads(q, k, [&](Mat<T> x) { cpu::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
 }
 
@@ -318,7 +318,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       }
     }
   });
-  if (shape.turns()) rotary_heads(exec, dq, dk, shape, layout, Turn::kBack);
+  if (shape.turns()) rotary_heads(exec, dq, dk, shape, layout, Rotation::kBackward);
 }
 
 template <class T>
@@ -336,7 +336,7 @@ template <class T>
 void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape,
                     const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
   const ArenaMark mark(exec.arena);
-  if (shape.turns()) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
+  if (shape.turns()) rotary_heads(exec, q, k, shape, layout, Rotation::kForward);
   attention_forward<T>(exec, q, k, v, shape, layout, past_k, past_v, o,
                        Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
   store_rows<T>(exec, k, layout, past_k);

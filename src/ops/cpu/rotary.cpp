@@ -11,7 +11,8 @@ namespace fw {
 namespace cpu {
 
 template <class T>
-void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn turn) {
+void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout,
+            Rotation turn) {
   const int64_t half = rotated / 2;
   LocalScratch scratch;
   double* frequency = scratch.alloc<double>(half);
@@ -27,7 +28,7 @@ void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta
       for (int64_t c = 0; c < half; ++c) {
         const double angle = static_cast<double>(position[t]) * frequency[c];
         cosine[c] = static_cast<T>(std::cos(angle));
-        sine[c] = static_cast<T>(turn == Turn::kForth ? std::sin(angle) : -std::sin(angle));
+        sine[c] = static_cast<T>(turn == Rotation::kForward ? std::sin(angle) : -std::sin(angle));
       }
       for (T* head = x.row(t); head < x.row(t) + x.cols; head += dim) {
         for (int64_t c = 0; c < half; ++c) {
@@ -40,8 +41,8 @@ void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta
   });
 }
 
-template void rotary(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Turn);
-template void rotary(const Exec<double>&, Mat<double>, int64_t, int64_t, double, const PassLayout&, Turn);
+template void rotary(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Rotation);
+template void rotary(const Exec<double>&, Mat<double>, int64_t, int64_t, double, const PassLayout&, Rotation);
 
 }  // namespace cpu
 }  // namespace fw

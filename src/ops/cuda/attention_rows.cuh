@@ -107,7 +107,7 @@ FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* wei
 // Rotary position embedding of what no kernel of attention turns itself: queries and keys, or their gradients.
 template <class T>
 void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout,
-                  Turn rotation) {
+                  Rotation rotation) {
   fw::rotary_heads(q, k,
                    [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, rotation); });
 }

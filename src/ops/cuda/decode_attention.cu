@@ -178,7 +178,7 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128),
              inside = tiles && rotates_whole_heads(shape);
   if (inside) of.theta = shape.theta;
-  if (shape.turns() && !inside) rotary_heads(exec, q, k, shape, layout, Turn::kForth);
+  if (shape.turns() && !inside) rotary_heads(exec, q, k, shape, layout, Rotation::kForward);
   if constexpr (std::is_same_v<T, Bf16>) {
     if (tiles) decode_tiles(of, q.rows, stream);
   }

@@ -1,10 +1,10 @@
 // The turns of a Mamba-3 layer on the device (ops/cpu/mamba3_rotary.cpp has the formulas). The angles of a head are
 // sums over tokens of its dt times tanh(angle). Chunks of kRotaryChunk tokens are summed first, in double. A scan over
-// a sequence's chunks leaves the turns before each (the marks). Whoever wants a token's begins at its chunk's mark.
-// Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head over the
-// tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys, angles) is
-// summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second scan, less
-// what the chunk has before the token, so that its two halves need not meet:
+// a sequence's chunks leaves the turns before each (the checkpoints). Whoever wants a token's begins at its chunk's
+// mark. Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head
+// over the tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys,
+// angles) is summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second
+// scan, less what the chunk has before the token, so that its two halves need not meet:
 //   dTheta_t = I_chunk - E_t        E_t = sum of dtheta over the chunk's tokens before t
 // A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that
 // are not turned.
@@ -36,7 +36,7 @@ struct AngleArgs {
   int heads, angles;
   bool own;        // angles of every head
   float* tanhs;    // [T, columns of angle]
-  double* totals;  // [marks, H NA], or null: not wanted
+  double* totals;  // [checkpoints, H NA], or null: not wanted
 };
 
 // A block has a chunk: tanh of its angles, once for heads that share them, and the sums of a head's turns.
@@ -72,16 +72,16 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const AngleArgs<T> a) 
 
 // ---- scans over chunks -----------------------------------------------------------------------------------------------------------------------------------
 
-// Columns [marks, cols] of sums of chunks. Lanes have columns, warps runs of a sequence's chunks.
+// Columns [checkpoints, cols] of sums of chunks. Lanes have columns, warps runs of a sequence's chunks.
 struct ScanForward {  // turns before every chunk
   const double* totals;
-  float *start, *marks;  // [sequences, 2, cols] or null; [marks, 2, cols]
+  float *start, *checkpoints;  // [sequences, 2, cols] or null; [checkpoints, 2, cols]
 };
 struct ScanBackward {     // what a chunk and those after it sum to
-  const float* totals;    // [parts, marks, cols]
-  float *behind, *start;  // [marks, cols]; [sequences, cols] or null
+  const float* totals;    // [parts, checkpoints, cols]
+  float *behind, *start;  // [checkpoints, cols]; [sequences, cols] or null
   int parts;
-  int64_t marks;
+  int64_t checkpoints;
 };
 
 FW_DEVICE double value_of(const ScanForward& a, int64_t mark, int64_t cols, int64_t c) {
@@ -89,7 +89,8 @@ FW_DEVICE double value_of(const ScanForward& a, int64_t mark, int64_t cols, int6
 }
 FW_DEVICE double value_of(const ScanBackward& a, int64_t mark, int64_t cols, int64_t c) {
   double sum = 0;
-  for (int part = 0; part < a.parts; ++part) sum += static_cast<double>(a.totals[(part * a.marks + mark) * cols + c]);
+  for (int part = 0; part < a.parts; ++part)
+    sum += static_cast<double>(a.totals[(part * a.checkpoints + mark) * cols + c]);
   return sum;
 }
 FW_DEVICE double before_all(const ScanForward& a, int64_t n, int64_t cols, int64_t c) {
@@ -105,7 +106,7 @@ FW_DEVICE void store_two(float* to, int64_t cols, double rotations) {
 }
 // before, after: what the chunks in front (of a backward scan: after) sum to without the chunk, and with it.
 FW_DEVICE void store(const ScanForward& a, int64_t mark, int64_t cols, int64_t c, double before, double /*after*/) {
-  store_two(a.marks + 2 * mark * cols + c, cols, before);
+  store_two(a.checkpoints + 2 * mark * cols + c, cols, before);
 }
 FW_DEVICE void store(const ScanBackward& a, int64_t mark, int64_t cols, int64_t c, double /*before*/, double after) {
   a.behind[mark * cols + c] = static_cast<float>(after);
@@ -244,11 +245,11 @@ struct RowArgs {
   PairShape shape;
   RotaryOffsets places;
   Mat<const T> q, k, dt;
-  const float *q_bias, *k_bias, *tanhs, *marks;
+  const float *q_bias, *k_bias, *tanhs, *checkpoints;
 
   FW_DEVICE double turns_before(int64_t mark, int head, int pair) const {
     const int64_t all = int64_t{shape.heads} * shape.angles;
-    const float* at = marks + 2 * mark * all + int64_t{head} * shape.angles + pair;
+    const float* at = checkpoints + 2 * mark * all + int64_t{head} * shape.angles + pair;
     return static_cast<double>(at[0]) + static_cast<double>(at[all]);
   }
   FW_DEVICE int tanh_columns() const { return shape.own ? shape.heads * shape.angles : shape.angles; }
@@ -271,7 +272,7 @@ FW_DEVICE float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + 
 template <class T>
 struct ForwardArgs {
   Mat<T> q_rows, k_rows;
-  Mat<float> met;  // with kOneRow
+  Mat<float> qk_self;  // with kOneRow
 };
 
 // kOneRow: R = 1, and a head in one tile of threads: the product of its rows is made here. Threads without channels of
@@ -361,20 +362,20 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
       if (h >= s.heads) continue;
       float sum = 0;
       for (int w = 0; w < of_head; ++w) sum += products[t * warps + i % in_block * of_head + w];
-      to.met.data[(chunk.begin + t) * to.met.stride + h] = sum;
+      to.qk_self.data[(chunk.begin + t) * to.qk_self.stride + h] = sum;
     }
   }
 }
 
 // Products of a token's own rows where there are several, a warp a token and head.
 template <class T>
-__global__ void __launch_bounds__(kThreads) met_kernel(const RowArgs<T> a, Mat<float> met) {
+__global__ void __launch_bounds__(kThreads) qk_self_kernel(const RowArgs<T> a, Mat<float> qk_self) {
   follow();
   const PairShape& s = a.shape;
   const int lane = static_cast<int>(lane_index());
   const int64_t item = int64_t{block_index_x()} * (kThreads / 32) + warp_index(), t = item / s.heads;
   const int head = static_cast<int>(item % s.heads);
-  if (t >= met.rows) return;
+  if (t >= qk_self.rows) return;
   for (int i = 0; i < s.rank; ++i) {
     for (int j = 0; j < s.rank; ++j) {
       const T *q = a.q.data + t * a.q.stride + a.column(head, i), *k = a.k.data + t * a.k.stride + a.column(head, j);
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(kThreads) met_kernel(const RowArgs<T> a, Mat<f
       for (int n = lane; n < s.state; n += 32)
         sum += (number(q[n]) + a.bias(a.q_bias, head, i)[n]) * (number(k[n]) + a.bias(a.k_bias, head, j)[n]);
       sum = warp_sum(sum);
-      if (lane == 0) met.data[t * met.stride + (head * s.rank + i) * s.rank + j] = sum;
+      if (lane == 0) qk_self.data[t * qk_self.stride + (head * s.rank + i) * s.rank + j] = sum;
     }
   }
 }
@@ -392,13 +393,13 @@ __global__ void __launch_bounds__(kThreads) met_kernel(const RowArgs<T> a, Mat<f
 template <class T>
 struct BackwardArgs {
   Mat<const T> dq_rows, dk_rows;
-  Mat<const float> dmet;
+  Mat<const float> dqk_self;
   Mat<T> dq, dk;
   float *of_q_bias, *of_k_bias;  // [blocks of chunks, H R N]
-  float* totals;                 // [R tiles, marks, H NA]
+  float* totals;                 // [R tiles, checkpoints, H NA]
   float* of_dt;                  // [R warps, T, H]
   float* of_angle;               // [G R, T, NA], or with angles of every head [R, T, H NA]
-  int64_t tokens, marks;
+  int64_t tokens, checkpoints;
 };
 
 // A block has the heads of a group, a row of a token, and some chunks side by side. As above no branch stands between
@@ -416,7 +417,7 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
   const int pair = static_cast<int>(block_index_z()) * s.lanes + lane_of_head, heads = s.heads / s.groups,
             all = s.heads * s.angles;
   const int64_t mark = int64_t{block_index_x()} * chunks + place_of_chunk;
-  RotaryOffsets::Chunk chunk = mark < g.marks ? a.places.chunk(mark) : RotaryOffsets::Chunk{};
+  RotaryOffsets::Chunk chunk = mark < g.checkpoints ? a.places.chunk(mark) : RotaryOffsets::Chunk{};
   if (chunk.count <= 0) chunk = {};
   const bool active = pair < s.pairs && chunk.count > 0, rotated = active && pair < s.angles;
   const Channels channels(s, min(pair, s.pairs - 1));
@@ -424,7 +425,7 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
   const int tanh_stride = a.tanh_columns(), dt_stride = static_cast<int>(a.dt.stride),
             q_stride = static_cast<int>(a.q.stride), k_stride = static_cast<int>(a.k.stride),
             dq_step = rank * static_cast<int>(g.dq_rows.stride), dk_step = rank * static_cast<int>(g.dk_rows.stride),
-            dmet_stride = static_cast<int>(g.dmet.stride);
+            dqk_self_stride = static_cast<int>(g.dqk_self.stride);
   const T *const q_token = a.q.data + chunk.begin * a.q.stride, *const k_token = a.k.data + chunk.begin * a.k.stride;
   float2 of_q[kSpan] = {}, of_k[kSpan] = {};
   float of_angle[kSpan] = {};
@@ -434,9 +435,9 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
     const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels),
                  k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
     double rotations = rotated ? a.turns_before(mark, head, pair) : 0.0;
-    const float *const tanhs = a.tanh_at(chunk.begin, head, pair), *const dmets = g.dmet.data +
-                                                                                  chunk.begin * g.dmet.stride +
-                                                                                  head * rank * rank;
+    const float *const tanhs = a.tanh_at(chunk.begin, head, pair), *const dqk_selfs = g.dqk_self.data +
+                                                                                      chunk.begin * g.dqk_self.stride +
+                                                                                      head * rank * rank;
     const T *const dts = a.dt.data + chunk.begin * a.dt.stride + head, *const q_at = q_token + a.column(head, row),
                    *const k_at = k_token + a.column(head, row);
     const T* const dq_at = g.dq_rows.data + (chunk.begin * rank + row) * g.dq_rows.stride + head * s.state;
@@ -445,14 +446,14 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
       FW_UNROLL for (int from = 0; from < kSpan; from += kAhead) {
         const auto place = [&](int i) { return max(0, min(from + i, chunk.count - 1)); };
         typename Pair::Raw raw_dq[kAhead], raw_dk[kAhead], raw_q[kAhead], raw_k[kAhead];
-        [[maybe_unused]] float tanh_here[kAhead], dt[kAhead], dmet[kAhead];  // by kTurns and kOneRow
+        [[maybe_unused]] float tanh_here[kAhead], dt[kAhead], dqk_self[kAhead];  // by kTurns and kOneRow
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           raw_dq[i] = Pair::load(dq_at + place(i) * dq_step, channels);
           raw_dk[i] = Pair::load(dk_at + place(i) * dk_step, channels);
           raw_q[i] = Pair::load(q_at + place(i) * q_stride, channels);
           raw_k[i] = Pair::load(k_at + place(i) * k_stride, channels);
           if constexpr (kTurns) tanh_here[i] = tanhs[place(i) * tanh_stride], dt[i] = number(dts[place(i) * dt_stride]);
-          if constexpr (kOneRow) dmet[i] = dmets[place(i) * dmet_stride];
+          if constexpr (kOneRow) dqk_self[i] = dqk_selfs[place(i) * dqk_self_stride];
         }
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           const int t = from + i;
@@ -478,10 +479,10 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
             before += kept * (bq.y * q.x - bq.x * q.y + bk.y * k.x - bk.x * k.y);
           }
           if constexpr (kOneRow) {
-            bq = make_float2(bq.x + dmet[i] * k.x, bq.y + dmet[i] * k.y);
-            bk = make_float2(bk.x + dmet[i] * q.x, bk.y + dmet[i] * q.y);
+            bq = make_float2(bq.x + dqk_self[i] * k.x, bq.y + dqk_self[i] * k.y);
+            bk = make_float2(bk.x + dqk_self[i] * q.x, bk.y + dqk_self[i] * q.y);
           } else {
-            const float* const weights = dmets + place(i) * dmet_stride;
+            const float* const weights = dqk_selfs + place(i) * dqk_self_stride;
             for (int j = 0; j < rank; ++j) {
               const T *const other_k = k_token + place(i) * k_stride + a.column(head, j), *const other_q =
                                                                                               q_token +
@@ -504,7 +505,7 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
     };
     if (warp_of_pair < angle_warps) {
       pass.template operator()<true>();
-      if (rotated) g.totals[(row * g.marks + mark) * all + head * s.angles + pair] = before;
+      if (rotated) g.totals[(row * g.checkpoints + mark) * all + head * s.angles + pair] = before;
       const float sum = sums_by_halving(of_dt);  // of token lane / 2
       const int t = static_cast<int>(lane_index()) / 2;
       if (lane_index() % 2 == 0 && t < chunk.count)
@@ -576,13 +577,13 @@ __global__ void __launch_bounds__(kThreads) angle_gradients_kernel(const RowArgs
 }
 
 template <class T>
-void make_angles(const Mamba3Shape& shape, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout, int64_t marks,
-                 float* tanhs, double* totals, void* stream) {
+void make_angles(const Mamba3Shape& shape, Mat<const T> angle, Mat<const T> dt, const PassLayout& layout,
+                 int64_t checkpoints, float* tanhs, double* totals, void* stream) {
   const bool own = angle.cols > shape.angles;
   const AngleArgs<T> args{
       angle, dt,    RotaryOffsets(layout), static_cast<int>(shape.heads), static_cast<int>(shape.angles), own,
       tanhs, totals};
-  launch_following(dt.rows, angles_kernel<T>, Dim3{static_cast<unsigned>(marks)}, kThreads,
+  launch_following(dt.rows, angles_kernel<T>, Dim3{static_cast<unsigned>(checkpoints)}, kThreads,
                    own ? 0 : sizeof(double) * kSpan * static_cast<size_t>(shape.angles), stream, args);
 }
 
@@ -593,19 +594,19 @@ namespace ops {
 template <class T>
 void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k,
                            const Wide<T>* q_bias, const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt,
-                           const PassLayout& layout, Wide<T>* start, Wide<T>* marks, Mat<T> q_rows, Mat<T> k_rows,
-                           Mat<Wide<T>> met) {
+                           const PassLayout& layout, Wide<T>* start, Wide<T>* checkpoints, Mat<T> q_rows, Mat<T> k_rows,
+                           Mat<Wide<T>> qk_self) {
   if (dt.rows == 0) return;
   void* const stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
   const int64_t count = rotary_checkpoints(dt.rows, layout.host.count()), all = shape.heads * shape.angles;
-  const RotaryScratch scratch(exec.arena, shape, dt.rows, angle.cols, layout.host.count(), marks != nullptr);
-  float* const before = marks != nullptr ? marks : scratch.marks;
+  const RotaryScratch scratch(exec.arena, shape, dt.rows, angle.cols, layout.host.count(), checkpoints != nullptr);
+  float* const before = checkpoints != nullptr ? checkpoints : scratch.checkpoints;
   make_angles(shape, angle, dt, layout, count, scratch.tanhs, scratch.totals, stream);
   scan_chunks<false>(ScanForward{scratch.totals, start, before}, layout, all, dt.rows, stream);
   const PairShape pairs(shape, angle.cols > shape.angles);
   const RowArgs<T> args{pairs, RotaryOffsets(layout), q, k, dt, q_bias, k_bias, scratch.tanhs, before};
-  const ForwardArgs<T> to{q_rows, k_rows, met};
+  const ForwardArgs<T> to{q_rows, k_rows, qk_self};
   const bool one = shape.rank == 1 && pairs.tiles == 1,
              adjacent = adjacent_pairs<const T>(shape, {q, k, q_rows, k_rows});
   const int in_block = pairs.at_once();
@@ -621,14 +622,15 @@ void mamba3_rotary_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<co
     return;
   }
   adjacent ? run.template operator()<true, false>() : run.template operator()<false, false>();
-  launch_following(dt.rows, met_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads / 32))},
-                   kThreads, 0, stream, args, met);
+  launch_following(dt.rows, qk_self_kernel<T>,
+                   Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads / 32))}, kThreads, 0, stream,
+                   args, qk_self);
 }
 
 template <class T>
 void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> dq_rows, Mat<const T> dk_rows,
-                            Mat<const Wide<T>> dmet, Mat<const T> q, Mat<const T> k, const Wide<T>* q_bias,
-                            const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* marks,
+                            Mat<const Wide<T>> dqk_self, Mat<const T> q, Mat<const T> k, const Wide<T>* q_bias,
+                            const Wide<T>* k_bias, Mat<const T> angle, Mat<const T> dt, const Wide<T>* checkpoints,
                             const PassLayout& layout, Mat<T> dq, Mat<T> dk, Mat<T> dangle, Mat<T> d_dt,
                             Wide<T>* dq_bias, Wide<T>* dk_bias, Wide<T>* dstart) {
   const int64_t sequences = layout.host.count(), count = rotary_checkpoints(dt.rows, sequences),
@@ -644,10 +646,10 @@ void mamba3_rotary_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
   const PairShape pairs(shape, angle.cols > shape.angles);
   const int chunks = pairs.at_once();
   const int64_t blocks = parts_of(count, chunks), biases = shape.heads * shape.rank * shape.state;
-  const RowArgs<T> args{pairs, RotaryOffsets(layout), q, k, dt, q_bias, k_bias, scratch.tanhs, marks};
+  const RowArgs<T> args{pairs, RotaryOffsets(layout), q, k, dt, q_bias, k_bias, scratch.tanhs, checkpoints};
   const BackwardArgs<T> back{
-      dq_rows,       dk_rows,          dmet,    dq,   dk, scratch.of_q_bias, scratch.of_k_bias, scratch.totals,
-      scratch.of_dt, scratch.of_angle, dt.rows, count};
+      dq_rows,        dk_rows,       dqk_self,         dq,      dk,   scratch.of_q_bias, scratch.of_k_bias,
+      scratch.totals, scratch.of_dt, scratch.of_angle, dt.rows, count};
   const bool one = shape.rank == 1, adjacent = adjacent_pairs<const T>(shape, {q, k, dq_rows, dk_rows, dq, dk});
   const Dim3 grid{static_cast<unsigned>(blocks), static_cast<unsigned>(shape.groups * shape.rank),
                   static_cast<unsigned>(pairs.tiles)};

@@ -20,7 +20,7 @@ struct RotaryOffsets {
   FW_DEVICE int64_t first_mark(int64_t n) const { return offsets[n] / kRotaryChunk + n; }
   FW_DEVICE int64_t chunks(int64_t n) const { return (offsets[n + 1] - offsets[n] + kRotaryChunk - 1) / kRotaryChunk; }
   FW_DEVICE Chunk chunk(int64_t mark) const {
-    int64_t low = 0, high = count;  // the last sequence whose marks begin at or before this one
+    int64_t low = 0, high = count;  // the last sequence whose checkpoints begin at or before this one
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
       (first_mark(middle) <= mark ? low : high) = middle;

@@ -209,18 +209,18 @@ template <class T>
 struct DiagArgs {
   int heads, dim, rank;
   int64_t tokens;
-  Place2d<const float> met, now, ahead;
+  Place2d<const float> qk_self, now, ahead;
   Mat<const T> v, d_o;
   const float* skip;
   Mat<T> o, dv;
-  Place2d<float> dmet, dnow, dahead;
+  Place2d<float> dqk_self, dnow, dahead;
   float* of_skip;  // [T, H]
 
   // What met_ij is multiplied with, and the weight of row j in row i.
   FW_DEVICE float factor(int64_t t, int h, int i, int j) const { return j <= i ? -ahead.get(t, h) : now.get(t, h); }
   FW_DEVICE int place(int h, int i, int j) const { return (h * rank + i) * rank + j; }
   FW_DEVICE float weight(int64_t t, int h, int i, int j) const {
-    return factor(t, h, i, j) * met.get(t, place(h, i, j)) + (i == j && skip != nullptr ? skip[h] : 0.0f);
+    return factor(t, h, i, j) * qk_self.get(t, place(h, i, j)) + (i == j && skip != nullptr ? skip[h] : 0.0f);
   }
 };
 
@@ -314,10 +314,10 @@ __global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs
         }
         sum = lanes_sum(sum, lanes);
         if (!there) continue;
-        const float product = a.met.get(t, a.place(h, i, j));
+        const float product = a.qk_self.get(t, a.place(h, i, j));
         (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * sum;
         if (i == j) of_skip += sum;
-        if (lane == 0) a.dmet.set(t, a.place(h, i, j), a.factor(t, h, i, j) * sum);
+        if (lane == 0) a.dqk_self.set(t, a.place(h, i, j), a.factor(t, h, i, j) * sum);
       }
     }
     if (!there) continue;
@@ -360,12 +360,12 @@ struct Sum : Plain {
 };
 
 template <class T>
-DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> met, Mat<const T> v, Mat<const float> now,
+DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> qk_self, Mat<const T> v, Mat<const float> now,
                       Mat<const float> ahead, const float* skip) {
   DiagArgs<T> a{};
   a.heads = static_cast<int>(shape.heads), a.dim = static_cast<int>(shape.head_dim),
   a.rank = static_cast<int>(shape.rank), a.tokens = now.rows;
-  a.met = Place2d(met), a.now = Place2d(now), a.ahead = Place2d(ahead), a.v = v, a.skip = skip;
+  a.qk_self = Place2d(qk_self), a.now = Place2d(now), a.ahead = Place2d(ahead), a.v = v, a.skip = skip;
   return a;
 }
 
@@ -439,10 +439,10 @@ void mamba3_carry_backward(const Exec<T>& exec, const Mamba3Shape& shape, const 
 }
 
 template <class T>
-void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> met, Mat<const T> v,
+void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> qk_self, Mat<const T> v,
                          Mat<const Wide<T>> now, Mat<const Wide<T>> ahead, const Wide<T>* skip, Mat<T> o) {
   constexpr int kN = kPacket<T>;
-  DiagArgs<T> a = diag_args(shape, met, v, now, ahead, skip);
+  DiagArgs<T> a = diag_args(shape, qk_self, v, now, ahead, skip);
   a.o = o;
   const auto run = [&]<int N, bool kOneRow>() {
     const Cut cut(a.tokens, o.cols / N, 8);
@@ -459,16 +459,16 @@ void mamba3_diag_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<cons
 }
 
 template <class T>
-void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> met,
+void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const Wide<T>> qk_self,
                           Mat<const T> v, Mat<const Wide<T>> now, Mat<const Wide<T>> ahead, const Wide<T>* skip,
-                          Mat<T> dv, Mat<Wide<T>> dmet, Mat<Wide<T>> dnow, Mat<Wide<T>> dahead, Wide<T>* dskip) {
+                          Mat<T> dv, Mat<Wide<T>> dqk_self, Mat<Wide<T>> dnow, Mat<Wide<T>> dahead, Wide<T>* dskip) {
   constexpr int kN = kPacket<T>;
   const int64_t heads = now.rows * shape.heads;
   if (heads == 0) return;
   void* const stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
-  DiagArgs<T> a = diag_args(shape, met, v, now, ahead, skip);
-  a.d_o = d_o, a.dv = dv, a.dmet = Place2d(dmet), a.dnow = Place2d(dnow), a.dahead = Place2d(dahead);
+  DiagArgs<T> a = diag_args(shape, qk_self, v, now, ahead, skip);
+  a.d_o = d_o, a.dv = dv, a.dqk_self = Place2d(dqk_self), a.dnow = Place2d(dnow), a.dahead = Place2d(dahead);
   a.of_skip = skip != nullptr ? near_sums(exec.arena, now.rows, shape.heads) : nullptr;
   const auto run = [&]<int N, bool kOneRow>(int lanes) {
     const int64_t of_block = int64_t{kThreads / lanes} * (kOneRow ? 4 : 1);

@@ -334,7 +334,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
              kRowThreads, 2 * rows, stream, a);
     });
   }
-  if (shape.turns() && !inside) rotary_heads(exec, dq, dk, shape, layout, Turn::kBack);
+  if (shape.turns() && !inside) rotary_heads(exec, dq, dk, shape, layout, Rotation::kBackward);
   exec.arena.rewind(mark);
 }
 

@@ -63,7 +63,7 @@ namespace ops {
 
 template <class T>
 void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout,
-            Turn rotation) {
+            Rotation rotation) {
   if (x.rows == 0 || rotated == 0) return;
   const int half = static_cast<int>(rotated / 2), tokens = x.rows <= kOverlappedRows ? 1 : kTokens;
   const RotaryArgs<T> args{x.data,
@@ -74,7 +74,7 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
                            half,
                            tokens,
                            rotary_log2_step(theta, rotated),
-                           rotation == Turn::kForth ? 1.0F : -1.0F,
+                           rotation == Rotation::kForward ? 1.0F : -1.0F,
                            PassPlaces(layout)};
   const Dim3 grid{static_cast<unsigned>((x.rows + tokens - 1) / tokens)};
   const size_t shared = sizeof(float2) * static_cast<size_t>(tokens * half);
@@ -85,8 +85,8 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
   }
 }
 
-template void rotary<float>(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Turn);
-template void rotary<Bf16>(const Exec<Bf16>&, Mat<Bf16>, int64_t, int64_t, double, const PassLayout&, Turn);
+template void rotary<float>(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Rotation);
+template void rotary<Bf16>(const Exec<Bf16>&, Mat<Bf16>, int64_t, int64_t, double, const PassLayout&, Rotation);
 
 }  // namespace ops
 }  // namespace fw::cuda

@@ -138,17 +138,18 @@ struct SelectiveScratch {
   }
 };
 
-// Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [marks, H NA], and the turns before
-// them where the caller wants no marks.
+// Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [checkpoints, H NA], and the turns
+// before them where the caller wants no checkpoints.
 struct RotaryScratch {
   float* tanhs;
   double* totals;
-  float* marks;
+  float* checkpoints;
   RotaryScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences,
-                bool has_marks)
+                bool has_checkpoints)
       : tanhs(arena.alloc<float>(tokens * columns)),
         totals(arena.alloc<double>(rotary_checkpoints(tokens, sequences) * shape.heads * shape.angles)),
-        marks(has_marks ? nullptr
+        checkpoints(has_checkpoints
+                        ? nullptr
                         : arena.alloc<float>(rotary_checkpoints(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
 };
 // Gradients of the skip, [T, H], and of a factor [H, R, P].
@@ -165,13 +166,13 @@ struct RotaryBackwardScratch {
     return 256 / std::min<int64_t>(256, parts_of(parts_of(state, 2), 32) * 32);
   }
   RotaryBackwardScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences) {
-    const int64_t marks = rotary_checkpoints(tokens, sequences), all = shape.heads * shape.angles,
-                  blocks = parts_of(marks, chunks_at_once(shape.state));
+    const int64_t checkpoints = rotary_checkpoints(tokens, sequences), all = shape.heads * shape.angles,
+                  blocks = parts_of(checkpoints, chunks_at_once(shape.state));
     tanhs = arena.alloc<float>(tokens * columns);
     of_q_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
     of_k_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
-    totals = arena.alloc<float>(shape.rank * marks * all);
-    behind = arena.alloc<float>(marks * all);
+    totals = arena.alloc<float>(shape.rank * checkpoints * all);
+    behind = arena.alloc<float>(checkpoints * all);
     of_dt = arena.alloc<float>(shape.rank * parts_of(shape.angles, 32) * tokens * shape.heads);
     of_angle = arena.alloc<float>(shape.rank * (columns > shape.angles ? 1 : shape.groups) * tokens * columns);
   }

@@ -95,8 +95,9 @@ struct FusedGates {
     float *g = nullptr, *erase_gate = nullptr, *write_gate = nullptr, *beta = nullptr, *lambda = nullptr;
   } numbers;
   FW_HOST_DEVICE bool any() const {
-    return g.given != Given::kValue || erase_gate.given != Given::kValue || write_gate.given != Given::kValue ||
-           beta.given != Given::kValue || lambda.given != Given::kValue;
+    return g.given != GateActivation::kValue || erase_gate.given != GateActivation::kValue ||
+           write_gate.given != GateActivation::kValue || beta.given != GateActivation::kValue ||
+           lambda.given != GateActivation::kValue;
   }
 };
 

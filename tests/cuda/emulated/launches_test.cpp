@@ -248,7 +248,7 @@ TEST(Launches, ArePlannedForWideKeys) {
 // Gates given as logits: kernels of the scan make their values, or kernels in front of it do.
 TEST(Launches, ArePlannedForGatesAsLogits) {
   for (const Preset& preset : presets()) {
-    for (const Given decay : kDecayActivations) {
+    for (const GateActivation decay : kDecayActivations) {
       const uint64_t seed = rule_seed(preset.rule, 304 + static_cast<uint64_t>(decay));
       const fw_form form = seed % 3 == 2 ? FW_FORM_TOKEN : FW_FORM_CHUNK;
       if (form == FW_FORM_TOKEN ? preset.rule.general_erase() : lacks(preset.rule)) continue;

@@ -34,8 +34,10 @@ DecayCutoffArg decay_cutoff_arg(const Plan& plan, const DevicePlan& device, cons
   if (!device.uses_decay_cutoff) return {};
   if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.fused};
   // Of logits forward's kernels have left the values.
-  return {
-      problem.fused.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.fused.numbers.g, 1, false), 1, {}};
+  return {problem.fused.g.given == GateActivation::kValue ? problem.in.g
+                                                          : per_head(plan, problem.fused.numbers.g, 1, false),
+          1,
+          {}};
 }
 
 CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const SequenceArg& whole) {

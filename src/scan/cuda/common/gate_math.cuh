@@ -61,11 +61,13 @@ FW_DEVICE GateScalars<kN> gate_scalars(const HeadArg& a_log, const HeadArg& dt_b
 struct DecayLaw {
   float slope, at_0, size;
   FW_DEVICE DecayLaw(const GateLaw<float>& law, float bias, float rate) {
-    slope = kLog2E * (law.given == Given::kLowerBound   ? rate
-                      : law.given == Given::kLogSigmoid ? -1.0f
-                                                        : 1.0f),
+    slope = kLog2E * (law.given == GateActivation::kLowerBound   ? rate
+                      : law.given == GateActivation::kLogSigmoid ? -1.0f
+                                                                 : 1.0f),
     at_0 = slope * bias;
-    size = law.given == Given::kLowerBound ? law.factor : law.given == Given::kLogSigmoid ? -law.factor : -rate;
+    size = law.given == GateActivation::kLowerBound   ? law.factor
+           : law.given == GateActivation::kLogSigmoid ? -law.factor
+                                                      : -rate;
   }
 };
 inline constexpr float kLn2 = 0.693147181f;
@@ -94,7 +96,7 @@ FW_DEVICE float2 decay_slopes(const DecayLaw& law, float x) {
 // body(whether the law is of sigmoids, as a constant).
 template <class Body>
 FW_DEVICE void with_decay_law(const GateLaw<float>& law, Body&& body) {
-  law.given == Given::kLowerBound ? body(std::true_type()) : body(std::false_type());
+  law.given == GateActivation::kLowerBound ? body(std::true_type()) : body(std::false_type());
 }
 // Two neighbours' log-decays.
 template <bool kSigmoid>

@@ -108,14 +108,14 @@ template <class Body>
 FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
   const auto of = [&](auto given) { body(GateLaw<float>{decltype(given)::value, law.factor}); };
   switch (law.given) {
-    case Given::kSigmoid:
-      return of(std::integral_constant<Given, Given::kSigmoid>());
-    case Given::kSoftplus:
-      return of(std::integral_constant<Given, Given::kSoftplus>());
-    case Given::kLowerBound:
-      return of(std::integral_constant<Given, Given::kLowerBound>());
-    case Given::kLogSigmoid:
-      return of(std::integral_constant<Given, Given::kLogSigmoid>());
+    case GateActivation::kSigmoid:
+      return of(std::integral_constant<Given, GateActivation::kSigmoid>());
+    case GateActivation::kSoftplus:
+      return of(std::integral_constant<Given, GateActivation::kSoftplus>());
+    case GateActivation::kLowerBound:
+      return of(std::integral_constant<Given, GateActivation::kLowerBound>());
+    case GateActivation::kLogSigmoid:
+      return of(std::integral_constant<Given, GateActivation::kLogSigmoid>());
     default:
       return;
   }

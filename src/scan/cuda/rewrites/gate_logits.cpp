@@ -92,7 +92,7 @@ FusedGates scalar_activations(const Plan& plan) {
     const TokenSpec token = token_specs(plan.rule)[spec.token];
     if (!spec.logits() || !token.used || !token.one()) continue;
     GateLaw<float>* const law = law_in(fused, spec);
-    if (law == nullptr || spec.given == Given::kLowerBound) return {};
+    if (law == nullptr || spec.given == GateActivation::kLowerBound) return {};
     *law = gate_law<float>(spec);
   }
   return fused;
@@ -111,7 +111,7 @@ FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
 
 bool is_fused(const FusedGates& fused, const GateSpec& gate) {
   const GateLaw<float>* law = law_in(fused, gate);
-  return law != nullptr && law->given != Given::kValue;
+  return law != nullptr && law->given != GateActivation::kValue;
 }
 
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {

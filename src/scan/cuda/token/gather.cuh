@@ -211,7 +211,7 @@ FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<f
 template <int kN>
 FW_DEVICE GateScalars<kN> token_gate_scalars(const Problem& x, int hv, int lane) {
   GateScalars<kN> own = {};
-  if (x.fused.g.given == Given::kValue) return own;
+  if (x.fused.g.given == GateActivation::kValue) return own;
   const bool channels = x.rule.decay == Decay::kChannel;
   const int first = channels ? lane * kN : 0, head = x.in.g.divisor == 1 ? hv : hv / x.in.g.divisor;
 #pragma unroll
@@ -234,7 +234,7 @@ FW_DEVICE float exact_decay(bool sigmoid, const DecayLaw& law, float x) {
 }
 // A gate's value where it is a logit.
 FW_DEVICE float fused_value(const GateLaw<float>& law, float x) {
-  return law.given == Given::kValue ? x : exact_gate(law.factor, x);
+  return law.given == GateActivation::kValue ? x : exact_gate(law.factor, x);
 }
 
 // kFused: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own:
@@ -255,8 +255,8 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
     in.g[0] = s.g;
   }
   const FusedGates& fused = x.fused;
-  if (kFused && fused.g.given != Given::kValue) {
-    const bool sigmoid = fused.g.given == Given::kLowerBound;
+  if (kFused && fused.g.given != GateActivation::kValue) {
+    const bool sigmoid = fused.g.given == GateActivation::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       if (j == 0 || rule.decay == Decay::kChannel)

@@ -473,7 +473,7 @@ FW_DEVICE void store_scalar(const Problem& x, const ChunkCoord& place, int row, 
 FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& place, int row, bool leaves, PlainGates& s) {
   if (row < 0 || row >= place.span.rows) return;
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
-    if (law.given == Given::kValue) return;
+    if (law.given == GateActivation::kValue) return;
     y = fused_scalar(law, y);
     if (leaves) store_scalar(x, place, row, all, y);
   };
@@ -517,7 +517,7 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place,
                                       float q2, float k2) {
   const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
-    if (law.given == Given::kValue || row >= place.span.rows) return;
+    if (law.given == GateActivation::kValue || row >= place.span.rows) return;
     y = fused_scalar(law, y);
     store_scalar(x, place, row, all, y);
   };

@@ -13,7 +13,7 @@ namespace fw::cuda {
 
 // Of a gate, whose law is a sigmoid.
 FW_DEVICE float fused_scalar(const GateLaw<float>& law, float x) {
-  return law.given == Given::kValue ? x : law.factor * sigmoid_of<GateMath>(x);
+  return law.given == GateActivation::kValue ? x : law.factor * sigmoid_of<GateMath>(x);
 }
 
 // The law of a head's log-decays, a softplus or a log-sigmoid: value -size softplus(slope (x + bias)).
@@ -22,7 +22,7 @@ struct DecayScalar {
 };
 FW_DEVICE DecayScalar decay_scalar(const FusedGates& fused, int head) {
   const GateScalars<1> own = gate_scalars<1>(fused.a_log, fused.dt_bias, head, 0);
-  const bool log_sigmoid = fused.g.given == Given::kLogSigmoid;
+  const bool log_sigmoid = fused.g.given == GateActivation::kLogSigmoid;
   return {log_sigmoid ? fused.g.factor : own.rate[0], log_sigmoid ? -1.0f : 1.0f, own.bias[0]};
 }
 FW_DEVICE float fused_decay(const DecayScalar& law, float x) {
@@ -32,7 +32,7 @@ FW_DEVICE float fused_decay(const DecayScalar& law, float x) {
 // ---- Slopes, of values
 
 FW_DEVICE float scalar_slope(const GateLaw<float>& law, float value) {
-  return law.given == Given::kValue ? 1.0f : value * (1.0f - value * rcp_fast(law.factor));
+  return law.given == GateActivation::kValue ? 1.0f : value * (1.0f - value * rcp_fast(law.factor));
 }
 // 1 - exp(-x) for x >= 0, without the digits that the difference loses of a small x.
 FW_DEVICE float one_less_exp(float x) {

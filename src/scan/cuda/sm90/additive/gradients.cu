@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         if (lane + delta < 32) sum += after;
       }
       float d[2] = {sum + all_tail, sum - one + all_tail};
-      if (x.fused.g.given != Given::kValue) {
+      if (x.fused.g.given != GateActivation::kValue) {
         float values[2] = {0, 0};
         FW_UNROLL
         for (int e = 0; e < 2; ++e) {
@@ -514,7 +514,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     }
     if (dbeta.data != nullptr && thread >= 128 && thread - 128 < kChunk && thread - 128 < count) {
       float d = rows.dz[0][thread - 128] + rows.dz[1][thread - 128];
-      if (x.fused.beta.given != Given::kValue)
+      if (x.fused.beta.given != GateActivation::kValue)
         d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
       store_element(dbeta, thread - 128, 0, d);
     }

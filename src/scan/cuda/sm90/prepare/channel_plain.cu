@@ -145,7 +145,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, ch
   constexpr int kN = kTileK / 32;
   const FusedGates& fused = x.fused;
   const int channel = static_cast<int>(lane_index()) * kN, rows = place.span.rows - warp * kWarpRows;
-  if (fused.g.given == Given::kValue || channel >= x.K) return;
+  if (fused.g.given == GateActivation::kValue || channel >= x.K) return;
   const uint32_t start = lane_offset<kN>(0);
   const GateScalars<kN> numbers = gate_scalars<kN>(fused.a_log, fused.dt_bias, place.hv, channel);
   with_decay_law(fused.g, [&](auto sigmoid) {

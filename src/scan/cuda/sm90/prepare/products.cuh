@@ -344,7 +344,7 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
       const int i = first + n * threads, row = (i >> 3) & 63;
       if (i >= atoms) break;
       const float f = z_v(row);
-      if (law.given != Given::kValue) c[n] = fused_gates(law.factor, c[n]);
+      if (law.given != GateActivation::kValue) c[n] = fused_gates(law.factor, c[n]);
       uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z),
                                  mul_bf16x2(v[n].w, c[n].w));
       if (f != 1.0f) {

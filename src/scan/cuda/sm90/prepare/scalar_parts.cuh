@@ -39,7 +39,7 @@ FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& p
     }
   }
   if constexpr (kForms) {
-    if (x.fused.g.given != Given::kValue) steps.law = decay_scalar(x.fused, place.hv);
+    if (x.fused.g.given != GateActivation::kValue) steps.law = decay_scalar(x.fused, place.hv);
   }
   return steps;
 }
@@ -55,7 +55,7 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const Sc
     for (int i = 0; i < 2; ++i) {
       g[i] = bits_float(steps.bits[i] << shift);
       if constexpr (kForms) {
-        if (x.fused.g.given != Given::kValue && 2 * lane + i < place.span.rows) {
+        if (x.fused.g.given != GateActivation::kValue && 2 * lane + i < place.span.rows) {
           g[i] = fused_decay(steps.law, g[i]);
           store_scalar(x, place, 2 * lane + i, x.fused.numbers.g, g[i]);
         }

@@ -23,7 +23,7 @@ struct CutoffActivations {
   GateScalars<4> own;
   FW_DEVICE CutoffActivations(const DecayCutoffArg& uses_decay_cutoff, int head) {
     const int channel = 4 * static_cast<int>(lane_index());
-    if (uses_decay_cutoff.fused.g.given != Given::kValue && channel < uses_decay_cutoff.channels)
+    if (uses_decay_cutoff.fused.g.given != GateActivation::kValue && channel < uses_decay_cutoff.channels)
       own = gate_scalars<4>(uses_decay_cutoff.fused.a_log, uses_decay_cutoff.fused.dt_bias, head, channel);
   }
   // Logits to values, rounded as prepare() rounds them.
@@ -56,7 +56,7 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
     float x[4];
     const bool there = first + r < length && 4 * lane < K;
     if (there) load_channels(g, first + r, 4 * lane, K, x);
-    if (there && uses_decay_cutoff.fused.g.given != Given::kValue) laws.form(uses_decay_cutoff, x);
+    if (there && uses_decay_cutoff.fused.g.given != GateActivation::kValue) laws.form(uses_decay_cutoff, x);
     most[r] = there ? x[0] : bits_float(0xff800000u);
     FW_UNROLL
     for (int j = 1; j < 4; ++j) {

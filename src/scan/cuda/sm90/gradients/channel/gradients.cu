@@ -25,7 +25,7 @@ void launch_kernel(const GradientArgs& args, GradientKernel kernel, int64_t chun
 }  // namespace
 
 void gradients_channel(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
-  if (args.problem.fused.g.given != Given::kValue) return gradients_fused(args, kernel, key, chunks, stream);
+  if (args.problem.fused.g.given != GateActivation::kValue) return gradients_fused(args, kernel, key, chunks, stream);
   if (args.problem.rule.is_delta()) {
     key == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
                : launch_kernel<64, true>(args, kernel, chunks, stream);

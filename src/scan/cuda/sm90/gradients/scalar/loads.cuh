@@ -241,7 +241,7 @@ template <class Shape>
 FW_DEVICE float2 fused_decays_of_tile(const ScalarChunk<Shape>& c, int work_tile) {
   const Problem& x = c.args.problem;
   float2 g = make_float2(0, 0);
-  if (Shape::kPrecond || Shape::kHalf || x.fused.g.given == Given::kValue) return g;
+  if (Shape::kPrecond || Shape::kHalf || x.fused.g.given == GateActivation::kValue) return g;
   const Rows from = c.rows_at(x.in.g, work_tile);
   if (2 * c.lane < c.rows(work_tile)) g.x = load_element(from, 2 * c.lane, 0);
   if (2 * c.lane + 1 < c.rows(work_tile)) g.y = load_element(from, 2 * c.lane + 1, 0);
@@ -257,7 +257,7 @@ FW_DEVICE void store_decay_gradient_of_tile(const ScalarChunk<Shape>& c, int wor
       c, work_tile, *reinterpret_cast<const float2*>(c.work_tile_floats(Shape::kDG, work_tile) + 2 * c.lane), tail);
   if constexpr (!Shape::kPrecond && !Shape::kHalf) {
     const FusedGates& fused = c.args.problem.fused;
-    if (fused.g.given != Given::kValue) {
+    if (fused.g.given != GateActivation::kValue) {
       const int rows = c.rows(work_tile);
       const float of_rows[2] = {values.x, values.y};
       float d[2] = {2 * c.lane < rows ? dg.x : 0.0f, 2 * c.lane + 1 < rows ? dg.y : 0.0f};
