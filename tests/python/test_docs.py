@@ -22,6 +22,7 @@ from fastweight import _library
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include/fastweight/fastweight.h"
 MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.ops",
+           "fastweight.torch.ops._delta", "fastweight.torch.ops._linear", "fastweight.torch.ops._comba", "fastweight.torch.ops._precond",
            "fastweight.torch.pools", "fastweight.fla", "fastweight.hf", "fastweight.vllm", "fastweight.sglang")
 NEEDS = {"fastweight.fla": "fla", "fastweight.hf": "transformers"}
 ALONE = """import doctest, importlib, sys
