@@ -33,7 +33,7 @@ import torch
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _checks, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
@@ -50,7 +50,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name):
-    if name in ("ops", "pools"):  # on first use, since they import this module
+    if name in ("nn", "ops", "pools"):  # on first use, since they import this module
         return importlib.import_module(f"fastweight.torch.{name}")
     raise AttributeError(f"module 'fastweight.torch' has no attribute '{name}'")
 
