@@ -338,8 +338,10 @@ fw_status fw_short_conv_query(const fw_short_conv* conv, fw_sizes* sizes) {
 
 fw_status fw_short_conv_forward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors, void* workspace,
                                 size_t workspace_bytes) {
-  return fw::guarded(
-      [&] { fw::forward(fw::make_conv_plan(conv), fw::complete(tensors, "tensors"), workspace, workspace_bytes); });
+  return fw::guarded([&] {
+    const fw::ConvPlan plan = fw::make_conv_plan(conv);
+    fw::forward(plan, fw::complete(tensors, "tensors"), workspace, workspace_bytes);
+  });
 }
 
 fw_status fw_short_conv_backward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors,
