@@ -6,11 +6,11 @@
  * Shapes. B: batch; T: tokens; N: sequences; H: key heads; HV: value heads; K, V: key and value dimension.
  * HV is a multiple of H. Value head h reads key head h / (HV / H).
  *
- * ABI. fw_desc, fw_rule, fw_inputs, fw_outputs and fw_sizes begin with their size in bytes. The fw_*_init functions set
- * that size, and every field to its default. Call them before other fields are set. fw_desc, fw_inputs, fw_outputs and
- * fw_sizes may grow at their end: programs compiled with the header of 0.2.0 or newer run with any newer library of the
- * same major version. A library refuses a struct that is larger than it knows. All other structs keep their size, and
- * their fields `reserved` must be 0.
+ * ABI. Structs with a field `size` begin with their size in bytes. The fw_*_init functions set that size, and every
+ * field to its default. Call them before other fields are set. All of these structs but fw_rule may grow at their end:
+ * programs compiled with the header of 0.2.0 or newer run with any newer library of the same major version. A library
+ * refuses a struct that is larger than it knows. All other structs keep their size, and their fields `reserved` must be
+ * 0.
  *
  * Errors. Nothing throws. A call that fails returns a status other than FW_OK, and fw_last_error() says which argument
  * was wrong, what was expected, what came and what to do.
@@ -476,6 +476,63 @@ FW_API fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, cons
 /* As fw_step. */
 FW_API fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace,
                               size_t workspace_bytes);
+
+/* Short convolution: causal, depthwise, with bias and SiLU, as layers have it in front of the recurrence.
+ *
+ *     p[t, c] = bias[c] + sum over j < W of weight[c, W-1-j] x[t-j, c];   y[t, c] = p[t, c] sigmoid(p[t, c])
+ *
+ * Every sequence begins anew. Inputs before its first token are in its state: the last W - 1 inputs, oldest first. */
+typedef struct fw_short_conv {
+  size_t size;
+  /* fw_dtype of x, y, the states and their gradients: FW_F32, on the CPU FW_F64, on CUDA FW_BF16. Parameters and their
+   * gradients: FW_F64 with FW_F64, else FW_F32 */
+  int32_t dtype;
+  int32_t device;        /* fw_device */
+  int32_t device_number; /* as in fw_desc; -1 */
+  int32_t reserved;      /* 0 */
+  void* stream;          /* CUDA: a cudaStream_t; NULL: the default stream */
+  int64_t B, T;          /* of sequences and tokens, as in fw_desc */
+  int64_t D;             /* channels */
+  int64_t W;             /* width, 1 to 256, on CUDA 1 to 8 */
+  fw_seqlens seqlens;    /* memory DEVICE: the last offset is T */
+} fw_short_conv;
+
+/* Tensors of a short convolution, or gradients with respect to them. */
+typedef struct fw_short_conv_tensors {
+  size_t size;
+  fw_tensor x;             /* [B, T, D]; channels have stride 1, tokens of all sequences one stride */
+  fw_tensor weight;        /* [D, W], contiguous */
+  fw_tensor bias;          /* [D], contiguous; absent: zero */
+  fw_tensor initial_state; /* [N, W - 1, D], contiguous; absent: zero */
+  fw_tensor y;             /* [B, T, D], as x */
+  fw_tensor final_state;   /* like initial_state, may be its memory; absent: not wanted */
+} fw_short_conv_tensors;
+
+FW_API void fw_short_conv_init_sized(fw_short_conv* conv, size_t size);
+FW_API void fw_short_conv_tensors_init_sized(fw_short_conv_tensors* tensors, size_t size);
+/* Set the size and all defaults: float32 on the CPU, all tensors absent. */
+static inline void fw_short_conv_init(fw_short_conv* conv) { fw_short_conv_init_sized(conv, sizeof(*conv)); }
+static inline void fw_short_conv_tensors_init(fw_short_conv_tensors* tensors) {
+  fw_short_conv_tensors_init_sized(tensors, sizeof(*tensors));
+}
+
+/* Workspace sizes: forward (also of a step) and backward. */
+FW_API fw_status fw_short_conv_query(const fw_short_conv* conv, fw_sizes* sizes);
+
+/* Writes y and final_state. */
+FW_API fw_status fw_short_conv_forward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors, void* workspace,
+                                       size_t workspace_bytes);
+
+/* Gradients of sum(y * d_y), from x, weight, bias and initial_state; y and final_state of `tensors` are absent. grads.y
+ * is d_y. Overwrites grads.x, grads.weight and, with a bias, grads.bias, all of which are required. States have no
+ * gradient: to get that of initial_state, run its inputs as tokens in front of x whose d_y is zero. */
+FW_API fw_status fw_short_conv_backward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors,
+                                        const fw_short_conv_tensors* grads, void* workspace, size_t workspace_bytes);
+
+/* Decode: fw_short_conv_forward of one token of each sequence, T = 1 without cu_seqlens. The state is updated in place:
+ * initial_state is required, and final_state is absent. */
+FW_API fw_status fw_short_conv_step(const fw_short_conv* conv, const fw_short_conv_tensors* tensors, void* workspace,
+                                    size_t workspace_bytes);
 
 /* Message of the calling thread's last call that failed; "" if none. Valid until its next call. */
 FW_API const char* fw_last_error(void);

@@ -15,7 +15,7 @@ import pathlib
 from fastweight._header import Header
 
 _HERE = pathlib.Path(__file__).resolve().parent
-_SIZED = ("fw_desc", "fw_rule", "fw_inputs", "fw_outputs", "fw_sizes")  # the structs that begin with their size
+_SIZED = ("fw_desc", "fw_rule", "fw_inputs", "fw_outputs", "fw_sizes", "fw_short_conv", "fw_short_conv_tensors")  # the structs that begin with their size
 
 
 class Error(ValueError):
@@ -101,6 +101,10 @@ def library():
         ("fw_plan_forward", status, [pointer, pointer, pointer, pointer, size, pointer, size]),
         ("fw_plan_backward", status, [pointer, pointer, pointer, pointer, pointer, size, pointer, size]),
         ("fw_plan_step", status, [pointer, pointer, pointer, pointer, size]),
+        ("fw_short_conv_query", status, [pointer, pointer]),
+        ("fw_short_conv_forward", status, [pointer, pointer, pointer, size]),
+        ("fw_short_conv_backward", status, [pointer, pointer, pointer, pointer, size]),
+        ("fw_short_conv_step", status, [pointer, pointer, pointer, size]),
         ("fw_last_error", ctypes.c_char_p, []),
         ("fw_version", ctypes.c_char_p, []),
         ("fw_simd_target", ctypes.c_char_p, []),

@@ -4,8 +4,8 @@ import os
 
 import torch.nn.functional as F
 
-from fastweight.torch import ops
 from fastweight.torch._serving import NotServed
+from fastweight.torch.ops import _common
 
 RULE = "decay=scalar gain=gate q_norm=l2 k_norm=l2"
 RULE_NORMED = "decay=scalar gain=gate"
@@ -15,7 +15,7 @@ def gates_of(a, b, A_log, dt_bias):
     """Arguments of forward and step for g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b); a, b: [..., HV].
 
     torch applies the activations where a device takes no logits."""
-    if ops._logits_taken(a.device.type):
+    if _common._logits_taken(a.device.type):
         return {"g": a, "beta": b, "a_log": A_log, "dt_bias": dt_bias, "gates": "g=softplus beta=sigmoid"}
     return {"g": -A_log.float().exp() * F.softplus(a.float() + dt_bias.float()), "beta": b.float().sigmoid()}
 

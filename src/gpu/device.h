@@ -21,6 +21,8 @@ Capability current_capability();
 // The same; kNone if there is none.
 Arch current_arch();
 std::string gpu_name();
+// Throws DeviceError, with what is supported, unless there is machine code for the current device.
+void require_gpu();
 
 // Makes device `number` the calling thread's current one, and what was current again at its end; -1: nothing. Throws
 // DeviceError naming the number if there is no such device.

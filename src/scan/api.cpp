@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -16,42 +15,13 @@
 #include "rule/rule.h"
 #include "scan/backend.h"
 #include "scan/cpu/kernels.h"
+#include "scan/status.h"
 #include "scan/struct_size.h"
 
 namespace {
 
-thread_local std::string t_error;
-
-fw_status failed(fw_status status, const std::string& message) {
-  t_error = message;
-  return status;
-}
-
-class WorkspaceError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// Runs body; whatever it throws becomes a status and a message.
-template <class Body>
-fw_status guarded(const Body& body) {
-  try {
-    body();
-    return FW_OK;
-  } catch (const WorkspaceError& e) {
-    return failed(FW_ERROR_WORKSPACE, e.what());
-  } catch (const fw::DeviceError& e) {
-    return failed(FW_ERROR_DEVICE, e.what());
-  } catch (const fw::Error& e) {
-    // What the system refuses (a thread) is no wrong argument.
-    if (e.kind() == fw::ErrorKind::kIo) return failed(FW_ERROR_MEMORY, e.what());
-    return failed(e.kind() == fw::ErrorKind::kInternal ? FW_ERROR_INTERNAL : FW_ERROR_ARGUMENT, e.what());
-  } catch (const std::bad_alloc&) {
-    return failed(FW_ERROR_MEMORY, "out of memory");
-  } catch (const std::exception& e) {
-    return failed(FW_ERROR_INTERNAL, e.what());
-  }
-}
+using fw::guarded;
+using fw::not_null;
 
 // Bytes of the structs in version 0.2.0 (tests/abi/0.2.0/layout.inc). A field that is added later lies after them.
 template <class Struct>
@@ -93,12 +63,6 @@ fw_desc defaults<fw_desc>() {
   return desc;
 }
 
-template <class Struct>
-const Struct& not_null(const Struct* p, const char* name) {
-  if (p == nullptr) fw::fail_usage("{}: expected a struct, got NULL", name);
-  return *p;
-}
-
 // The caller's struct with the fields that its version of the header lacks.
 template <class Struct>
 Struct complete(const Struct* p, const char* name, const char* type) {
@@ -109,14 +73,7 @@ fw_inputs inputs(const fw_inputs* p, const char* name) { return complete(p, name
 fw_outputs outputs(const fw_outputs* p, const char* name) { return complete(p, name, "fw_outputs"); }
 
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) {
-  if (needed == 0) return;
-  if (p == nullptr || bytes < needed) {
-    throw WorkspaceError(fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed,
-                                     p == nullptr ? "NULL" : std::to_string(bytes)));
-  }
-  if (reinterpret_cast<uintptr_t>(p) % FW_ALIGNMENT != 0)
-    throw WorkspaceError(
-        fmt::format("{}: expected an address aligned to {} bytes (fw_alloc), got {}", name, FW_ALIGNMENT, p));
+  fw::check_buffer(name, p, bytes, needed, "fw_workspace_query");
 }
 
 std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false) {
@@ -255,8 +212,9 @@ void* fw_alloc(size_t bytes) {
                            : (std::max<size_t>(bytes, 1) + FW_ALIGNMENT - 1) / FW_ALIGNMENT * FW_ALIGNMENT;
   if (whole != 0) memory = std::aligned_alloc(FW_ALIGNMENT, whole);
   if (memory == nullptr)
-    failed(FW_ERROR_MEMORY,
-           fmt::format("fw_alloc: expected {} bytes of memory, got none: free memory, or make a smaller call", bytes));
+    fw::failed(
+        FW_ERROR_MEMORY,
+        fmt::format("fw_alloc: expected {} bytes of memory, got none: free memory, or make a smaller call", bytes));
   return memory;
 }
 
@@ -342,8 +300,6 @@ fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_output
     forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
   });
 }
-
-const char* fw_last_error(void) { return t_error.c_str(); }
 
 const char* fw_status_name(fw_status status) {
   int number = 0;  // a caller's number need not be one of the enum

@@ -8,7 +8,7 @@ import torch
 
 import fastweight
 import fastweight.torch as fwt
-from fastweight.torch import _plans
+from fastweight.torch import _plans, nn
 from reference import random_inputs, recurrence
 
 if not torch.cuda.is_available():
@@ -39,6 +39,41 @@ def run(rule, named, **options):
 
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+class Layers(unittest.TestCase):
+    """fastweight.torch.nn on the device against the CPU in float64."""
+
+    def test_short_conv(self):
+        torch.manual_seed(0)
+        x, weight, bias, before = torch.randn(1, 90, 24), torch.randn(24, 4), torch.randn(24), torch.randn(3, 3, 24)
+        offsets = torch.tensor([0, 2, 2, 90])
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)):
+            for where, longest in ((offsets, None), (offsets.cuda(), 90)):
+                with self.subTest(dtype=dtype, longest=longest):
+                    leaves = [t.to(dtype).cuda().requires_grad_() for t in (x, weight, bias)]
+                    exact = [t.detach().double().cpu().requires_grad_() for t in leaves]
+                    y, state = nn.short_conv(*leaves, before.to(dtype).cuda(), output_final_state=True, cu_seqlens=where, max_seqlen=longest)
+                    want, want_state = nn.short_conv(*exact, before.to(dtype).double(), output_final_state=True, cu_seqlens=offsets)
+                    self.assertLess(relative(y, want), bound)
+                    self.assertLess(relative(state, want_state), 1e-7)
+                    w = torch.randn_like(want)
+                    for got, expected in zip(torch.autograd.grad(y, leaves, w.to(y)), torch.autograd.grad(want, exact, w)):
+                        self.assertLess(relative(got, expected), bound)
+
+    def test_steps_and_forward(self):
+        torch.manual_seed(0)
+        for layer in (nn.GatedDeltaNet(128, 2), nn.KimiDeltaAttention(128, 2), nn.GatedDeltaNet2(128, 2)):
+            with self.subTest(layer=type(layer).__name__):
+                x = torch.randn(2, 40, 128)
+                want = layer.double()(x.double())
+                layer = layer.float().cuda()
+                with torch.no_grad():
+                    with torch.autocast("cuda", dtype=torch.bfloat16):
+                        self.assertLess(relative(layer(x.cuda()), want), 2e-2)
+                    state = layer.new_state(2)
+                    stepped = torch.stack([layer.step(x[:, t].cuda(), state) for t in range(40)], 1)
+                self.assertLess(relative(stepped, want), 1e-4)
 
 
 class Values(unittest.TestCase):

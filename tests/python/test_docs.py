@@ -21,7 +21,8 @@ from fastweight import _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include/fastweight/fastweight.h"
-MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.ops",
+MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.nn", "fastweight.torch.ops",
+           "fastweight.torch.ops._delta", "fastweight.torch.ops._linear", "fastweight.torch.ops._comba", "fastweight.torch.ops._precond",
            "fastweight.torch.pools", "fastweight.fla", "fastweight.hf", "fastweight.vllm", "fastweight.sglang")
 NEEDS = {"fastweight.fla": "fla", "fastweight.hf": "transformers"}
 ALONE = """import doctest, importlib, sys
@@ -179,6 +180,9 @@ class Examples(unittest.TestCase):
 
     def test_a_composed_rule_is_trained(self):
         self.assertIn("learned: True", self.run_example("compose_a_rule.py"))
+
+    def test_layers_are_trained_and_decode(self):
+        self.assertIn("repeated from the state: True", self.run_example("train_layers.py"))
 
     def test_decoding_from_a_state(self):
         self.assertIn("decoded equals the whole sequence: True", self.run_example("decode_with_a_state.py"))

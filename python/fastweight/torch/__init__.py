@@ -31,12 +31,13 @@ from operator import is_not
 import torch
 
 from fastweight._library import DeviceError, Error
-from fastweight.torch import _arguments, _autograd, _calls, _operators  # noqa: F401: the operators are registered
+from fastweight.torch import _arguments, _autograd, _calls, _checks, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
+_CHECKS = _checks.wanted(None)
 _NUMBER = (float, int, type(None))
 # Looked up once: a call takes some ten microseconds.
 _untraced, _signature, _stream_of, _kept = _autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept
@@ -49,7 +50,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name):
-    if name in ("ops", "pools"):  # on first use, since they import this module
+    if name in ("nn", "ops", "pools"):  # on first use, since they import this module
         return importlib.import_module(f"fastweight.torch.{name}")
     raise AttributeError(f"module 'fastweight.torch' has no attribute '{name}'")
 
@@ -125,6 +126,7 @@ def forward(
     segment: int | None = None,
     bf16_operands: bool | None = None,
     save: bool | None = None,
+    check: bool | None = None,
     **others: torch.Tensor | None,
 ) -> Result:
     """Result(o, final_state, final_precond) of whole sequences; differentiable (docs/recurrence.md, sections 1 and 2).
@@ -151,6 +153,8 @@ def forward(
         float16.
     save: whether forward keeps what backward needs. False: backward recomputes it, with the same bits, less memory and
         more time. None: True, unless FASTWEIGHT_SAVE=0.
+    check: whether values are looked at first: NaN, log-decays above 0, gains beyond the rule's bound and mixed types of q,
+        k and v are errors then. It waits for the device. None: False, unless FASTWEIGHT_CHECK=1. Compiled programs skip it.
     others: tensors that the C header has and that are not named above, by their names there.
 
     Raises fastweight.Error for wrong arguments, fastweight.DeviceError where the device cannot run the call.
@@ -181,6 +185,8 @@ def forward(
         raw = _in_order(raw, others)
     if cu_seqlens_cpu is not None:
         cu_seqlens = cu_seqlens_cpu
+    if (check or check is None and _CHECKS) and _checks.wanted(check):
+        _check_values(rule, raw, gates)
     if not _untraced():
         return _traced(raw, (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen), cu_seqlens, output_final_state, save)
     offsets = key = call = None
@@ -208,6 +214,12 @@ def forward(
     else:
         o, final_state, final_precond = call.differentiable(*present), None, None
     return Result(o if o.dtype is q.dtype else o.to(q.dtype), final_state, final_precond)
+
+
+def _check_values(rule, raw, gates):
+    named = dict(zip(_calls.INPUTS, raw))
+    _arguments.inputs_of(named)
+    _checks.check_values(rule, named, gates)
 
 
 def _prepared(key, options, raw, present, cu_seqlens, offsets, output_final_state, save):
@@ -332,6 +344,7 @@ def step(
     max_seqlen: int | None = None,
     state_v_first: bool = False,
     gates: str | None = None,
+    check: bool | None = None,
     **tensors: torch.Tensor | None,
 ) -> torch.Tensor:
     """o [B, T, HV, V] of one or a few tokens a sequence; the states are updated in place. No gradients.
@@ -354,6 +367,9 @@ def step(
     >>> torch.allclose(torch.cat(o, 1), whole, atol=1e-5)
     True
     """
+    if (check or check is None and _CHECKS) and _checks.wanted(check):
+        given = {"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}}
+        _check_values(rule, [given.get(name) for name in _calls.INPUTS], gates)
     eager = _untraced()
     key = whole = call = offsets = None
     if eager:

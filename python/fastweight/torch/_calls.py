@@ -12,6 +12,7 @@ import ctypes
 import torch
 
 from fastweight import _library
+from fastweight.torch import _checks
 from fastweight.torch._plans import (  # noqa: F401: some are for _operators.py and the tests
     FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Slots, Tensors, V, descriptor, io_dtype, keep, kept, offsets_of, see, seen,
     shapes_of, signature, sizes_of, state_dtype,
@@ -50,6 +51,14 @@ def dense(shape, dtype):
     return tuple(shape), tuple(reversed(strides)), dtype
 
 
+def explained(run, inputs):
+    """run(), with a hint in the message of an error where the inputs seem to have another layout."""
+    try:
+        return run()
+    except _library.Error as error:
+        raise _library.Error(f"{error}{_checks.layout_hint(inputs)}") from None
+
+
 class _Call:
     """plan, config, offsets, stream; _run(). A subclass says function, the bytes of its workspace and the tensors of its structs."""
 
@@ -71,7 +80,7 @@ class _Call:
         self._planned(plan or self._plan(inputs))
 
     def _plan(self, inputs):
-        return Plan(self.config, inputs, self.offsets, self.stream, self._slots, self.function == "fw_plan_step")
+        return explained(lambda: Plan(self.config, inputs, self.offsets, self.stream, self._slots, self.function == "fw_plan_step"), inputs)
 
     def _planned(self, plan):
         self.plan = plan
@@ -89,11 +98,11 @@ class _Call:
             self._space.value = workspace.data_ptr()
         status = self._function(*self._arguments)
         if status:
-            if not self.plan.outgrown():
-                _library.check(status)
             everything = [None] * self.input_count
             for place, tensor in zip(self.places, inputs):
                 everything[place] = tensor
+            if not self.plan.outgrown():
+                explained(lambda: _library.check(status), everything)
             self._planned(self._plan(everything))
             self._run(inputs)
 

@@ -53,8 +53,11 @@ class Offsets:
         self.key = bytes(self.array)
 
     def describe(self, desc):
-        desc.seqlens.cu_seqlens = ctypes.addressof(self.array)
-        desc.seqlens.num_sequences = self.count
+        self.describe_seqlens(desc.seqlens, desc.T)
+
+    def describe_seqlens(self, seqlens, T):
+        seqlens.cu_seqlens = ctypes.addressof(self.array)
+        seqlens.num_sequences = self.count
 
 
 class DeviceOffsets:
@@ -67,12 +70,14 @@ class DeviceOffsets:
         self.key = (tensor.data_ptr(), tensor.shape[0], tensor.dtype, max_seqlen)
 
     def describe(self, desc):
-        seqlens = desc.seqlens
+        self.describe_seqlens(desc.seqlens, desc.T)
+
+    def describe_seqlens(self, seqlens, T):
         seqlens.cu_seqlens = self._tensor.data_ptr()
         seqlens.num_sequences = self.count
         seqlens.bits = 8 * self._tensor.element_size()
         seqlens.memory = HEADER.enums["fw_seqlens_memory"]["seqlens_device"]
-        seqlens.max_seqlen = min(self._longest, desc.T)
+        seqlens.max_seqlen = min(self._longest, T)
 
 
 _offsets = WeakTensorKeyDictionary()

@@ -1,6 +1,6 @@
 """What is served and what is not: reasons, counters, and the way back to flash-linear-attention's own functions.
 
-A function of ops.py raises NotServed before it computes anything; then the function of the same name of an installed flash-linear-attention is called, or,
+A function of fastweight.torch.ops raises NotServed before it computes anything; then the function of the same name of an installed flash-linear-attention is called, or,
 with FASTWEIGHT_STRICT=1 and where there is none, the reason is the caller's error.
 """
 
@@ -100,7 +100,7 @@ def attempt(name, function, theirs, args, kwargs):
 
 
 def served(module):
-    """Decorates a function of ops.py; module: where flash-linear-attention has the function of that name, below fla.ops."""
+    """Decorates a function of fastweight.torch.ops; module: where flash-linear-attention has the function of that name, below fla.ops."""
 
     def decorate(function):
         name = function.__name__
@@ -142,7 +142,7 @@ def accept():
 
 
 def problem(function, args, kwargs):
-    """Why a call of a function of ops.py is not served, or None; computes nothing."""
+    """Why a call of a function of fastweight.torch.ops is not served, or None; computes nothing."""
     _checking.on = True
     try:
         function.__wrapped__(*args, **kwargs)

@@ -2,6 +2,8 @@
 // (w_j = weight[c, W-1-j]; inputs before a sequence come from its tail, or are zero; no b where there is no bias):
 //   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]     db = sum_t dp[t]
 // dp is recomputed row by row into a ring of W rows, so no array of the size of x is needed.
+#include "ops/short_conv.h"
+
 #include <vector>
 
 #include "ops/cpu/operations.h"
@@ -247,18 +249,39 @@ auto kernels() {
 
 }  // namespace
 
+template <class T>
+void host_conv_forward(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout,
+                       const T* tail_in, T* tail_out, Mat<T> y) {
+  kernels<T>().forward(x, weight, bias, width, layout, tail_in, tail_out, y);
+}
+
+template <class T>
+void host_conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width,
+                        const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
+  kernels<T>().backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
+}
+
+#define FW_INSTANTIATE(T)                                                                                         \
+  template void host_conv_forward<T>(Mat<const T>, const T*, const T*, int64_t, const PassLayout&, const T*, T*,  \
+                                     Mat<T>);                                                                     \
+  template void host_conv_backward<T>(Mat<const T>, Mat<const T>, const T*, const T*, int64_t, const PassLayout&, \
+                                      const T*, Mat<T>, T*, T*);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+#undef FW_INSTANTIATE
+
 namespace cpu {
 
 template <class T>
 void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, const T* bias, int64_t width,
                         const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
-  kernels<T>().forward(x, weight, bias, width, layout, tail_in, tail_out, y);
+  host_conv_forward(x, weight, bias, width, layout, tail_in, tail_out, y);
 }
 
 template <class T>
 void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width,
                          const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
-  kernels<T>().backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
+  host_conv_backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
 }
 
 template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t,

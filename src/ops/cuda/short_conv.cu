@@ -15,6 +15,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
+#include "ops/short_conv.h"
 
 namespace fw::cuda {
 namespace {
@@ -24,7 +25,6 @@ constexpr unsigned kThreads = 128;
 // the memory (measured).
 constexpr int kColumns = 4;
 constexpr int64_t kForwardRun = 64, kBackwardRun = kConvRun;  // tokens
-constexpr int kMostWidth = 8;
 
 template <class T>
 struct ConvArgs {
@@ -236,22 +236,19 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
     case 7:
       return with_width.template operator()<7>();
     case 8:
-      return with_width.template operator()<kMostWidth>();
+      return with_width.template operator()<8>();
     default:
-      fail_usage("conv_size: expected at most {} on CUDA, got {}", kMostWidth, width);
+      fail_usage("conv_size: expected at most {} on CUDA, got {}", kMostConvWidth, width);
   }
 }
 
 }  // namespace
 
-namespace ops {
-
 template <class T>
-void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
-                        const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void conv_forward(Mat<const T> x, const float* weight, const float* bias, int64_t width, const PassLayout& layout,
+                  const T* tail_in, T* tail_out, Mat<T> y, void* stream) {
   ConvArgs<T> a{x.rows,  x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in,
                 nullptr, bias};
-  void* stream = exec.device.stream();
   // Decoding: a thread has read all of a tail before it writes it. Otherwise blocks that begin later may still want the
   // old one.
   const bool single = layout.host.single_tokens();
@@ -264,23 +261,40 @@ void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weig
 }
 
 template <class T>
+void conv_backward(Mat<const T> dy, Mat<const T> x, const float* weight, const float* bias, int64_t width,
+                   const PassLayout& layout, const T* tail_in, Mat<T> dx, float* dweight, float* dbias, float* partial,
+                   float* partial_bias, void* stream) {
+  const int64_t runs = parts_of(x.rows, kBackwardRun);
+  ConvArgs<T> a{x.rows,   x.cols,    PassPlaces(layout), x.data, dy.data, dx.data,
+                x.stride, dy.stride, dx.stride,          weight, tail_in, partial,
+                bias};
+  if (bias != nullptr) a.partial_bias = partial_bias;
+  with_form(a, width, [&](auto n, auto w) {
+    launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a);
+  });
+  add_column_sums(partial, runs, x.cols * width, dweight, stream);
+  if (bias != nullptr) add_column_sums(partial_bias, runs, x.cols, dbias, stream);
+}
+
+namespace ops {
+
+template <class T>
+void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
+                        const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+  conv_forward(x, weight, bias, width, layout, tail_in, tail_out, y, exec.device.stream());
+}
+
+template <class T>
 void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight,
                          const Wide<T>* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
                          Wide<T>* dweight, Wide<T>* dbias) {
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
-  const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
+  const int64_t runs = parts_of(x.rows, kBackwardRun);
   float* partial = partial_sums(exec.arena, runs, x.cols * width);
-  ConvArgs<T> a{x.rows,   x.cols,    PassPlaces(layout), x.data, dy.data, dx.data,
-                x.stride, dy.stride, dx.stride,          weight, tail_in, partial,
-                bias};
-  if (bias != nullptr) a.partial_bias = partial_sums(exec.arena, runs, x.cols);
-  void* stream = exec.device.stream();
-  with_form(a, width, [&](auto n, auto w) {
-    launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a);
-  });
-  add_column_sums(partial, runs, x.cols * width, dweight, stream);
-  if (bias != nullptr) add_column_sums(a.partial_bias, runs, x.cols, dbias, stream);
+  float* partial_bias = bias != nullptr ? partial_sums(exec.arena, runs, x.cols) : nullptr;
+  conv_backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias, partial, partial_bias,
+                exec.device.stream());
   exec.arena.rewind(mark);
 }
 
@@ -294,4 +308,13 @@ FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE
 
 }  // namespace ops
+
+#define FW_INSTANTIATE(T)                                                                                            \
+  template void conv_forward<T>(Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, T*,  \
+                                Mat<T>, void*);                                                                      \
+  template void conv_backward<T>(Mat<const T>, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, \
+                                 const T*, Mat<T>, float*, float*, float*, float*, void*);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
 }  // namespace fw::cuda

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
+#include "gpu/sequences.h"
 #include "gpu/tensor_arg.h"
 #include "rule/axes.h"
 #include "rule/gate_law.h"
 
 namespace fw::cuda {
 
-inline constexpr int kChunk = 64;       // rows C of a chunk of the chunk form
 inline constexpr int kValueBlock = 64;  // value columns that one consumer warp group of a scan owns
 
 // The channels of a tensor from number `first` on.

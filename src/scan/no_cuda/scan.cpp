@@ -1,7 +1,7 @@
 // A build without CUDA: calls with FW_DEVICE_CUDA say so.
 #include "scan/cuda/scan.h"
 
-#include "base/error.h"
+#include "gpu/device.h"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/erase_over_decay.h"
@@ -12,12 +12,7 @@
 
 namespace fw::cuda {
 
-DeviceScope::DeviceScope(int) {}
-DeviceScope::~DeviceScope() = default;
-
-void require_device(bool) {
-  throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)");
-}
+void require_device(bool) { require_gpu(); }
 
 void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*,
                   void*) {

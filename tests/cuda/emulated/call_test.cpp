@@ -12,8 +12,8 @@
 #include "emulation/gpu.h"
 #include "fastweight/fastweight.h"
 #include "gpu/device.h"
+#include "gpu/sequences.h"
 #include "gpu/upload.h"
-#include "scan/cuda/common/sequences.h"
 #include "scan/cuda/kernels.h"
 
 namespace {

@@ -1,7 +1,7 @@
 #include "scan/cuda/call/run.h"
 
+#include "gpu/sequences.h"
 #include "gpu/upload.h"
-#include "scan/cuda/common/sequences.h"
 #include "scan/cuda/token_arg.h"
 #include "scan/cuda/traits.h"
 

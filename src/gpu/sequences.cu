@@ -3,8 +3,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/ptx.cuh"
-#include "scan/cuda/args.h"
-#include "scan/cuda/common/sequences.h"
+#include "gpu/sequences.h"
 
 namespace fw::cuda {
 namespace {
