@@ -1,4 +1,4 @@
-"""What a layer of a rule has (src/nn/mixer_plan.cpp): its projections, parameters and their initial values; and the small functions of its gates."""
+"""What a layer of a rule has (src/nn/mixer_params.cpp): its projections, parameters and their initial values; and the small functions of its gates."""
 
 from __future__ import annotations
 
