@@ -122,4 +122,135 @@ struct Layout {
   int rows(int n, int chunk) const { return std::min(64, c.lengths[n] - 64 * chunk); }
 };
 
+inline std::vector<Case> cases() {
+  const std::vector<int> packed = {0, 130, 64, 0, 1, 63, 320, 0};
+  std::vector<Case> all;
+  for (const bool is_delta : {true, false}) {
+    for (const int key : {128, 64}) {
+      const std::string prefix = (is_delta ? "delta " : "additive ") + std::to_string(key) + " ";
+      Case base{prefix, key, key, 128, 2, {130}, false, is_delta, true};
+      const auto add = [&](const std::string& name, auto change) {
+        Case c = base;
+        c.name += name;
+        change(c);
+        all.push_back(c);
+      };
+      add("one chunk", [](Case& c) { c.lengths = {64}; });
+      add("batch, 3 chunks", [](Case& c) { c.lengths = {130, 130}; });
+      add("no tokens", [](Case& c) { c.lengths = {0, 0}; });
+      add("no tokens, no state", [](Case& c) { c.lengths = {0, 0}, c.has_initial = false; });
+      add("packed", [&](Case& c) { c.lengths = packed, c.packed = true; });
+      add("packed, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.save = false; });
+      add("packed, saves only", [&](Case& c) { c.lengths = packed, c.packed = true, c.out = false; });
+      add("packed, state only", [&](Case& c) { c.lengths = packed, c.packed = true, c.out = c.save = false; });
+      add("packed, prepared z", [&](Case& c) { c.lengths = packed, c.packed = true, c.prepared_z = true; });
+      add("9 chunks, no saves", [&](Case& c) { c.lengths = {570}, c.save = false, c.V = 64; });
+      add("a short tail behind nine chunks, no saves",
+          [](Case& c) { c.lengths = {586}, c.packed = true, c.save = false, c.V = 64, c.HV = 1; });
+      add("9 chunks", [&](Case& c) { c.lengths = {570}, c.V = 64; });
+      add("float32, V-first", [&](Case& c) { c.lengths = {130, 130}, c.bf16 = false, c.value_first = true; });
+      add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
+      add("bf16 states",
+          [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
+      add("without TMA", [&](Case& c) { c.lengths = packed, c.packed = true, c.tma = false; });
+      add("neighbours of no numbers",
+          [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
+      add("V 16", [&](Case& c) { c.V = 16; });
+      add("V 100", [&](Case& c) { c.V = 100; });
+      add("V 37", [&](Case& c) { c.V = 37, c.packed = true, c.lengths = packed; });
+      add("V 100, float32", [&](Case& c) { c.V = 100, c.bf16 = false; });
+      add("rows not aligned", [&](Case& c) { c.row_padding = 3; });
+      add("rows with gaps", [&](Case& c) { c.row_padding = 8; });
+      add("K less", [&](Case& c) { c.K = c.key == 128 ? 100 : 16, c.V = 72, c.value_first = true; });
+      add("no d_o, no state", [&](Case& c) { c.has_d_o = c.has_initial = false; });
+      add("no d_o", [&](Case& c) { c.has_d_o = false; });
+      if (!is_delta) continue;
+      const auto add_rows = [&](const std::string& more, auto change) {
+        add("rows" + more, [&](Case& c) {
+          c.rows = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_rows("", [](Case&) {});
+      add_rows(", no saves", [](Case& c) { c.save = false; });
+      add_rows(", saves only", [](Case& c) { c.out = false; });
+      add_rows(", state only", [](Case& c) { c.out = c.save = false; });
+      add_rows(", prepared z", [](Case& c) { c.prepared_z = true; });
+      add_rows(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
+      add_rows(" of groups, batch", [](Case& c) { c.HV = 4, c.group = 4, c.packed = false, c.lengths = {130, 130}; });
+      add_rows(", the same for all", [](Case& c) {
+        c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130};
+      });
+      add_rows(", without TMA", [](Case& c) { c.tma = false; });
+      add_rows(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
+      add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
+      add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_rows(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_rows(", K less", [](Case& c) { c.K = c.key == 128 ? 72 : 40; });
+      add_rows(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
+      add_rows(", sums", [](Case& c) { c.mixed = true; });
+      add_rows(", sums, no saves, no tail", [](Case& c) {
+        c.mixed = true, c.save = false, c.packed = false, c.lengths = {128, 128};
+      });
+      const auto add_pairs = [&](const std::string& more, auto change) {
+        add("rows, A and P" + more, [&](Case& c) {
+          c.rows = c.pairs = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_pairs("", [](Case&) {});
+      add_pairs(", no saves", [](Case& c) { c.save = false; });
+      add_pairs(", saves only", [](Case& c) { c.out = false; });
+      add_pairs(", state only", [](Case& c) { c.out = c.save = false; });
+      add_pairs(", prepared z", [](Case& c) { c.prepared_z = true; });
+      add_pairs(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
+      add_pairs(", without TMA", [](Case& c) { c.tma = false; });
+      add_pairs(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
+      add_pairs(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
+      add_pairs(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_pairs(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_pairs(", K less", [](Case& c) { c.K = c.key == 128 ? 72 : 40; });
+      add_pairs(", sums", [](Case& c) { c.mixed = true; });
+      add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
+      add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
+      add_pairs(", sums, state only, without TMA", [](Case& c) { c.mixed = true, c.out = c.save = c.tma = false; });
+      const auto add_keys = [&](const std::string& more, auto change) {
+        add("streams apart" + more, [&](Case& c) {
+          c.keys = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_keys("", [](Case&) {});
+      add_keys(", no saves", [](Case& c) { c.save = false; });
+      add_keys(", saves only", [](Case& c) { c.out = false; });
+      add_keys(", state only", [](Case& c) { c.out = c.save = false; });
+      add_keys(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
+      add_keys(", without TMA, batch", [](Case& c) { c.tma = c.packed = false, c.lengths = {130, 130}; });
+      add_keys(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
+      add_keys(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
+      add_keys(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_keys(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_keys(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
+      for (const bool lo_parts : {false, true}) {
+        const std::string name = lo_parts ? "hi_lo with lo parts of keys" : "hi_lo";
+        const auto add_hi_lo = [&](const std::string& more, auto change) {
+          add(name + more, [&](Case& c) {
+            c.hi_lo = true, c.keys_lo = lo_parts, c.lengths = packed, c.packed = true;
+            change(c);
+          });
+        };
+        add_hi_lo("", [](Case&) {});
+        add_hi_lo(", no saves", [](Case& c) { c.save = false; });
+        add_hi_lo(", saves only", [](Case& c) { c.out = false; });
+        add_hi_lo(", state only", [](Case& c) { c.out = c.save = false; });
+        add_hi_lo(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
+        add_hi_lo(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
+        add_hi_lo(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+        add_hi_lo(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace fw::cuda
