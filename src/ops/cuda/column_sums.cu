@@ -18,7 +18,7 @@ struct Column {
   int64_t stride;
   float* to;
 };
-struct Columns {
+struct PlainColumns {
   const float* partial;
   int64_t count;
   float* to;
@@ -92,11 +92,11 @@ void column_sums(const Of& columns, int64_t rows, void* stream) {
 }  // namespace
 
 void add_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  if (rows > 0) column_sums<true>(Columns{partial, cols, to}, rows, stream);
+  if (rows > 0) column_sums<true>(PlainColumns{partial, cols, to}, rows, stream);
 }
 
 void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  column_sums<false>(Columns{partial, cols, to}, rows, stream);
+  column_sums<false>(PlainColumns{partial, cols, to}, rows, stream);
 }
 
 void add_tap_sums(const float* weights, const float* biases, int64_t rows, int64_t cols, int64_t taps, float* dweight,
