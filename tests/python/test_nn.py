@@ -15,6 +15,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 from torch import nn as tnn
+from torch.utils.checkpoint import checkpoint
 
 import fastweight.rules
 from fastweight import Error
@@ -321,7 +322,7 @@ class Layers(unittest.TestCase):
     def test_checkpointing(self):
         layer, x = nn.GatedDeltaNet2(16, 2), torch.randn(2, 8, 16, requires_grad=True)
         want = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
-        again = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        again = checkpoint(layer, x, use_reentrant=False)
         for a, b in zip(torch.autograd.grad(again.square().sum(), [x, *layer.parameters()]), want):
             self.assertTrue(torch.equal(a, b))
 
