@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-import typing
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,10 @@ from fastweight import rules
 from fastweight._library import Error
 
 
-class Spec(typing.NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A layer's shape, as the engine's RecurrentMixerSpec. What follows from the fields is computed once: a compiled program reads plain values."""
+
     hidden: int
     heads: int
     v_heads: int
@@ -44,24 +47,25 @@ class Spec(typing.NamedTuple):
     scalar_erase: bool
     scalar_write: bool
 
+    def __post_init__(self):
+        def put(**values):
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+        uses = self.uses
+        put(key_size=self.heads * self.key_dim, value_size=self.v_heads * self.value_dim, decay_heads=self.v_heads if self.decay_per_value_head else self.heads)
+        put(conv_channels=(2 if uses("k") else 1) * self.key_size + self.value_size)
+        # A scalar erase gate beside the gain is the gain times a learned number a head (Comba).
+        put(derives_erase_gate=uses("erase_gate") and self.scalar_erase and uses("beta") and not uses("erase_key"))
+        put(projects_erase=uses("erase_gate") and not self.derives_erase_gate,
+            uses_inner_decay=self.derives_erase_gate or uses("erase_key") and not uses("erase_write"),
+            gain_doubles=self.is_delta and (self.tied_erase or self.derives_erase_gate) and uses("beta") and self.gain_bound > 1)
+        # Whether the call takes the gain's logits: nothing else reads its values, and the call's bound is the layer's.
+        values_read = self.gain_factor != "none" or self.single_gate or self.derives_erase_gate or self.precond_gates == "tied" and uses("precond_g")
+        put(takes_beta_logits=not values_read and (self.gain_doubles or self.gain_bound <= 1))
+
     def uses(self, name):
         return name in self.tensors
-
-    key_size = property(lambda s: s.heads * s.key_dim)
-    value_size = property(lambda s: s.v_heads * s.value_dim)
-    conv_channels = property(lambda s: (2 if s.uses("k") else 1) * s.key_size + s.value_size)
-    decay_heads = property(lambda s: s.v_heads if s.decay_per_value_head else s.heads)
-    # A scalar erase gate beside the gain is the gain times a learned number a head (Comba).
-    derives_erase_gate = property(lambda s: s.uses("erase_gate") and s.scalar_erase and s.uses("beta") and not s.uses("erase_key"))
-    projects_erase = property(lambda s: s.uses("erase_gate") and not s.derives_erase_gate)
-    uses_inner_decay = property(lambda s: s.derives_erase_gate or s.uses("erase_key") and not s.uses("erase_write"))
-    gain_doubles = property(lambda s: s.is_delta and (s.tied_erase or s.derives_erase_gate) and s.uses("beta") and s.gain_bound > 1)
-
-    @property
-    def takes_beta_logits(self):
-        """Whether the call takes the gain's logits: nothing else reads its values, and the call's bound is the layer's."""
-        return not (self.gain_factor != "none" or self.single_gate or self.derives_erase_gate or self.precond_gates == "tied" and self.uses("precond_g")) and (
-            self.gain_doubles or self.gain_bound <= 1)
 
 
 @functools.lru_cache(maxsize=None)
