@@ -133,8 +133,8 @@ Table lm_table(const std::vector<Judged>& all) {
       if (alike(j)) runs.push_back(&j);
     }
     const auto over = [&](const auto& value, int digits) {
-      std::vector<double> values;
-      for (const Judged* run : runs) values.push_back(value(*run));
+      std::vector<double> values(runs.size());
+      std::transform(runs.begin(), runs.end(), values.begin(), [&](const Judged* run) { return value(*run); });
       return spread(values, digits);
     };
     std::vector<std::string> row{first.name};
@@ -143,7 +143,7 @@ Table lm_table(const std::vector<Judged>& all) {
     const std::string grows =
         first.state_bytes_token > 0 ? fmt::format("{:.1f} KiB a token", first.state_bytes_token / 1024) : "";
     const std::string fixed = first.state_bytes > 0 ? fmt::format("{:.1f} KiB", first.state_bytes / 1024) : "";
-    row.push_back(fixed + (!fixed.empty() && !grows.empty() ? " + " : "") + grows);
+    row.push_back(fmt::format("{}{}{}", fixed, !fixed.empty() && !grows.empty() ? " + " : "", grows));
     row.push_back(fmt::format("{}", runs.size()));
     for (size_t i = 0; i < first.at.size(); ++i) {
       row.push_back(over([&](const Judged& j) { return j.at[i].loss; }, 4));
