@@ -13,18 +13,19 @@
 namespace fw {
 namespace {
 
-struct Rotation {
+struct RotaryChannels {
   double theta = 0;
   int64_t channels = 0;
 };
 
-std::optional<Rotation> rotation_of(const ModelConfig& config, int64_t layer) {
+std::optional<RotaryChannels> rotation_of(const ModelConfig& config, int64_t layer) {
   const MixerSpec spec = config.layer_spec(layer);
   if (const auto* attention = std::get_if<AttentionSpec>(&spec)) {
-    if (attention->rope_theta > 0 && attention->rotated > 0) return Rotation{attention->rope_theta, attention->rotated};
+    if (attention->rope_theta > 0 && attention->rotated > 0)
+      return RotaryChannels{attention->rope_theta, attention->rotated};
   } else if (const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec)) {
     if (recurrent->query_key.rope_theta > 0)
-      return Rotation{recurrent->query_key.rope_theta, recurrent->query_key.key_dim};
+      return RotaryChannels{recurrent->query_key.rope_theta, recurrent->query_key.key_dim};
   }
   return std::nullopt;
 }
@@ -66,7 +67,7 @@ bool is_rotary_table(const ModelFiles& files, const std::string& name, const Mod
   const double bound = tolerance(info.dtype, !frequencies);
   bool known = false;
   for (const int64_t layer : layers_of(name, config.num_hidden_layers)) {
-    const std::optional<Rotation> rotation = rotation_of(config, layer);
+    const std::optional<RotaryChannels> rotation = rotation_of(config, layer);
     if (!rotation) continue;
     known = true;
     const int64_t half = rotation->channels / 2;

@@ -109,13 +109,13 @@ FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
   const auto of = [&](auto given) { body(GateLaw<float>{decltype(given)::value, law.factor}); };
   switch (law.given) {
     case GateActivation::kSigmoid:
-      return of(std::integral_constant<Given, GateActivation::kSigmoid>());
+      return of(std::integral_constant<GateActivation, GateActivation::kSigmoid>());
     case GateActivation::kSoftplus:
-      return of(std::integral_constant<Given, GateActivation::kSoftplus>());
+      return of(std::integral_constant<GateActivation, GateActivation::kSoftplus>());
     case GateActivation::kLowerBound:
-      return of(std::integral_constant<Given, GateActivation::kLowerBound>());
+      return of(std::integral_constant<GateActivation, GateActivation::kLowerBound>());
     case GateActivation::kLogSigmoid:
-      return of(std::integral_constant<Given, GateActivation::kLogSigmoid>());
+      return of(std::integral_constant<GateActivation, GateActivation::kLogSigmoid>());
     default:
       return;
   }
