@@ -120,7 +120,7 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   const bool behind = stores_gates(plan, fused_backward);
   const char* const behind_scan = rows ? " -> dplr" : divides ? " -> erase_over_decay" : "";
   text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(stores_gates(plan, fused)),
-                      kernels(plan, device, false, fused.any()), behind_scan, back,
+                      kernels(plan, device, false, fused.any()), rows ? " -> dplr" : "", back,
                       front(makes_gates_again(plan, device, fused_backward)),
                       kernels(plan, device, true, fused_backward.any()), behind_scan,
                       behind || has_decay_logits(plan) ? " -> gates" : "", back);
