@@ -82,7 +82,7 @@ struct HeadArg {
   int64_t stride_h = 0, stride_k = 0;
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of
-// gates/ would. In the chunk form prepare() and gradients() (pipeline.h: prepare_fuses_gates(),
+// rewrites/gate_logits.h would. In the chunk form prepare() and gradients() (pipeline.h: prepare_fuses_gates(),
 // gradients_fuse_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none. Besides,
 // of one scalar per token, in float32 (common/front/token_scalars.cuh): all that the rule has, or none. Forward the
 // first kernel that reads them makes the values, and backward, where these are given, gradients() those of the logits.

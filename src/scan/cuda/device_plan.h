@@ -71,7 +71,7 @@ struct ForwardRegions {
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   Region streams;
-  // of DevicePlan::wide, where they are not saved: Khat as SavedRegions, or RowScales; IntraChunk [chunks, HV]
+  // of DevicePlan::k256, where they are not saved: Khat as SavedRegions, or RowScales; IntraChunk [chunks, HV]
   Region keys, numbers, pairs;
   size_t saving_bytes = 0;  // up to where that begins which is not there if it is saved
   size_t bytes = 0;
@@ -81,9 +81,9 @@ struct ForwardRegions {
 struct SavedRegions {
   Region chunk_tiles;  // BwdTiles [chunks, HV]; of stores_k_hat() QETiles, and
   Region keys;         // Khat, bf16 [chunks, HV, 64 key]; or
-  // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::wide but stores_k_hat()
+  // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::k256 but stores_k_hat()
   Region numbers;
-  Region norms;  // RowNorms [chunks, HV]: of DevicePlan::wide with k256_sums() or k256_channels() (rule_traits.h)
+  Region norms;  // RowNorms [chunks, HV]: of DevicePlan::k256 with k256_sums() or k256_channels() (rule_traits.h)
   HiLoRegions hi_lo;
   Region pairs;         // IntraChunk [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -103,7 +103,7 @@ struct BackwardRegions {
   Region head_sums;          // GradientArgs::head_sums
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
-  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one scalar per token and the
+  // float [2, .., tokens, HV], of DevicePlan::k256: what both halves make of gradients of one scalar per token and the
   // slopes of q and k
   Region halves;
   Region ready;  // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::overlap_grad_with_scan

@@ -282,7 +282,7 @@ constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t sm_count) 
   return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
 }
 
-// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (rule_traits.h); any rows. In
+// ---- k256/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (rule_traits.h); any rows. In
 // memory there are numbers, A and P (where each channel has its own decay: chunk tiles and Khat of 256 channels, A and
 // P), and what the scans save as above with key 256.
 

@@ -98,16 +98,16 @@ constexpr bool gain_by_residual(const Rule& rule) {
 }
 
 // No erase, streams that are q, k and v times a scale per row, one decay a token or none: from the raw tensors, without
-// chunk tiles (additive/).
+// chunk tiles (sm90/additive/).
 constexpr bool direct_rule(const Rule& rule) {
   return !rule.is_delta() && rule.decay != Decay::kChannel && rule.write == Gate::kTied &&
          (rule.gain == Gain::kOne || rule.gain == Gain::kGate) && !takes_other_scalars(rule) && !rule.uses_precond() &&
          !rule.uses_key_form();
 }
 
-// Those whose keys may have 129 to 256 channels in the chunk form (wide/), with gains up to 1 and no preconditioner.
-// One decay a token or none: nothing erased, or rows of k times any gain, or (k256_sums()) sums of q and k and gates of
-// one value a head. A decay a channel: any erase but along a vector of its own.
+// Those whose keys may have 129 to 256 channels in the chunk form (sm90/k256/), with gains up to 1 and no
+// preconditioner. One decay a token or none: nothing erased, or rows of k times any gain, or (k256_sums()) sums of q
+// and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.
 constexpr bool k256_sums(const Rule& rule) {
   return rule.is_delta() && rule.decay != Decay::kChannel && linear_streams(rule) &&
          (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&

@@ -44,7 +44,7 @@ struct RowTiles {
   float unused[28];
 };
 // The numbers of a chunk's rows where w is raw rows of k times a scale per row, too (kRowScales,
-// kernel_ids.h), and where keys have 129 to 256 channels (wide/). With the rows where they are, and A and P of
+// kernel_ids.h), and where keys have 129 to 256 channels (sm90/k256/). With the rows where they are, and A and P of
 // IntraChunk,
 //   W = Z + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
 // (where streams are sums, mixed_streams(), W has diag(erase_q) q S0 besides and O diag(read_k) k S0). That is a

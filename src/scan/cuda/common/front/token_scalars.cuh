@@ -1,7 +1,7 @@
 // Gates and log-decays of one scalar per token and value head that are logits (FusedGates). prepare() makes the values,
-// as the kernels of gates/ would, and leaves them for whoever reads them later. gradients() and additive_gradients()
-// make the gradients of the logits from these values alone, whoever has made them. (recurrence.md 2.1;
-// rule/gate_law.h.)
+// as the kernels of rewrites/gate_kernels.cu would, and leaves them for whoever reads them later. gradients() and
+// additive_gradients() make the gradients of the logits from these values alone, whoever has made them. (recurrence.md
+// 2.1; rule/gate_law.h.)
 #pragma once
 
 #include "scan/cuda/common/front/rows.cuh"

@@ -47,9 +47,9 @@ struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
   static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo,
                         kDelta = kForm != Form::kAdditive;
-  static constexpr bool kApart = kForm == Form::kSplitTiles;
+  static constexpr bool kSplitTiles = kForm == Form::kSplitTiles;
   using ChunkTile = std::conditional_t<
-      kApart, QETiles<kTileK>,
+      kSplitTiles, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kPairs: A in the place of x, P in that of m.
@@ -84,7 +84,7 @@ struct ForwardShape {
   };
   static_assert(kStages >= 2 && kShared <= kMaxSharedBytes &&
                 sizeof(Barriers) <= (kHiLo ? kScanBarrierBytes : kTile - kChunkTile));
-  static_assert(kPairs || kApart ||
+  static_assert(kPairs || kSplitTiles ||
                 sizeof(ChunkTile) == (kRows ? 1 : 3) * kMatrix + kSw128Bytes + (kRows ? 3 * 64 + 32 : kTileK + 64) * 4);
 };
 
@@ -96,7 +96,7 @@ constexpr uint32_t tiles_bytes() {
 template <class Shape, int kTileK, bool kOut>
 FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
   const auto* const chunk_tile = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + tile;
-  if constexpr (Shape::kApart) {
+  if constexpr (Shape::kSplitTiles) {
     bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kX - Shape::kE, full);
     bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX,
               full);
