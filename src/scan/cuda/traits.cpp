@@ -89,7 +89,6 @@ CallTraits problem_traits(const Problem& x, int k_tile, int64_t chunks, int sm_c
   t.packed = x.sequences.offsets != nullptr;
   t.precond_rows = x.precond_rows != nullptr;
   t.fused = x.fused.any();
-  t.fused_channels = x.rule.decay == Decay::kChannel && x.fused.g.given != GateActivation::kValue;
   t.in = token_traits(x.rule, x.K, x.V, x.in);
   t.has_m = x.m != nullptr;
   return t;

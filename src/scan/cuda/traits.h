@@ -41,14 +41,13 @@ struct CallTraits {
   int64_t N = 0, T = 0, HV = 0, chunks = 0;     // chunks: of all sequences
   int32_t sm_count = 0;                         // of the device
   bool packed = false;
-  bool raw = false;             // from the raw tensors, without chunk tiles (DevicePlan::direct)
-  bool cut = false;             // sequences are segments (DevicePlan::cut)
-  bool z = false;               // prepare makes the Z tile
-  bool lo_parts = false;        // hi/lo tiles have lo parts of the keys
-  bool precond_rows = false;    // forward has left A before every token
-  bool fused = false;           // some logits are given to the kernels as they are
-  bool fused_channels = false;  // of those, log-decays of channels
-  TokenTraits in, d;            // d: gradients as the kernels leave them
+  bool raw = false;           // from the raw tensors, without chunk tiles (DevicePlan::direct)
+  bool cut = false;           // sequences are segments (DevicePlan::cut)
+  bool z = false;             // prepare makes the Z tile
+  bool lo_parts = false;      // hi/lo tiles have lo parts of the keys
+  bool precond_rows = false;  // forward has left A before every token
+  bool fused = false;         // some logits are given to the kernels as they are
+  TokenTraits in, d;          // d: gradients as the kernels leave them
   TensorTraits d_o;
   // The token form.
   bool token_slots = false;  // a slot for the state after every token
