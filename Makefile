@@ -39,7 +39,7 @@ deps:
 configure: deps
 	@test -f build/build.ninja || cmake --preset release
 
-test: configure ## build and run the tests, but for the long ones (10 minutes on two cores); no device code without a GPU
+test: configure ## build and run the tests, but for the long ones (15 minutes on two cores); no device code without a GPU
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) $(TEST_TARGETS)
 	$(COMPILE_COMMANDS)

@@ -477,7 +477,7 @@ FW_API fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, cons
 FW_API fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace,
                               size_t workspace_bytes);
 
-/* Short convolution: causal, depthwise, with bias and SiLU, as layers have it in front of the recurrence.
+/* Short convolution: causal, depthwise, with bias and SiLU, as layers have it before the recurrence.
  *
  *     p[t, c] = bias[c] + sum over j < W of weight[c, W-1-j] x[t-j, c];   y[t, c] = p[t, c] sigmoid(p[t, c])
  *
