@@ -24,8 +24,8 @@ from fastweight.torch._layer import fla_names
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = pathlib.Path(os.environ.get("FASTWEIGHT_SHARED", ROOT.parent / "shared"))
-if not SHARED.is_dir():
-    SHARED = ROOT.parents[1] / "shared"
+if not SHARED.is_dir():  # a worktree lies one folder deeper
+    SHARED = ROOT.parent.parent / "shared"
 VECTORS = SHARED / "vectors/models"
 PROGRAM = os.environ.get("FASTWEIGHT_PROGRAM")
 # Options of the engine's configuration that are arguments of the layer under the same name.
