@@ -264,7 +264,7 @@ TEST(DeviceTraining, FollowsTheCpu) {
   EXPECT_LT(last, first);
 }
 
-// The same bits in a second run, with what backward computes again, and from values and moments that were carried to
+// The same bits in a second run, with what backward recomputes, and from values and moments that were carried to
 // another model.
 TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   const ModelConfig config = tiny("gated_deltanet2", {"recurrent", "window"});
@@ -417,7 +417,7 @@ TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
     // A little less would not have done: the arena takes another block.
     EXPECT_GT(peak_with({plan.scratch.kept - 256, plan.scratch.recomputed}), plan.total()) << "kept";
     if (plan.scratch.recomputed == 0) continue;
-    EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.recomputed - 256}), plan.total()) << "computed again";
+    EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.recomputed - 256}), plan.total()) << "recomputed";
   }
 }
 INSTANTIATE_TEST_SUITE_P(Models, DeviceStepPlan, ::testing::ValuesIn(models()),

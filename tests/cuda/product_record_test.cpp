@@ -75,7 +75,7 @@ TEST(ProductRecord, NotesWhatAStepQueuesAndRunsItWithoutTouchingTheModel) {
   EXPECT_EQ(record.count(), 3 * (2 * 4 + 1)) << "it listens no more";
 }
 
-// What is computed again are products of the step too.
+// What is recomputed are products of the step too.
 TEST(ProductRecord, HasWhatIsComputedAgain) {
   LanguageModel<float> model = small_model();
   model.set_recompute(Recompute::kAll);

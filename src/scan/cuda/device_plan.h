@@ -5,8 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "scan/cuda/args.h"
@@ -80,7 +78,7 @@ struct ForwardRegions {
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
   Region chunk_tiles;  // BwdTiles [chunks, HV]; of stores_k_hat() QETiles, and
-  Region keys;         // Khat, bf16 [chunks, HV, 64 key]; or
+  Region keys;         // Khat, bf16 [chunks, HV, 64 k_tile]; or
   // RowScalesBwd [chunks, HV]: reverse_takes_rows(); RowScales: DevicePlan::k256 but stores_k_hat()
   Region numbers;
   Region norms;  // RowNorms [chunks, HV]: of DevicePlan::k256 with k256_sums() or k256_channels() (rule_traits.h)
@@ -112,12 +110,10 @@ struct BackwardRegions {
   size_t bytes = 0;
 };
 
-struct SplitK;
-
 struct DevicePlan {
   int sm_count = 0;  // of the device that the plan is for
   bool chunk_form = false;
-  int key = 0;           // 64 or 128, if k256 256: K padded, chunk form
+  int k_tile = 0;        // 64 or 128, if k256 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_tile = false;
   // No erase, streams that are q, k, v times a scale per row, one decay a token or none: from the raw tensors
@@ -125,8 +121,6 @@ struct DevicePlan {
   bool direct = false;
   // K above 128 (kernels.h, k256_*).
   bool k256 = false;
-  // K above 128 of split_rule() (rule_traits.h): two calls, whose plans these are; of what follows here only the bytes.
-  std::shared_ptr<const SplitK> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   // there are segments, or would be of longer sequences: the descriptor says how many tokens one has, and a sequence's
@@ -151,12 +145,10 @@ struct DevicePlan {
 
 // Whether the call takes the chunk form.
 bool takes_chunks(const Plan& plan);
-// For a device of so many SMs (device.h). Throws Error(kUsage) for a chunk form that the device has not.
+// Whether it takes that form as two calls, with K above 128 of split_rule() (rewrites/split_k.h).
+bool takes_split_k(const Plan& plan);
+// plan: as the kernels know it. For a device of so many SMs (device.h). Throws Error(kUsage) for a chunk form that the
+// device has not.
 DevicePlan make_device_plan(const Plan& plan, int sm_count);
-
-// Lines "name: value" for people (text.cpp). call: as the caller has it, plan: as the kernels do. Rows: bytes of each
-// direction's workspace before what the plan has.
-std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows,
-                    size_t backward_rows);
 
 }  // namespace fw::cuda

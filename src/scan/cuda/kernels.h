@@ -110,25 +110,25 @@ PrecondShare precond_share(const Problem& problem, float* scratch, float* center
 // out[t, h, :] = sum over the group of in[t, hv, :] in order, in float32; in: [tokens, HV, dim] contiguous.
 void sum_groups(const Problem& problem, const TokenArg& in, int32_t dim, const TokenArg& out, void* stream);
 
-// ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
+// ---- the chunk form: matrix products of bf16 operands; k_tile 64 or 128 (K padded), any V
 
 // Of rules with uses_hi_lo() (rule_traits.h).
 struct HiLoTiles {
-  void* chunk_tiles = nullptr;  // LoTiles<key> [chunks, HV]; null: other rules
-  // [chunks, HV, 64 key] as SW128 tiles: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
+  void* chunk_tiles = nullptr;  // LoTiles<k_tile> [chunks, HV]; null: other rules
+  // [chunks, HV, 64 k_tile] as SW128 tiles: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
   uint16_t* lo_parts = nullptr;
 };
 
 struct PrepareArgs {
   Problem problem;
-  // FwdTiles<key> [chunks, HV]; kRowTiles: RowTiles<key>; kRowScales: RowScales, and
-  // then `pairs` is there; where stores_k_hat() (rule_traits.h) QETiles<key>
+  // FwdTiles<k_tile> [chunks, HV]; kRowTiles: RowTiles<k_tile>; kRowScales: RowScales, and
+  // then `pairs` is there; where stores_k_hat() (rule_traits.h) QETiles<k_tile>
   void* forward = nullptr;
   bool keeps_intra_chunk = false;  // kIntraChunk
   bool after_gate_kernel = false;  // gate_values() is the kernel in front: q and k were there before it began
-  void* solved = nullptr;          // XMTiles<key> [chunks, HV], where stores_k_hat()
-  void* backward = nullptr;        // BwdTiles<key> [chunks, HV], or null
-  // [chunks, HV, 64 key], in its place where stores_k_hat(): Khat as SW128 tiles; with pairs; or null
+  void* solved = nullptr;          // XMTiles<k_tile> [chunks, HV], where stores_k_hat()
+  void* backward = nullptr;        // BwdTiles<k_tile> [chunks, HV], or null
+  // [chunks, HV, 64 k_tile], in its place where stores_k_hat(): Khat as SW128 tiles; with pairs; or null
   uint16_t* keys = nullptr;
   // [chunks, HV], in its place for rules with reverse_takes_rows() (rule_traits.h), or null
   RowScalesBwd* numbers = nullptr;
@@ -139,7 +139,7 @@ struct PrepareArgs {
   float* spare_m = nullptr;
 };
 // choice: select_prepare() (pipeline.h), with places for what it leaves.
-void prepare(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
+void prepare(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream);
 // How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for TMA; 0: it is not asked.
 struct TokenShape {
   int64_t B = 0, T = 0;
@@ -163,9 +163,9 @@ struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool is_delta = true;
-  // FwdTiles<key>; with `rows` RowTiles<key>, and with `pairs` RowScales; with `solved` QETiles<key>
+  // FwdTiles<k_tile>; with `rows` RowTiles<k_tile>, and with `pairs` RowScales; with `solved` QETiles<k_tile>
   const void* chunk_tiles = nullptr;
-  const void* solved = nullptr;       // XMTiles<key>, where stores_k_hat()
+  const void* solved = nullptr;       // XMTiles<k_tile>, where stores_k_hat()
   const IntraChunk* pairs = nullptr;  // [chunks, HV], of kIntraChunk
   HiLoTiles hi_lo;
   ScanRows rows;
@@ -186,7 +186,7 @@ struct ScanForwardArgs {
   const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
 // kernel: select_forward_scan() for the tiles that are given.
-void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int key, void* stream);
+void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream);
 
 // For gradients() that begin while the reverse scan still runs, with the last chunks.
 struct TilesReady {
@@ -202,9 +202,9 @@ struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool is_delta = true;
-  // BwdTiles<key>; with `keys` QETiles<key>, and pairs; or null, and in its place numbers, pairs and rows
+  // BwdTiles<k_tile>; with `keys` QETiles<k_tile>, and pairs; or null, and in its place numbers, pairs and rows
   const void* chunk_tiles = nullptr;
-  const uint16_t* keys = nullptr;  // [chunks, HV, 64 key], where stores_k_hat()
+  const uint16_t* keys = nullptr;  // [chunks, HV, 64 k_tile], where stores_k_hat()
   const RowScalesBwd* numbers = nullptr;
   bool mixed = false;  // the numbers are those of mixed_streams()
   const IntraChunk* pairs = nullptr;
@@ -220,9 +220,9 @@ struct ScanReverseArgs {
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
-void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream);
+void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream);
 // Of kRows and kKeys: part of it.
-void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream);
+void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream);
 
 // From segment to segment. M are the maps and `states` [segments, HV, V, K] what each leaves of a zero state. The
 // result is the state at the start of every segment of sequence n. With reverse it is the gradient at its end: states
@@ -275,16 +275,16 @@ struct GradientArgs {
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
   K256Half half;         // of k256_gradients()
 };
-void gradients(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream);
+void gradients(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream);
 // 64 rows of dq and of dk for each block, of which there are at most two an SM.
-constexpr int64_t head_sums_bytes(int key, int64_t key_tiles, int64_t sm_count) {
+constexpr int64_t head_sums_bytes(int k_tile, int64_t key_tiles, int64_t sm_count) {
   const int64_t blocks = key_tiles < 2 * sm_count ? key_tiles : 2 * sm_count;
-  return blocks * 2 * kChunk * key * int64_t{sizeof(float)};
+  return blocks * 2 * kChunk * k_tile * int64_t{sizeof(float)};
 }
 
 // ---- k256/: the chunk form with keys of 129 to 256 channels, of rules with k256_rule() (rule_traits.h); any rows. In
 // memory there are numbers, A and P (where each channel has its own decay: chunk tiles and Khat of 256 channels, A and
-// P), and what the scans save as above with key 256.
+// P), and what the scans save as above with k_tile 256.
 
 // Streams are rows of q alone (nothing is erased), rows of q and k, sums of both (k256_sums()), or what prepare makes
 // of them (k256_channels()).
@@ -296,7 +296,7 @@ struct K256PrepareArgs {
   IntraChunk* pairs = nullptr;                // [chunks, HV]; additive: without A
   RowNorms* norms = nullptr;                  // [chunks, HV], where streams are sums or kKeys; or null
   QETiles<kMaxTileK>* chunk_tiles = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
-  uint16_t* keys = nullptr;                   // [chunks, HV, 64 key]: Khat as SW128 tiles
+  uint16_t* keys = nullptr;                   // [chunks, HV, 64 k_tile]: Khat as SW128 tiles
   uint16_t* z = nullptr;                      // kKeys: as PrepareArgs
 };
 void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream);
@@ -353,7 +353,7 @@ struct AdditiveScanArgs {
   const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0
   const int32_t* final_index = nullptr;  // where `to` has that of sequence n
 };
-void additive_scan(const AdditiveScanArgs& args, int key, void* stream);
+void additive_scan(const AdditiveScanArgs& args, int k_tile, void* stream);
 
 // join_segments where what a segment does to a state is to multiply it by its decay. In place as there.
 struct AdditiveJoinArgs {
@@ -374,6 +374,6 @@ struct AdditiveGradientArgs {
   HeadGradients grads;
   float* form_parts = nullptr;  // as GradientArgs
 };
-void additive_gradients(const AdditiveGradientArgs& args, int key, int64_t chunks, void* stream);
+void additive_gradients(const AdditiveGradientArgs& args, int k_tile, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

@@ -15,9 +15,6 @@ struct CallForms {
   float* parts = nullptr;  // GradientArgs::form_parts
   bool made_last = false;  // gate_values() is the kernel before the call's
 };
-// Those of `gates` that they can form, forward, or with `grads` backward. made: fused_in_kernels() (gates.h).
-FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates,
-                       const Inputs<float>* grads, bool made);
 
 // device: make_device_plan() of the plan. saved: its saved bytes, or null.
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,

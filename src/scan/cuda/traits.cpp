@@ -94,7 +94,7 @@ CallTraits problem_traits(const Problem& x, int k_tile, int64_t chunks, int sm_c
   return t;
 }
 CallTraits call_traits(const Problem& x, const DevicePlan& device) {
-  CallTraits t = problem_traits(x, device.key, device.chunks, device.sm_count);
+  CallTraits t = problem_traits(x, device.k_tile, device.chunks, device.sm_count);
   t.raw = device.direct;
   t.cut = device.cut;
   t.z = device.z_tile;

@@ -8,6 +8,7 @@
 #include "scan/cuda/rewrites/float16_kernels.h"
 #include "scan/cuda/rewrites/gate_kernels.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
+#include "scan/cuda/rewrites/split_k.h"
 #include "scan/cuda/rewrites/two_token_kernels.h"
 
 namespace fw::cuda {
@@ -30,6 +31,11 @@ void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTenso
 
 void divide_erase_gate(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
 void divide_erase_gate_backward(const Plan&, const EraseOverDecayArgs&) { require_device(false); }
+
+void add_split_k_rows(const Plan&, const DevicePlan&, const CommonRegions&, const Inputs<float>&, void*,
+                      const TokenTensor<float>&, void*) {
+  require_device(false);
+}
 
 void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
 void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }

@@ -211,7 +211,7 @@ class BackwardRun {
     parts.d_final_state = {};
     parts.d_initial_state = segment_states(plan_, joined(), plan_.V);
     parts.parts = tables_.parts;
-    scan_reverse(parts, pipeline_.reverse, device_.key, plan_.stream);
+    scan_reverse(parts, pipeline_.reverse, device_.k_tile, plan_.stream);
   }
   void join_reverse() {
     join_segments(
@@ -223,14 +223,14 @@ class BackwardRun {
   void reverse() {
     if (pipeline_.reverse == ReverseScan::kRaw) {
       if (!device_.segments.backward) make_raw_args();
-      return additive_scan(raw_, device_.key, plan_.stream);
+      return additive_scan(raw_, device_.k_tile, plan_.stream);
     }
     if (!device_.segments.backward) make_scan_args();
     if (device_.k256) {
       k256_at_ = k256_places(device_, kept_at_, space_);
       return k256_reverse(scan_, select_k256(plan_.rule), k256_tiles(k256_at_), plan_.stream);
     }
-    scan_reverse(scan_, pipeline_.reverse, device_.key, plan_.stream);
+    scan_reverse(scan_, pipeline_.reverse, device_.k_tile, plan_.stream);
   }
   void tile_gradients() {
     GradientArgs args;
@@ -249,7 +249,7 @@ class BackwardRun {
     if (pipeline_.sums_heads) args.head_sums = space_.at<float>(device_.backward.head_sums);
     args.precond = share_;
     args.ready = ready_;
-    gradients(args, pipeline_.gradients, device_.key, device_.chunks, plan_.stream);
+    gradients(args, pipeline_.gradients, device_.k_tile, device_.chunks, plan_.stream);
   }
   float* joined() const { return space_.at<float>(device_.backward.segments.states); }
 
@@ -330,7 +330,7 @@ class BackwardRun {
     // Where the host does not know how many chunks there are, nobody writes the shares of those that are not.
     if (form_parts_ != nullptr && problem_.sequences.bounded != 0)
       clear(reinterpret_cast<uint32_t*>(form_parts_), device_.chunks * plan_.HV * 2, plan_.stream);
-    additive_gradients(args, device_.key, device_.chunks, plan_.stream);
+    additive_gradients(args, device_.k_tile, device_.chunks, plan_.stream);
   }
 
   // ---- Token by token
@@ -397,7 +397,6 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
     workspace = static_cast<char*>(workspace) + device.saved.bytes;
     scan_forward(plan, device, in, forms, {}, const_cast<void*>(kept), workspace);
   }
-  if (device.halves != nullptr) return backward_of_split_k(plan, *device.halves, in, d, grads, kept, workspace);
   BackwardRun(plan, device, in, forms, d, grads, kept, workspace).run();
 }
 

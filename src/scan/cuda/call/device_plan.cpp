@@ -6,7 +6,6 @@
 #include "rule/step_bound.h"
 #include "rule/tokens.h"
 #include "scan/cuda/kernels.h"
-#include "scan/cuda/rewrites/split_k.h"
 #include "scan/cuda/rule_traits.h"
 #include "scan/cuda/tiles.h"
 
@@ -31,10 +30,10 @@ class Regions {
 };
 
 template <template <int> class ChunkTile>
-int64_t tiles_bytes(int key) {
-  return static_cast<int64_t>(key == 64    ? sizeof(ChunkTile<64>)
-                              : key == 128 ? sizeof(ChunkTile<128>)
-                                           : sizeof(ChunkTile<kMaxTileK>));
+int64_t tiles_bytes(int k_tile) {
+  return static_cast<int64_t>(k_tile == 64    ? sizeof(ChunkTile<64>)
+                              : k_tile == 128 ? sizeof(ChunkTile<128>)
+                                              : sizeof(ChunkTile<kMaxTileK>));
 }
 
 constexpr int64_t kFloat = sizeof(float);
@@ -203,8 +202,8 @@ HiLoRegions hi_lo_regions(const Plan& plan, const DevicePlan& device, Regions& r
   HiLoRegions r;
   if (!device.chunk_form || !uses_hi_lo(plan.rule)) return r;
   const int64_t tiles = device.chunks * plan.HV;
-  r.chunk_tiles = regions.take(tiles * tiles_bytes<LoTiles>(device.key));
-  r.lo_parts = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && keeps_raw_keys(plan.rule)));
+  r.chunk_tiles = regions.take(tiles * tiles_bytes<LoTiles>(device.k_tile));
+  r.lo_parts = regions.take(tiles * kChunk * device.k_tile * 2, !(plan.bf16_io && keeps_raw_keys(plan.rule)));
   return r;
 }
 
@@ -215,15 +214,15 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool chunk_tiles = device.chunk_form && !device.direct && !device.k256;
   const bool keys = stores_k_hat(plan.rule);
-  r.chunk_tiles =
-      regions.take(tiles * (keys ? tiles_bytes<XMTiles>(device.key) : tiles_bytes<FwdTiles>(device.key)), chunk_tiles);
+  r.chunk_tiles = regions.take(
+      tiles * (keys ? tiles_bytes<XMTiles>(device.k_tile) : tiles_bytes<FwdTiles>(device.k_tile)), chunk_tiles);
   r.hi_lo = hi_lo_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.z_tile);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.saving_bytes = regions.used();
-  r.streams = regions.take(tiles * tiles_bytes<QETiles>(device.key), (chunk_tiles || device.k256) && keys);
-  r.keys = regions.take(tiles * kChunk * device.key * 2, device.k256 && keys);
+  r.streams = regions.take(tiles * tiles_bytes<QETiles>(device.k_tile), (chunk_tiles || device.k256) && keys);
+  r.keys = regions.take(tiles * kChunk * device.k_tile * 2, device.k256 && keys);
   r.numbers = regions.take(tiles * int64_t{sizeof(RowScales)}, device.k256 && !keys);
   r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, device.k256);
   r.bytes = regions.used();
@@ -237,15 +236,16 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool chunk_tiles = !device.direct, keys = chunk_tiles && stores_k_hat(plan.rule);
   const bool rows = (device.k256 && !keys) || reverse_takes_rows(plan.rule);
-  r.chunk_tiles = regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.key) : tiles_bytes<BwdTiles>(device.key)),
-                               chunk_tiles && !rows);
-  r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
+  r.chunk_tiles =
+      regions.take(tiles * (keys ? tiles_bytes<QETiles>(device.k_tile) : tiles_bytes<BwdTiles>(device.k_tile)),
+                   chunk_tiles && !rows);
+  r.keys = regions.take(tiles * kChunk * device.k_tile * 2, keys);
   r.numbers = regions.take(tiles * static_cast<int64_t>(device.k256 ? sizeof(RowScales) : sizeof(RowScalesBwd)),
                            chunk_tiles && rows);
   r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.k256 && (keys || k256_sums(plan.rule)));
   r.hi_lo = hi_lo_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(IntraChunk)}, chunk_tiles);
-  r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
+  r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.k_tile * 2);
   r.w = regions.take(tiles * device.value_blocks * kSw128Elements * 2, chunk_tiles);
   if (device.segments.backward && chunk_tiles)
     r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
@@ -275,11 +275,11 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
-  r.head_sums = regions.take(head_sums_bytes(device.key, device.chunks * plan.H, device.sm_count),
+  r.head_sums = regions.take(head_sums_bytes(device.k_tile, device.chunks * plan.H, device.sm_count),
                              grouped && device.chunk_form && !device.direct && !device.k256 && !precond);
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
-  r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
+  r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.k_tile * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kSw128Elements * 2, device.chunk_form && !device.direct);
   const auto specs = token_specs(rule);
   const int64_t numbers =
@@ -340,13 +340,14 @@ namespace {
 bool takes_k256(const Plan& plan) {
   return plan.K > kMostChunkKey && plan.K <= kLargestTileK && !plan.rule.general_erase() && k256_rule(plan.rule);
 }
-bool takes_split_k(const Plan& plan) {
-  return plan.K > kMostChunkKey && plan.K <= 2 * kSplitK && !plan.rule.general_erase() && split_rule(plan.rule);
+bool in_two_calls(const Plan& plan) {
+  return plan.K > kMostChunkKey && plan.K <= 2 * kMostChunkKey && !plan.rule.general_erase() && split_rule(plan.rule);
 }
 bool can_take_chunks(const Plan& plan) {
-  return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || takes_split_k(plan));
+  return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || in_two_calls(plan));
 }
 }  // namespace
+bool takes_split_k(const Plan& plan) { return takes_chunks(plan) && in_two_calls(plan); }
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
 DevicePlan make_device_plan(const Plan& plan, int sm_count) {
@@ -362,16 +363,10 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count) {
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
-  if (device.chunk_form && takes_split_k(plan)) {
-    device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
-    device.key = 2 * kSplitK;
-    check_grids(plan, device);
-    plan_split_k(plan, sm_count, device);
-    return device;
-  }
+  if (takes_split_k(plan)) fail_internal("a device plan: expected one of the two calls of K {}", plan.K);
   if (device.chunk_form) {
     device.k256 = plan.K > kMostChunkKey;
-    device.key = plan.K <= 64 ? 64 : device.k256 ? kMaxTileK : 128;
+    device.k_tile = plan.K <= 64 ? 64 : device.k256 ? kMaxTileK : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_tile = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule) && !device.k256;

@@ -4,7 +4,6 @@
 #include "scan/cuda/call/run.h"
 #include "scan/cuda/pipeline.h"
 #include "scan/cuda/require_device.h"
-#include "scan/cuda/rewrites/split_k.h"
 #include "scan/cuda/token_arg.h"
 
 namespace fw::cuda {
@@ -103,7 +102,7 @@ class ForwardRun {
     }
     args.z = space_.at<uint16_t>(device_.forward.z);
     args.spare_m = space_.at<float>(device_.forward.common.m);
-    prepare(args, pipeline_.prepare, device_.key, device_.chunks, plan_.stream);
+    prepare(args, pipeline_.prepare, device_.k_tile, device_.chunks, plan_.stream);
 
     scan_ = forward_scan_args(plan_, device_, problem_, out_, saved_);
     scan_.chunk_tiles = args.forward;
@@ -140,7 +139,7 @@ class ForwardRun {
     parts.final_state = segment_states(plan_, joined(), plan_.V);
     parts.maps = segment_states(plan_, maps(), plan_.K);
     parts.parts = tables_.parts;
-    scan_forward(parts, pipeline_.scan, device_.key, plan_.stream);
+    scan_forward(parts, pipeline_.scan, device_.k_tile, plan_.stream);
   }
   // The state where each segment begins.
   void join() {
@@ -153,11 +152,11 @@ class ForwardRun {
   void scan() {
     if (pipeline_.scan == ForwardScan::kRaw) {
       if (!device_.segments) raw_ = raw_args();
-      additive_scan(raw_, device_.key, plan_.stream);
+      additive_scan(raw_, device_.k_tile, plan_.stream);
     } else if (device_.k256) {
       k256_forward(scan_, select_k256(plan_.rule), k256_, plan_.stream);
     } else {
-      scan_forward(scan_, pipeline_.scan, device_.key, plan_.stream);
+      scan_forward(scan_, pipeline_.scan, device_.k_tile, plan_.stream);
     }
   }
   float* joined() const { return space_.at<float>(device_.forward.segments.states); }
@@ -220,7 +219,6 @@ void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float
                   const Outputs<float>& out, void* saved, void* workspace) {
   require_device(device.chunk_form);
   if (plan.N == 0) return;
-  if (device.halves != nullptr) return forward_of_split_k(plan, *device.halves, in, out, saved, workspace);
   ForwardRun(plan, device, in, forms, out, saved, workspace).run();
 }
 

@@ -206,7 +206,7 @@ void first_raw_pass(const Plan& plan, const DevicePlan& device, AdditiveScanArgs
   own.to = segment_states(plan, space.at<float>(r.states), plan.V);
   own.decays = space.at<float>(r.decays);
   own.parts = tables.parts;
-  additive_scan(own, device.key, plan.stream);
+  additive_scan(own, device.k_tile, plan.stream);
 }
 
 void join_raw_pass(const Plan& plan, const DevicePlan& device, AdditiveScanArgs& scan, const SegmentTables& tables,

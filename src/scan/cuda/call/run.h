@@ -66,10 +66,4 @@ void first_raw_pass(const Plan& plan, const DevicePlan& device, AdditiveScanArgs
 void join_raw_pass(const Plan& plan, const DevicePlan& device, AdditiveScanArgs& scan, const SegmentTables& tables,
                    const Space& space);
 
-// Keys in two halves (rewrites/split_k.h).
-void forward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& out,
-                        void* saved, void* workspace);
-void backward_of_split_k(const Plan& plan, const SplitK& halves, const Inputs<float>& in, const Outputs<float>& d,
-                         const Inputs<float>& grads, const void* saved, void* workspace);
-
 }  // namespace fw::cuda

@@ -12,7 +12,20 @@ namespace {
 constexpr float kLeastOfTokens = -40, kLeastOfChunks = -9;
 
 // The rule of the rows: row 2t has p / alpha as its erase key and f as its key.
-Plan plan_of_rows(Plan plan) {
+Plan plan_of_rows(const Plan& tokens) {
+  const auto refuse = [&](const char* what, const char* expected) {
+    fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'",
+               what, expected, to_string(tokens.rule));
+  };
+  if (tokens.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
+  if (tokens.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
+  const int64_t most = cuda_backend().most_tokens / 2;
+  if (tokens.tokens() > most) {
+    fail_usage(
+        "descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}",
+        most, tokens.tokens());
+  }
+  Plan plan = tokens;
   plan.rule.erase_state = EraseState::kDecayed;
   plan.rule.erase_write = EraseWrite::kTied;
   plan.rule.erase_key = EraseKey::kOwn;
@@ -47,27 +60,16 @@ const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV) {
   return nullptr;
 }
 
-DplrAsTwoTokens::DplrAsTwoTokens(const Plan& plan)
-    : plan_(plan), used_(plan.rule.general_erase()), before_decay_(plan.rule.erases_before_decay()) {
-  if (!used_) {
-    rows_ = plan;
-    return;
-  }
-  const auto refuse = [&](const char* what, const char* expected) {
-    fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'",
-               what, expected, to_string(plan.rule));
-  };
-  if (plan.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
-  if (plan.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
-  const int64_t most = cuda_backend().most_tokens / 2;
-  if (plan.tokens() > most) {
-    fail_usage(
-        "descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}",
-        most, plan.tokens());
-  }
-  rows_ = plan_of_rows(plan);
-  least_ = takes_chunks(rows_) ? kLeastOfChunks : kLeastOfTokens;
+const RewriteLine kDplrAsTwoTokensRewrite = {[](const Plan& plan) { return plan.rule.general_erase(); },
+                                             [](const Plan& front, int) { return plan_of_rows(front); }, 1,
+                                             [](const RewriteContext& context) -> std::unique_ptr<Rewrite> {
+                                               return std::make_unique<DplrAsTwoTokens>(context);
+                                             }};
 
+DplrAsTwoTokens::DplrAsTwoTokens(const RewriteContext& context)
+    : plan_(context.plan), rows_(*context.kernels.front().plan), before_decay_(plan_.rule.erases_before_decay()) {
+  const Plan& plan = plan_;
+  least_ = context.kernels.front().device.chunk_form ? kLeastOfChunks : kLeastOfTokens;
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t numbers) {
     const Region region{used, static_cast<size_t>(numbers) * sizeof(float)};
@@ -98,7 +100,6 @@ RowTokens DplrAsTwoTokens::tokens() const {
 }
 
 Inputs<float> DplrAsTwoTokens::inputs(const Inputs<float>& in, void* workspace) const {
-  if (!used_) return in;
   Inputs<float> made = in;
   made.erase_write = {};
   ExpandArgs args;
@@ -131,42 +132,54 @@ Inputs<float> DplrAsTwoTokens::inputs(const Inputs<float>& in, void* workspace) 
   return made;
 }
 
-Outputs<float> DplrAsTwoTokens::cotangents(const Outputs<float>& d, void* workspace) const {
-  if (!used_ || !d.o) return d;
-  Outputs<float> made = d;
-  made.o = rows_at(d.o, d_o_, workspace);
+TokenTensor<float> DplrAsTwoTokens::cotangent(const TokenTensor<float>& d_o, void* workspace) const {
+  if (!d_o) return d_o;
+  const TokenTensor<float> made = rows_at(d_o, d_o_, workspace);
   ExpandArgs args;
   ExpandTask& task = args.tasks[args.count++];
   task.kind = RowsOf::kSecond;
-  task.from = token_arg(plan_, d.o);
-  task.to = token_arg(plan_, made.o);
-  task.heads = static_cast<int32_t>(d.o.heads);
-  task.dim = static_cast<int32_t>(d.o.dim);
+  task.from = token_arg(plan_, d_o);
+  task.to = token_arg(plan_, made);
+  task.heads = static_cast<int32_t>(d_o.heads);
+  task.dim = static_cast<int32_t>(d_o.dim);
   expand_rows(args, tokens(), plan_.stream);
   return made;
 }
 
-Outputs<float> DplrAsTwoTokens::open(const Outputs<float>& out, void* workspace) const {
-  Outputs<float> opened = out;
-  if (used_ && out.o) opened.o = rows_at(out.o, o_, workspace);
-  return opened;
+ForwardTensors DplrAsTwoTokens::open(const ForwardTensors& front, int, void* workspace) const {
+  ForwardTensors behind = front;
+  behind.in = inputs(front.in, workspace);
+  if (front.out.o) behind.out.o = rows_at(front.out.o, o_, workspace);
+  return behind;
 }
 
-void DplrAsTwoTokens::close(const Outputs<float>& opened, const Outputs<float>& out) const {
-  if (!used_ || !out.o) return;
+void DplrAsTwoTokens::close(const ForwardTensors& front, const ForwardTensors& behind, void*) const {
+  const TokenTensor<float>& o = front.out.o;
+  if (!o) return;
   ReduceRowsArgs args;
   JoinTask& task = args.tasks[args.count++];
   task.second = 1;
-  task.rows = token_arg(plan_, opened.o);
-  task.to = token_arg(plan_, out.o);
-  task.heads = static_cast<int32_t>(out.o.heads);
-  task.dim = static_cast<int32_t>(out.o.dim);
+  task.rows = token_arg(plan_, behind.out.o);
+  task.to = token_arg(plan_, o);
+  task.heads = static_cast<int32_t>(o.heads);
+  task.dim = static_cast<int32_t>(o.dim);
   reduce_rows(args, tokens(), plan_.stream);
 }
 
+BackwardTensors DplrAsTwoTokens::open(const BackwardTensors& front, int, void* workspace) const {
+  BackwardTensors behind = front;
+  behind.grads = gradients(front.in, front.grads, workspace);
+  behind.in = inputs(front.in, workspace);
+  behind.d.o = cotangent(front.d.o, workspace);
+  return behind;
+}
+
+std::string DplrAsTwoTokens::lines() const {
+  return fmt::format("rows: two a token, one that erases and one that writes, of {}\n", to_string(rows_.rule));
+}
+
 // All that the caller's depend on: of the erase vector's and the decay's also the rows of the erase key.
-Inputs<float> DplrAsTwoTokens::open(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const {
-  if (!used_) return wanted;
+Inputs<float> DplrAsTwoTokens::gradients(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const {
   Inputs<float> opened = wanted;
   opened.erase_write = {};
   const auto specs = token_specs(rows_.rule);
@@ -182,8 +195,8 @@ Inputs<float> DplrAsTwoTokens::open(const Inputs<float>& in, const Inputs<float>
   return opened;
 }
 
-void DplrAsTwoTokens::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const {
-  if (!used_) return;
+void DplrAsTwoTokens::close(const BackwardTensors& front, const BackwardTensors& behind, void*) const {
+  const Inputs<float>&in = front.in, &wanted = front.grads, &opened = behind.grads;
   ReduceRowsArgs args;
   args.least = least_;
   const auto add = [&](const TokenTensor<float>& rows, const TokenTensor<float>& to, float first,

@@ -11,9 +11,8 @@
 #include <array>
 #include <cstddef>
 
-#include "scan/cuda/device_plan.h"
+#include "scan/cuda/rewrites/rewrite.h"
 #include "scan/cuda/rewrites/two_token_kernels.h"
-#include "scan/tensors.h"
 
 namespace fw::cuda {
 
@@ -21,40 +20,35 @@ namespace fw::cuda {
 // nothing.
 const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV);
 
-class DplrAsTwoTokens {
+// Refuses what rows cannot have: slots of tokens, offsets on the device, more tokens than half of what CUDA takes.
+class DplrAsTwoTokens final : public Rewrite {
  public:
-  // plan: of the call, without what dplr_as_two_tokens_lacks(); it outlives this. Throws Error(kUsage) for what rows
-  // cannot have: slots of tokens, offsets on the device, more tokens than half of what CUDA takes.
-  explicit DplrAsTwoTokens(const Plan& plan);
-  bool used() const { return used_; }
-  // Of the rows; the call's own where it has one row a token.
-  const Plan& plan() const { return rows_; }
-
-  // Of the workspace. All are 0, and what follows does nothing, where a token is one row.
-  size_t forward_bytes() const { return forward_bytes_; }
-  size_t backward_bytes() const { return backward_bytes_; }
-
-  // Queues the making of rows: the inputs with them; of the cotangents o alone changes.
-  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
-  Outputs<float> cotangents(const Outputs<float>& d, void* workspace) const;
-  // Where the kernels leave o, and the way from there to what the caller asks for.
-  Outputs<float> open(const Outputs<float>& out, void* workspace) const;
-  void close(const Outputs<float>& opened, const Outputs<float>& out) const;
-  // The same of gradients.
-  Inputs<float> open(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const;
-  void close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const;
+  explicit DplrAsTwoTokens(const RewriteContext& context);
+  size_t forward_bytes() const override { return forward_bytes_; }
+  size_t backward_bytes() const override { return backward_bytes_; }
+  ForwardTensors open(const ForwardTensors& front, int i, void* workspace) const override;
+  BackwardTensors open(const BackwardTensors& front, int i, void* workspace) const override;
+  void close(const ForwardTensors& front, const ForwardTensors& behind, void* workspace) const override;
+  void close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const override;
+  std::string lines() const override;
+  std::string before(bool) const override { return "dplr -> "; }
+  std::string after(bool) const override { return " -> dplr"; }
 
  private:
+  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
+  TokenTensor<float> cotangent(const TokenTensor<float>& d_o, void* workspace) const;
+  Inputs<float> gradients(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const;
   TokenTensor<float> rows_at(const TokenTensor<float>& like, const Region& region, void* workspace) const;
   RowTokens tokens() const;
 
   const Plan& plan_;
-  Plan rows_;
-  bool used_ = false, before_decay_ = false;
+  const Plan& rows_;  // two for each token
+  bool before_decay_ = false;
   float least_ = 0;                                   // log-decay of a row
   std::array<Region, kTokenTensors> values_, grads_;  // of the rows' tensors; erase_write has none
   Region o_, d_o_;
   size_t forward_bytes_ = 0, backward_bytes_ = 0;
 };
+extern const RewriteLine kDplrAsTwoTokensRewrite;
 
 }  // namespace fw::cuda

@@ -13,17 +13,25 @@ enum RowIndex { kDivided, kDecay, kDDivided, kDDecay, kDBeta };
 
 }  // namespace
 
-Plan with_divided_erase_gate(Plan plan) {
-  if (plan.rule.can_divide_erase_gate()) plan.rule.erase = Gate::kScalar;
-  return plan;
-}
+// The kernels see a scalar erase gate.
+const RewriteLine kEraseOverDecayRewrite = {[](const Plan& plan) { return plan.rule.can_divide_erase_gate(); },
+                                            [](const Plan& front, int) {
+                                              Plan plan = front;
+                                              plan.rule.erase = Gate::kScalar;
+                                              return plan;
+                                            },
+                                            1,
+                                            [](const RewriteContext& context) -> std::unique_ptr<Rewrite> {
+                                              return std::make_unique<EraseOverDecay>(context);
+                                            }};
 
-EraseOverDecay::EraseOverDecay(const Plan& plan) : plan_(plan) {
-  if (!plan.rule.can_divide_erase_gate()) return;
-  tied_ = plan.rule.erase == Gate::kTied;
-  least_ = takes_chunks(with_divided_erase_gate(plan)) ? kLeastOfChunks : kLeastOfTokens;
+EraseOverDecay::EraseOverDecay(const RewriteContext& context) : plan_(context.plan) {
+  tied_ = plan_.rule.erase == Gate::kTied;
+  const KernelCall& kernels = context.kernels.front();
+  uses_beta_ = kernels.plan->rule.uses_beta();
+  least_ = kernels.device.chunk_form ? kLeastOfChunks : kLeastOfTokens;
   constexpr size_t kAlign = 1024;
-  row_bytes_ = (static_cast<size_t>(plan.tokens() * plan.HV) * sizeof(float) + kAlign - 1) / kAlign * kAlign;
+  row_bytes_ = (static_cast<size_t>(plan_.tokens() * plan_.HV) * sizeof(float) + kAlign - 1) / kAlign * kAlign;
 }
 
 TokenTensor<float> EraseOverDecay::rows(void* workspace, int index) const {
@@ -34,11 +42,10 @@ TokenTensor<float> EraseOverDecay::rows(void* workspace, int index) const {
 }
 
 Inputs<float> EraseOverDecay::inputs(const Inputs<float>& in, void* workspace) const {
-  if (row_bytes_ == 0) return in;
   Inputs<float> made = in;
   made.erase_gate = rows(workspace, kDivided);
   made.g = rows(workspace, kDecay);
-  if (!with_divided_erase_gate(plan_).rule.uses_beta()) made.beta = {};
+  if (!uses_beta_) made.beta = {};
   EraseOverDecayArgs args;
   args.gate = token_arg(plan_, tied_ ? in.beta : in.erase_gate);
   args.g = token_arg(plan_, in.g);
@@ -49,19 +56,26 @@ Inputs<float> EraseOverDecay::inputs(const Inputs<float>& in, void* workspace) c
   return made;
 }
 
-Inputs<float> EraseOverDecay::open(const Inputs<float>& wanted, void* workspace) const {
-  if (row_bytes_ == 0) return wanted;
-  Inputs<float> opened = wanted;
+ForwardTensors EraseOverDecay::open(const ForwardTensors& front, int, void* workspace) const {
+  ForwardTensors behind = front;
+  behind.in = inputs(front.in, workspace);
+  return behind;
+}
+
+BackwardTensors EraseOverDecay::open(const BackwardTensors& front, int, void* workspace) const {
+  BackwardTensors behind = front;
+  behind.in = inputs(front.in, workspace);
+  const Inputs<float>& wanted = front.grads;
+  Inputs<float>& opened = behind.grads;
   const bool of_gate = tied_ ? static_cast<bool>(wanted.beta) : static_cast<bool>(wanted.erase_gate);
   if (of_gate || wanted.g) opened.erase_gate = rows(workspace, kDDivided);
   if (wanted.g) opened.g = rows(workspace, kDDecay);
-  if (tied_ && wanted.beta)
-    opened.beta = with_divided_erase_gate(plan_).rule.uses_beta() ? rows(workspace, kDBeta) : TokenTensor<float>{};
-  return opened;
+  if (tied_ && wanted.beta) opened.beta = uses_beta_ ? rows(workspace, kDBeta) : TokenTensor<float>{};
+  return behind;
 }
 
-void EraseOverDecay::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const {
-  if (row_bytes_ == 0) return;
+void EraseOverDecay::close(const BackwardTensors& front, const BackwardTensors& behind, void*) const {
+  const Inputs<float>&in = front.in, &wanted = front.grads, &opened = behind.grads;
   EraseOverDecayArgs args;
   args.gate = token_arg(plan_, tied_ ? in.beta : in.erase_gate);
   args.g = token_arg(plan_, in.g);

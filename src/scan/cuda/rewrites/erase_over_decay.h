@@ -7,37 +7,33 @@
 
 #include <cstddef>
 
-#include "scan/cuda/device_plan.h"
-#include "scan/tensors.h"
+#include "scan/cuda/rewrites/rewrite.h"
 
 namespace fw::cuda {
 
-// What the kernels know of a call: its erase gate is a scalar. Other rules remain as they are.
-Plan with_divided_erase_gate(Plan plan);
-
-// The float32 rows of a call's tokens and value heads, in the workspace.
-class EraseOverDecay {
+class EraseOverDecay final : public Rewrite {
  public:
-  // plan: of the call; it outlives this.
-  explicit EraseOverDecay(const Plan& plan);
-  // Bytes of the workspace. Both are 0, and what follows does nothing, for other rules.
-  size_t forward_bytes() const { return 2 * row_bytes_; }
-  size_t backward_bytes() const { return 5 * row_bytes_; }
-
-  // Queues the making of gates and log-decays: the inputs with them.
-  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
-  // Where the kernels leave their gradients, and the way from there to what the caller asks for.
-  Inputs<float> open(const Inputs<float>& wanted, void* workspace) const;
-  void close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const;
+  explicit EraseOverDecay(const RewriteContext& context);
+  size_t forward_bytes() const override { return 2 * row_bytes_; }
+  size_t backward_bytes() const override { return 5 * row_bytes_; }
+  ForwardTensors open(const ForwardTensors& front, int i, void* workspace) const override;
+  BackwardTensors open(const BackwardTensors& front, int i, void* workspace) const override;
+  void close(const ForwardTensors&, const ForwardTensors&, void*) const override {}
+  void close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const override;
+  std::string before(bool) const override { return "erase_over_decay -> "; }
+  std::string after(bool backward) const override { return backward ? " -> erase_over_decay" : ""; }
 
  private:
-  TokenTensor<float> rows(void* workspace, int index) const;
+  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
+  TokenTensor<float> rows(void* workspace, int index) const;  // float32, of a call's tokens and value heads
 
   const Plan& plan_;
-  bool tied_ = false;  // the erase is tied to the gain
-  float least_ = 0;    // log-decay
+  bool tied_ = false;       // the erase is tied to the gain
+  bool uses_beta_ = false;  // the kernels have a gain too
+  float least_ = 0;         // log-decay
   size_t row_bytes_ = 0;
 };
+extern const RewriteLine kEraseOverDecayRewrite;
 
 // Of every token and value head; tensors without data: gate 1, gradients 0 or not asked for.
 struct EraseOverDecayArgs {

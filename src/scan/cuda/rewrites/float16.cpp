@@ -4,8 +4,19 @@
 
 namespace fw::cuda {
 
-CallFloat16::CallFloat16(const Plan& plan, bool chunk_form) : plan_(plan) {
-  if (!plan.f16_io) return;
+const RewriteLine kFloat16Rewrite = {
+    [](const Plan& plan) { return plan.f16_io; },
+    [](const Plan& front, int) {
+      Plan plan = front;
+      plan.bf16_io = takes_chunks(front);
+      return plan;
+    },
+    1,
+    [](const RewriteContext& context) -> std::unique_ptr<Rewrite> { return std::make_unique<StagedFloat16>(context); }};
+
+StagedFloat16::StagedFloat16(const RewriteContext& context) : plan_(context.plan) {
+  const Plan& plan = plan_;
+  const bool chunk_form = context.kernels.front().device.chunk_form;
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t numbers, bool bf16) {
     const Row row{{used, static_cast<size_t>(numbers * (bf16 ? 2 : 4))}, bf16};
@@ -35,11 +46,11 @@ CallFloat16::CallFloat16(const Plan& plan, bool chunk_form) : plan_(plan) {
   }
 }
 
-TokenTensor<float> CallFloat16::rows_at(const TokenTensor<float>& like, const Row& row, void* workspace) const {
+TokenTensor<float> StagedFloat16::rows_at(const TokenTensor<float>& like, const Row& row, void* workspace) const {
   return contiguous_rows(like, plan_.T, static_cast<char*>(workspace) + row.region.offset, row.bf16);
 }
 
-void CallFloat16::add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const {
+void StagedFloat16::add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const {
   Float16Task& task = args.tasks[args.count++];
   task.halves.data = halves.f16;
   task.halves.stride_b = halves.stride_b, task.halves.stride_t = halves.stride_t,
@@ -49,11 +60,11 @@ void CallFloat16::add(const TokenTensor<float>& halves, const TokenTensor<float>
   task.dim = static_cast<int32_t>(halves.dim);
 }
 
-Float16Tokens CallFloat16::tokens() const {
+Float16Tokens StagedFloat16::tokens() const {
   return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, token_end(plan_)};
 }
 
-Inputs<float> CallFloat16::inputs(const Inputs<float>& in, void* workspace) const {
+Inputs<float> StagedFloat16::inputs(const Inputs<float>& in, void* workspace) const {
   Inputs<float> made = in;
   Float16Args args;
   for (size_t i = 0; i < kTokenTensors; ++i) {
@@ -66,43 +77,40 @@ Inputs<float> CallFloat16::inputs(const Inputs<float>& in, void* workspace) cons
   return made;
 }
 
-Outputs<float> CallFloat16::cotangents(const Outputs<float>& d, void* workspace) const {
-  if (d.o.f16 == nullptr) return d;
-  Outputs<float> made = d;
-  made.o = rows_at(d.o, d_o_, workspace);
+ForwardTensors StagedFloat16::open(const ForwardTensors& front, int, void* workspace) const {
+  ForwardTensors behind = front;
+  behind.in = inputs(front.in, workspace);
+  if (front.out.o.f16 != nullptr) behind.out.o = rows_at(front.out.o, o_, workspace);
+  return behind;
+}
+
+BackwardTensors StagedFloat16::open(const BackwardTensors& front, int, void* workspace) const {
+  BackwardTensors behind = front;
+  behind.in = inputs(front.in, workspace);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    TokenTensor<float>& tensor = behind.grads.*kInputTokens<float>[i];
+    if (tensor.f16 != nullptr) tensor = rows_at(tensor, grads_[i], workspace);
+  }
+  if (front.d.o.f16 == nullptr) return behind;
+  behind.d.o = rows_at(front.d.o, d_o_, workspace);
   Float16Args args;
-  add(d.o, made.o, args);
+  add(front.d.o, behind.d.o, args);
   from_float16(args, tokens(), plan_.stream);
-  return made;
+  return behind;
 }
 
-Outputs<float> CallFloat16::open(const Outputs<float>& out, void* workspace) const {
-  Outputs<float> opened = out;
-  if (out.o.f16 != nullptr) opened.o = rows_at(out.o, o_, workspace);
-  return opened;
-}
-
-void CallFloat16::close(const Outputs<float>& opened, const Outputs<float>& out) const {
-  if (out.o.f16 == nullptr) return;
+void StagedFloat16::close(const ForwardTensors& front, const ForwardTensors& behind, void*) const {
+  if (front.out.o.f16 == nullptr) return;
   Float16Args args;
-  add(out.o, opened.o, args);
+  add(front.out.o, behind.out.o, args);
   to_float16(args, tokens(), plan_.stream);
 }
 
-Inputs<float> CallFloat16::open(const Inputs<float>& wanted, void* workspace) const {
-  Inputs<float> opened = wanted;
-  for (size_t i = 0; i < kTokenTensors; ++i) {
-    TokenTensor<float>& tensor = opened.*kInputTokens<float>[i];
-    if (tensor.f16 != nullptr) tensor = rows_at(tensor, grads_[i], workspace);
-  }
-  return opened;
-}
-
-void CallFloat16::close(const Inputs<float>& opened, const Inputs<float>& wanted) const {
+void StagedFloat16::close(const BackwardTensors& front, const BackwardTensors& behind, void*) const {
   Float16Args args;
   for (const auto token : kInputTokens<float>) {
-    const TokenTensor<float>& halves = wanted.*token;
-    if (halves.f16 != nullptr) add(halves, opened.*token, args);
+    const TokenTensor<float>& halves = front.grads.*token;
+    if (halves.f16 != nullptr) add(halves, behind.grads.*token, args);
   }
   to_float16(args, tokens(), plan_.stream);
 }

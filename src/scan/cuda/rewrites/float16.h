@@ -7,35 +7,29 @@
 #include <array>
 #include <cstddef>
 
-#include "scan/cuda/device_plan.h"
 #include "scan/cuda/rewrites/float16_kernels.h"
-#include "scan/tensors.h"
+#include "scan/cuda/rewrites/rewrite.h"
 
 namespace fw::cuda {
 
-class CallFloat16 {
+class StagedFloat16 final : public Rewrite {
  public:
-  // plan: of the call; it outlives this.
-  CallFloat16(const Plan& plan, bool chunk_form);
-
-  // Of the workspace; 0 in calls without such tensors.
-  size_t forward_bytes() const { return forward_bytes_; }
-  size_t backward_bytes() const { return backward_bytes_; }
-
-  // Queues the way of what is given: rows in its place.
-  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
-  Outputs<float> cotangents(const Outputs<float>& d, void* workspace) const;
-  // Where the kernels are to leave what the caller wants, and the way from there.
-  Outputs<float> open(const Outputs<float>& out, void* workspace) const;
-  void close(const Outputs<float>& opened, const Outputs<float>& out) const;
-  Inputs<float> open(const Inputs<float>& wanted, void* workspace) const;
-  void close(const Inputs<float>& opened, const Inputs<float>& wanted) const;
+  explicit StagedFloat16(const RewriteContext& context);
+  size_t forward_bytes() const override { return forward_bytes_; }
+  size_t backward_bytes() const override { return backward_bytes_; }
+  ForwardTensors open(const ForwardTensors& front, int i, void* workspace) const override;
+  BackwardTensors open(const BackwardTensors& front, int i, void* workspace) const override;
+  void close(const ForwardTensors& front, const ForwardTensors& behind, void* workspace) const override;
+  void close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const override;
+  std::string before(bool) const override { return "float16 -> "; }
+  std::string after(bool) const override { return " -> float16"; }
 
  private:
   struct Row {
     Region region;
     bool bf16 = false;
   };
+  Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
   TokenTensor<float> rows_at(const TokenTensor<float>& like, const Row& row, void* workspace) const;
   void add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const;
   Float16Tokens tokens() const;
@@ -45,5 +39,6 @@ class CallFloat16 {
   Row o_, d_o_;
   size_t forward_bytes_ = 0, backward_bytes_ = 0;
 };
+extern const RewriteLine kFloat16Rewrite;
 
 }  // namespace fw::cuda

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "scan/cuda/pipeline.h"
-#include "scan/cuda/scan.h"
 #include "scan/cuda/token_arg.h"
 #include "scan/cuda/token_cut.h"
 
@@ -107,13 +107,15 @@ FusedGates only(const Plan& plan, const FusedGates& all, bool numbers) {
   return some;
 }
 
-}  // namespace
-
+// Whether a gate is one of them.
 bool is_fused(const FusedGates& fused, const GateSpec& gate) {
   const GateLaw<float>* law = law_in(fused, gate);
   return law != nullptr && law->given != GateActivation::kValue;
 }
 
+// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in
+// bf16, all or none, and those of one number a token, all or none. Of few_tokens() (token_cut.h) in the token form any,
+// or none.
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   FusedGates fused;
   if (plan.f16_io) return fused;  // their logits are float32 rows
@@ -126,11 +128,13 @@ FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   return fused;
 }
 
+// Of these the ones that they do take. traits: of the call, with the logits in place of values (backward: and the
+// places of gradients).
 FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws,
                             const CallTraits& traits, bool backward, bool made) {
   if (!laws.any()) return {};
   if (!device.chunk_form) return backward ? FusedGates{} : laws;
-  if (device.k256 || device.halves != nullptr) return {};
+  if (device.k256) return {};
   FusedGates fused = only(plan, laws, false);
   if (fused.any() && (device.direct || !prepare_fuses_gates(traits) || (backward && !gradients_fuse_gates(traits)))) {
     fused = {};
@@ -147,16 +151,56 @@ FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const Fu
   return laws;
 }
 
-FusedGates fuses_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FusedGates& gates,
-                       const Inputs<float>* grads, bool made) {
-  CallTraits traits = call_traits(problem_shape(plan), device);
-  traits.in = token_traits(plan.rule, plan.K, plan.V, token_args(plan, in));
-  if (grads != nullptr) traits.d = token_traits(plan.rule, plan.K, plan.V, token_args(plan, *grads));
-  return fused_in_kernels(plan, device, gates, traits, grads != nullptr, made);
+// ---- Of fw_plan_text
+
+// Whether logits of numbers (or of channels) are among them.
+bool fuses_any(const Plan& plan, const FusedGates& fused, bool numbers) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && is_fused(fused, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
+  }
+  return false;
+}
+// Whether gates are left that are logits and that they do not.
+bool stores_gates(const Plan& plan, const FusedGates& fused) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && !is_fused(fused, spec)) return true;
+  }
+  return false;
+}
+// Whether backward makes values of logits once more: forward saves those of numbers, in the chunk form.
+bool makes_gates_again(const Plan& plan, bool chunk_form, const FusedGates& fused) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const bool saved = chunk_form && token_specs(plan.rule)[spec.token].one();
+    if (spec.logits() && !saved && !is_fused(fused, spec)) return true;
+  }
+  return false;
+}
+// Whether there are log-decays that are logits, whose a_log and dt_bias may want sums after backward.
+bool has_decay_logits(const Plan& plan) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && spec.decay) return true;
+  }
+  return false;
 }
 
-CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks)
-    : plan_(plan), chunks_(chunks), laws_(fused_activations(plan, chunk_form)) {
+}  // namespace
+
+const RewriteLine kGateLogitsRewrite = {
+    [](const Plan& plan) {
+      const auto specs = gate_specs(plan.rule, plan.gates);
+      return std::any_of(specs.begin(), specs.end(), [](const GateSpec& spec) { return spec.logits(); });
+    },
+    nullptr, 1,
+    [](const RewriteContext& context) -> std::unique_ptr<Rewrite> { return std::make_unique<GateLogits>(context); }};
+
+GateLogits::GateLogits(const RewriteContext& context)
+    : plan_(context.plan),
+      device_(context.kernels.front().device),
+      last_(context.last),
+      kernels_bytes_(context.saved_bytes),
+      laws_(fused_activations(plan_, device_.chunk_form)) {
+  const Plan& plan = plan_;
+  const bool chunk_form = device_.chunk_form;
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t bytes) {
     const Region region{used, static_cast<size_t>(bytes)};
@@ -186,12 +230,12 @@ CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks)
     const TokenSpec& token = tokens[gate.spec.token];
     if (!gate.spec.decay) continue;
     const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
-    const int64_t fused = is_fused(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
+    const int64_t fused = is_fused(laws_, gate.spec) ? device_.chunks * heads * 2 * channels * kFloat : 0;
     gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), fused));
   }
 }
 
-GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
+GateArg GateLogits::gate_arg(const Gate& gate, const Inputs<float>& in) const {
   const TokenTensor<float>& x = tensor_of(in, gate.spec);
   const DecayParameters<float> parameters = parameters_of(in, gate.spec);
   GateArg arg;
@@ -204,14 +248,29 @@ GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
   return arg;
 }
 
-FusedGates CallGates::fused(const Inputs<float>& in) const {
-  FusedGates fused = laws_;
-  fused.a_log = head_arg(in.decay.a_log);
-  fused.dt_bias = head_arg(in.decay.dt_bias);
-  return fused;
+char* GateLogits::saved_gates(const void* saved) const {
+  if (saved == nullptr || kernels_bytes_ == 0) return nullptr;
+  return static_cast<char*>(const_cast<void*>(saved)) + saved_from(kernels_bytes_);
 }
 
-float* CallGates::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
+FusedGates GateLogits::fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
+  if (!last_) return {};
+  FusedGates laws = laws_;
+  laws.a_log = head_arg(in.decay.a_log);
+  laws.dt_bias = head_arg(in.decay.dt_bias);
+  CallTraits traits = call_traits(problem_shape(plan_), device_);
+  traits.in = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, in));
+  if (grads != nullptr) traits.d = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, *grads));
+  return fused_in_kernels(plan_, device_, laws, traits, grads != nullptr, made);
+}
+
+FusedGates GateLogits::expected(bool backward) const {
+  if (!last_) return {};
+  return fused_in_kernels(plan_, device_, laws_, expected_traits(plan_, device_), backward,
+                          backward && device_.saved.bytes > 0);
+}
+
+float* GateLogits::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
   for (const Gate& gate : gates_) {
     if (gate.spec.decay && is_fused(fused, gate.spec) && parameters_of(grads, gate.spec))
       return reinterpret_cast<float*>(at(workspace, gate.parts));
@@ -219,12 +278,12 @@ float* CallGates::fused_parts(const FusedGates& fused, const Inputs<float>& grad
   return nullptr;
 }
 
-bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& fused) {
+bool GateLogits::takes_values(const Gate& gate, const Inputs<float>& in, const FusedGates& fused) {
   return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
 }
 
-FusedGates CallGates::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
-                                  void* saved) const {
+FusedGates GateLogits::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
+                                   char* saved) const {
   FusedGates placed = fused;
   for (const Gate& gate : gates_) {
     if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
@@ -245,13 +304,8 @@ Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, cons
   return given;
 }
 
-bool CallGates::makes_values(const Inputs<float>& in, const FusedGates& fused) const {
-  return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, fused); });
-}
-
-// made: those of saved_bytes() have been made.
-Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, void* saved,
-                                bool made) const {
+Inputs<float> GateLogits::values(const Inputs<float>& in, const FusedGates& fused, void* workspace, char* saved,
+                                 bool made) const {
   Inputs<float> given = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
@@ -268,8 +322,8 @@ Inputs<float> CallGates::values(const Inputs<float>& in, const FusedGates& fused
   return given;
 }
 
-Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads,
-                              void* workspace) const {
+Inputs<float> GateLogits::gradients(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& grads,
+                                    void* workspace) const {
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
     if (!gate.spec.logits() || !gate.apart || is_fused(fused, gate.spec) ||
@@ -281,8 +335,31 @@ Inputs<float> CallGates::open(const Inputs<float>& in, const FusedGates& fused, 
   return opened;
 }
 
-void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const Inputs<float>& opened,
-                      const Inputs<float>& grads, void* workspace) const {
+ForwardTensors GateLogits::open(const ForwardTensors& front, int, void* workspace) const {
+  char* const saved = saved_gates(front.saved);
+  const FusedGates gates = fused(front.in, nullptr, false);
+  ForwardTensors behind = front;
+  behind.forms.made_last = last_ && std::any_of(gates_.begin(), gates_.end(),
+                                                [&](const Gate& gate) { return takes_values(gate, front.in, gates); });
+  behind.in = values(front.in, gates, workspace, saved, false);
+  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  return behind;
+}
+
+BackwardTensors GateLogits::open(const BackwardTensors& front, int, void* workspace) const {
+  char* const saved = saved_gates(front.saved);
+  const FusedGates gates = fused(front.in, &front.grads, saved != nullptr);
+  BackwardTensors behind = front;
+  behind.forms.parts = fused_parts(gates, front.grads, workspace);
+  behind.in = values(front.in, gates, workspace, saved, saved != nullptr);
+  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  behind.grads = gradients(front.in, gates, front.grads, workspace);
+  return behind;
+}
+
+void GateLogits::close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const {
+  const Inputs<float>&in = front.in, &grads = front.grads, &opened = behind.grads;
+  const FusedGates& fused = behind.forms.gates;
   GateGradientsArgs args;
   for (const Gate& gate : gates_) {
     const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
@@ -294,10 +371,33 @@ void CallGates::close(const Inputs<float>& in, const FusedGates& fused, const In
     gradient.d_x = token_arg(plan_, tensor_of(grads, gate.spec));
     gradient.d_a_log = head_arg(parameters.a_log);
     gradient.d_dt_bias = head_arg(parameters.dt_bias);
-    if (by_kernels) gradient.fused_parts = chunks_;
+    if (by_kernels) gradient.fused_parts = device_.chunks;
     if (parameters) gradient.parts = reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   if (args.count > 0) gate_gradients(args, tokens_of(plan_), plan_.stream);
+}
+
+std::string GateLogits::lines() const {
+  const FusedGates fused = expected(false), fused_backward = expected(true);
+  std::string text;
+  if (!device_.chunk_form) return fused.any() ? "logits: values made with the token\n" : "";
+  if (fuses_any(plan_, fused, false))
+    text += fmt::format("logits of channels: values made in prepare{}\n",
+                        fuses_any(plan_, fused_backward, false) ? ", values and gradients in gradients" : "");
+  if (fuses_any(plan_, fused_backward, true))
+    text += fmt::format("logits of token scalars: {}gradients made in gradients\n",
+                        fuses_any(plan_, fused, true) ? "values made in prepare, " : "");
+  return text;
+}
+
+std::string GateLogits::before(bool backward) const {
+  const FusedGates fused = expected(backward);
+  const bool makes = backward ? makes_gates_again(plan_, device_.chunk_form, fused) : stores_gates(plan_, fused);
+  return makes ? "gates -> " : "";
+}
+
+std::string GateLogits::after(bool backward) const {
+  return backward && (stores_gates(plan_, expected(true)) || has_decay_logits(plan_)) ? " -> gates" : "";
 }
 
 }  // namespace fw::cuda

@@ -4,29 +4,37 @@
 // rows of the workspace before it is rounded.
 #pragma once
 
-#include "scan/cuda/device_plan.h"
-#include "scan/tensors.h"
+#include "scan/cuda/rewrites/rewrite.h"
 
 namespace fw::cuda {
 
-inline constexpr int64_t kSplitK = 128;
+class SplitK final : public Rewrite {
+ public:
+  explicit SplitK(const RewriteContext& context);
+  size_t forward_bytes() const override { return forward_bytes_; }
+  size_t backward_bytes() const override { return backward_bytes_; }
+  size_t saved_bytes(size_t behind) const override;  // one after the other
+  int calls() const override { return 2; }
+  ForwardTensors open(const ForwardTensors& front, int i, void* workspace) const override;
+  BackwardTensors open(const BackwardTensors& front, int i, void* workspace) const override;
+  void close(const ForwardTensors& front, const ForwardTensors& behind, void* workspace) const override;
+  void close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const override;
+  std::string lines() const override;
+  std::string before(bool) const override { return "twice: "; }
+  std::string after(bool) const override { return "; gradients/sum_groups"; }
 
-struct SplitK {
-  Plan plans[2];
-  DevicePlan devices[2];
-  size_t saved[2] = {};  // where the saved buffer of each begins
-  // float [tokens, HV, 2, V] (the gain: [tokens, HV, 2]), at the workspace's start; forward, backward
-  Region o, d_v, d_beta;
-  size_t forward_at = 0, backward_at = 0;  // where the halves' own workspace begins
+ private:
+  const Plan& plan_;
+  std::span<const KernelCall> calls_;
+  // float [tokens, HV, 2, V] (the gain: [tokens, HV, 2]); o forward, the others backward
+  Region o_, d_v_, d_beta_;
+  size_t forward_bytes_ = 0, backward_bytes_ = 0, second_saved_ = 0;
 };
+extern const RewriteLine kSplitKRewrite;
 
-// The sizes of both in `device`. plan: of a call with split_rule() (rule_traits.h) and so many channels.
-void plan_split_k(const Plan& plan, int sm_count, DevicePlan& device);
-
-// The first (or second) half's channels of the caller's tensors.
-Inputs<float> half_of(const Plan& plan, const Inputs<float>& in, int half);
-Outputs<float> half_of(const Plan& plan, const Outputs<float>& out, int half);
-// A half's rows of float [tokens, HV, 2, dim] at `rows`, as a tensor of tokens like `like`; absent where that is.
-TokenTensor<float> half_rows(const Plan& plan, const TokenTensor<float>& like, void* rows, int half);
+// to[t, h, :] = the sum of the rows of both calls. call: any of the two, whose tables of packed sequences lie in its
+// workspace.
+void add_split_k_rows(const Plan& plan, const DevicePlan& call, const CommonRegions& regions, const Inputs<float>& in,
+                      void* rows, const TokenTensor<float>& to, void* workspace);
 
 }  // namespace fw::cuda

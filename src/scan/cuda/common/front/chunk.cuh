@@ -357,11 +357,11 @@ FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& place, bool
 }
 
 // The coefficients of a row as they lie in shared memory; 0 past the chunk's rows.
-struct RowCoefs {
+struct RowScaleCoefs {
   float4 read_erase;  // r_q, r_k, e_k, e_q
   float4 lo;          // e_p, w_k, z_v, 0
 };
-FW_DEVICE void put_coefs(RowCoefs& to, const FrontCoefs<float>& c, bool valid) {
+FW_DEVICE void put_coefs(RowScaleCoefs& to, const FrontCoefs<float>& c, bool valid) {
   to.read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
   to.lo = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
 }
@@ -406,7 +406,7 @@ struct PrecondRows {
 // alpha and the gain of the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
 template <int kN, class Precond>
 FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
-                          const Precond& precond, RowCoefs* coefs, bool rounded = false) {
+                          const Precond& precond, RowScaleCoefs* coefs, bool rounded = false) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
   FrontScalars<float> s;
@@ -436,7 +436,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetche
 
 template <int kN>
 FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
-                          RowCoefs* coefs) {
+                          RowScaleCoefs* coefs) {
   make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
@@ -538,7 +538,7 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place,
 
 // Calls body(r, streams) for the rows of the warp, from memory.
 template <int kN, class Body>
-FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const RowScaleCoefs* coefs, Body&& body) {
   coefs += warp_index() * kWarpRows;
   const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
@@ -553,7 +553,7 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const Row
 // The same of fetched rows, unrolled. A row's place may be written by body(r).
 template <int kN, bool kPlain, class Precond, class Body>
 FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
-                                    Precond&& precond, const RowCoefs* coefs, Body&& body) {
+                                    Precond&& precond, const RowScaleCoefs* coefs, Body&& body) {
   constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
   const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain),
@@ -609,7 +609,7 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
 
 template <int kN, bool kPlain, class Body>
 FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
-                                    const RowCoefs* coefs, Body&& body) {
+                                    const RowScaleCoefs* coefs, Body&& body) {
   for_each_fetched_row<kN, kPlain>(x, place, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
 }
 

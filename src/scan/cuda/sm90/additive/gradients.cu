@@ -532,12 +532,12 @@ void launch_gradients(const AdditiveGradientArgs& args, int64_t chunks, void* st
 
 }  // namespace
 
-void additive_gradients(const AdditiveGradientArgs& args, int key, int64_t chunks, void* stream) {
-  if (args.problem.K > key || (key != 64 && key != 128))
+void additive_gradients(const AdditiveGradientArgs& args, int k_tile, int64_t chunks, void* stream) {
+  if (args.problem.K > k_tile || (k_tile != 64 && k_tile != 128))
     throw Error(ErrorKind::kInternal,
-                fmt::format("additive_gradients: expected a K tile of 64 or 128 and at least K, got {} and K {}", key,
-                            args.problem.K));
-  key == 64 ? launch_gradients<64>(args, chunks, stream) : launch_gradients<128>(args, chunks, stream);
+                fmt::format("additive_gradients: expected a K tile of 64 or 128 and at least K, got {} and K {}",
+                            k_tile, args.problem.K));
+  k_tile == 64 ? launch_gradients<64>(args, chunks, stream) : launch_gradients<128>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

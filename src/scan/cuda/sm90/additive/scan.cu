@@ -565,14 +565,14 @@ __global__ void __launch_bounds__(kJoinThreads) additive_join_kernel(const __gri
 
 }  // namespace
 
-void additive_scan(const AdditiveScanArgs& args, int key, void* stream) {
-  if (args.problem.K > key || (key != 64 && key != 128))
+void additive_scan(const AdditiveScanArgs& args, int k_tile, void* stream) {
+  if (args.problem.K > k_tile || (k_tile != 64 && k_tile != 128))
     throw Error(ErrorKind::kInternal,
-                fmt::format("additive_scan: expected a K tile of 64 or 128 and at least K, got {} and K {}", key,
+                fmt::format("additive_scan: expected a K tile of 64 or 128 and at least K, got {} and K {}", k_tile,
                             args.problem.K));
   const bool out = args.o.data != nullptr;
   if (out && args.reverse) throw Error(ErrorKind::kInternal, "additive_scan: there is no o in reverse");
-  if (key == 64) {
+  if (k_tile == 64) {
     out ? launch_scan<64, true>(args, stream) : launch_scan<64, false>(args, stream);
   } else {
     out ? launch_scan<128, true>(args, stream) : launch_scan<128, false>(args, stream);

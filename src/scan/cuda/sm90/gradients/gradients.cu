@@ -4,7 +4,7 @@
 
 namespace fw::cuda {
 
-void gradients(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
+void gradients(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
   switch (kernel) {
     case GradientKernel::kChannel:
     case GradientKernel::kChannelAny:
@@ -12,7 +12,7 @@ void gradients(const GradientArgs& args, GradientKernel kernel, int key, int64_t
     case GradientKernel::kChannelMakesM:
     case GradientKernel::kChannelOwnKey:
     case GradientKernel::kChannelReadsM:
-      return gradients_channel(args, kernel, key, chunks, stream);
+      return gradients_channel(args, kernel, k_tile, chunks, stream);
     case GradientKernel::kAnyGain:
     case GradientKernel::kAnyRows:
     case GradientKernel::kAnyUnscaled:
@@ -24,7 +24,7 @@ void gradients(const GradientArgs& args, GradientKernel kernel, int key, int64_t
     case GradientKernel::kResidual:
     case GradientKernel::kUnscaled:
     case GradientKernel::kUnscaledDecays:
-      return gradients_scalar(args, kernel, key, chunks, stream);
+      return gradients_scalar(args, kernel, k_tile, chunks, stream);
     case GradientKernel::kRaw:
     case GradientKernel::kK256:
     case GradientKernel::kK256Gains:

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   const Problem& x = args.quarters[0];
   const bool fetched = fetched_flag != 0;
   char* const shared = shared_memory();
-  RowCoefs* const coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
+  RowScaleCoefs* const coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   auto& decays = *reinterpret_cast<BlockDecays<kQuarter>*>(shared + Layout::kDecays);
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   const Problem& x = args.problem;
   const bool fetched = kPlain || fetched_flag != 0;
   char* shared = shared_memory();
-  RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
+  RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
   const ChunkCoord place = chunk_coord(x);
   if (place.span.rows < 0) return;
@@ -131,9 +131,9 @@ void launch_channel(const PrepareArgs& args, PrepareKernel kernel, int64_t chunk
 
 }  // namespace
 
-void prepare_channel(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream) {
+void prepare_channel(const PrepareArgs& args, PrepareKernel kernel, int k_tile, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
-  if (key == 128) {
+  if (k_tile == 128) {
     is_delta ? launch_channel<128, true>(args, kernel, chunks, stream)
              : launch_channel<128, false>(args, kernel, chunks, stream);
   } else {

@@ -28,7 +28,7 @@ struct HiLoLayout {
   static constexpr uint32_t kFar = std::max(2 * kOperand, kP + kSw128Bytes), kALow = kFar, kPLow = kALow + kSw128Bytes;
   static constexpr uint32_t kErase = std::max(kFar + kOperand, kPLow + kSw128Bytes), kEraseLo = kErase + kOperand,
                             kReads = kEraseLo + kOperand;
-  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs),
+  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowScaleCoefs),
                             kOnes = kDecays + sizeof(BlockDecays<kTileK>);
   static constexpr uint32_t kBytes = kOnes + kChunk * sizeof(float);
   static constexpr int kBlocks = 2;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   const Problem& x = args.problem;
   const bool fetched = fetched_flag != 0;
   char* shared = shared_memory();
-  RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
+  RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
   float* const ones = reinterpret_cast<float*>(shared + Layout::kOnes);
   const ChunkCoord place = chunk_coord(x);
@@ -310,8 +310,8 @@ void launch_hi_lo(const PrepareArgs& args, bool copied, int64_t chunks, void* st
 
 }  // namespace
 
-void prepare_channel_hi_lo(const PrepareArgs& args, bool copied, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_hi_lo<128>(args, copied, chunks, stream) : launch_hi_lo<64>(args, copied, chunks, stream);
+void prepare_channel_hi_lo(const PrepareArgs& args, bool copied, int k_tile, int64_t chunks, void* stream) {
+  k_tile == 128 ? launch_hi_lo<128>(args, copied, chunks, stream) : launch_hi_lo<64>(args, copied, chunks, stream);
 }
 
 }  // namespace fw::cuda

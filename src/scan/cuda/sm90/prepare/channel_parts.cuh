@@ -200,7 +200,7 @@ FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alph
 // Khat = exp(G_C - G) (.) w of the warp's rows by products from the last row on, where a decay was bounded: store(r,
 // k).
 template <int kN, class Store>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowCoefs* coefs,
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowScaleCoefs* coefs,
                             const float (&behind)[kN], Store&& store) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   float suffix[kN];

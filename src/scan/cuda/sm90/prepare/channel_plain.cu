@@ -738,8 +738,8 @@ void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);
+void prepare_channel_plain(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+  k_tile == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -20,7 +20,7 @@ struct ChannelLayout {
   static constexpr uint32_t kKeys = 0, kUp = kOperand, kEnds = kUp + kOperand;
   static constexpr uint32_t kT = kUp, kA = kT + kTriangle, kP = kDelta ? kA + kSw128Bytes : kUp;
   static constexpr uint32_t kErase = kUp + kWork, kReads = kDelta ? kErase + kOperand : kErase;
-  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
+  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowScaleCoefs);
   static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kTileK>);
 };
 

@@ -142,8 +142,8 @@ void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* st
 
 }  // namespace
 
-void prepare_grouped(const PrepareArgs& args, int key, int heads, int64_t chunks, void* stream) {
-  key == 128 ? launch_grouped<128>(args, heads, chunks, stream) : launch_grouped<64>(args, heads, chunks, stream);
+void prepare_grouped(const PrepareArgs& args, int k_tile, int heads, int64_t chunks, void* stream) {
+  k_tile == 128 ? launch_grouped<128>(args, heads, chunks, stream) : launch_grouped<64>(args, heads, chunks, stream);
 }
 
 }  // namespace fw::cuda

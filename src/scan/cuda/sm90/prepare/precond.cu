@@ -182,8 +182,8 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
+void prepare_precond(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+  k_tile == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

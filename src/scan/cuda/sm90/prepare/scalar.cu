@@ -39,7 +39,7 @@ struct ScalarLayout {
   static constexpr uint32_t kM = kP + kSw128Bytes, kT = kPlain || !kTraining ? kErase : kM + kSw128Bytes;
   static constexpr uint32_t kEnd = !kDelta || !kTraining ? kM : kPlain ? kM + kSw128Bytes : kT + kWork;
   static constexpr uint32_t kRowsBytes =
-      sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kTileK / 32>));
+      sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowScaleCoefs) + sizeof(RunShared<kTileK / 32>));
   // kHiLo: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
   static constexpr uint32_t kHiLoRows = kEnd + kRowsBytes, kHiLoEnd = kHiLoRows + (kPlain ? sizeof(HiLoRows) : 0);
   static constexpr uint32_t kALow = (kHiLoEnd + 1023) / 1024 * 1024, kPLow = kALow + kSw128Bytes;
@@ -131,14 +131,14 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
     sync_threads();
     if (row >= 0) plain_factors<kDelta, kHiLo>(x, place, row, gates, rows, &hi_lo, out);
   } else {
-    RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
+    RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
     precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
     make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kHiLo && out.e_lo == nullptr);
     sync_threads();
     if constexpr (kHiLo) {
       if (thread < kChunk) {
-        RowCoefs& at = coefs[thread];
+        RowScaleCoefs& at = coefs[thread];
         FrontCoefs<float> c;
         c.e_k = at.read_erase.z, c.w_k = at.lo.y, c.z_v = at.lo.z;
         const UnscaledCoefs y = hi_lo_coefs(x.rule, c);
@@ -279,9 +279,9 @@ void launch_key(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, v
 
 }  // namespace
 
-void prepare_scalar(const PrepareArgs& args, PrepareKernel kernel, int key, int64_t chunks, void* stream) {
+void prepare_scalar(const PrepareArgs& args, PrepareKernel kernel, int k_tile, int64_t chunks, void* stream) {
   const bool is_delta = args.problem.rule.is_delta();
-  if (key == 128) {
+  if (k_tile == 128) {
     is_delta ? launch_key<128, true>(args, kernel, chunks, stream)
              : launch_key<128, false>(args, kernel, chunks, stream);
   } else {

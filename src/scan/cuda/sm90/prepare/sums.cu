@@ -188,8 +188,8 @@ void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_sums<128>(args, chunks, stream) : launch_sums<64>(args, chunks, stream);
+void prepare_sums(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+  k_tile == 128 ? launch_sums<128>(args, chunks, stream) : launch_sums<64>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

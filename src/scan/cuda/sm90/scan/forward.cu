@@ -498,8 +498,8 @@ void launch_forward(const ScanForwardArgs& args, Form form, void* stream) {
 
 }  // namespace
 
-void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int key, void* stream) {
-  key == 64 ? launch_forward<64>(args, kernel, stream) : launch_forward<128>(args, kernel, stream);
+void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
+  k_tile == 64 ? launch_forward<64>(args, kernel, stream) : launch_forward<128>(args, kernel, stream);
 }
 
 }  // namespace fw::cuda

@@ -225,13 +225,13 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 
 }  // namespace
 
-void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream) {
+void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream) {
   switch (kernel) {
     case ReverseScan::kTiles:
-      return key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
+      return k_tile == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
     case ReverseScan::kRows:
     case ReverseScan::kKeys:
-      return scan_reverse_rows(args, kernel, key, stream);
+      return scan_reverse_rows(args, kernel, k_tile, stream);
     case ReverseScan::kRaw:
     case ReverseScan::kK256:
     case ReverseScan::kK256Sums:

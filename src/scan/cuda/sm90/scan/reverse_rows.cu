@@ -274,8 +274,8 @@ void launch_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, void* 
 
 }  // namespace
 
-void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int key, void* stream) {
-  key == 64 ? launch_reverse_rows<64>(args, kernel, stream) : launch_reverse_rows<128>(args, kernel, stream);
+void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream) {
+  k_tile == 64 ? launch_reverse_rows<64>(args, kernel, stream) : launch_reverse_rows<128>(args, kernel, stream);
 }
 
 }  // namespace fw::cuda

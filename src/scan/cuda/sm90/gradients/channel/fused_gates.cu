@@ -19,10 +19,10 @@ void launch_fused(const GradientArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void gradients_fused(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
+void gradients_fused(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
   if (kernel == GradientKernel::kChannelGated)
     return launch_fused<128, true>(args, chunks, stream);  // gradients_fuse_gates()
-  key == 128 ? launch_fused<128, false>(args, chunks, stream) : launch_fused<64, false>(args, chunks, stream);
+  k_tile == 128 ? launch_fused<128, false>(args, chunks, stream) : launch_fused<64, false>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

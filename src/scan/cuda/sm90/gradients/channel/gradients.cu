@@ -24,14 +24,15 @@ void launch_kernel(const GradientArgs& args, GradientKernel kernel, int64_t chun
 
 }  // namespace
 
-void gradients_channel(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
-  if (args.problem.fused.g.given != GateActivation::kValue) return gradients_fused(args, kernel, key, chunks, stream);
+void gradients_channel(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
+  if (args.problem.fused.g.given != GateActivation::kValue)
+    return gradients_fused(args, kernel, k_tile, chunks, stream);
   if (args.problem.rule.is_delta()) {
-    key == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
-               : launch_kernel<64, true>(args, kernel, chunks, stream);
+    k_tile == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
+                  : launch_kernel<64, true>(args, kernel, chunks, stream);
   } else {
-    key == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
-               : launch_kernel<64, false>(args, kernel, chunks, stream);
+    k_tile == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
+                  : launch_kernel<64, false>(args, kernel, chunks, stream);
   }
 }
 

@@ -7,10 +7,10 @@
 namespace fw::cuda {
 
 // Scalar or constant decay, or none: kernels of gradients/scalar and gradients/general.
-void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream);
+void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream);
 // One decay for each channel: gradients/channel.
-void gradients_channel(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream);
+void gradients_channel(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream);
 // Of those, with logits (Problem::fused).
-void gradients_fused(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream);
+void gradients_fused(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

@@ -52,13 +52,13 @@ void launch_kernel(const GradientArgs& args, GradientKernel kernel, int64_t chun
 
 }  // namespace
 
-void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int key, int64_t chunks, void* stream) {
+void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
   if (args.problem.rule.is_delta()) {
-    key == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
-               : launch_kernel<64, true>(args, kernel, chunks, stream);
+    k_tile == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
+                  : launch_kernel<64, true>(args, kernel, chunks, stream);
   } else {
-    key == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
-               : launch_kernel<64, false>(args, kernel, chunks, stream);
+    k_tile == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
+                  : launch_kernel<64, false>(args, kernel, chunks, stream);
   }
 }
 
