@@ -52,17 +52,25 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.seqlens.bits = 64;
   desc_.seqlens.cu_seqlens = layout.offsets().data();
   desc_.seqlens.num_sequences = layout.count();
-  fw_sizes_init(&sizes_);
-  check(fw_workspace_query(&desc_, &sizes_), "recurrence workspace");
+  plan_ = make_plan_handle(desc_, false, sizes_);
+  desc_.seqlens.cu_seqlens = nullptr;  // the plan has its own
   if (!single_tokens_ || layout.count() == 0) return;
   // A batch of one token each, so that no table of the sequences goes to the device with every step.
-  step_ = desc_;
-  step_.B = layout.count();
-  step_.T = 1;
-  step_.seqlens.cu_seqlens = nullptr;
-  step_.seqlens.num_sequences = 0;
-  fw_sizes_init(&step_sizes_);
-  check(fw_workspace_query(&step_, &step_sizes_), "recurrence workspace");
+  fw_desc step = desc_;
+  step.B = layout.count();
+  step.T = 1;
+  step.seqlens.num_sequences = 0;
+  step_plan_ = make_plan_handle(step, true, step_sizes_);
+}
+
+template <class T>
+auto Recurrence<T>::make_plan_handle(const fw_desc& desc, bool step, fw_sizes& sizes) -> PlanHandle {
+  fw_plan* plan = nullptr;
+  check(fw_plan_create(&desc, step ? 1 : 0, &plan), "recurrence plan");
+  PlanHandle handle(plan);
+  fw_sizes_init(&sizes);
+  check(fw_plan_sizes(plan, &sizes), "recurrence workspace");
+  return handle;
 }
 
 namespace {
@@ -180,9 +188,10 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
   c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
   if (step) {
-    check(fw_step(&step_, &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
+    check(fw_plan_step(step_plan_.get(), &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
   } else {
-    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes),
+    check(fw_plan_forward(plan_.get(), &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
+                          workspace_bytes),
           "recurrence forward");
   }
   arena.rewind(mark);
@@ -206,8 +215,8 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   fw_outputs_init(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
   c_d.final_state = contiguous(d_final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
-  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
-                    workspace_bytes),
+  check(fw_plan_backward(plan_.get(), &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
+                         workspace_bytes),
         "recurrence backward");
   arena.rewind(mark);
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <type_traits>
 
 #include "base/arena.h"
@@ -48,7 +49,7 @@ struct RecurrenceShape {
 template <class T>
 class Recurrence {
  public:
-  // Calls run on the device, in its order. The layout must outlive the object.
+  // Calls run on the device, in its order, with as many threads as there are now.
   Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device);
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte
@@ -69,7 +70,15 @@ class Recurrence {
   // Tokens as those of one packed sequence, or (a step) as one of each sequence.
   fw_inputs inputs(const RecurrenceInputs<T>& in, bool step) const;
 
-  fw_desc desc_, step_;
+  struct DestroyPlan {
+    void operator()(fw_plan* plan) const { fw_plan_destroy(plan); }
+  };
+  using PlanHandle = std::unique_ptr<fw_plan, DestroyPlan>;
+  // Of a descriptor; its sizes.
+  static PlanHandle make_plan_handle(const fw_desc& desc, bool step, fw_sizes& sizes);
+
+  fw_desc desc_;
+  PlanHandle plan_, step_plan_;  // step: of sequences of one token each, else null
   fw_sizes sizes_, step_sizes_;
   int64_t sequences_;
   std::array<TokenSpec, kTokenTensors> specs_;
@@ -92,7 +101,7 @@ class Recurrences {
   };
   const Device& device_;
   int threads_ = 0;   // a plan's workspace depends on their number
-  SeqLayout layout_;  // a copy, which the plans point to
+  SeqLayout layout_;  // that all are planned for
   struct Stretched {
     int64_t rows;
     SeqLayout layout;

@@ -103,7 +103,7 @@ class Models(unittest.TestCase):
                 self.assertTrue(torch.equal(found, expected))
                 self.assertGreater(_serving.counts["fused_recurrent_kda" if "kimi" in kind else "fused_recurrent_gated_delta_rule"].served, 0)
 
-    @unittest.skipIf("FASTWEIGHT_SHORT_TESTS" in os.environ, "the same functions as the library's own build has (wheel_test.sh)")
+    @unittest.skipIf("FASTWEIGHT_SHORT_TESTS" in os.environ, "the newest torch runs them")
     def test_loss_curves_of_200_steps(self):
         generator = torch.Generator().manual_seed(3)
         start = torch.randint(2, 96, (200, 4, 1), generator=generator)
