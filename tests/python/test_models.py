@@ -169,6 +169,32 @@ class Engine(Case):
         self.assertIn("and two", done.stdout, done.stderr)
         program("eval", self.folder / "changed", "--text", self.folder / "changed/tokenizer_config.json", "--threads", "1")
 
+    @unittest.skipUnless(importlib.util.find_spec("sentencepiece"), "sentencepiece is not there")
+    def test_sentencepiece_has_the_engines_ids(self):
+        text = self.folder / "text.txt"
+        text.write_text("".join(f"{i}  and {i * i % 97} </s> is é€ {'abc'[i % 3]};\n" for i in range(200)))
+        for kind in ("unigram", "bpe"):
+            run, pieces, saved = self.folder / kind, self.folder / f"{kind}.model", self.folder / f"{kind}-saved"
+            program("tokenize", text, "--train-sentencepiece", "--vocab", "300", "--model-type", kind, "--out", pieces)
+            program("train", "--text", text, "--tokenizer", pieces, "--steps", "1", "--batch", "2", "--length", "32", "--out", run, "--hidden-size", "24",
+                    "--num-heads", "2", "--head-dim", "8", "--num-hidden-layers", "1", "--vocab-size", "0", "--threads", "1")
+            model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+            model.save_pretrained(saved)
+            tokenizer.save_pretrained(saved)
+            for one in (tokenizer, AutoTokenizer.from_pretrained(saved)):
+                ids = torch.tensor(one(text.read_text()).input_ids)[None]
+                self.assertEqual(one.decode(ids[0]), text.read_text())
+                with torch.no_grad():
+                    loss = F.cross_entropy(model(ids[:, :-1]).logits[0].double(), ids[0, 1:], reduction="sum").item()
+                result = json.loads(program("eval", run / "model", "--text", text, "--context", "0", "--json", "--threads", "1"))["results"][0]
+                self.assertEqual(result["tokens"], ids.shape[1] - 1)
+                self.assertAlmostEqual(result["nll"] / loss, 1, delta=3e-6)
+            (self.folder / "plain.txt").write_text("7 and 49 is b;\n8 and 64 is c;")
+            both = (program("eval", folder, "--text", self.folder / "plain.txt", "--context", "0", "--threads", "1") for folder in (run / "model", saved))
+            self.assertEqual(*both)
+            batch = tokenizer(["7 and", "7"], padding=True)
+            self.assertEqual([sum(row) for row in batch.attention_mask], [len(tokenizer(t).input_ids) for t in ("7 and", "7")])
+
     @unittest.skipUnless(importlib.util.find_spec("lm_eval"), "lm_eval is not there")
     def test_lm_evaluation_harness_gives_the_engines_scores(self):
         from lm_eval.api.instance import Instance
@@ -356,6 +382,8 @@ class Folders(Case):
             ("cu_seqlens: expected \\[N \\+ 1\\] offsets that end at T", lambda: model(ids[:1], cu_seqlens=torch.tensor([0, 3]))),
             ("position_ids: expected packed sequences, whose first token is at 0, got 3", lambda: model(ids[:1], position_ids=torch.tensor([[3, 0, 1, 0]]))),
             ("layers: expected at most num_hidden_layers = 1 entries, got 2", lambda: FastweightConfig(layers=["kda", "conv"], num_hidden_layers=1)),
+            ("hidden_sise: expected a key of the program's config.json, got one that .* does not know \\(nearest: hidden_size\\)", lambda: FastweightConfig(hidden_sise=8)),
+            ("mlp: expected one of swiglu, channel_mix, none, got 'experts'", lambda: FastweightConfig(mlp="experts")),
             ("mixer.window.windw: expected one of window, num_heads", lambda: made(layers=["window"], mixer={"window": {"windw": 3}})),
             ("mixer.attention.num_kv_heads: expected a number that divides the 2", lambda: made(layers=["attention"], mixer={"attention": {"num_kv_heads": 3}})),
         ):
@@ -386,10 +414,9 @@ class Folders(Case):
         inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         inner.save(str(self.folder / "tokenizer.json"))
         self.assertEqual(AutoTokenizer.from_pretrained(self.folder)("b a c").input_ids, [1, 0, 2])
-        for kind in ("ids", "sentencepiece"):
-            (self.folder / "tokenizer.json").write_text(json.dumps({"type": kind}))
-            with self.assertRaisesRegex(Error, f"expected .*bytes.* or a file of Hugging Face's tokenizers, got {kind}"):
-                AutoTokenizer.from_pretrained(self.folder)
+        (self.folder / "tokenizer.json").write_text(json.dumps({"type": "ids"}))
+        with self.assertRaisesRegex(Error, "expected .*bytes.* or a file of Hugging Face's tokenizers, got ids"):
+            AutoTokenizer.from_pretrained(self.folder)
 
     @unittest.skipIf(SHORT, "a process that imports transformers")
     def test_another_program_runs_with_the_classes(self):

@@ -26,14 +26,14 @@ if "cache" not in CausalLMOutputWithPast.__dataclass_fields__:
 from fastweight.models._cache import FastweightCache
 from fastweight.models._configuration import FastweightConfig
 from fastweight.models._modeling import FastweightForCausalLM, FastweightModel, FastweightPreTrainedModel
-from fastweight.models._tokenizer import ByteTokenizer
+from fastweight.models._tokenizer import ByteTokenizer, SentencePieceTokenizer
 
 transformers.AutoConfig.register("fastweight", FastweightConfig, exist_ok=True)
 transformers.AutoModel.register(FastweightConfig, FastweightModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(FastweightConfig, FastweightForCausalLM, exist_ok=True)
-transformers.AutoTokenizer.register(FastweightConfig, ByteTokenizer, exist_ok=True)
+transformers.AutoTokenizer.register(FastweightConfig, ByteTokenizer, slow_tokenizer_class=SentencePieceTokenizer, exist_ok=True)
 
-__all__ = ["ByteTokenizer", "FastweightCache", "FastweightConfig", "FastweightForCausalLM", "FastweightModel", "FastweightPreTrainedModel"]
+__all__ = ["ByteTokenizer", "FastweightCache", "FastweightConfig", "FastweightForCausalLM", "FastweightModel", "FastweightPreTrainedModel", "SentencePieceTokenizer"]
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from fastweight._library import Error
 
@@ -23,6 +24,10 @@ _TABLES = {"attention": _ATTENTION, "window": {"window": 2048, **_ATTENTION}, "c
 # Kinds of layers of the engine that are no rules. PyTorch runs the first three.
 _RUN = tuple(_TABLES)
 _NOT_RUN = ("ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3")
+_CHOICES = {"mlp": ("swiglu", "channel_mix", "none"), "norm": ("rms", "layer")}
+# What transformers gives a configuration beside the model's keys.
+_OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), "attn_implementation", "auto_map", "experts_implementation", "name_or_path", "num_labels",
+                    "output_attentions", "per_layer_config", "quantization_config", "tokenizer_class", "torch_dtype"}
 
 
 class FastweightConfig(PreTrainedConfig):
@@ -46,6 +51,13 @@ class FastweightConfig(PreTrainedConfig):
         for name, default in _KEYS.items():
             setattr(self, name, kwargs.pop(name, copy.copy(default)))
         self.mixer, self.peer, self.use_cache = mixer or {}, peer, use_cache
+        for name in kwargs:
+            if name not in _OF_TRANSFORMERS and not name.startswith("_"):
+                near = difflib.get_close_matches(name, _KEYS, 1)
+                raise Error(f"{name}: expected a key of the program's config.json, got one that fastweight.models does not know" + (f" (nearest: {near[0]})" if near else ""))
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise Error(f"{name}: expected one of {', '.join(words)}, got {getattr(self, name)!r}")
         if len(self.layers) > self.num_hidden_layers:
             raise Error(f"layers: expected at most num_hidden_layers = {self.num_hidden_layers} entries, got {len(self.layers)}")
         super().__init__(tie_word_embeddings=self.tie_word_embeddings, **kwargs)
