@@ -24,6 +24,8 @@ HEADER = ROOT / "include/fastweight/fastweight.h"
 MODULES = ("fastweight", "fastweight._library", "fastweight.rules", "fastweight.convert", "fastweight.torch", "fastweight.torch.nn", "fastweight.torch.ops",
            "fastweight.torch.ops._delta", "fastweight.torch.ops._linear", "fastweight.torch.ops._comba", "fastweight.torch.ops._precond",
            "fastweight.torch.pools", "fastweight.fla", "fastweight.hf", "fastweight.vllm", "fastweight.sglang")
+if importlib.util.find_spec("transformers"):
+    MODULES += ("fastweight.models", "fastweight.models._cache", "fastweight.models._configuration", "fastweight.models._modeling", "fastweight.models._tokenizer")
 NEEDS = {"fastweight.fla": "fla", "fastweight.hf": "transformers"}
 ALONE = """import doctest, importlib, sys
 found = doctest.testmod(importlib.import_module(sys.argv[1]), optionflags=doctest.ELLIPSIS)

@@ -30,13 +30,14 @@ VECTORS = SHARED / "vectors/models"
 PROGRAM = os.environ.get("FASTWEIGHT_PROGRAM")
 # Options of the engine's configuration that are arguments of the layer under the same name.
 OPTIONS = ("conv_size", "output_gate", "output_gate_rank", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate", "feature_map", "rope_theta",
-           "allow_neg_eigval", "precond_x", "precond_gates", "raw_read_correction", "gain_source", "gain_factor", "single_gate", "expand_v")
+           "allow_neg_eigval", "precond_x", "precond_gates", "precond_center", "raw_read_correction", "gain_source", "gain_factor", "single_gate", "expand_v")
 COMPOSITIONS = ["gated_deltanet2_b_only", "precond_exact", "gated_deltanet erase=scalar", "kda write=scalar", "deltanet erase_key=own",
                 "decay=channel gain=longhorn feedback=learned read=corrected write=channel"]
 ABLATIONS = [
     {"rule": "retnet", "rope_theta": 10000.0, "conv_size": 0}, {"rule": "gated_deltanet", "gain_factor": "1/sqrt(t)"},
     {"rule": "gated_deltanet", "gain_factor": "1/log(t+1)", "output_gate": "sigmoid"}, {"rule": "gated_deltanet", "gain_source": "learned", "output_norm": "width"},
     {"rule": "gated_deltanet", "single_gate": True, "output_gate": "none"}, {"rule": "precond_gated_deltanet", "precond_gates": "tied"},
+    {"rule": "precond_kda", "precond_center": "exp"},
     {"rule": "gla", "decay_gate": "logsigmoid", "decay_rank": 4}, {"rule": "kda", "decay_rank": 4, "output_gate_rank": 4, "decay_per_value_head": True},
     {"rule": "hgrn2", "decay_gate": "bounded"}, {"rule": "gated_deltanet", "feature_map": "product"}, {"rule": "linear_attention", "feature_map": "elu"},
     {"rule": "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", "raw_read_correction": True}, {"rule": "kda", "allow_neg_eigval": True}, {"rule": "gated_deltanet", "expand_v": 2.0, "conv_size": 1}]
@@ -340,6 +341,7 @@ class Layers(unittest.TestCase):
             ("rope_theta: expected 0, since head_dim = 5 is odd", lambda: nn.DeltaRuleLayer(16, 2, head_dim=5, rope_theta=10.0)),
             ("single_gate: expected a rule with decay=scalar", lambda: nn.DeltaRuleLayer(16, 2, "kda", single_gate=True)),
             ("precond_gates: expected own", lambda: nn.DeltaRuleLayer(16, 2, "precond_kda", precond_gates="tied")),
+            ("precond_center: expected parameter", lambda: nn.DeltaRuleLayer(16, 2, "kda", precond_center="exp")),
             ("raw_read_correction: expected False, because the rule", lambda: nn.DeltaRuleLayer(16, 2, "comba", raw_read_correction=True)),
             ("rule: ", lambda: nn.DeltaRuleLayer(16, 2, "no_such_rule")),
             ("hidden_states: expected \\[B, T, 16\\], got shape \\[1, 3, 15\\]", lambda: nn.GatedDeltaNet(16, 2)(torch.randn(1, 3, 15))),

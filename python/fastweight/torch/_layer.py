@@ -33,6 +33,7 @@ class Spec:
     feature_map: str
     rope_theta: float
     precond_gates: str
+    precond_center: str
     raw_read_correction: bool
     gain_source: str
     gain_factor: str
@@ -87,6 +88,7 @@ _CHOICES = {
     "decay_gate": ("softplus", "logsigmoid", "bounded"),
     "feature_map": ("none", "elu", "relu", "silu", "product"),
     "precond_gates": ("own", "tied"),
+    "precond_center": ("parameter", "exp"),
     "gain_source": ("projection", "learned"),
     "gain_factor": ("none", "1/t", "1/sqrt(t)", "1/log(t+1)"),
     "init": ("xavier", "normal", "torch"),
@@ -114,6 +116,8 @@ def validate(s, expand_v):
         raise Error("single_gate: expected a rule with decay=scalar, a gain gate and gain_bound=1, got " + repr(s.rule))
     if s.precond_gates == "tied" and s.uses("precond_g") and not (s.decay == "scalar" and s.uses("beta")):
         raise Error("precond_gates: expected own, since tied needs a rule with decay=scalar and a gain gate, got tied with " + repr(s.rule))
+    if s.precond_center == "exp" and not s.uses("precond_center"):
+        raise Error("precond_center: expected parameter, since exp needs a rule with a preconditioner that has a center, got exp with " + repr(s.rule))
 
 
 def projections(s):
@@ -213,11 +217,16 @@ def initialise(s, name, p):
     elif "conv1d" in name:
         bound = s.conv_size**-0.5
         p.uniform_(-bound, bound)
-    elif s.init == "normal":
+    else:
+        projection(s.init, p, p.shape[1])
+
+
+def projection(init, p, inputs):
+    """src/nn/init.cpp, projection_init(). inputs: columns of p as the distribution counts them."""
+    if init == "normal":
         p.normal_(0.0, 0.02)
     else:
-        rows, columns = p.shape
-        bound = columns**-0.5 if s.init == "torch" else 2**-2.5 * math.sqrt(6 / (rows + columns))
+        bound = inputs**-0.5 if init == "torch" else 2**-2.5 * math.sqrt(6 / (p.shape[0] + inputs))
         p.uniform_(-bound, bound)
 
 

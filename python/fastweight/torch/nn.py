@@ -147,6 +147,7 @@ class DeltaRuleLayer(nn.Module):
     decay_gate: of a channel decay: "softplus", "logsigmoid" (GLA), or "bounded" (HGRN2: forward() takes lower_bound).
     feature_map: of q and k: "none", "elu" (plus 1), "relu", "silu" or "product". rope_theta: base of a rotary embedding; 0: none.
     allow_neg_eigval: erase gain up to 2. precond_x: range of a preconditioner, 1 to 2. precond_gates: "own" or "tied".
+    precond_center: log_atk_scale is the center ("parameter") or its logarithm ("exp").
     raw_read_correction: q - D p before the norms (Comba). gain_source: "projection" or "learned". single_gate: decay = 1 - gain.
     gain_factor: "none", "1/t", "1/sqrt(t)" or "1/log(t+1)". init: "xavier", "normal" or "torch".
     check: as in fastweight.torch.forward.
@@ -182,6 +183,7 @@ class DeltaRuleLayer(nn.Module):
         allow_neg_eigval: bool = False,
         precond_x: float = 1.5,
         precond_gates: str = "own",
+        precond_center: str = "parameter",
         raw_read_correction: bool = False,
         gain_source: str = "projection",
         gain_factor: str = "none",
@@ -198,8 +200,8 @@ class DeltaRuleLayer(nn.Module):
             head_dim = hidden_size // num_heads
         self.spec = spec = _layer.Spec(
             hidden_size, num_heads, num_v_heads or num_heads, head_dim, round(head_dim * expand_v), conv_size, output_gate, output_gate_rank, output_norm,
-            norm_eps, decay_rank, decay_per_value_head, decay_gate, feature_map, float(rope_theta), precond_gates, raw_read_correction, gain_source, gain_factor,
-            single_gate, init, *_layer.resolved(rule, allow_neg_eigval, precond_x))
+            norm_eps, decay_rank, decay_per_value_head, decay_gate, feature_map, float(rope_theta), precond_gates, precond_center,
+            raw_read_correction, gain_source, gain_factor, single_gate, init, *_layer.resolved(rule, allow_neg_eigval, precond_x))
         _layer.validate(spec, expand_v)
         self.rule, self.check = spec.rule, check
         factory = {"device": device, "dtype": dtype}
@@ -396,7 +398,8 @@ class DeltaRuleLayer(nn.Module):
                 t["dt_bias"] = self.dt_bias.to(exact).reshape(logits.shape[2:])
                 gates.append("g=softplus")
         if s.uses("precond_center"):
-            t["precond_center"] = self.log_atk_scale.to(exact)
+            center = self.log_atk_scale.to(exact)
+            t["precond_center"] = center.exp() if s.precond_center == "exp" else center
         if s.uses("precond_g"):
             if s.precond_gates == "tied":
                 t["precond_g"], t["precond_beta"] = (t[name].unflatten(-1, (s.heads, -1)).mean(-1) for name in ("g", "beta"))

@@ -1,0 +1,99 @@
+"""FastweightConfig: the keys of a model folder's config.json, as the engine reads and writes them (src/model/config.def and the files beside it)."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from fastweight._library import Error
+
+# Every key of the engine with its default. The engine leaves _OPTIONAL out of config.json where they have it.
+_KEYS = {
+    "rule": "gated_deltanet2", "vocab_size": 256, "hidden_size": 192, "num_hidden_layers": 4, "layers": [], "num_heads": 3, "num_v_heads": 0, "head_dim": 64,
+    "expand_v": 1.0, "conv_size": 4, "intermediate_size": 0, "hidden_ratio": 4.0, "mlp": "swiglu", "norm": "rms", "embedding_norm": False, "norm_eps": 1e-5,
+    "tie_word_embeddings": True, "allow_neg_eigval": False, "output_gate": "silu", "output_gate_rank": 0, "output_norm": "head", "output_norm_eps": 0.0,
+    "decay_rank": 0, "decay_per_value_head": False, "decay_gate": "softplus", "feature_map": "none", "rope_theta": 0.0, "gain_source": "projection",
+    "gain_factor": "none", "single_gate": False, "precond_gates": "own", "precond_center": "parameter", "raw_read_correction": False, "init": "xavier",
+    "precond_x": 1.5,
+}
+_OPTIONAL = ("layers", "mlp", "norm", "embedding_norm", "output_norm", "output_norm_eps")
+_ATTENTION = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "rope_theta": 10000.0, "rope_fraction": 1.0, "qk_norm": False, "qkv_bias": False}
+_TABLES = {"attention": _ATTENTION, "window": {"window": 2048, **_ATTENTION}, "conv": {"kernel": 3}}
+# Kinds of layers of the engine that are no rules. PyTorch runs the first three.
+_RUN = tuple(_TABLES)
+_NOT_RUN = ("ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3")
+_CHOICES = {"mlp": ("swiglu", "channel_mix", "none"), "norm": ("rms", "layer")}
+# What transformers gives a configuration beside the model's keys.
+_OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), "attn_implementation", "auto_map", "experts_implementation", "name_or_path", "num_labels",
+                    "output_attentions", "per_layer_config", "quantization_config", "tokenizer_class", "torch_dtype"}
+
+
+class FastweightConfig(PreTrainedConfig):
+    """A model of the engine. Arguments are the keys of its config.json; `fastweight train --help` describes them.
+
+    layers: kind of each layer, repeated to the depth: "recurrent" (that is `rule`), the name of another rule, "attention", "window" or "conv". Without
+    a list all are recurrent. mixer: {"attention": {...}, "window": {...}, "conv": {...}}, the keys of layers that are no rules.
+
+    config.json has the engine's keys alone, so that the engine opens the folder. Special tokens belong into generation_config.json.
+
+    >>> config = FastweightConfig(rule="kda", layers=["recurrent", "window"], mixer={"window": {"window": 128}})
+    >>> config.layer_kind(0), config.layer_kind(1), config.layer_keys(1)["window"]
+    ('kda', 'window', 128)
+    """
+
+    model_type = "fastweight"
+    attribute_map = {"num_attention_heads": "num_heads"}
+    keys_to_ignore_at_inference = ["cache"]
+
+    def __init__(self, *, mixer=None, peer=None, use_cache=True, **kwargs):
+        for name, default in _KEYS.items():
+            setattr(self, name, kwargs.pop(name, copy.copy(default)))
+        self.mixer, self.peer, self.use_cache = mixer or {}, peer, use_cache
+        for name in kwargs:
+            if name not in _OF_TRANSFORMERS and not name.startswith("_"):
+                near = difflib.get_close_matches(name, _KEYS, 1)
+                raise Error(f"{name}: expected a key of the program's config.json, got one that fastweight.models does not know" + (f" (nearest: {near[0]})" if near else ""))
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise Error(f"{name}: expected one of {', '.join(words)}, got {getattr(self, name)!r}")
+        if len(self.layers) > self.num_hidden_layers:
+            raise Error(f"layers: expected at most num_hidden_layers = {self.num_hidden_layers} entries, got {len(self.layers)}")
+        super().__init__(tie_word_embeddings=self.tie_word_embeddings, **kwargs)
+
+    def layer_kind(self, layer: int) -> str:
+        """A rule, or "attention", "window", "conv" or another kind of the engine."""
+        name = self.layers[layer % len(self.layers)] if self.layers else "recurrent"
+        return self.rule if name == "recurrent" else name
+
+    def layer_keys(self, layer: int) -> dict:
+        """Keys of a layer that is no rule, with their defaults; {} of a rule's. Raises Error for a kind that PyTorch does not run."""
+        kind = self.layer_kind(layer)
+        if kind in _NOT_RUN:
+            raise Error(f"layers: expected rules, {', '.join(_RUN)}, got '{kind}' at layer {layer}: the engine alone runs it (fastweight generate, fastweight eval)")
+        keys, given = _TABLES.get(kind, {}), self.mixer.get(kind, {})
+        for name in given:
+            if name not in keys:
+                raise Error(f"mixer.{kind}.{name}: expected one of {', '.join(keys)}")
+        return {**keys, **given}
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the MLP; 0 without one."""
+        if self.mlp == "none":
+            return 0
+        if self.intermediate_size > 0:
+            return self.intermediate_size
+        if self.mlp == "channel_mix":
+            return max(-(-int(self.hidden_ratio * self.hidden_size) // 32), 1) * 32
+        step = 64 if self.hidden_size < 512 else 256
+        return max(-(-int(self.hidden_ratio * self.hidden_size * 2.0 / 3.0) // step), 1) * step
+
+    def to_diff_dict(self) -> dict:
+        """What config.json has."""
+        keys = {name: getattr(self, name) for name in _KEYS if name not in _OPTIONAL or getattr(self, name) != _KEYS[name]}
+        for name in ("mixer", "peer", "quantization_config"):
+            if getattr(self, name, None):
+                keys[name] = getattr(self, name)
+        return {**copy.deepcopy(keys), "model_type": self.model_type}

@@ -1,0 +1,264 @@
+"""Layers of a model that are no rules (attention, gated convolution), MLPs, norms, the block around them, and the layout of a batch.
+
+Names and shapes of parameters are the engine's. Sizes: B rows of T columns as the caller has them; N sequences of up to L real tokens; d hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fastweight._library import Error
+from fastweight.torch import _layer
+from fastweight.torch.nn import DeltaRuleLayer
+
+_QK_NORM_EPS = 1e-5  # whatever the model's is, as in the engine and in flash-linear-attention
+# Keys of the configuration that are arguments of DeltaRuleLayer under the same name.
+_SAME = ("head_dim", "expand_v", "conv_size", "output_gate", "output_gate_rank", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate",
+         "feature_map", "rope_theta", "allow_neg_eigval", "precond_x", "precond_gates", "precond_center", "raw_read_correction", "gain_source",
+         "gain_factor", "single_gate", "init")
+
+
+class Layout:
+    """Which tokens of a call belong to which sequence. Layers see [B, T, d], or without padding [1, tokens, d] with offsets (packed).
+
+    index: places of the real tokens among B * T, None where all are. offsets: int64 [N + 1] on the CPU, None where not packed.
+    """
+
+    def __init__(self, x, mask=None, offsets=None):
+        self.rows, self.columns = x.shape[:2]
+        self.index = self.offsets = None
+        if mask is not None:
+            self.index = mask.flatten().nonzero()[:, 0]
+            if not len(self.index):
+                raise Error("attention_mask: expected at least one token that is not padding, got zeros alone")
+            offsets = F.pad(mask.sum(1).cumsum(0), (1, 0))
+        if offsets is None:
+            self.sequences, self.lengths, self.longest = self.rows, torch.full((self.rows,), self.columns, device=x.device), self.columns
+            return
+        self.offsets = offsets.to("cpu", torch.int64)
+        lengths = self.offsets.diff()
+        self.sequences, self.lengths, self.longest = len(lengths), lengths.to(x.device), int(lengths.max())
+        sequence = torch.repeat_interleave(torch.arange(self.sequences), lengths)
+        place = torch.arange(int(self.offsets[-1])) - self.offsets[sequence]
+        self.place = (sequence * self.longest + place).to(x.device)  # of a real token in [N, L]
+
+    def pack(self, x):
+        return x if self.index is None else x.flatten(0, 1).index_select(0, self.index)[None]
+
+    def unpack(self, x):
+        if self.index is None:
+            return x
+        return x.new_zeros(self.rows * self.columns, x.shape[-1]).index_copy(0, self.index.to(x.device), x[0]).view(self.rows, self.columns, -1)
+
+    def aligned(self, x):
+        """[N, L, ...] of what a layer sees, each sequence from the left, zeros after it."""
+        if self.offsets is None:
+            return x
+        return x.new_zeros(self.sequences * self.longest, *x.shape[2:]).index_copy(0, self.place.to(x.device), x[0]).unflatten(0, (self.sequences, self.longest))
+
+    def back(self, x):
+        """The inverse of aligned()."""
+        return x if self.offsets is None else x.flatten(0, 1).index_select(0, self.place.to(x.device))[None]
+
+    def positions(self, begin, device):
+        """int64 [N, L]: places in the sequences, which have begin [N] tokens already (None: 0); -1 behind their ends."""
+        place = torch.arange(self.longest, device=device).expand(self.sequences, -1)
+        real = place < self.lengths.to(device)[:, None]
+        return torch.where(real, place if begin is None else place + begin.to(device)[:, None], -1)
+
+    def extended(self, x, tail, width):
+        """(aligned(x) behind the `width` inputs before it, those inputs for the next call). tail: [N, width, d] or None: zeros."""
+        x = self.aligned(x)
+        whole = torch.cat([x.new_zeros(self.sequences, width, x.shape[-1]) if tail is None else tail.to(x.dtype), x], 1)
+        last = self.lengths.to(x.device)[:, None] + torch.arange(width, device=x.device)
+        return whole, whole.gather(1, last[..., None].expand(-1, -1, x.shape[-1]))
+
+
+class Norm(nn.Module):
+    """RMSNorm, or LayerNorm with a bias."""
+
+    def __init__(self, size, eps, bias=False):
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+    def forward(self, x):
+        exact = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        if self.bias is not None:
+            exact = exact - exact.mean(-1, keepdim=True)
+        y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(exact.dtype)
+        return (y if self.bias is None else y + self.bias.to(exact.dtype)).to(x.dtype)
+
+
+class RuleMixer(DeltaRuleLayer):
+    """A rule's layer with the model's cache."""
+
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, config.num_heads, config.layer_kind(layer), num_v_heads=config.num_v_heads or None,
+                         norm_eps=config.output_norm_eps or config.norm_eps, **{name: getattr(config, name) for name in _SAME})
+
+    def forward(self, x, layout, lower_bound, cache):
+        bound = lower_bound if self.spec.decay_gate == "bounded" else None
+        if cache is None:
+            return super().forward(x, cu_seqlens=layout.offsets, lower_bound=bound)
+        if layout.offsets is None and layout.columns == 1 and cache.state is not None and not torch.is_grad_enabled():
+            return self.step(x[:, 0], cache.state, lower_bound=bound)[:, None]
+        y, cache.state = super().forward(x, cache.state, cu_seqlens=layout.offsets, output_state=True, lower_bound=bound)
+        return y
+
+
+class AttentionMixer(nn.Module):
+    """Softmax attention with a rotary embedding: of all tokens before, or with `window` of that many, the token itself among them."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        keys, d = config.layer_keys(layer), config.hidden_size
+        self.window, self.theta = keys.get("window", 0), keys["rope_theta"]
+        self.heads = keys["num_heads"] or config.num_heads
+        self.kv_heads, self.dim = keys["num_kv_heads"] or self.heads, keys["head_dim"] or d // self.heads
+        if self.heads % self.kv_heads:
+            raise Error(f"mixer.{config.layer_kind(layer)}.num_kv_heads: expected a number that divides the {self.heads} query heads, got {self.kv_heads}")
+        self.rotated, self.init = round(keys["rope_fraction"] * self.dim), config.init
+        for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads), ("v_proj", self.kv_heads)):
+            self.add_module(name, nn.Linear(d, heads * self.dim, bias=keys["qkv_bias"]))
+        if keys["qk_norm"]:
+            self.q_norm, self.k_norm = Norm(self.dim, _QK_NORM_EPS), Norm(self.dim, _QK_NORM_EPS)
+        self.qk_norm = keys["qk_norm"]
+        self.o_proj = nn.Linear(self.heads * self.dim, d, bias=False)
+
+    def forward(self, x, layout, lower_bound, cache):
+        position = layout.positions(None if cache is None else cache.begin, x.device)
+        q, k, v = (layout.aligned(p(x)).unflatten(-1, (-1, self.dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (self._rotated(q, position), self._rotated(k, position), v))
+        past = cache is not None and cache.k is not None
+        places = position
+        if cache is not None:
+            k, v, places = cache.attend(k, v, position, self.window)
+        plain = not past and layout.offsets is None
+        window = self.window if not plain or layout.columns > self.window else 0
+        if plain and cache is not None and self.window:  # what this call gave; the ring before it is empty
+            k, v, places = k[:, :, -layout.columns :], v[:, :, -layout.columns :], position
+        if plain and not window:
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        elif plain and layout.columns > 2 * window:
+            o = self._in_blocks(q, k, v)
+        else:
+            behind = position[:, :, None] - places[:, None, :]
+            seen = (behind >= 0) & (places >= 0)[:, None]
+            if window:
+                seen &= behind < window
+            seen |= (position < 0)[:, :, None]  # rows behind the end see anything: no row is empty, and none of these is read
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=self.heads != self.kv_heads)
+        return self.o_proj(layout.back(o.transpose(1, 2).flatten(2)))
+
+    def _rotated(self, x, position):
+        if not self.theta:
+            return x
+        turned = _layer.turned(x[..., : self.rotated], position.clamp(min=0), self.theta)
+        return turned if self.rotated == self.dim else torch.cat([turned, x[..., self.rotated :]], -1)
+
+    def _in_blocks(self, q, k, v):
+        """Attention of a window: blocks of `window` queries see their own keys and those of the block before."""
+        n, _, columns, _ = q.shape
+        blocks, w = -(-columns // self.window), self.window
+        cut = lambda t: F.pad(t, (0, 0, 0, blocks * w - columns)).unflatten(2, (blocks, w)).transpose(1, 2)  # noqa: E731  [N, blocks, H, w, D]
+        two = lambda t: torch.cat([F.pad(t, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], t], 3)  # noqa: E731
+        q, k, v = cut(q), two(cut(k)), two(cut(v))
+        behind = torch.arange(w, device=q.device)[:, None] + w - torch.arange(2 * w, device=q.device)
+        seen = ((behind >= 0) & (behind < w)).expand(blocks, 1, w, 2 * w).clone()
+        seen[0, :, :, :w] = False
+        o = F.scaled_dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), attn_mask=seen.repeat(n, 1, 1, 1), enable_gqa=self.heads != self.kv_heads)
+        return o.unflatten(0, (n, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :columns]
+
+
+class ConvMixer(nn.Module):
+    """x + conv(x) projection(x), with a causal convolution of every channel."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        d, self.kernel, self.init = config.hidden_size, config.layer_keys(layer)["kernel"], config.init
+        self.conv, self.projection = nn.Conv1d(d, d, self.kernel, groups=d), nn.Linear(d, d)
+
+    def forward(self, x, layout, lower_bound, cache):
+        whole, tail = layout.extended(x, None if cache is None else cache.tail, self.kernel - 1)
+        if cache is not None:
+            cache.tail = tail
+        return x + layout.back(self.conv(whole.transpose(1, 2)).transpose(1, 2)) * self.projection(x)
+
+
+class Swiglu(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        d, size, self.init = config.hidden_size, config.mlp_size, config.init
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(d, size, bias=False), nn.Linear(d, size, bias=False), nn.Linear(size, d, bias=False)
+        self.inputs = 2 * config.num_hidden_layers * size if config.init == "torch" else size  # as the engine draws down_proj
+
+    def forward(self, x, layout, cache):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class ChannelMix(nn.Module):
+    """relu(key x')^2 value, where x' is x mixed with the token before it."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        d, size = config.hidden_size, config.mlp_size
+        self.depth = (1 - layer / config.num_hidden_layers) ** 4
+        self.x_k, self.key, self.value = nn.Parameter(torch.empty(d)), nn.Linear(d, size, bias=False), nn.Linear(size, d, bias=False)
+
+    def forward(self, x, layout, cache):
+        whole, tail = layout.extended(x, None if cache is None else cache.shift, 1)
+        if cache is not None:
+            cache.shift = tail
+        mixed = x + (layout.back(whole[:, :-1]) - x) * self.x_k
+        return self.value(F.relu(self.key(mixed)).square())
+
+
+class FastweightBlock(GradientCheckpointingLayer):
+    """x + mixer(norm(x)), then + MLP(norm(x))."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        config.layer_keys(layer)  # an error where PyTorch does not run the kind
+        mixer = {"attention": AttentionMixer, "window": AttentionMixer, "conv": ConvMixer}.get(config.layer_kind(layer), RuleMixer)
+        bias = config.norm == "layer"
+        self.attn_norm, self.attn = Norm(config.hidden_size, config.norm_eps, bias), mixer(config, layer)
+        self.mlp = None
+        if config.mlp_size:
+            self.mlp_norm = Norm(config.hidden_size, config.norm_eps, bias)
+            self.mlp = (ChannelMix if config.mlp == "channel_mix" else Swiglu)(config, layer)
+
+    def forward(self, x, layout, lower_bound=None, cache=None):
+        x = x + self.attn(self.attn_norm(x), layout, lower_bound, cache)
+        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x), layout, cache)
+
+
+def initialise(module):
+    """Draws a module's own parameters that no file gave, by the engine's distributions."""
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "_is_hf_initialized", False) or parameter.is_meta:
+            continue
+        with torch.no_grad():
+            _draw(module, name, parameter)
+
+
+def _draw(module, name, p):
+    if isinstance(module, DeltaRuleLayer):
+        _layer.initialise(module.spec, name, p)
+    elif isinstance(module, Norm):
+        p.fill_(0.0 if name == "bias" else 1.0)
+    elif name == "x_k":
+        p.copy_(1 - (torch.arange(len(p), dtype=torch.float64) / len(p)) ** module.depth)
+    elif isinstance(module, ChannelMix):
+        p.zero_() if name == "value.weight" else p.uniform_(-0.5 * p.shape[1] ** -0.5, 0.5 * p.shape[1] ** -0.5)
+    elif name.endswith("bias"):
+        p.zero_()
+    elif name == "conv.weight":
+        p.uniform_(-(p.shape[2] ** -0.5), p.shape[2] ** -0.5)
+    elif "norm" not in name:
+        _layer.projection(module.init, p, getattr(module, "inputs", p.shape[1]) if name == "down_proj.weight" else p.shape[1])
