@@ -68,11 +68,11 @@ class Params {
   // What a norm multiplies with: the value, or 1 + the value of a zero-centered one, in memory of the device that keeps
   // its place. refresh_scales() must have run since the values changed.
   const T* scale(int index) const;
-  // Computes 1 + w of the zero-centered parameters, if they may have changed. add(from, n, to): to += from on the
-  // device.
+  // Computes 1 + w of the zero-centered parameters, if they may have changed: in host memory always, since a span of
+  // values() writes there unseen. add(from, n, to): to += from on the device.
   template <class Add>
   void refresh_scales(const Add& add) {
-    if (!scales_are_old_ || ones_.size() == 0) return;
+    if (ones_.size() == 0 || !(scales_are_old_ || device_->host_memory())) return;
     device_->copy(scales_.data(), ones_.data(), static_cast<size_t>(ones_.size()) * sizeof(T));
     for (const auto& [index, at] : scale_at_) add(value(index), spec_of(index).size(), scales_.data() + at);
     scales_are_old_ = false;
