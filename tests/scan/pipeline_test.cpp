@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "fastweight/fastweight.h"
 #include "scan/backend.h"
+#include "scan/cuda/rewrites/rewrite.h"
 #include "scan/cuda/token_arg.h"
 #include "support/recurrence.h"
 
@@ -153,6 +155,21 @@ TEST(Pipeline, FormsOfArchitectures) {
   EXPECT_TRUE(forms_of(Arch::kSm80).token);
   EXPECT_FALSE(forms_of(Arch::kSm80).chunk);
   EXPECT_FALSE(forms_of(Arch::kNone).token || forms_of(Arch::kNone).chunk);
+}
+
+// A GPU is given no kernel of a newer architecture.
+TEST(Pipeline, KernelsOfArchitectures) {
+  Plan plan = plan_of(testing::all_rules().front(), {});
+  CallTraits t = expected_traits(plan, make_device_plan(plan, 132, Arch::kSm80));
+  EXPECT_EQ(t.gpu, Arch::kSm80);
+  EXPECT_THROW(select_reverse_scan(t), Error);
+  EXPECT_THROW(select_gradients(t), Error);
+  EXPECT_NE(to_text(RewrittenCall(plan, 132, Arch::kSm80)).find("kernels forward: none on this GPU"),
+            std::string::npos);
+  plan.form = FW_FORM_TOKEN;
+  const DevicePlan older = make_device_plan(plan, 132, Arch::kSm80);
+  EXPECT_EQ(to_string(plan_forward(expected_traits(plan, older), plan, older)),
+            to_string(plan_forward(expected_traits(plan, make_device_plan(plan, 132)), plan, older)));
 }
 
 TEST(Traits, SayWhatMemoryAllows) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "gpu/device.h"
 #include "scan/cuda/args.h"
 #include "scan/plan.h"
 
@@ -111,7 +112,8 @@ struct BackwardRegions {
 };
 
 struct DevicePlan {
-  int sm_count = 0;  // of the device that the plan is for
+  int sm_count = 0;         // of the device that the plan is for,
+  Arch arch = Arch::kSm90;  // and the machine code that it runs
   bool chunk_form = false;
   int k_tile = 0;        // 64 or 128, if k256 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
@@ -147,8 +149,8 @@ struct DevicePlan {
 bool takes_chunks(const Plan& plan);
 // Whether it takes that form as two calls, with K above 128 of split_rule() (rewrites/split_k.h).
 bool takes_split_k(const Plan& plan);
-// plan: as the kernels know it. For a device of so many SMs (device.h). Throws Error(kUsage) for a chunk form that the
-// device has not.
-DevicePlan make_device_plan(const Plan& plan, int sm_count);
+// plan: as the kernels know it. For a device of so many SMs, whose kernels are those of `arch` (gpu/device.h). Throws
+// Error(kUsage) for a chunk form that the device has not.
+DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch = Arch::kSm90);
 
 }  // namespace fw::cuda

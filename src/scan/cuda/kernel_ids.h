@@ -11,19 +11,19 @@ inline constexpr Tiles kNoTiles = 0, kFwdTiles = 1, kRowTiles = 2, kRowScales = 
                        kXmTiles = 32, kLoTiles = 64;
 
 enum class PrepareKernel : uint8_t {
-#define FW_PREPARE(id, name, arch, leaves, takes) id,
+#define FW_PREPARE(id, name, arch, leaves, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class ForwardScan : uint8_t {
-#define FW_FORWARD_SCAN(id, name, arch, reads, takes) id,
+#define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class ReverseScan : uint8_t {
-#define FW_REVERSE_SCAN(id, name, arch, takes) id,
+#define FW_REVERSE_SCAN(id, name, arch, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class GradientKernel : uint8_t {
-#define FW_GRADIENTS(id, name, arch, takes) id,
+#define FW_GRADIENTS(id, name, arch, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class TokenKernel : uint8_t {

@@ -221,8 +221,6 @@ struct ScanReverseArgs {
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
 void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream);
-// Of kRows and kKeys: part of it.
-void scan_reverse_rows(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream);
 
 // From segment to segment. M are the maps and `states` [segments, HV, V, K] what each leaves of a zero state. The
 // result is the state at the start of every segment of sequence n. With reverse it is the gradient at its end: states
@@ -299,9 +297,7 @@ struct K256PrepareArgs {
   uint16_t* keys = nullptr;                   // [chunks, HV, 64 k_tile]: Khat as SW128 tiles
   uint16_t* z = nullptr;                      // kKeys: as PrepareArgs
 };
-void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream);
-// Of kKeys: part of it.
-void k256_prepare_keys(const K256PrepareArgs& args, int64_t chunks, void* stream);
+void k256_prepare(const K256PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream);
 // What the scans have of it, by the form.
 struct K256Tiles {
   const RowScales* numbers = nullptr;
@@ -310,16 +306,12 @@ struct K256Tiles {
   const uint16_t* keys = nullptr;
 };
 // Of the arguments without chunk tiles, solved, pairs, maps, parts and what belongs to these; z: of kKeys.
-void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream);
+void k256_forward(const ScanForwardArgs& args, ForwardScan kernel, const K256Tiles& chunk_tiles, void* stream);
 // The same; v: dZ, additive V as scan_reverse() leaves it.
-void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream);
+void k256_reverse(const ScanReverseArgs& args, ReverseScan kernel, const K256Tiles& chunk_tiles, void* stream);
 
 // problem, grads: of a half (K256Half); pairs as k256_prepare() left them, states, d_states: of the half's first tile.
-void k256_gradients(const GradientArgs& args, int64_t chunks, void* stream);
-// Of rows and any gain but a gate, of k256_sums(), of k256_channels(): part of it.
-void k256_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream);
-void k256_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
-void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream);
+void k256_gradients(const GradientArgs& args, GradientKernel kernel, int64_t chunks, void* stream);
 // Adds up what both halves have left of gradients of one scalar per token, and adds to dq and dk of the first half what
 // the second's slopes make of its rows.
 struct K256JoinArgs {

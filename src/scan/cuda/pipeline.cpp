@@ -144,26 +144,27 @@ bool gradients_make_m(const CallTraits& t) {
 }
 
 PrepareChoice select_prepare(const CallTraits& t) {
-#define FW_PREPARE(id, name, arch, leaves, takes) \
-  if (takes) return {PrepareKernel::id, PrepareKernel::id == PrepareKernel::kGrouped ? grouped_heads(t) : 1, leaves};
+#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
+  if (Arch::arch <= t.gpu && (takes))                     \
+    return {PrepareKernel::id, PrepareKernel::id == PrepareKernel::kGrouped ? grouped_heads(t) : 1, leaves};
 #include "scan/cuda/kernels.def"
   no_kernel("prepare", t);
 }
 ForwardScan select_forward_scan(const CallTraits& t, Tiles tiles) {
-#define FW_FORWARD_SCAN(id, name, arch, reads, takes) \
-  if (tiles == (reads) && (takes)) return ForwardScan::id;
+#define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) \
+  if (Arch::arch <= t.gpu && tiles == (reads) && (takes)) return ForwardScan::id;
 #include "scan/cuda/kernels.def"
   no_kernel("forward scan", t);
 }
 ReverseScan select_reverse_scan(const CallTraits& t) {
-#define FW_REVERSE_SCAN(id, name, arch, takes) \
-  if (takes) return ReverseScan::id;
+#define FW_REVERSE_SCAN(id, name, arch, launch, takes) \
+  if (Arch::arch <= t.gpu && (takes)) return ReverseScan::id;
 #include "scan/cuda/kernels.def"
   no_kernel("reverse scan", t);
 }
 GradientKernel select_gradients(const CallTraits& t) {
-#define FW_GRADIENTS(id, name, arch, takes) \
-  if (takes) return GradientKernel::id;
+#define FW_GRADIENTS(id, name, arch, launch, takes) \
+  if (Arch::arch <= t.gpu && (takes)) return GradientKernel::id;
 #include "scan/cuda/kernels.def"
   no_kernel("gradients", t);
 }
@@ -171,7 +172,7 @@ TokenChoice select_token(const CallTraits& t) {
   TokenChoice choice;
   const auto select = [&]() -> TokenKernel {
 #define FW_TOKEN_FORWARD(id, name, arch, takes) \
-  if (takes) return TokenKernel::id;
+  if (Arch::arch <= t.gpu && (takes)) return TokenKernel::id;
 #include "scan/cuda/kernels.def"
     no_kernel("token forward", t);
   };
@@ -294,8 +295,8 @@ Pipeline plan_backward(const CallTraits& traits, const Plan& plan, const DeviceP
 
 const char* name_of(PrepareKernel kernel) {
   switch (kernel) {
-#define FW_PREPARE(id, name, arch, leaves, takes) \
-  case PrepareKernel::id:                         \
+#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
+  case PrepareKernel::id:                                 \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -303,8 +304,8 @@ const char* name_of(PrepareKernel kernel) {
 }
 const char* name_of(ForwardScan kernel) {
   switch (kernel) {
-#define FW_FORWARD_SCAN(id, name, arch, reads, takes) \
-  case ForwardScan::id:                               \
+#define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) \
+  case ForwardScan::id:                                       \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -312,8 +313,8 @@ const char* name_of(ForwardScan kernel) {
 }
 const char* name_of(ReverseScan kernel) {
   switch (kernel) {
-#define FW_REVERSE_SCAN(id, name, arch, takes) \
-  case ReverseScan::id:                        \
+#define FW_REVERSE_SCAN(id, name, arch, launch, takes) \
+  case ReverseScan::id:                                \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -321,8 +322,8 @@ const char* name_of(ReverseScan kernel) {
 }
 const char* name_of(GradientKernel kernel) {
   switch (kernel) {
-#define FW_GRADIENTS(id, name, arch, takes) \
-  case GradientKernel::id:                  \
+#define FW_GRADIENTS(id, name, arch, launch, takes) \
+  case GradientKernel::id:                          \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -341,7 +342,7 @@ std::string name_of(const TokenChoice& choice) {
 
 Forms forms_of(Arch gpu) {
   Forms forms;
-#define FW_PREPARE(id, name, arch, leaves, takes) forms.chunk = forms.chunk || Arch::arch <= gpu;
+#define FW_PREPARE(id, name, arch, leaves, launch, takes) forms.chunk = forms.chunk || Arch::arch <= gpu;
 #define FW_TOKEN_FORWARD(id, name, arch, takes) forms.token = forms.token || Arch::arch <= gpu;
 #include "scan/cuda/kernels.def"
   return forms;

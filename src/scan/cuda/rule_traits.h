@@ -122,10 +122,6 @@ constexpr bool k256_rule(const Rule& rule) {
   const bool rows = rule.is_delta() ? ungated_streams(rule) && rule.gain != Gain::kOne : plain_streams(rule);
   return !wants_hi_lo(rule) && ((rows && !rule.uses_precond()) || k256_sums(rule));
 }
-constexpr K256Form select_k256(const Rule& rule) {
-  if (rule.decay == Decay::kChannel) return K256Form::kKeys;
-  return k256_sums(rule) ? K256Form::kSums : rule.is_delta() ? K256Form::kRows : K256Form::kAdditive;
-}
 
 // Those whose keys may have as many because no channel of the state knows of another (rewrites/split_k.h): nothing
 // erased, a decay a channel, no norm over all.

@@ -95,6 +95,7 @@ CallTraits problem_traits(const Problem& x, int k_tile, int64_t chunks, int sm_c
 }
 CallTraits call_traits(const Problem& x, const DevicePlan& device) {
   CallTraits t = problem_traits(x, device.k_tile, device.chunks, device.sm_count);
+  t.gpu = device.arch;
   t.raw = device.direct;
   t.cut = device.cut;
   t.z = device.z_tile;

@@ -39,7 +39,8 @@ struct CallTraits {
   Rule rule;
   int32_t K = 0, V = 0, k_tile = 0, group = 1;  // group: value heads of a key head
   int64_t N = 0, T = 0, HV = 0, chunks = 0;     // chunks: of all sequences
-  int32_t sm_count = 0;                         // of the device
+  int32_t sm_count = 0;                         // of the device,
+  Arch gpu = Arch::kSm90;                       // and the machine code that it runs
   bool packed = false;
   bool raw = false;           // from the raw tensors, without chunk tiles (DevicePlan::direct)
   bool cut = false;           // sequences are segments (DevicePlan::cut)

@@ -55,7 +55,9 @@ class CudaCall final : public Call {
  private:
   cuda::RewrittenCall rewritten() const {
     const cuda::DeviceScope scope(plan().device_number);
-    return {plan(), cuda::sm_count()};
+    // Where there is no GPU, the plan is that of an H100 or H200.
+    const cuda::Arch arch = cuda::current_arch();
+    return {plan(), cuda::sm_count(), arch == cuda::Arch::kNone ? cuda::Arch::kSm90 : arch};
   }
 
   cuda::RewrittenCall call_;

@@ -228,7 +228,7 @@ class BackwardRun {
     if (!device_.segments.backward) make_scan_args();
     if (device_.k256) {
       k256_at_ = k256_places(device_, kept_at_, space_);
-      return k256_reverse(scan_, select_k256(plan_.rule), k256_tiles(k256_at_), plan_.stream);
+      return k256_reverse(scan_, pipeline_.reverse, k256_tiles(k256_at_), plan_.stream);
     }
     scan_reverse(scan_, pipeline_.reverse, device_.k_tile, plan_.stream);
   }
@@ -298,7 +298,7 @@ class BackwardRun {
       args.grads.dalpha_p = next(norms);
       args.grads.dbeta_p = next(norms);
       take_half(plan_.rule, args, second);
-      k256_gradients(args, device_.chunks, plan_.stream);
+      k256_gradients(args, pipeline_.gradients, device_.chunks, plan_.stream);
       // the first half's go into the second's, whose own are left
       join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;
     }

@@ -350,9 +350,10 @@ bool can_take_chunks(const Plan& plan) {
 bool takes_split_k(const Plan& plan) { return takes_chunks(plan) && in_two_calls(plan); }
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
-DevicePlan make_device_plan(const Plan& plan, int sm_count) {
+DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
   DevicePlan device;
   device.sm_count = sm_count;
+  device.arch = arch;
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(

@@ -117,7 +117,7 @@ class ForwardRun {
     K256PrepareArgs args = k256_places(device_, saved_, space_);
     args.problem = problem_;
     args.z = space_.at<uint16_t>(device_.forward.z);
-    k256_prepare(args, device_.chunks, plan_.stream);
+    k256_prepare(args, pipeline_.prepare.kernel, device_.chunks, plan_.stream);
     k256_ = k256_tiles(args);
     scan_ = forward_scan_args(plan_, device_, problem_, out_, saved_);
     scan_.rows = {problem_.in.q, problem_.in.k};
@@ -154,7 +154,7 @@ class ForwardRun {
       if (!device_.segments) raw_ = raw_args();
       additive_scan(raw_, device_.k_tile, plan_.stream);
     } else if (device_.k256) {
-      k256_forward(scan_, select_k256(plan_.rule), k256_, plan_.stream);
+      k256_forward(scan_, pipeline_.scan, k256_, plan_.stream);
     } else {
       scan_forward(scan_, pipeline_.scan, device_.k_tile, plan_.stream);
     }

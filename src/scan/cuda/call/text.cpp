@@ -12,6 +12,8 @@ namespace {
 // All kernels of a direction, in order.
 std::string kernels(const RewrittenCall& call, bool backward) {
   const auto& [plan, device] = call.kernels().front();
+  const Forms forms = forms_of(device.arch);
+  if (!(device.chunk_form ? forms.chunk : forms.token)) return "none on this GPU (fw_device_check)";
   CallTraits traits = expected_traits(*plan, device);
   std::string before, after;
   for (const auto& rewrite : call.rewrites()) {

@@ -41,7 +41,7 @@ void* after(void* workspace, size_t bytes) { return static_cast<char*>(workspace
 
 }  // namespace
 
-RewrittenCall::RewrittenCall(const Plan& plan, int sm_count) : plan_(plan) {
+RewrittenCall::RewrittenCall(const Plan& plan, int sm_count, Arch arch) : plan_(plan) {
   std::vector<const RewriteLine*> lines;
   // The caller's plan is the first one, which this does not own.
   std::vector<std::shared_ptr<const Plan>> behind{{std::shared_ptr<const Plan>(), &plan}};
@@ -55,7 +55,7 @@ RewrittenCall::RewrittenCall(const Plan& plan, int sm_count) : plan_(plan) {
     for (int i = 0; i < line.calls; ++i) behind.push_back(std::make_shared<const Plan>(line.plan(*plans_.back(), i)));
   }
   for (std::shared_ptr<const Plan>& known : behind) {
-    DevicePlan device = make_device_plan(*known, sm_count);
+    DevicePlan device = make_device_plan(*known, sm_count, arch);
     kernels_.push_back({std::move(known), std::move(device)});
   }
   saved_bytes_ = kernels_.front().device.saved.bytes;

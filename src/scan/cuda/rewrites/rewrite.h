@@ -90,8 +90,8 @@ std::span<const RewriteLine> rewrites();
 // A call with its rewrites.
 class RewrittenCall {
  public:
-  // plan: of the caller's call; it outlives this. sm_count: of the device. Throws Error(kUsage).
-  RewrittenCall(const Plan& plan, int sm_count);
+  // plan: of the caller's call; it outlives this. Others: of make_device_plan(). Throws Error(kUsage).
+  RewrittenCall(const Plan& plan, int sm_count, Arch arch = Arch::kSm90);
   RewrittenCall(const RewrittenCall&) = delete;
   RewrittenCall& operator=(const RewrittenCall&) = delete;
 

@@ -23,6 +23,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/k256/parts.cuh"
 #include "scan/cuda/sm90/scan/outputs.cuh"
 
@@ -263,29 +264,22 @@ void launch_forward(const K256ForwardArgs& all, void* stream) {
   }
 }
 
+template <K256Form kForm>
+void launch_forward(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_forward<kForm>(K256ForwardArgs{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)}, stream);
+}
+
 }  // namespace
 
-void k256_forward(const ScanForwardArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
-  if ((args.states == nullptr) != (args.w == nullptr))
-    fail_internal("k256_forward: states and w are saved together or not at all");
-  if (args.K > kMaxTileK || args.parts != nullptr || args.maps.data != nullptr ||
-      (args.z != nullptr && form != K256Form::kKeys)) {
-    fail_internal(
-        "k256_forward: expected K at most {} and whole sequences, with raw values unless there are chunk tiles, got K "
-        "{}",
-        kMaxTileK, args.K);
-  }
-  const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
-  switch (form) {
-    case K256Form::kAdditive:
-      return launch_forward<K256Form::kAdditive>(all, stream);
-    case K256Form::kRows:
-      return launch_forward<K256Form::kRows>(all, stream);
-    case K256Form::kSums:
-      return launch_forward<K256Form::kSums>(all, stream);
-    case K256Form::kKeys:
-      return launch_forward<K256Form::kKeys>(all, stream);
-  }
+void k256_forward_rows(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  args.is_delta ? launch_forward<K256Form::kRows>(args, chunk_tiles, stream)
+                : launch_forward<K256Form::kAdditive>(args, chunk_tiles, stream);
+}
+void k256_forward_sums(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_forward<K256Form::kSums>(args, chunk_tiles, stream);
+}
+void k256_forward_keys(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_forward<K256Form::kKeys>(args, chunk_tiles, stream);
 }
 
 }  // namespace fw::cuda

@@ -1,5 +1,6 @@
 // k256_gradients() of rules whose streams are rows of q and k and whose gain is none that is given: gradients/scalar
 // with the gain's gradient by R.dZ.
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/gradients/scalar/kernel.cuh"
 
 namespace fw::cuda {

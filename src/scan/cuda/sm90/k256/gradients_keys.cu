@@ -1,4 +1,5 @@
 // k256_gradients() of rules whose channels decay each by its own: gradients/channel over half of the channels.
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/pipeline.h"
 #include "scan/cuda/sm90/gradients/channel/kernel.cuh"
 

@@ -1,5 +1,6 @@
 // k256_gradients() of rules whose streams are sums of q and k: the form of gradients/scalar for any gain, with the
 // gates of one number.
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/gradients/scalar/kernel.cuh"
 
 namespace fw::cuda {

@@ -13,7 +13,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/prepare/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/sum_parts.cuh"
 
 namespace fw::cuda {
@@ -187,20 +187,12 @@ void launch_k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stre
 
 }  // namespace
 
-void k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  if (x.K > kMaxTileK || x.K <= kHalfTileK)
-    fail_internal("k256_prepare: expected K from {} to {}, got {}", kHalfTileK + 1, kMaxTileK, x.K);
-  switch (select_k256(x.rule)) {
-    case K256Form::kAdditive:
-      return launch_k256_prepare<K256Form::kAdditive>(args, chunks, stream);
-    case K256Form::kRows:
-      return launch_k256_prepare<K256Form::kRows>(args, chunks, stream);
-    case K256Form::kSums:
-      return launch_k256_prepare<K256Form::kSums>(args, chunks, stream);
-    case K256Form::kKeys:
-      return k256_prepare_keys(args, chunks, stream);
-  }
+void k256_prepare_rows(const K256PrepareArgs& args, int64_t chunks, void* stream) {
+  args.problem.rule.is_delta() ? launch_k256_prepare<K256Form::kRows>(args, chunks, stream)
+                               : launch_k256_prepare<K256Form::kAdditive>(args, chunks, stream);
+}
+void k256_prepare_sums(const K256PrepareArgs& args, int64_t chunks, void* stream) {
+  launch_k256_prepare<K256Form::kSums>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -11,9 +11,9 @@
 //   0 to 3    A = (I + T)^-1;   4 to 7   meanwhile Z
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/pipeline.h"
 #include "scan/cuda/sm90/prepare/channel_rows.cuh"
-#include "scan/cuda/sm90/prepare/kernels.h"
 
 namespace fw::cuda {
 namespace {

@@ -19,6 +19,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/k256/parts.cuh"
 
 namespace fw::cuda {
@@ -204,25 +205,22 @@ void launch_reverse(const K256ReverseArgs& all, void* stream) {
   all.scan.d_states != nullptr ? launch_reverse<kForm, true>(all, stream) : launch_reverse<kForm, false>(all, stream);
 }
 
+template <K256Form kForm>
+void launch_reverse(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_reverse<kForm>(K256ReverseArgs{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)}, stream);
+}
+
 }  // namespace
 
-void k256_reverse(const ScanReverseArgs& args, K256Form form, const K256Tiles& chunk_tiles, void* stream) {
-  if ((args.d_states == nullptr) != (args.v == nullptr))
-    fail_internal("k256_reverse: d_states and v are saved together or not at all");
-  if (args.K > kMaxTileK || args.parts != nullptr || args.made != nullptr) {
-    fail_internal("k256_reverse: expected K at most {} and whole sequences, got K {}", kMaxTileK, args.K);
-  }
-  const K256ReverseArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
-  switch (form) {
-    case K256Form::kAdditive:
-      return launch_reverse<K256Form::kAdditive>(all, stream);
-    case K256Form::kRows:
-      return launch_reverse<K256Form::kRows>(all, stream);
-    case K256Form::kSums:
-      return launch_reverse<K256Form::kSums>(all, stream);
-    case K256Form::kKeys:
-      return launch_reverse<K256Form::kKeys>(all, stream);
-  }
+void k256_reverse_rows(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  args.is_delta ? launch_reverse<K256Form::kRows>(args, chunk_tiles, stream)
+                : launch_reverse<K256Form::kAdditive>(args, chunk_tiles, stream);
+}
+void k256_reverse_sums(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_reverse<K256Form::kSums>(args, chunk_tiles, stream);
+}
+void k256_reverse_keys(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, void* stream) {
+  launch_reverse<K256Form::kKeys>(args, chunk_tiles, stream);
 }
 
 }  // namespace fw::cuda

@@ -9,8 +9,8 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/channel_rows.cuh"
-#include "scan/cuda/sm90/prepare/kernels.h"
 
 namespace fw::cuda {
 namespace {
@@ -131,7 +131,8 @@ void launch_channel(const PrepareArgs& args, PrepareKernel kernel, int64_t chunk
 
 }  // namespace
 
-void prepare_channel(const PrepareArgs& args, PrepareKernel kernel, int k_tile, int64_t chunks, void* stream) {
+void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
+  const PrepareKernel kernel = choice.kernel;
   const bool is_delta = args.problem.rule.is_delta();
   if (k_tile == 128) {
     is_delta ? launch_channel<128, true>(args, kernel, chunks, stream)

@@ -11,8 +11,8 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/channel_parts.cuh"
-#include "scan/cuda/sm90/prepare/kernels.h"
 
 namespace fw::cuda {
 namespace {
@@ -310,7 +310,9 @@ void launch_hi_lo(const PrepareArgs& args, bool copied, int64_t chunks, void* st
 
 }  // namespace
 
-void prepare_channel_hi_lo(const PrepareArgs& args, bool copied, int k_tile, int64_t chunks, void* stream) {
+void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks,
+                           void* stream) {
+  const bool copied = choice.kernel == PrepareKernel::kChannelHiLo;
   k_tile == 128 ? launch_hi_lo<128>(args, copied, chunks, stream) : launch_hi_lo<64>(args, copied, chunks, stream);
 }
 

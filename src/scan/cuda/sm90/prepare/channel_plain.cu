@@ -21,8 +21,8 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/gate_math.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/finish.cuh"
-#include "scan/cuda/sm90/prepare/kernels.h"
 
 namespace fw::cuda {
 namespace {
@@ -738,7 +738,7 @@ void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_channel_plain(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+void prepare_channel_plain(const PrepareArgs& args, const PrepareChoice&, int k_tile, int64_t chunks, void* stream) {
   k_tile == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);
 }
 

@@ -8,7 +8,7 @@
 //   all       a warp's 8 rows of q and k; their norms
 //   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
 //   5         the next value head's decays and coefficients, two rows a lane
-#include "scan/cuda/sm90/prepare/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/launch.h"
 #include "scan/cuda/sm90/prepare/scalar_rows.cuh"
 
@@ -142,7 +142,8 @@ void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* st
 
 }  // namespace
 
-void prepare_grouped(const PrepareArgs& args, int k_tile, int heads, int64_t chunks, void* stream) {
+void prepare_grouped(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
+  const int heads = choice.heads;
   k_tile == 128 ? launch_grouped<128>(args, heads, chunks, stream) : launch_grouped<64>(args, heads, chunks, stream);
 }
 

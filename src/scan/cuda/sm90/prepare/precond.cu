@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "gpu/launch.h"
-#include "scan/cuda/sm90/prepare/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/scalar_parts.cuh"
 
 namespace fw::cuda {
@@ -182,7 +182,7 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_precond(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+void prepare_precond(const PrepareArgs& args, const PrepareChoice&, int k_tile, int64_t chunks, void* stream) {
   k_tile == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
 }
 

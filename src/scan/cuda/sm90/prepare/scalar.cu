@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "scan/cuda/sm90/prepare/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/launch.h"
 #include "scan/cuda/sm90/prepare/scalar_rows.cuh"
 
@@ -279,7 +279,8 @@ void launch_key(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, v
 
 }  // namespace
 
-void prepare_scalar(const PrepareArgs& args, PrepareKernel kernel, int k_tile, int64_t chunks, void* stream) {
+void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
+  const PrepareKernel kernel = choice.kernel;
   const bool is_delta = args.problem.rule.is_delta();
   if (k_tile == 128) {
     is_delta ? launch_key<128, true>(args, kernel, chunks, stream)

@@ -11,7 +11,7 @@
 //   4 to 7    Q K^T, P; meanwhile Z (kChunkTiles: chunk tiles)                                       read_made (kChunkTiles: claimed)
 #include <type_traits>
 
-#include "scan/cuda/sm90/prepare/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/prepare/launch.h"
 #include "scan/cuda/sm90/prepare/sum_parts.cuh"
 
@@ -188,7 +188,7 @@ void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-void prepare_sums(const PrepareArgs& args, int k_tile, int64_t chunks, void* stream) {
+void prepare_sums(const PrepareArgs& args, const PrepareChoice&, int k_tile, int64_t chunks, void* stream) {
   k_tile == 128 ? launch_sums<128>(args, chunks, stream) : launch_sums<64>(args, chunks, stream);
 }
 

@@ -31,6 +31,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/scan/decay_cutoff.cuh"
 #include "scan/cuda/sm90/scan/outputs.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
@@ -487,18 +488,14 @@ void launch_forward(const ScanForwardArgs& args, Form form, void* stream) {
       return launch_forward<kTileK, Form::kPairs>(args, stream);
     case Form::kSums:
       return launch_forward<kTileK, Form::kSums>(args, stream);
-    case Form::kRaw:
-    case Form::kK256:
-    case Form::kK256Sums:
-    case Form::kK256Keys:
-      fail_internal(
-          "scan_forward: expected a kernel of chunk tiles; additive_scan() and k256_forward() have the others");
+    default:
+      fail_internal("scan_forward_tiles: expected a kernel of chunk tiles, got number {}", static_cast<int>(form));
   }
 }
 
 }  // namespace
 
-void scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
+void scan_forward_tiles(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
   k_tile == 64 ? launch_forward<64>(args, kernel, stream) : launch_forward<128>(args, kernel, stream);
 }
 

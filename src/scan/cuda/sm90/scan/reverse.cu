@@ -21,7 +21,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/scan/reverse_parts.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
 
@@ -225,20 +225,8 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 
 }  // namespace
 
-void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream) {
-  switch (kernel) {
-    case ReverseScan::kTiles:
-      return k_tile == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
-    case ReverseScan::kRows:
-    case ReverseScan::kKeys:
-      return scan_reverse_rows(args, kernel, k_tile, stream);
-    case ReverseScan::kRaw:
-    case ReverseScan::kK256:
-    case ReverseScan::kK256Sums:
-    case ReverseScan::kK256Keys:
-      fail_internal(
-          "scan_reverse: expected a kernel of chunk tiles; additive_scan() and k256_reverse() have the others");
-  }
+void scan_reverse_tiles(const ScanReverseArgs& args, ReverseScan, int k_tile, void* stream) {
+  k_tile == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
 
 }  // namespace fw::cuda

@@ -24,7 +24,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/scan/reverse_parts.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
 

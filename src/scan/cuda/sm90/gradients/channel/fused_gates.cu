@@ -1,7 +1,7 @@
 // The channel gradients that make log-decays and gates of their logits, and gradients of these (FusedGates): delta
 // rules without a preconditioner.
+#include "scan/cuda/sm90/gradients/channel/fused_gates.h"
 #include "scan/cuda/sm90/gradients/channel/kernel.cuh"
-#include "scan/cuda/sm90/gradients/common/launchers.h"
 
 namespace fw::cuda {
 namespace {

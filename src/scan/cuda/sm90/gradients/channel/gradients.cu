@@ -1,6 +1,7 @@
 // gradients() of kernels.h for rules with channel decay.
+#include "scan/cuda/launchers.h"
+#include "scan/cuda/sm90/gradients/channel/fused_gates.h"
 #include "scan/cuda/sm90/gradients/channel/kernel.cuh"
-#include "scan/cuda/sm90/gradients/common/launchers.h"
 
 namespace fw::cuda {
 namespace {

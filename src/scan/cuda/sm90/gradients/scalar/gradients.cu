@@ -1,6 +1,6 @@
 // gradients() of kernels.h for rules with scalar or constant decay, or none: the kernel of rows that are streams, and
 // the general one.
-#include "scan/cuda/sm90/gradients/common/launchers.h"
+#include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/gradients/general/kernel.cuh"
 #include "scan/cuda/sm90/gradients/scalar/kernel.cuh"
 
