@@ -268,6 +268,8 @@ class Generation(Case):
         longer = torch.cat([first.sequences, torch.randint(0, 64, (1, 4))], 1)
         again = model.generate(longer, max_new_tokens=5, do_sample=False, cache=first.cache)
         self.assertEqual(again.tolist(), model.generate(longer, max_new_tokens=5, do_sample=False).tolist())
+        old, new = (model(ids, use_cache=True).cache for _ in range(2))
+        self.assertTrue(torch.equal(model(ids, past_key_values=old).logits, model(ids, cache=new).logits))
         cache = first.cache
         with self.assertRaisesRegex(Error, "crop: expected 0"):
             cache.crop(1)
