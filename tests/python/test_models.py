@@ -268,6 +268,8 @@ class Generation(Case):
         longer = torch.cat([first.sequences, torch.randint(0, 64, (1, 4))], 1)
         again = model.generate(longer, max_new_tokens=5, do_sample=False, cache=first.cache)
         self.assertEqual(again.tolist(), model.generate(longer, max_new_tokens=5, do_sample=False).tolist())
+        old, new = (model(ids, use_cache=True).cache for _ in range(2))
+        self.assertTrue(torch.equal(model(ids, past_key_values=old).logits, model(ids, cache=new).logits))
         cache = first.cache
         with self.assertRaisesRegex(Error, "crop: expected 0"):
             cache.crop(1)
@@ -324,7 +326,8 @@ class Training(Case):
         self.close(model(packed, cu_seqlens=torch.tensor([0, 5, 6, 15])).logits, want)
 
     def test_first_values_are_the_engines_distributions(self):
-        model = FastweightForCausalLM(FastweightConfig(hidden_size=256, num_heads=4, layers=["gated_deltanet", "attention"], num_hidden_layers=2, tie_word_embeddings=False))
+        model = FastweightForCausalLM(FastweightConfig(hidden_size=256, num_heads=4, layers=["gated_deltanet", "attention"], num_hidden_layers=2,
+                                                       tie_word_embeddings=False))
         bound = 2**-2.5 * (6 / 512) ** 0.5
         for layer in model.model.layers:
             self.assertAlmostEqual(layer.attn.q_proj.weight.std().item(), bound / 3**0.5, delta=3e-4)
@@ -337,8 +340,8 @@ class Training(Case):
         model = made(**HYBRID)
         before = {name: p.clone() for name, p in model.named_parameters()}
         data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (4, 10))]
-        arguments = transformers.TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2, use_cpu=True, report_to=[], disable_tqdm=True,
-                                                   gradient_checkpointing=True, learning_rate=1e-3)
+        arguments = transformers.TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2, use_cpu=True, report_to=[],
+                                                   disable_tqdm=True, gradient_checkpointing=True, learning_rate=1e-3)
         with contextlib.redirect_stdout(None):
             transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
         for name, p in model.named_parameters():
@@ -382,7 +385,7 @@ class Folders(Case):
             ("cu_seqlens: expected \\[N \\+ 1\\] offsets that end at T", lambda: model(ids[:1], cu_seqlens=torch.tensor([0, 3]))),
             ("position_ids: expected packed sequences, whose first token is at 0, got 3", lambda: model(ids[:1], position_ids=torch.tensor([[3, 0, 1, 0]]))),
             ("layers: expected at most num_hidden_layers = 1 entries, got 2", lambda: FastweightConfig(layers=["kda", "conv"], num_hidden_layers=1)),
-            ("hidden_sise: expected a key of the program's config.json, got one that .* does not know \\(nearest: hidden_size\\)", lambda: FastweightConfig(hidden_sise=8)),
+            ("hidden_sise: expected a key of the .* config.json, got one .* does not know \\(nearest: hidden_size\\)", lambda: FastweightConfig(hidden_sise=8)),
             ("mlp: expected one of swiglu, channel_mix, none, got 'experts'", lambda: FastweightConfig(mlp="experts")),
             ("mixer.window.windw: expected one of window, num_heads", lambda: made(layers=["window"], mixer={"window": {"windw": 3}})),
             ("mixer.attention.num_kv_heads: expected a number that divides the 2", lambda: made(layers=["attention"], mixer={"attention": {"num_kv_heads": 3}})),
@@ -422,7 +425,8 @@ class Folders(Case):
     def test_another_program_runs_with_the_classes(self):
         (self.folder / "program.py").write_text("import sys, transformers; print(sys.argv[1], transformers.AutoConfig.for_model('fastweight').rule)")
         path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run([sys.executable, "-W", "ignore", "-m", "fastweight.models", "program", "word"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+        command = [sys.executable, "-W", "ignore", "-m", "fastweight.models", "program", "word"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
         self.assertEqual(done.stdout.split(), ["word", "gated_deltanet2"], done.stderr)
 
 

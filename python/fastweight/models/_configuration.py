@@ -26,8 +26,8 @@ _RUN = tuple(_TABLES)
 _NOT_RUN = ("ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3")
 _CHOICES = {"mlp": ("swiglu", "channel_mix", "none"), "norm": ("rms", "layer")}
 # What transformers gives a configuration beside the model's keys.
-_OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), "attn_implementation", "auto_map", "experts_implementation", "name_or_path", "num_labels",
-                    "output_attentions", "per_layer_config", "quantization_config", "tokenizer_class", "torch_dtype"}
+_OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), "attn_implementation", "auto_map", "experts_implementation", "name_or_path",
+                    "num_labels", "output_attentions", "per_layer_config", "quantization_config", "tokenizer_class", "torch_dtype"}
 
 
 class FastweightConfig(PreTrainedConfig):
@@ -54,7 +54,8 @@ class FastweightConfig(PreTrainedConfig):
         for name in kwargs:
             if name not in _OF_TRANSFORMERS and not name.startswith("_"):
                 near = difflib.get_close_matches(name, _KEYS, 1)
-                raise Error(f"{name}: expected a key of the program's config.json, got one that fastweight.models does not know" + (f" (nearest: {near[0]})" if near else ""))
+                hint = f" (nearest: {near[0]})" if near else ""
+                raise Error(f"{name}: expected a key of the program's config.json, got one that fastweight.models does not know{hint}")
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 raise Error(f"{name}: expected one of {', '.join(words)}, got {getattr(self, name)!r}")

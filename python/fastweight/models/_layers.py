@@ -168,11 +168,11 @@ class AttentionMixer(nn.Module):
         blocks, w = -(-columns // self.window), self.window
         cut = lambda t: F.pad(t, (0, 0, 0, blocks * w - columns)).unflatten(2, (blocks, w)).transpose(1, 2)  # noqa: E731  [N, blocks, H, w, D]
         two = lambda t: torch.cat([F.pad(t, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], t], 3)  # noqa: E731
-        q, k, v = cut(q), two(cut(k)), two(cut(v))
+        q, k, v = (t.flatten(0, 1) for t in (cut(q), two(cut(k)), two(cut(v))))
         behind = torch.arange(w, device=q.device)[:, None] + w - torch.arange(2 * w, device=q.device)
         seen = ((behind >= 0) & (behind < w)).expand(blocks, 1, w, 2 * w).clone()
         seen[0, :, :, :w] = False
-        o = F.scaled_dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), attn_mask=seen.repeat(n, 1, 1, 1), enable_gqa=self.heads != self.kv_heads)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.repeat(n, 1, 1, 1), enable_gqa=self.heads != self.kv_heads)
         return o.unflatten(0, (n, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :columns]
 
 

@@ -9,6 +9,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
+from transformers.utils.deprecation import deprecate_kwarg
 
 from fastweight._library import Error
 from fastweight.models import _layers
@@ -75,6 +76,7 @@ class FastweightModel(FastweightPreTrainedModel):
         self.embeddings = value
 
     @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")  # as transformers' own models have it
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -183,6 +185,7 @@ class FastweightForCausalLM(FastweightPreTrainedModel, GenerationMixin):
         return False  # generate() leaves making a cache to forward()
 
     @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")  # as transformers' own models have it
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,

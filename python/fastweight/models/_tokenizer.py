@@ -105,9 +105,10 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         if not vocab_file or not os.path.isfile(vocab_file):
             raise Error(f"vocab_file: expected a SentencePiece model, got '{vocab_file}', which is no file")
         self.model = SentencePieceProcessor(model_file=vocab_file)
-        for name, place in (("unk_token", self.model.unk_id()), ("bos_token", self.model.bos_id()), ("eos_token", self.model.eos_id()), ("pad_token", self.model.pad_id())):
+        for name in ("unk", "bos", "eos", "pad"):
+            place = getattr(self.model, f"{name}_id")()
             if place >= 0:
-                kwargs.setdefault(name, self.model.id_to_piece(place))
+                kwargs.setdefault(f"{name}_token", self.model.id_to_piece(place))
         kwargs.setdefault("pad_token", kwargs.get("eos_token", kwargs["unk_token"]))
         super().__init__(padding_side=padding_side, clean_up_tokenization_spaces=clean_up_tokenization_spaces, split_special_tokens=split_special_tokens, **kwargs)
 
