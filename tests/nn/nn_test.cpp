@@ -260,8 +260,8 @@ class Triple final : public Mixer<T> {
 
 TEST(Block, TakesAnyMixer) {
   Params<double> params;
-  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, 0, params,
-                            [](const std::string& prefix) {
+  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, NormPlace::kBefore, 0,
+                            params, [](const std::string& prefix) {
                               EXPECT_EQ(prefix, "b.attn.");
                               return std::make_unique<Triple<double>>();
                             });

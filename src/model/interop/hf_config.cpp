@@ -380,8 +380,10 @@ std::string backbone_name(const std::string& name, const Type& type) {
 HfNames::HfNames(const Json& hf_config) : type_(find_type(type_name(hf_config))) {
   if (type_ == nullptr) return;
   if (type_->tensor != nullptr) config_ = config_from_hf(hf_config, "config.json");
-  use_output_gate_ = hf_config.value("use_output_gate", true);
-  tied_ = hf_config.value("tie_embeddings", true);
+  // Anything but false is true: the readers of the types that have these keys checked them.
+  const auto holds = [&](const char* key) { return hf_config.value(key, Json(true)) != Json(false); };
+  use_output_gate_ = holds("use_output_gate");
+  tied_ = holds("tie_embeddings");
 }
 
 std::string HfNames::renamed(const std::string& name) const {

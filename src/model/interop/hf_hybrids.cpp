@@ -238,6 +238,7 @@ void read_qwen3_5(const Keys& keys, ModelConfig& c) {
   if (inner.has("tie_word_embeddings") && tied != c.tie_word_embeddings)
     inner.fail("tie_word_embeddings", fmt::format("{} as the key outside says", tied), c.tie_word_embeddings);
   c.tie_word_embeddings = tied;
+  keys.must_agree("hidden_size", c.hidden_size, "hidden_size of text_config");
   keys.have_no_effect({"vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
                        "vision_end_token_id", "language_model_only"});
 }
