@@ -8,6 +8,8 @@ namespace fw::cuda {
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() = default;
 
+Arch current_arch() { return Arch::kNone; }
+
 void require_gpu() { throw DeviceError("device: this build of fastweight has no device code (`make gpu` builds it)"); }
 
 }  // namespace fw::cuda
