@@ -40,7 +40,13 @@ struct Folder {
   ModelConfig config;
   Json hf = {};                       // a Hugging Face configuration; null in a folder of ours
   std::optional<HfNames> names = {};  // of that
-  HfTensor tensor(const ParamSpec& spec) const { return names ? names->tensor(spec) : HfTensor{spec.name}; }
+  HfTensor tensor(const ParamSpec& spec, const ModelFiles& files) const {
+    if (!names) return {spec.name};
+    HfTensor tensor = names->tensor(spec);
+    if (files.has(tensor.name)) return tensor;
+    HfTensor other = names->other_tensor(spec);
+    return !other.name.empty() && files.has(other.name) ? other : tensor;
+  }
   bool is_aside(const std::string& tensor) const { return names && names->is_aside(tensor); }
 };
 
@@ -81,10 +87,11 @@ std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reade
 // What an export needs to give back imported tensors as they were.
 void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader,
                       std::span<const ParamSpec> specs) {
-  Json tensors = Json::object();
+  Json tensors = Json::object(), other_names = Json::object();
   for (const ParamSpec& spec : specs) {
-    const HfTensor tensor = folder.tensor(spec);
+    const HfTensor tensor = folder.tensor(spec, reader);
     const std::string& name = tensor.name;
+    if (name != folder.names->tensor(spec).name) other_names[spec.name] = name;
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
     const TensorInfo& info = it->second;
@@ -94,9 +101,10 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFile
     if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
     if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
-  if (tensors.empty()) return;
+  if (tensors.empty() && other_names.empty()) return;
   Json hf = Json::parse(config.hf);
-  hf["tensors"] = tensors;
+  if (!tensors.empty()) hf["tensors"] = tensors;
+  if (!other_names.empty()) hf["other_names"] = other_names;
   config.hf = hf.dump();
 }
 
@@ -263,8 +271,16 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
   };
   std::map<std::string, Shared> shared;  // tensors of several parameters
   const HfNames names(config);
+  const Json hf = model.config().hf.empty() ? Json::object() : Json::parse(model.config().hf);
+  const Json other_names = hf.value("other_names", Json::object());
   for (const ParamSpec& spec : model.params().specs()) {
-    const HfTensor tensor = names.tensor(spec);
+    HfTensor tensor = names.tensor(spec);
+    if (const auto other = other_names.find(spec.name); other != other_names.end()) {
+      tensor = names.other_tensor(spec);
+      if (tensor.name.empty() || *other != tensor.name)
+        fail_usage("config.json: peer.other_names.{}: expected {}, got {}", spec.name,
+                   tensor.name.empty() ? "no such key" : tensor.name, shown(*other));
+    }
     const auto [dtype, shape] = as_it_was(model.config(), tensor.name, whole_shape(tensor, spec));
     std::span<const float> values = views.emplace_back(model.params().host_values(spec)).span();
     if (tensor.rows > 0) {
@@ -305,7 +321,7 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
   std::vector<std::string> names;
-  for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec).name);
+  for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec, reader).name);
   std::unordered_set<std::string> known(names.begin(), names.end());
   for (const auto& [name, info] : reader.tensors()) {
     if (known.count(name) != 0 || source.is_aside(name) || is_known(reader, name, source.config)) continue;
@@ -316,7 +332,7 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   std::vector<T> values;
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    const HfTensor tensor = source.tensor(spec);
+    const HfTensor tensor = source.tensor(spec, reader);
     const std::vector<int64_t> shape = whole_shape(tensor, spec);
     values.resize(static_cast<size_t>(shape[0] * spec.size() / spec.shape[0]));
     reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);

@@ -168,6 +168,43 @@ TEST(Hybrids, ConfigurationsSayWhatLayersAre) {
   EXPECT_TRUE(says(error("olmo_hybrid", "num_attention_heads", 0), "num_attention_heads: expected 1 to"));
 }
 
+// The first releases of OLMo have three convolutions and other names of norms; they go back as they came.
+TEST(Hybrids, OtherNamesOfTensorsAreRead) {
+  const std::string plain = kModels + "olmo_hybrid";
+  const SafetensorsReader reader(plain + "/model.safetensors");
+  SafetensorsWriter writer;
+  const std::string layer = "model.layers.0.";
+  for (const auto& [name, info] : reader.tensors()) {
+    if (name == layer + "input_layernorm.weight") {
+      writer.add(layer + "attention_layer_norm.weight", info.dtype, info.shape, info.bytes);
+    } else if (name == layer + "post_attention_layernorm.weight") {
+      writer.add(layer + "feedforward_layer_norm.weight", info.dtype, info.shape, info.bytes);
+    } else if (name == layer + "linear_attn.conv1d.weight") {
+      const size_t row = info.bytes.size() / static_cast<size_t>(info.shape[0]);
+      size_t at = 0;
+      for (const auto& [part, rows] : {std::pair("q", 8), std::pair("k", 8), std::pair("v", 24)}) {
+        const size_t bytes = row * static_cast<size_t>(rows);
+        writer.add(layer + "linear_attn." + part + "_conv1d.weight", info.dtype, {rows, 1, info.shape[2]},
+                   info.bytes.subspan(at, bytes));
+        at += bytes;
+      }
+    } else {
+      writer.add(name, info.dtype, info.shape, info.bytes);
+    }
+  }
+  TempFolder first, ours, theirs;
+  writer.write(first.path("model.safetensors"));
+  Json config = hf_config_of(plain);
+  config["linear_use_gate"] = true;
+  write_file_atomic(first.path("config.json"), config.dump());
+  const LanguageModel<float> model = load_model<float>(first.path());
+  EXPECT_EQ(model.hash(), load_model<float>(plain).hash());
+  save_model(ours.path(), model);
+  export_model(theirs.path(), load_model<float>(ours.path()));
+  EXPECT_EQ(tensors_of(theirs.path()), tensors_of(first.path()));
+  EXPECT_EQ(hf_config_of(theirs.path()), config);
+}
+
 // A model of such layers that was made here becomes a folder of transformers.
 TEST(Hybrids, OurOwnAreExported) {
   for (const char* name : {"qwen3_5", "olmo_hybrid"}) {

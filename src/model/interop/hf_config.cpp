@@ -424,6 +424,10 @@ HfTensor HfNames::tensor(const ParamSpec& spec) const {
   return tensor;
 }
 
+HfTensor HfNames::other_tensor(const ParamSpec& spec) const {
+  return type_ != nullptr && type_->other_tensor != nullptr ? type_->other_tensor(config_, spec) : HfTensor();
+}
+
 std::string HfNames::tied_head() const { return type_ != nullptr && type_->mamba_ssm && tied_ ? "lm_head.weight" : ""; }
 
 bool HfNames::is_aside(const std::string& tensor) const {

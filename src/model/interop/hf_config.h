@@ -4,7 +4,8 @@
 //
 // A configuration that came from another program keeps that program's own text in ModelConfig::hf:
 //     {"config": {its config.json, every key of it},
-//      "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}, "end_tokens": [256, 257]}
+//      "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}, "end_tokens": [256, 257],
+//      "other_names": {our name: a tensor's name, where HfNames::other_tensor() says it}}
 // "end_tokens" has the ids of generation_config.json that end a text, if there were some. "tensors" has those that were
 // not float32 of our shape (model_folder.cpp fills and reads it). That makes an export after an import give the same
 // configuration and the same tensors. A model of our own is exported by looking for an FLA type whose configuration
@@ -56,6 +57,8 @@ class HfNames {
  public:
   explicit HfNames(const nlohmann::json& hf_config);
   HfTensor tensor(const ParamSpec& spec) const;
+  // Where other folders of the type have it; its name is "" where there is no other place.
+  HfTensor other_tensor(const ParamSpec& spec) const;
   // The tensor that a head has beside the embedding that it is, in files that have one; or "".
   std::string tied_head() const;
   // Whether a tensor of the folder is no part of the text model (a vision tower, layers that predict further tokens).

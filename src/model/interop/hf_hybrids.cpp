@@ -226,6 +226,13 @@ HfTensor qwen3_5_tensor(const ModelConfig& c, const ParamSpec& spec) {
   return named(fmt::format("linear_attn.{}", name));
 }
 
+HfTensor qwen3_5_nested_tensor(const ModelConfig& c, const ParamSpec& spec) {
+  HfTensor tensor = qwen3_5_tensor(c, spec);
+  if (!tensor.name.starts_with("model.")) return {};
+  tensor.name.insert(6, "language_model.");
+  return tensor;
+}
+
 void read_qwen3_5(const Keys& keys, ModelConfig& c) {
   const Json* text = keys.find("text_config");
   if (text == nullptr || !text->is_object())
@@ -256,6 +263,9 @@ void read_olmo_hybrid(const Keys& keys, ModelConfig& c) {
   c.attention.qk_norm = c.attention.qk_norm_all_heads = c.attention.post_norm = true;
   c.attention.qk_norm_eps = c.norm_eps;
   c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
+  keys.must_be("linear_use_gate", true);
+  // layer_types says both
+  if (keys.has("layer_types")) keys.have_no_effect({"fla_hybrid_attention_indices", "sliding_window"});
   // first values
   keys.have_no_effect(
       {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"});
@@ -285,6 +295,15 @@ HfTensor olmo_hybrid_tensor(const ModelConfig& c, const ParamSpec& spec) {
       return shared_qkv(c.mixer_spec(), in_layer(layer, "linear_attn.conv1d.weight"), q);
   }
   return named(fmt::format("linear_attn.{}", name));
+}
+
+HfTensor olmo_hybrid_first_tensor(const ModelConfig& c, const ParamSpec& spec) {
+  const auto [layer, part] = layer_name(spec.name);
+  if (layer < 0 || c.layer_kind(layer) == LayerKind::kAttention) return {};
+  if (part == "attn_norm.weight") return {in_layer(layer, "attention_layer_norm.weight")};
+  if (part == "mlp_norm.weight") return {in_layer(layer, "feedforward_layer_norm.weight")};
+  if (part.ends_with("_conv1d.weight")) return {in_layer(layer, fmt::format("linear_attn.{}", part.substr(5)))};
+  return {};
 }
 
 }  // namespace fw::hf

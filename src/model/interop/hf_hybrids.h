@@ -37,11 +37,15 @@ LayerName layer_name(std::string_view name);
 void read_qwen3_5_text(const Keys& keys, ModelConfig& c);
 void write_qwen3_5_text(const ModelConfig& c, Json& json);
 HfTensor qwen3_5_tensor(const ModelConfig& c, const ParamSpec& spec);
+// As the multimodal model has it.
+HfTensor qwen3_5_nested_tensor(const ModelConfig& c, const ParamSpec& spec);
 // A model with a vision tower: the text model is in text_config, the rest is left aside.
 void read_qwen3_5(const Keys& keys, ModelConfig& c);
 
 void read_olmo_hybrid(const Keys& keys, ModelConfig& c);
 void write_olmo_hybrid(const ModelConfig& c, Json& json);
 HfTensor olmo_hybrid_tensor(const ModelConfig& c, const ParamSpec& spec);
+// As the first releases have it: three convolutions, and norms of recurrent layers by other names.
+HfTensor olmo_hybrid_first_tensor(const ModelConfig& c, const ParamSpec& spec);
 
 }  // namespace fw::hf

@@ -617,6 +617,7 @@ constexpr Type kTypes[] = {
      .read = read_qwen3_5_text,
      .write = write_qwen3_5_text,
      .tensor = qwen3_5_tensor,
+     .other_tensor = qwen3_5_nested_tensor,
      .aside = {"model.visual.", "mtp."}},
     {.name = "qwen3_5",
      .read = read_qwen3_5,
@@ -624,7 +625,11 @@ constexpr Type kTypes[] = {
      .tensor = qwen3_5_tensor,
      .prefix = "model.language_model.",
      .aside = {"model.visual.", "mtp."}},
-    {.name = "olmo_hybrid", .read = read_olmo_hybrid, .write = write_olmo_hybrid, .tensor = olmo_hybrid_tensor},
+    {.name = "olmo_hybrid",
+     .read = read_olmo_hybrid,
+     .write = write_olmo_hybrid,
+     .tensor = olmo_hybrid_tensor,
+     .other_tensor = olmo_hybrid_first_tensor},
 };
 
 }  // namespace

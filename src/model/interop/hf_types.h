@@ -35,6 +35,8 @@ struct Type {
   // Of transformers' hybrids: the configuration lists its layers itself, and this says where a parameter lies. It takes
   // the configuration as ours.
   HfTensor (*tensor)(const ModelConfig&, const ParamSpec&) = nullptr;
+  // Where other files of the type have it, or a tensor without a name.
+  HfTensor (*other_tensor)(const ModelConfig&, const ParamSpec&) = nullptr;
   // What their tensors have in place of "model." outside the head.
   const char* prefix = "model.";
   // How names of tensors begin that are no part of the text model: those are left aside.
