@@ -72,6 +72,13 @@ struct Mamba3Keys {
   bool operator==(const Mamba3Keys&) const = default;
 };
 
+struct ExpertsKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/experts.def"
+#undef FW_KEY
+  bool operator==(const ExpertsKeys&) const = default;
+};
+
 enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa, kRwkv7, kMamba3 };
 // Whether its cost grows with the tokens and its state does not.
 bool is_recurrence(LayerKind kind);
@@ -88,6 +95,7 @@ struct ModelConfig {
   MesaKeys mesa;            // of those called mesa
   Rwkv7Keys rwkv7;          // of those called rwkv7
   Mamba3Keys mamba3;        // of those called mamba3
+  ExpertsKeys experts;      // of the MLPs called experts
   // of a model that came from another program (interop/hf_config.h): its config.json and what else an export needs;
   // JSON, or ""
   std::string hf;
@@ -95,7 +103,8 @@ struct ModelConfig {
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
   int64_t head_v_dim() const;
-  int64_t mlp_size() const;
+  int64_t mlp_size() const;      // of layers without experts
+  int64_t dense_layers() const;  // first ones without experts, or all
   MlpSpec mlp_spec(int64_t layer) const;
   NormSpec norm_spec() const;
   std::vector<StateTensor> layer_state(int64_t layer) const;  // of its mixer, then of its MLP
@@ -123,13 +132,17 @@ struct ModelConfig {
 
 // The keys of `config`, as tables of a run file, an object of JSON and options: [model] first.
 KeyTables key_tables(ModelConfig& config);
-// Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters and
-// 2^31 values in one tensor, so that a hostile file cannot ask for terabytes.
+// Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters,
+// with experts 2^37, and 2^31 values in one tensor, so that a hostile file cannot ask for terabytes.
 // Names of the tables of key_tables() that no layer of the model reads.
 std::vector<std::string> unused_tables(const ModelConfig& config);
 void validate(const ModelConfig& config);
 // Number of parameters, without allocating any; sizes must be in the ranges that validate() accepts.
 double parameter_count(const ModelConfig& config);
+// Of those the ones that a token passes: of experts the chosen.
+double active_parameter_count(const ModelConfig& config);
+// Of the MLP of a layer, without its norm; of experts all, or the chosen.
+double mlp_parameter_count(const MlpSpec& spec, bool active);
 // Of all layers together, declared before theirs.
 std::vector<ParamSpec> shared_parameters(const ModelConfig& config);
 // Unknown keys are an error with the nearest known name. `where` names the file in messages. The result is validated.

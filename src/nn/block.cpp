@@ -47,6 +47,18 @@ Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
 }  // namespace
 
 template <class T>
+void Block<T>::mlp_forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& c) const {
+  if (experts_ != nullptr) return experts_->forward(pass, x, y, c.experts);
+  mlp_->forward(pass, x, state, y, c.mlp);
+}
+
+template <class T>
+void Block<T>::mlp_backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+  if (experts_ != nullptr) return experts_->backward(pass, c.experts, x, dy, dx);
+  mlp_->backward(pass, c.mlp, x, dy, dx);
+}
+
+template <class T>
 LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const {
   if (!state) return {};
   StateView* copies = pass.exec.contexts.template alloc<StateView>(state.count);
@@ -88,12 +100,12 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
       state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
 
   if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() &&
-      (mlp_ == nullptr || mlp_->takes_norm())) {
+      (mlp_norm_ == nullptr || mlp_takes_norm())) {
     step_half(pass, r, mixer_norm_,
               [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
-    if (mlp_ != nullptr)
+    if (mlp_norm_ != nullptr)
       step_half(pass, r, *mlp_norm_,
-                [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
+                [&](const Pass<T>& half, Mat<const T> x) { mlp_forward(half, x, of_mlp, r.x, c); });
     return;
   }
 
@@ -113,7 +125,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const Mat<T> out = r.pending ? r.delta : begin_sum(half, r);
   c.mixer = mixer_->forward(half, normed, of_mixer, out);
   if (all) pass.exec.contexts.rewind(contexts);
-  if (mlp_ == nullptr) {
+  if (mlp_norm_ == nullptr) {
     if (!pass.keep) arena.rewind(mark);
     return;
   }
@@ -128,9 +140,9 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   c.mlp_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
   Pass<T> second = pass;
-  r.pending = !(kSumsInProducts<T> && mlp_->takes_norm());
+  r.pending = !(kSumsInProducts<T> && mlp_takes_norm());
   const Mat<T> sum = r.pending ? r.delta : begin_sum(second, r);
-  mlp_->forward(second, normed, of_mlp, sum, c.mlp);
+  mlp_forward(second, normed, of_mlp, sum, c);
   if (!pass.keep) arena.rewind(mark);
 }
 
@@ -151,9 +163,9 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
-  if (mlp_ != nullptr) {
+  if (mlp_norm_ != nullptr) {
     const Mat<T> normed = recompute_norm(pass, c.mlp_in, *mlp_norm_, c.mlp_rstd, c.mlp_normed);
-    mlp_->backward(pass, c.mlp, normed, dx, dnormed);
+    mlp_backward(pass, c, normed, dx, dnormed);
     mlp_norm_->backward(pass, dnormed, c.mlp_in, c.mlp_rstd, dx, Write::kAccumulate);
     arena.rewind(half);
   }

@@ -197,7 +197,10 @@ class ModelCheck {
     };
     std::vector<Gradient> list;
     double square = 0;
+    size_t trained = 0;
     for (const ParamSpec& spec : model.params().specs()) {
+      if (spec.buffer) continue;
+      ++trained;
       Gradient g;
       g.name = "grad/" + name(spec.name);
       if (!io_.has(g.name)) continue;
@@ -208,9 +211,8 @@ class ModelCheck {
       list.push_back(std::move(g));
     }
     if (list.empty()) return;
-    if (list.size() != model.params().specs().size()) {
-      fail_usage("'{}': expected grad/... of all {} parameters or of none, got {}", io_.path(),
-                 model.params().specs().size(), list.size());
+    if (list.size() != trained) {
+      fail_usage("'{}': expected grad/... of all {} parameters or of none, got {}", io_.path(), trained, list.size());
     }
     double worst = -1;
     std::string where;

@@ -102,8 +102,16 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.mamba3 = {};
   }
+  if (c.mlp != "experts") {
+    c.experts = {};
+  } else {
+    c.experts.intermediate_size = c.mlp_spec(c.num_hidden_layers - 1).experts.size;
+    c.experts.balance = 0;  // of training alone
+    if (c.dense_layers() == 0) c.intermediate_size = c.experts.intermediate_size;
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
+    plain.experts = c.experts;
     plain.layers = c.layers;
     plain.mlp = c.mlp;
     plain.attention = c.attention;
@@ -168,8 +176,10 @@ std::vector<Difference> differences_of(const ModelConfig& ours, const ModelConfi
     }
   };
   compare("", a, b);
-  for (const auto& [table, keys] : a.at("mixer").items())
-    compare("mixer." + table + ".", keys, b.at("mixer").at(table));
+  for (const char* part : {"mixer", "ffn"}) {
+    for (const auto& [table, keys] : a.at(part).items())
+      compare(fmt::format("{}.{}.", part, table), keys, b.at(part).at(table));
+  }
   return list;
 }
 

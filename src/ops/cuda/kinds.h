@@ -4,7 +4,7 @@
 
 namespace fw::cuda::kinds {
 
-inline constexpr bool mesa = true, layernorm = true, channel_mix = true, rwkv7 = true, mamba3 = true;
+inline constexpr bool mesa = true, layernorm = true, channel_mix = true, rwkv7 = true, mamba3 = true, experts = false;
 
 // Channels of a Mesa layer's key head: two triangles of so many rows fit into shared memory (mesa_solve.cu).
 inline constexpr int kMostMesaKey = 160;
