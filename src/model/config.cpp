@@ -210,12 +210,13 @@ constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window",
                                 {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
                                 {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag},
                                 {"mesa", LayerKind::kMesa},           {"rwkv7", LayerKind::kRwkv7},
-                                {"mamba3", LayerKind::kMamba3}};
+                                {"mamba3", LayerKind::kMamba3},       {"mla", LayerKind::kMla}};
 
 }  // namespace
 
 bool is_recurrence(LayerKind kind) {
-  return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv;
+  return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv &&
+         kind != LayerKind::kMla;
 }
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
@@ -336,6 +337,11 @@ Mamba3Spec ModelConfig::mamba3_spec() const {
   return spec;
 }
 
+MlaSpec ModelConfig::mla_spec() const {
+  const int64_t heads = mla.num_heads > 0 ? mla.num_heads : num_heads;
+  return {hidden_size, heads, mla.kv_rank, mla.key_dim, mla.shared_key_dim, mla.value_dim, init_scheme()};
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -356,6 +362,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return rwkv7_spec(layer);
     case LayerKind::kMamba3:
       return mamba3_spec();
+    case LayerKind::kMla:
+      return mla_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -452,6 +460,11 @@ std::vector<Key> keys_of(Mamba3Keys& c) {
 #include "model/mamba3.def"
   };
 }
+std::vector<Key> keys_of(MlaKeys& c) {
+  return {
+#include "model/mla.def"
+  };
+}
 std::vector<Key> keys_of(ExpertsKeys& c) {
   return {
 #include "model/experts.def"
@@ -474,6 +487,7 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.mesa", "Mesa layers", keys_of(c.mesa)},
           {"mixer.rwkv7", "Layers of RWKV-7", keys_of(c.rwkv7)},
           {"mixer.mamba3", "Layers of Mamba-3", keys_of(c.mamba3)},
+          {"mixer.mla", "Layers of multi-head latent attention", keys_of(c.mla)},
           {"ffn.experts", "Mixtures of experts", keys_of(c.experts)}};
 }
 #undef FW_KEY
@@ -502,6 +516,8 @@ std::string_view table_of(LayerKind kind) {
       return "mixer.rwkv7";
     case LayerKind::kMamba3:
       return "mixer.mamba3";
+    case LayerKind::kMla:
+      return "mixer.mla";
   }
   return {};
 }
@@ -690,7 +706,7 @@ void validate(const ModelConfig& c) {
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
       throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, "
-                                            "longhorn_diag, mesa, rwkv7, mamba3 or a rule): {}",
+                                            "longhorn_diag, mesa, rwkv7, mamba3, mla or a rule): {}",
                                             copy.rule, error.what()));
     }
   }
@@ -743,9 +759,10 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
   if (config.rwkv7 == standard.rwkv7) json["mixer"].erase("rwkv7");
   if (config.mamba3 == standard.mamba3) json["mixer"].erase("mamba3");
+  if (config.mla == standard.mla) json["mixer"].erase("mla");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv &&
       config.ssd == standard.ssd && config.mamba == standard.mamba && config.mesa == standard.mesa &&
-      config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
+      config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3 && config.mla == standard.mla) {
     json.erase("mixer");
   }
   if (config.experts == standard.experts) json.erase("ffn");

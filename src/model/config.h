@@ -72,6 +72,13 @@ struct Mamba3Keys {
   bool operator==(const Mamba3Keys&) const = default;
 };
 
+struct MlaKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/mla.def"
+#undef FW_KEY
+  bool operator==(const MlaKeys&) const = default;
+};
+
 struct ExpertsKeys {
 #define FW_KEY FW_KEY_MEMBER
 #include "model/experts.def"
@@ -79,7 +86,19 @@ struct ExpertsKeys {
   bool operator==(const ExpertsKeys&) const = default;
 };
 
-enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa, kRwkv7, kMamba3 };
+enum class LayerKind {
+  kRecurrent,
+  kAttention,
+  kWindow,
+  kConv,
+  kSsd,
+  kMamba,
+  kLonghornDiag,
+  kMesa,
+  kRwkv7,
+  kMamba3,
+  kMla
+};
 // Whether its cost grows with the tokens and its state does not.
 bool is_recurrence(LayerKind kind);
 
@@ -95,6 +114,7 @@ struct ModelConfig {
   MesaKeys mesa;            // of those called mesa
   Rwkv7Keys rwkv7;          // of those called rwkv7
   Mamba3Keys mamba3;        // of those called mamba3
+  MlaKeys mla;              // of those called mla
   ExpertsKeys experts;      // of the MLPs called experts
   // of a model that came from another program (interop/hf_config.h): its config.json and what else an export needs;
   // JSON, or ""
@@ -112,8 +132,8 @@ struct ModelConfig {
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
   // A layer's entry of `layers`. These are kinds of their own: attention, window, conv, ssd, mamba, longhorn_diag,
-  // mesa, rwkv7 and mamba3. "recurrent" is `rule`. All else is a rule of its own (a preset or axes) with the other keys
-  // of the model.
+  // mesa, rwkv7, mamba3 and mla. "recurrent" is `rule`. All else is a rule of its own (a preset or axes) with the other
+  // keys of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;
@@ -124,6 +144,7 @@ struct ModelConfig {
   MesaSpec mesa_spec() const;
   Rwkv7Spec rwkv7_spec(int64_t layer) const;
   Mamba3Spec mamba3_spec() const;
+  MlaSpec mla_spec() const;
   int64_t first_rwkv7() const;  // the layer whose value the others of RWKV-7 mix with theirs; -1: there is none
   AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 

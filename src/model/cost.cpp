@@ -39,6 +39,11 @@ double mixing(const Rwkv7Spec& spec, int64_t /*length*/) {
   return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim);
 }
 
+// Scores and sums of the latent.
+double mixing(const MlaSpec& spec, int64_t length) {
+  return 4 * static_cast<double>(spec.heads * spec.latent()) * (static_cast<double>(length) + 1) / 2;
+}
+
 // The rows of a token each decay, write and read, and meet each other.
 double mixing(const Mamba3Spec& spec, int64_t /*length*/) {
   const auto R = static_cast<double>(spec.rank()), heads = static_cast<double>(spec.heads);

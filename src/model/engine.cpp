@@ -50,6 +50,13 @@ void require_layers(const ModelConfig& c, const Device& device) {
           "got {}",
           cuda::kinds::kMostMamba3Sums, (2 * mamba3->rank() + 1) * mamba3->head_dim);
     }
+    const auto* mla = std::get_if<MlaSpec>(&spec);
+    if (mla != nullptr && mla->latent() > cuda::kinds::kMostAttentionDim) {
+      fail_usage(
+          "device: expected the CPU, or latent attention with kv_rank + shared_key_dim of at most {} on CUDA devices, "
+          "got {}",
+          cuda::kinds::kMostAttentionDim, mla->latent());
+    }
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
     if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {

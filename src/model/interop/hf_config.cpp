@@ -53,7 +53,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
   bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false,
-       mamba3 = false;
+       mamba3 = false, mla = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -64,6 +64,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     mesa = mesa || kind == LayerKind::kMesa;
     rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
     mamba3 = mamba3 || kind == LayerKind::kMamba3;
+    mla = mla || kind == LayerKind::kMla;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -102,6 +103,11 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.mamba3 = {};
   }
+  if (mla) {
+    c.mla.num_heads = c.mla_spec().heads;
+  } else {
+    c.mla = {};
+  }
   if (c.mlp != "experts") {
     c.experts = {};
   } else {
@@ -122,6 +128,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.mesa = c.mesa;
     plain.rwkv7 = c.rwkv7;
     plain.mamba3 = c.mamba3;
+    plain.mla = c.mla;
     plain.norm = c.norm;
     plain.embedding_norm = c.embedding_norm;
     plain.vocab_size = c.vocab_size;
