@@ -182,6 +182,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.conv_size = conv_size;
   spec.gate = gate_kind();
   spec.gate_rank = output_gate_rank;
+  spec.gate_bias = output_gate_bias;
   spec.decay_rank = decay_rank;
   spec.decay_per_value_head = decay_per_value_head;
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
@@ -751,6 +752,7 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.norm == standard.norm) json.erase("norm");
   if (config.embedding_norm == standard.embedding_norm) json.erase("embedding_norm");
+  if (config.output_gate_bias == standard.output_gate_bias) json.erase("output_gate_bias");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
   // And so is what older configurations do not have.

@@ -155,6 +155,7 @@ ModelConfig meaning(ModelConfig c) {
   c.expand_v = static_cast<double>(c.head_v_dim()) / static_cast<double>(c.head_dim);
   if (!rule.uses_precond()) c.precond_x = ModelConfig().precond_x;
   if (c.output_norm_eps == c.norm_eps) c.output_norm_eps = 0;
+  if (c.output_gate_rank == 0) c.output_gate_bias = true;
   // A decay of every value head is one of every key head where they are as many.
   if (c.num_v_heads == c.num_heads) c.decay_per_value_head = false;
   Rule plain = rule;
