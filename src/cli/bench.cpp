@@ -19,7 +19,9 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/signals.h"
+#include "cli/start_model.h"
 #include "fastweight/fastweight.h"
+#include "model/sizes.h"
 #include "rule/rule.h"
 
 namespace fw::cli {
@@ -97,6 +99,8 @@ class Bench : public Command {
     options.add("train", "", &train_, "time training steps of the model below, on the CPU in f32 and in bf16");
     options.add("decode_model", "", &decode_,
                 "time decoding with the model below, at the start and at the end of a long text");
+    options.add("size", "NAME", &size_,
+                fmt::format("of a model that is timed: {}; other options win over it", fmt::join(size_names(), ", ")));
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("accumulate", "N", &model_.accumulate, "batches whose gradients make one training step");
@@ -135,7 +139,7 @@ class Bench : public Command {
   void check(const Options& options) const;
   Communicator& join_ranks();
 
-  std::string json_, device_ = "cpu", commit_;
+  std::string json_, device_ = "cpu", commit_, size_;
   StringList rules_;
   int64_t threads_ = 0;
   bool train_ = false, decode_ = false, check_memory_ = true;
@@ -149,7 +153,7 @@ void Bench::check_options(const Options& options) {
   const StringList of_steps{"--batch", "--length",    "--accumulate", "--sums",
                             "--steps", "--recompute", "--memory",     "--moments"};
   const StringList of_models{"--train",       "--decode-model", "--decode-tokens", "--decode-sequences",
-                             "--decode-seen", "--prefill"};
+                             "--decode-seen", "--prefill",      "--size"};
   if (times_a_model()) {
     options.expect_only(always + of_steps + of_models + flags_of(model_tables()),
                         "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
@@ -170,8 +174,10 @@ void Bench::check_options(const Options& options) {
     recurrence_.rules = rules_;
   } else if (rules_.size() > 1) {
     fail_usage("--rule: expected one rule where a model is timed, got {}", rules_.size());
-  } else if (!rules_.empty()) {
-    model_.model.rule = rules_.front();
+  } else {
+    if (!rules_.empty()) model_.model.rule = rules_.front();
+    if (!size_.empty()) apply_size(size_, options, model_.model);
+    if (!rules_.empty()) model_.model.rule = rules_.front();  // a released model's size has a rule
   }
 }
 

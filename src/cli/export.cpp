@@ -11,6 +11,7 @@
 #include "cli/side_files.h"
 #include "model/interop/hf_config.h"
 #include "model/language_model.h"
+#include "model/other_tensors.h"
 
 namespace fw::cli {
 namespace {
@@ -43,7 +44,8 @@ class Export : public Command {
     save_tokenizer_for_others(target_, *open.tokenizer);
     copy_side_files(open.folder, target_, tokenizer_.empty());
     // its config.json last: a folder that has one is whole
-    export_model(target_, open.model, open.tokenizer->end_of_text());
+    const OtherTensors others(open.folder);
+    export_model(target_, open.model, open.tokenizer->end_of_text(), &others);
     target.keep();
     say("{}: {}, model_type {}; tokenizer: {}\n", target_, describe(open.model.config()),
         config.value("model_type", "mamba_ssm"), open.tokenizer->type());

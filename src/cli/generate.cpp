@@ -24,6 +24,7 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/signals.h"
+#include "generate/chat.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
 #include "report/progress.h"
@@ -99,6 +100,10 @@ class Generate : public Command {
                 "prompt and the loaded state");
     options.add("conversation", "", &conversation_,
                 "a text for each line of standard input, each after all that came before");
+    options.add("chat", "", &chat_,
+                "prompts are messages to a chat model, written as the folder's chat template has them (ChatML; of "
+                "Jinja nothing else)");
+    options.add("system", "TEXT", &system_, "with --chat: the system message");
     options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
     options.add("after", "TEXT", &after_,
                 "read after each such line; without: a line break in a conversation, nothing with --prompts");
@@ -148,6 +153,7 @@ class Generate : public Command {
   bool write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index);
   bool write_prompts(const Session& prefix, const Tokenizer& tokenizer);
   bool converse(Session& session, const Tokenizer& tokenizer);
+  std::string answer_end(const Session& session) const;
   void head(const Prompt& prompt, int64_t prompt_index, int64_t sample) const;
   void tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample, size_t state_bytes) const;
   void submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample);
@@ -157,6 +163,10 @@ class Generate : public Command {
 
   std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_,
       precision_ = "f32", device_ = "cpu";
+  bool chat_ = false;
+  std::string system_;
+  ChatFormat format_;      // with --chat
+  bool answered_ = false;  // the session ends with an answer
   bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false,
        check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
@@ -193,6 +203,19 @@ void Generate::check(const Options& options) {
   expect_precision_of_cpu(options, device_);
   if (json_ && echo_)
     options.expect_without_effect({"--echo"}, "with --json, which prints the number of the prompt and never its text");
+  if (!chat_ && options.given("system")) fail_usage("--system: expected --chat, whose first message it is");
+  if (chat_) {
+    if (options.given("before") || options.given("after"))
+      fail_usage("--chat: expected neither --before nor --after, which the chat template says");
+    if ((conversation_ || !prompts_.empty()) && (options.given("prompt") || options.given("prompt_file"))) {
+      fail_usage(
+          "--chat: expected no --prompt beside --conversation or --prompts, whose lines are the messages; a message "
+          "before them is --system");
+    }
+    if (!state_load_.empty() && options.given("system"))
+      fail_usage("--system: expected none with --state-load, which goes on with a conversation");
+    if (!options.given("echo")) echo_ = false;
+  }
   if (!conversation_ && prompts_.empty() && (options.given("before") || options.given("after"))) {
     fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
   }
@@ -220,7 +243,7 @@ void Generate::check(const Options& options) {
   if (generate_.sampling.repetition_penalty == 1)
     options.expect_without_effect({"--repetition-window"}, "without --repetition-penalty");
   validate(generate_.sampling);
-  if (conversation_ && !options.given("after")) after_.assign(1, '\n');
+  if (conversation_ && !chat_ && !options.given("after")) after_.assign(1, '\n');
   // What is typed in a conversation stands there already.
   if (conversation_ && !options.given("echo")) echo_ = false;
   generate_.logprobs = json_;
@@ -342,7 +365,7 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
   int64_t index = 0;
   const auto one = [&](const std::string& line) {
     Session session = prefix;
-    const Prompt prompt = read(session, tokenizer, before_ + line + after_);
+    const Prompt prompt = read(session, tokenizer, answer_end(prefix) + before_ + line + after_);
     return write_samples(session, tokenizer, prompt, index++);
   };
   if (prompts_ == "-") {
@@ -377,6 +400,12 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
   return true;
 }
 
+// With --chat: what ends the answer before, whose end the model has written itself or not.
+std::string Generate::answer_end(const Session& session) const {
+  if (!chat_ || !answered_) return "";
+  return session.last_token() == format_.end_token ? format_.between : format_.end + format_.between;
+}
+
 bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
   LineInput input(*stop_);
   const bool ask = is_terminal(0) && is_terminal(1) && !json_;
@@ -384,8 +413,9 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
   for (int64_t turn = 0;; ++turn) {
     if (ask) put("> ");
     if (!input.next(line)) break;
-    const Prompt prompt = read(session, tokenizer, before_ + line + after_);
+    const Prompt prompt = read(session, tokenizer, answer_end(session) + before_ + line + after_);
     if (!write(session, tokenizer, prompt, turn, 0)) break;
+    answered_ = true;
   }
   if (ask) put("\n");
   return !*stop_;
@@ -407,7 +437,14 @@ int Generate::run(Options& options) {
       generate_.end_tokens.push_back(static_cast<int32_t>(id));
     }
   }
+  if (chat_) {
+    format_ = chat_format(open.folder, tokenizer);
+    before_ = format_.before_user;
+    after_ = format_.after_user;
+    if (!ignore_end_ && !options.given("end_token")) generate_.end_tokens.push_back(format_.end_token);
+  }
   Session session(open.model, tokenizer, seed_);
+  answered_ = !state_load_.empty();
   if (!state_load_.empty()) session.load(state_load_);
   const bool own_numbers = !state_load_.empty() && !options.given("seed");
   if (!own_numbers) session.reseed(seed_);
@@ -426,6 +463,12 @@ int Generate::run(Options& options) {
 
   // A state that is to be kept, and a conversation's, is kept when Ctrl-C comes; anything else may just end.
   if (!state_save_.empty() || conversation_) stop_ = &stop_on_signal();
+  if (chat_) {
+    const std::string system =
+        options.given("system") ? format_.before_system + system_ + format_.after_system : std::string();
+    const bool message = !conversation_ && prompts_.empty();
+    prompt_ = system + (message ? answer_end(session) + before_ + prompt_ + after_ : std::string());
+  }
   const Prompt prompt = read(session, tokenizer, prompt_);
   bool whole;
   if (conversation_) {

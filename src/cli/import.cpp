@@ -8,6 +8,7 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/side_files.h"
+#include "model/other_tensors.h"
 
 namespace fw::cli {
 namespace {
@@ -38,6 +39,7 @@ class Import : public Command {
     NewFolder target("TARGET", target_);
     open.tokenizer->save(target_);
     copy_side_files(open.folder, target_, tokenizer_.empty());
+    OtherTensors(open.folder).save(target_);
     save_model(target_, open.model);  // its config.json last: a folder that has one is whole
     target.keep();
     say("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());

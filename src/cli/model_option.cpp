@@ -10,6 +10,7 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/side_files.h"
+#include "model/other_tensors.h"
 
 namespace fw::cli {
 
@@ -66,7 +67,7 @@ std::vector<int32_t> end_tokens_of(const std::string& folder, const ModelConfig&
   };
   const nlohmann::json hf =
       model.hf.empty() ? nlohmann::json::object() : parse_json(model.hf, "the configuration that the model came with");
-  for (const char* key : {"/config/eos_token_id", "/end_tokens"}) {
+  for (const char* key : {"/config/eos_token_id", "/config/text_config/eos_token_id", "/end_tokens"}) {
     const nlohmann::json::json_pointer pointer(key);
     const nlohmann::json end = hf.is_object() && hf.contains(pointer) ? hf.at(pointer) : nlohmann::json();
     if (!end.is_array()) add(end);
@@ -105,6 +106,8 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   StringList warnings;
   read_model_config(folder, &warnings);
   for (const std::string& warning : warnings) say_aside("warning: {}\n", warning);
+  if (const OtherTensors others(folder); !others.empty())
+    say_aside("'{}': left aside, since they are no part of the text model: {}\n", folder, others.description());
   OpenModel open{folder, load_model<float>(folder, device_named(device)), nullptr, {}};
   check_finite(open.model, folder);
   const int64_t vocab_size = open.model.config().vocab_size;

@@ -100,7 +100,12 @@ std::vector<std::string> said_keys(const ModelConfig& config, const Options& opt
 
 void apply_size(const std::string& size, const Options& options, ModelConfig& config) {
   nlohmann::json keys = size_keys(size, config.rule);
-  for (const std::string& said : said_keys(config, options)) keys.erase(said);
+  for (const std::string& said : said_keys(config, options)) {
+    std::string path = "/" + said;
+    std::replace(path.begin(), path.end(), '.', '/');
+    const nlohmann::json::json_pointer key(path);
+    if (keys.contains(key)) keys[key.parent_pointer()].erase(key.back());
+  }
   keys_from_json(key_tables(config), keys, "size", {});
 }
 

@@ -39,6 +39,7 @@
 #include "generate/session.h"
 #include "generate/text_stream.h"
 #include "model/cost.h"
+#include "model/other_tensors.h"
 #include "model/sizes.h"
 #include "report/curves.h"
 #include "report/metrics.h"
@@ -421,8 +422,9 @@ void Train::keep_side_files() const {
   if (o_.train.from.empty() || !std::filesystem::is_directory(o_.train.from, error)) return;
   const std::string from = find_model_folder(o_.train.from);
   for (const char* name : {"/model", "/best"}) {
-    if (file_exists(o_.train.out + name + "/config.json"))
-      copy_side_files(from, o_.train.out + name, o_.data.tokenizer.empty());
+    if (!file_exists(o_.train.out + name + "/config.json")) continue;
+    copy_side_files(from, o_.train.out + name, o_.data.tokenizer.empty());
+    OtherTensors(from).save(o_.train.out + name);
   }
 }
 

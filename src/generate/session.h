@@ -50,6 +50,7 @@ class Session {
   void load(const std::string& path);
 
   int64_t tokens_seen() const { return tokens_seen_; }
+  int32_t last_token() const { return recent_.empty() ? -1 : recent_.back(); }  // that it has seen; -1: none
   size_t state_bytes() const { return state_.bytes(); }
 
  private:

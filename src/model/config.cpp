@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 constexpr const char* kRecurrentLayer = "recurrent";
 constexpr const char* kExperts = "experts";  // of `mlp`
 constexpr double kMaxTensor = 2147483648.0;  // 2^31 values
-constexpr int kMaxParameterBits = 33, kMaxExpertParameterBits = 37;
+constexpr int kMaxParameterBits = 35, kMaxExpertParameterBits = 37;
 
 // In the order of PositionFactor.
 const StringList& gain_factors() {
@@ -156,7 +156,14 @@ MlpSpec ModelConfig::mlp_spec(int64_t layer) const {
 }
 
 NormSpec ModelConfig::norm_spec() const {
-  return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps};
+  return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps, norm == "zero_centered_rms"};
+}
+
+NormPlace ModelConfig::norm_place(int64_t layer) const {
+  const LayerKind kind = layer_kind(layer);
+  const bool behind =
+      (kind == LayerKind::kAttention && attention.post_norm) || (kind == LayerKind::kWindow && window.post_norm);
+  return behind ? NormPlace::kBehind : NormPlace::kBefore;
 }
 
 std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {
@@ -257,6 +264,10 @@ AttentionSpec ModelConfig::attention_spec(const AttentionKeys& keys, int64_t win
   spec.rope_theta = keys.rope_theta;
   spec.rotated = std::llround(keys.rope_fraction * static_cast<double>(spec.head_dim));
   spec.qk_norm = keys.qk_norm;
+  spec.qk_norm_all_heads = keys.qk_norm_all_heads;
+  spec.qk_norm_zero_centered = norm == "zero_centered_rms";
+  spec.qk_norm_eps = keys.qk_norm_eps;
+  spec.output_gate = keys.output_gate;
   spec.qkv_bias = keys.qkv_bias;
   spec.init = init_scheme();
   return spec;
@@ -620,6 +631,8 @@ void check_attention(const ModelConfig& c, const std::string& table, const Atten
   if (spec.head_dim > 4096)
     fail_usage("mixer.{}.head_dim: expected heads of at most 4096, hidden_size / num_heads gives {}", table,
                spec.head_dim);
+  if (keys.qk_norm_all_heads && !keys.qk_norm)
+    fail_usage("mixer.{}.qk_norm_all_heads: expected false without qk_norm, got true", table);
   if (keys.rope_theta > 0 && (spec.rotated < 2 || spec.rotated % 2 != 0)) {
     fail_usage("mixer.{}.rope_fraction: expected a share that gives an even number of rotated channels, got {} of {}",
                table, keys.rope_fraction, spec.head_dim);
@@ -756,6 +769,16 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
   // And so is what older configurations do not have.
+  const std::pair<const char*, std::pair<const AttentionKeys*, const AttentionKeys*>> tables[] = {
+      {"attention", {&config.attention, &standard.attention}}, {"window", {&config.window, &standard.window}}};
+  for (const auto& [table, keys] : tables) {
+    Json& of = json["mixer"][table];
+    const auto& [ours, plain] = keys;
+    if (ours->qk_norm_all_heads == plain->qk_norm_all_heads) of.erase("qk_norm_all_heads");
+    if (ours->qk_norm_eps == plain->qk_norm_eps) of.erase("qk_norm_eps");
+    if (ours->output_gate == plain->output_gate) of.erase("output_gate");
+    if (ours->post_norm == plain->post_norm) of.erase("post_norm");
+  }
   if (config.ssd == standard.ssd) json["mixer"].erase("ssd");
   if (config.mamba == standard.mamba) json["mixer"].erase("mamba");
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");

@@ -127,6 +127,7 @@ struct ModelConfig {
   int64_t dense_layers() const;  // first ones without experts, or all
   MlpSpec mlp_spec(int64_t layer) const;
   NormSpec norm_spec() const;
+  NormPlace norm_place(int64_t layer) const;
   std::vector<StateTensor> layer_state(int64_t layer) const;  // of its mixer, then of its MLP
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
@@ -153,7 +154,7 @@ struct ModelConfig {
 
 // The keys of `config`, as tables of a run file, an object of JSON and options: [model] first.
 KeyTables key_tables(ModelConfig& config);
-// Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters,
+// Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^35 parameters,
 // with experts 2^37, and 2^31 values in one tensor, so that a hostile file cannot ask for terabytes.
 // Names of the tables of key_tables() that no layer of the model reads.
 std::vector<std::string> unused_tables(const ModelConfig& config);

@@ -299,7 +299,7 @@ class EngineOf final : public Engine<Wide<T>> {
     }
 
     void step() override {
-      engine_.round_operands_of(exec_);
+      engine_.refresh_parameters(exec_);
       if (room_ == 0) {
         state_.prepare(layout_, kCacheRows - 1);
         room_ = kCacheRows;
@@ -359,7 +359,7 @@ class EngineOf final : public Engine<Wide<T>> {
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
       const MixerSpec mixer = c.layer_spec(i);
-      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(),
+      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(), c.norm_place(i),
                         static_cast<int64_t>(mixer_state(mixer).size()), params,
                         [&](const std::string& prefix) { return make_mixer<T>(mixer, prefix, params); });
     }
@@ -377,7 +377,7 @@ class EngineOf final : public Engine<Wide<T>> {
     arena_.release();
     recompute_arena_.release();
     contexts_arena_.release();
-    round_operands_of(exec_);
+    refresh_parameters(exec_);
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
     PassLayout pass_layout(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
     if (state != nullptr) pass_layout.host_positions = state->positions().data();
@@ -492,7 +492,9 @@ class EngineOf final : public Engine<Wide<T>> {
     exec_.store_rows(from, PassLayout(single, upload(std::span<const int64_t>(single.offsets())), nullptr), pages);
   }
 
-  void round_operands_of(const Exec<T>& exec) {
+  // What passes read beside the values themselves, made again where those may have changed.
+  void refresh_parameters(const Exec<T>& exec) {
+    params_.refresh_scales([&](const W* from, int64_t n, W* to) { exec.add_values(from, n, to); });
     if (std::is_same_v<T, W> && exec.precision != Precision::kBf16) return;
     if (Bf16* to = params_.old_rounded()) {
       const std::span<const W> values = std::as_const(params_).values();

@@ -20,6 +20,7 @@ namespace fw {
 
 template <class T>
 class PassObserver;  // nn/observer.h
+class OtherTensors;  // model/other_tensors.h
 
 template <class T>
 class LanguageModel {
@@ -123,6 +124,8 @@ bool is_hf_folder(const std::string& folder);
 // bf16 or f16 there is that again as long as its values are; all others are float32. end_of_text: the tokenizer's id or
 // -1, which the configuration of a model that came from nowhere else says (without the key the other program has an end
 // of its own).
-void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text = -1);
+// others: tensors to write besides, or null.
+void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text = -1,
+                  const OtherTensors* others = nullptr);
 
 }  // namespace fw

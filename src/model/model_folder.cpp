@@ -24,6 +24,7 @@
 #include "model/known_tensors.h"
 #include "model/language_model.h"
 #include "model/model_files.h"
+#include "model/other_tensors.h"
 
 namespace fw {
 namespace {
@@ -37,8 +38,10 @@ constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadat
 // A folder's configuration and what its files call our parameters.
 struct Folder {
   ModelConfig config;
-  Json hf;  // a Hugging Face configuration; null in a folder of ours
-  HfTensor tensor(const ParamSpec& spec) const { return hf.is_null() ? HfTensor{spec.name} : hf_tensor(hf, spec); }
+  Json hf = {};                       // a Hugging Face configuration; null in a folder of ours
+  std::optional<HfNames> names = {};  // of that
+  HfTensor tensor(const ParamSpec& spec) const { return names ? names->tensor(spec) : HfTensor{spec.name}; }
+  bool is_aside(const std::string& tensor) const { return names && names->is_aside(tensor); }
 };
 
 Json read_json(const std::string& path) {
@@ -48,8 +51,9 @@ Json read_json(const std::string& path) {
 Folder read_config(const std::string& path, StringList* warnings = nullptr) {
   const Json json = read_json(path);
   const std::string where = "'" + path + "'";
-  if (is_hf_config(json)) return {config_from_hf(json, where, warnings), json};
-  return {config_from_json(json, where), {}};
+  if (!is_hf_config(json)) return {config_from_json(json, where)};
+  ModelConfig config = config_from_hf(json, where, warnings);
+  return {std::move(config), json, HfNames(json)};
 }
 
 // Tensors beside the parameters: a head that is the embedding, and tables of the rotary embedding. They must say what
@@ -57,15 +61,6 @@ Folder read_config(const std::string& path, StringList* warnings = nullptr) {
 bool is_known(const ModelFiles& files, const std::string& name, const ModelConfig& config) {
   return (config.tie_word_embeddings && name == kHead) || is_rotary_table(files, name, config);
 }
-
-// The shape of a tensor that has a parameter, or of one of which it is some rows.
-std::vector<int64_t> whole_shape(const HfTensor& tensor, const ParamSpec& spec) {
-  std::vector<int64_t> shape = spec.shape;
-  if (tensor.rows > 0) shape[0] = tensor.rows;
-  return shape;
-}
-// Values of a row of it.
-int64_t row_size(const ParamSpec& spec) { return spec.size() / spec.shape[0]; }
 
 std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
   std::vector<int64_t> result;
@@ -182,7 +177,8 @@ class TensorWriter {
     fp16_.push_back(std::move(fp16));
     writer_.add(name, dtype, shape, std::as_bytes(std::span(fp16_.back())));
   }
-  void write(const std::string& path) {
+  void write(const std::string& path, const OtherTensors* others) {
+    if (others != nullptr) others->add_to(writer_);
     writer_.set_metadata("format", "pt");  // what loaders of the Hugging Face family look for
     writer_.write(path);
   }
@@ -252,7 +248,8 @@ std::vector<int64_t> generation_ends(const std::string& folder) {
 
 bool is_hf_folder(const std::string& folder) { return is_hf_config(read_json(folder + "/config.json")); }
 
-void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text) {
+void export_model(const std::string& folder, const LanguageModel<float>& model, int32_t end_of_text,
+                  const OtherTensors* others) {
   Json config = config_to_hf(model.config());
   if (model.config().hf.empty() && config.contains("model_type")) {
     config["eos_token_id"] = end_of_text >= 0 ? Json(end_of_text) : Json();
@@ -260,26 +257,31 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
   }
   TensorWriter writer;
   std::deque<HostView<float>> views;
-  std::map<std::string, std::vector<float>> shared;  // tensors of several parameters
+  struct Shared {
+    std::vector<float> values;
+    int64_t filled = 0;
+  };
+  std::map<std::string, Shared> shared;  // tensors of several parameters
+  const HfNames names(config);
   for (const ParamSpec& spec : model.params().specs()) {
-    const HfTensor tensor = hf_tensor(config, spec);
+    const HfTensor tensor = names.tensor(spec);
     const auto [dtype, shape] = as_it_was(model.config(), tensor.name, whole_shape(tensor, spec));
     std::span<const float> values = views.emplace_back(model.params().host_values(spec)).span();
     if (tensor.rows > 0) {
-      std::vector<float>& whole = shared[tensor.name];
-      const bool begun = !whole.empty();
-      whole.resize(static_cast<size_t>(tensor.rows * row_size(spec)));
-      std::copy(values.begin(), values.end(), whole.begin() + tensor.first * row_size(spec));
-      if (!begun) continue;  // its other half comes
-      values = whole;
+      Shared& whole = shared[tensor.name];
+      whole.values.resize(static_cast<size_t>(tensor.rows * spec.size() / spec.shape[0]));
+      put_part<float>(tensor, spec, values, whole.values);
+      whole.filled += spec.size();
+      if (whole.filled < static_cast<int64_t>(whole.values.size())) continue;  // other parts come
+      values = whole.values;
     }
     writer.add(tensor.name, dtype, shape, values);
     // The embedding is declared first, and is the head where there is none.
-    const std::string head = &spec == model.params().specs().data() ? hf_tied_head(config) : "";
+    const std::string head = &spec == model.params().specs().data() ? names.tied_head() : "";
     if (!head.empty()) writer.add(head, dtype, shape, values);
   }
   make_folders(folder);
-  writer.write(folder + "/model.safetensors");
+  writer.write(folder + "/model.safetensors", others);
   write_file_atomic(folder + "/config.json", config.dump(2) + "\n");
 }
 
@@ -306,7 +308,7 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec).name);
   std::unordered_set<std::string> known(names.begin(), names.end());
   for (const auto& [name, info] : reader.tensors()) {
-    if (known.count(name) != 0 || is_known(reader, name, source.config)) continue;
+    if (known.count(name) != 0 || source.is_aside(name) || is_known(reader, name, source.config)) continue;
     const std::string near = nearest(name, names);
     fail_usage("'{}': unexpected tensor '{}': the configuration beside it has no such parameter{}", path, excerpt(name),
                near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
@@ -316,10 +318,13 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     const ParamSpec& spec = params.specs()[i];
     const HfTensor tensor = source.tensor(spec);
     const std::vector<int64_t> shape = whole_shape(tensor, spec);
-    values.resize(static_cast<size_t>(shape[0] * row_size(spec)));
+    values.resize(static_cast<size_t>(shape[0] * spec.size() / spec.shape[0]));
     reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
-    params.write_values(spec, std::span<const T>(values).subspan(static_cast<size_t>(tensor.first * row_size(spec)),
-                                                                 static_cast<size_t>(spec.size())));
+    if (tensor.rows > 0) {
+      params.write_values(spec, part_of<T>(tensor, spec, values));
+    } else {
+      params.write_values(spec, values);
+    }
     // The embedding is declared first, and is the head where there is none.
     if (i > 0 || !source.config.tie_word_embeddings || !reader.has(kHead)) continue;
     std::vector<T> of_head(values.size());

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "model/config.h"
+#include "model/interop/hf_config.h"
 #include "rule/rule.h"
 
 namespace fw {
@@ -34,6 +36,38 @@ constexpr NamedSize kSizes[] = {
     {"1.3b-hybrid", kGdn2, kChannelGates, 20, 2048, 16, 128, 5440, false, "silu", 0, 0, true},
 };
 
+// Released hybrids: what their configurations (transformers) have that is not the type's default.
+struct ReleasedSize {
+  const char *name, *config;
+};
+constexpr ReleasedSize kReleased[] = {
+    {"qwen3.5-0.8b", R"({"model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584,
+      "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
+      "tie_word_embeddings": true, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-2b", R"({"model_type": "qwen3_5_text", "hidden_size": 2048, "intermediate_size": 6144,
+      "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
+      "tie_word_embeddings": true, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-4b", R"({"model_type": "qwen3_5_text", "hidden_size": 2560, "intermediate_size": 9216,
+      "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32,
+      "tie_word_embeddings": true, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-9b", R"({"model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288,
+      "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32,
+      "tie_word_embeddings": false, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-27b", R"({"model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408,
+      "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
+      "tie_word_embeddings": false, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"olmo-hybrid-7b", R"({"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": null}})"},
+};
+
+// All keys of the released model, the rule and the vocabulary among them.
+nlohmann::json released_keys(const ReleasedSize& size) {
+  ModelConfig config = config_from_hf(nlohmann::json::parse(size.config), size.name);
+  config.hf.clear();
+  nlohmann::json keys = config_to_json(config);
+  keys.erase("model_type");
+  return keys;
+}
+
 SizeKind kind_of(const Rule& rule) {
   if (rule.decay != Decay::kChannel) return kAll;
   return rule.uses_erase_gate() ? kChannelGates : kChannelDecay;
@@ -48,10 +82,14 @@ std::vector<std::string> size_names() {
   for (const NamedSize& size : kSizes) {
     if (size.kind == kAll) names.emplace_back(size.name);
   }
+  for (const ReleasedSize& size : kReleased) names.emplace_back(size.name);
   return names;
 }
 
 nlohmann::json size_keys(const std::string& name, const std::string& rule) {
+  for (const ReleasedSize& size : kReleased) {
+    if (name == size.name) return released_keys(size);
+  }
   const SizeKind kind = kind_of(parse_rule(rule));
   const NamedSize* found = nullptr;
   for (const NamedSize& size : kSizes) {

@@ -1,5 +1,5 @@
-// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is a line for each
-// kind of rule there.
+// Sizes by name: the models of the papers, for `train --size`, and released hybrids. THE tables are in sizes.cpp; a new
+// size of a paper is a line for each kind of rule there.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -27,6 +27,7 @@ std::span<const NamedSize> named_sizes();
 std::vector<std::string> size_names();
 
 // The size's keys of ModelConfig, those that a model of this rule can have; neither rule nor vocab_size is among them.
+// Of a released model all keys, with rule and vocab_size.
 // Throws Error(kUsage) for an unknown name, with the nearest.
 nlohmann::json size_keys(const std::string& name, const std::string& rule);
 

@@ -10,17 +10,19 @@ namespace fw {
 namespace {
 
 constexpr int kKeyState = 0, kValueState = 1;  // places of mixer_state()'s tensors
-constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: FLA's layer has it whatever the model's is
 
 }  // namespace
 
 template <class T>
 struct AttentionMixer<T>::Context : MixerContext {
-  Mat<T> proj;              // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are rotated in place
+  // [T, columns()]: q | k | v | output gate. q and k before norms, without norms they are rotated in place; of the gate
+  // its sigmoid
+  Mat<T> proj;
   Mat<T> qk;                // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
   Wide<T>* rstd = nullptr;  // [T, H], then [T, HK]
   Pages<T> past_k, past_v;
   Mat<T> o;          // [T, H D]
+  Mat<T> gated;      // [T, H D], what the output projection takes: o times the gate, or o
   Mat<Wide<T>> lse;  // [T, H]
 };
 
@@ -60,6 +62,35 @@ Pages<T> AttentionMixer<T>::before(const Pass<T>& pass, LayerState<T> state, int
   return pages;
 }
 
+// q and k, the first columns of proj, become c.qk: memory of its own in passes that keep contexts.
+template <class T>
+void AttentionMixer<T>::qk_norm_forward(const Pass<T>& pass, Context& c) const {
+  const int64_t tokens = c.proj.rows, queries = spec_.query_size(), keys = spec_.kv_size();
+  c.qk = c.proj.col_range(0, queries + keys);
+  if (!spec_.qk_norm) return;
+  const Mat<T> raw = c.qk;
+  if (pass.keep) c.qk = new_matrix<T>(pass.exec.arena, tokens, queries + keys);
+  c.rstd = pass.exec.arena.template alloc<Wide<T>>(tokens * (spec_.heads + spec_.kv_heads));
+  const Wide<T> eps = static_cast<Wide<T>>(spec_.qk_norm_eps);
+  pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), nullptr, pass.params.scale(q_norm_), eps,
+                                  spec_.q_norm_size(), GateKind::kNone, c.qk.col_range(0, queries), c.rstd);
+  pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), nullptr, pass.params.scale(k_norm_),
+                                  eps, spec_.k_norm_size(), GateKind::kNone, c.qk.col_range(queries, keys),
+                                  c.rstd + tokens * spec_.heads);
+}
+
+template <class T>
+void AttentionMixer<T>::qk_norm_backward(const Pass<T>& pass, const Context& c, Mat<const T> dqk, Mat<T> draw) const {
+  Params<Wide<T>>& params = pass.params;
+  const int64_t queries = spec_.query_size(), keys = spec_.kv_size();
+  pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), nullptr,
+                                   params.scale(q_norm_), c.rstd, spec_.q_norm_size(), GateKind::kNone,
+                                   draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));
+  pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(),
+                                   nullptr, params.scale(k_norm_), c.rstd + dqk.rows * spec_.heads, spec_.k_norm_size(),
+                                   GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
+}
+
 template <class T>
 MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
   const Params<Wide<T>>& params = pass.params;
@@ -72,19 +103,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   project(pass, x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr,
           c.proj);
 
-  c.qk = c.proj.col_range(0, queries + keys);
-  if (spec_.qk_norm) {
-    const Mat<T> raw = c.qk;
-    if (pass.keep) c.qk = new_matrix<T>(arena, tokens, queries + keys);
-    c.rstd = arena.alloc<Wide<T>>(tokens * (spec_.heads + spec_.kv_heads));
-    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_),
-                                    static_cast<Wide<T>>(kNormEps), D, GateKind::kNone, c.qk.col_range(0, queries),
-                                    c.rstd);
-    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_),
-                                    static_cast<Wide<T>>(kNormEps), D, GateKind::kNone, c.qk.col_range(queries, keys),
-                                    c.rstd + tokens * spec_.heads);
-  }
-
+  qk_norm_forward(pass, c);
   const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys),
                v = c.proj.col_range(queries + keys, keys);
   c.past_k = before(pass, state, kKeyState);
@@ -102,7 +121,14 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
       pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
     }
   }
-  if (y.data != nullptr) last_product(pass, Mat<const T>(c.o), params.weight(o_proj_, spec_.hidden, queries), y);
+  c.gated = c.o;
+  if (spec_.output_gate) {
+    const Mat<T> gate = c.proj.col_range(spec_.gate_begin(), queries);
+    pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
+    c.gated = new_matrix<T>(arena, tokens, queries);
+    pass.exec.product_forward(c.o, gate, c.gated);
+  }
+  if (y.data != nullptr) last_product(pass, Mat<const T>(c.gated), params.weight(o_proj_, spec_.hidden, queries), y);
   return kept;
 }
 
@@ -112,25 +138,24 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const Context& c = *static_cast<Context*>(context);
   Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
-  const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
+  const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size();
   const Mat<T> d_o = new_matrix<T>(arena, tokens, queries);
-  pass.exec.linear_backward(dy, c.o, params.weight(o_proj_, spec_.hidden, queries), d_o,
+  pass.exec.linear_backward(dy, c.gated, params.weight(o_proj_, spec_.hidden, queries), d_o,
                             params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr, Write::kOverwrite);
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
+  if (spec_.output_gate) {
+    const Mat<T> gate = c.proj.col_range(spec_.gate_begin(), queries),
+                 dgate = dproj.col_range(spec_.gate_begin(), queries);
+    pass.exec.product_backward(d_o, c.o, gate, d_o, dgate);
+    pass.exec.sigmoid_gate_backward(dgate, gate, Wide<T>(1), dgate, nullptr);
+  }
   const Mat<T> draw = dproj.col_range(0, queries + keys);
   const Mat<T> dqk = spec_.qk_norm ? new_matrix<T>(arena, tokens, queries + keys) : draw;
   pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys),
                                c.proj.col_range(queries + keys, keys), shape(), pass.layout, c.past_k, c.past_v, c.o,
                                c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys),
                                dproj.col_range(queries + keys, keys));
-  if (spec_.qk_norm) {
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), nullptr,
-                                     params.value(q_norm_), c.rstd, D, GateKind::kNone, draw.col_range(0, queries),
-                                     Mat<T>(), params.grad(q_norm_));
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(),
-                                     nullptr, params.value(k_norm_), c.rstd + tokens * spec_.heads, D, GateKind::kNone,
-                                     draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
-  }
+  if (spec_.qk_norm) qk_norm_backward(pass, c, dqk, draw);
   pass.exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx,
                             params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
                             bias_ >= 0 ? params.grad(bias_) : nullptr, Write::kOverwrite);

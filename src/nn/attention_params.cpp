@@ -6,8 +6,9 @@ namespace fw {
 std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::string& prefix) {
   std::vector<ParamSpec> list;
   const int64_t d = spec.hidden;
-  const std::pair<std::string, int64_t> stack[] = {
+  std::vector<std::pair<std::string, int64_t>> stack = {
       {"q_proj", spec.query_size()}, {"k_proj", spec.kv_size()}, {"v_proj", spec.kv_size()}};
+  if (spec.output_gate) stack.emplace_back("g_proj", spec.query_size());
   // One after the other, so that together they are one [columns, d] matrix and one [columns] bias.
   for (const auto& [name, size] : stack) {
     list.push_back(
@@ -17,8 +18,12 @@ std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::st
     if (spec.qkv_bias)
       list.push_back({prefix + name + ".bias", {size}, constant_init(0.0), false, name != stack[0].first});
   }
-  for (const char* name : {"q_norm.weight", "k_norm.weight"}) {
-    if (spec.qk_norm) list.push_back({prefix + name, {spec.head_dim}, constant_init(1.0), false});
+  if (spec.qk_norm) {
+    const Initialiser init = constant_init(spec.qk_norm_zero_centered ? 0.0 : 1.0);
+    list.push_back({prefix + "q_norm.weight", {spec.q_norm_size()}, init, false});
+    list.back().zero_centered = spec.qk_norm_zero_centered;
+    list.push_back({prefix + "k_norm.weight", {spec.k_norm_size()}, init, false});
+    list.back().zero_centered = spec.qk_norm_zero_centered;
   }
   list.push_back(
       {prefix + "o_proj.weight", {d, spec.query_size()}, projection_init(spec.init, d, spec.query_size()), true});

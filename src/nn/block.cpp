@@ -87,6 +87,40 @@ void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& 
   run(half, r.x);
 }
 
+// The mixer with x as its input; half: the pass with what its last product is to add.
+template <class T>
+void Block<T>::run_mixer(const Pass<T>& pass, const Pass<T>& half, Mat<const T> x, LayerState<T> state, Mat<T> y,
+                         Context& c) const {
+  const bool all = pass.recompute == Recompute::kAll;
+  if (all) c.state = copy_of(pass, state);
+  const Arena::Mark contexts = pass.exec.contexts.mark();
+  c.mixer = mixer_->forward(all ? half.on_transient_exec() : half, x, state, y);
+  if (all) pass.exec.contexts.rewind(contexts);
+}
+
+// A half with its norm behind. The residual stream is summed first, then run(in, out); the norm of out is the next
+// delta.
+template <class T>
+template <class Run>
+void Block<T>::behind_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, Mat<T>& in, Mat<T>& out,
+                           Wide<T>*& rstd, const Run& run) const {
+  Arena& arena = pass.exec.arena;
+  begin_half(pass);
+  if (r.pending && pass.keep) {
+    pass.exec.add_rows(r.x, r.delta);
+    r.x = r.delta;
+  } else if (r.pending) {
+    pass.exec.add_rows(r.delta, r.x);
+  }
+  in = r.x;
+  out = new_matrix<T>(arena, r.x.rows, hidden_);
+  run(in, out);
+  if (pass.keep) r.delta = new_matrix<T>(arena, r.x.rows, hidden_);
+  rstd = arena.alloc<Wide<T>>(r.x.rows);
+  norm.forward(pass, out, r.delta, rstd);
+  r.pending = true;
+}
+
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
   Arena& arena = pass.exec.arena;
@@ -98,6 +132,17 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const LayerState<T> of_mixer = state ? LayerState<T>(state.tensors, mixer_tensors_) : LayerState<T>();
   const LayerState<T> of_mlp =
       state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
+
+  if (place_ == NormPlace::kBehind) {
+    behind_half(pass, r, mixer_norm_, c.mixer_in, c.mixer_out, c.mixer_rstd,
+                [&](Mat<const T> x, Mat<T> y) { run_mixer(pass, pass, x, of_mixer, y, c); });
+    if (!pass.keep) arena.rewind(mark);
+    if (mlp_norm_ == nullptr) return;
+    behind_half(pass, r, *mlp_norm_, c.mlp_in, c.mlp_out, c.mlp_rstd,
+                [&](Mat<const T> x, Mat<T> y) { mlp_forward(pass, x, of_mlp, y, c); });
+    if (!pass.keep) arena.rewind(mark);
+    return;
+  }
 
   if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() &&
       (mlp_norm_ == nullptr || mlp_takes_norm())) {
@@ -117,14 +162,10 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   c.mixer_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
   const Arena::Mark mixer_mark = arena.mark();
-  const bool all = pass.recompute == Recompute::kAll;
-  if (all) c.state = copy_of(pass, of_mixer);
-  const Arena::Mark contexts = pass.exec.contexts.mark();
-  Pass<T> half = all ? pass.on_transient_exec() : pass;
+  Pass<T> half = pass;
   r.pending = !(kSumsInProducts<T> && mixer_->takes_norm());
   const Mat<T> out = r.pending ? r.delta : begin_sum(half, r);
-  c.mixer = mixer_->forward(half, normed, of_mixer, out);
-  if (all) pass.exec.contexts.rewind(contexts);
+  run_mixer(pass, half, normed, of_mixer, out, c);
   if (mlp_norm_ == nullptr) {
     if (!pass.keep) arena.rewind(mark);
     return;
@@ -158,7 +199,40 @@ Mat<T> Block<T>::recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>
 }
 
 template <class T>
+void Block<T>::mixer_backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+  if (pass.recompute != Recompute::kAll) return mixer_->backward(pass, c.mixer, x, dy, dx);
+  Pass<T> there = pass.on_transient_exec();
+  there.observer = nullptr;  // it has seen this layer
+  const Arena::Mark contexts = pass.exec.contexts.mark();
+  MixerContext* mixer = mixer_->forward(there, x, c.state, Mat<T>());
+  mixer_->backward(there, mixer, x, dy, dx);
+  pass.exec.contexts.rewind(contexts);
+}
+
+// The halves' inputs are the residual stream itself, which is kept, so no norm is recomputed.
+template <class T>
+void Block<T>::backward_behind(const Pass<T>& pass, Context& c, Mat<T> dx) const {
+  Arena& arena = pass.exec.arena;
+  const Arena::Mark mark = arena.mark();
+  const Mat<T> d_out = new_matrix<T>(arena, dx.rows, hidden_), d_in = new_matrix<T>(arena, dx.rows, hidden_);
+  const Arena::Mark half = arena.mark();
+  if (mlp_norm_ != nullptr) {
+    begin_half(pass);
+    mlp_norm_->backward(pass, dx, c.mlp_out, c.mlp_rstd, d_out, Write::kOverwrite);
+    mlp_backward(pass, c, c.mlp_in, d_out, d_in);
+    pass.exec.add_rows(d_in, dx);
+    arena.rewind(half);
+  }
+  begin_half(pass);
+  mixer_norm_.backward(pass, dx, c.mixer_out, c.mixer_rstd, d_out, Write::kOverwrite);
+  mixer_backward(pass, c, c.mixer_in, d_out, d_in);
+  pass.exec.add_rows(d_in, dx);
+  arena.rewind(mark);
+}
+
+template <class T>
 void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
+  if (place_ == NormPlace::kBehind) return backward_behind(pass, c, dx);
   Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
@@ -170,16 +244,7 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
     arena.rewind(half);
   }
   const Mat<T> normed = recompute_norm(pass, c.mixer_in, mixer_norm_, c.mixer_rstd, c.mixer_normed);
-  if (pass.recompute == Recompute::kAll) {
-    Pass<T> there = pass.on_transient_exec();
-    there.observer = nullptr;  // it has seen this layer
-    const Arena::Mark contexts = pass.exec.contexts.mark();
-    MixerContext* mixer = mixer_->forward(there, normed, c.state, Mat<T>());
-    mixer_->backward(there, mixer, normed, dx, dnormed);
-    pass.exec.contexts.rewind(contexts);
-  } else {
-    mixer_->backward(pass, c.mixer, normed, dx, dnormed);
-  }
+  mixer_backward(pass, c, normed, dx, dnormed);
   mixer_norm_.backward(pass, dnormed, c.mixer_in, c.mixer_rstd, dx, Write::kAccumulate);
   arena.rewind(mark);
 }

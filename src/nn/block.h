@@ -1,6 +1,9 @@
-// A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is
-// handed from block to block as two parts, x and a delta still to be added, so that each addition runs in one pass with
-// the norm after it. On a GPU, after halves that take_norm(), as their sum, which the last product of a half makes.
+// A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. With its norms behind:
+// x + norm(mixer(x)), then x + norm(mlp(x)).
+//
+// The residual stream is handed from block to block as two parts, x and a delta still to be added, so that each
+// addition runs in one pass with the norm after it. On a GPU, after halves that take_norm(), as their sum, which the
+// last product of a half makes.
 #pragma once
 
 #include <memory>
@@ -31,6 +34,7 @@ class Block {
   struct Context {
     Mat<T> mixer_in, mlp_in;          // [T, d]: the residual before each half
     Mat<T> mixer_normed, mlp_normed;  // [T, d]: its norm
+    Mat<T> mixer_out, mlp_out;        // [T, d]: what norms behind take
     Wide<T>* mixer_rstd = nullptr;    // [T]
     Wide<T>* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
@@ -42,9 +46,10 @@ class Block {
   // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's
   // state: `mixer_tensors` of the mixer, then those of the MLP.
   template <class MakeMixer>
-  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, int64_t mixer_tensors,
+  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, NormPlace place, int64_t mixer_tensors,
         Params<Wide<T>>& params, MakeMixer make_mixer)
       : hidden_(mlp.hidden),
+        place_(place),
         mixer_tensors_(mixer_tensors),
         mixer_norm_(norm, prefix + "attn_norm", params),
         mixer_(make_mixer(prefix + "attn.")) {
@@ -69,9 +74,18 @@ class Block {
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
   template <class Run>
   void step_half(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, const Run& run) const;
+  void run_mixer(const Pass<T>& pass, const Pass<T>& half, Mat<const T> x, LayerState<T> state, Mat<T> y,
+                 Context& c) const;
+  template <class Run>
+  void behind_half(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, Mat<T>& in, Mat<T>& out,
+                   Wide<T>*& rstd, const Run& run) const;
+  void mixer_backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const;
+  void backward_behind(const Pass<T>& pass, Context& c, Mat<T> dx) const;
   Mat<T> recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
 
-  int64_t hidden_, mixer_tensors_;
+  int64_t hidden_;
+  NormPlace place_;
+  int64_t mixer_tensors_;
   RowNorm<T> mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;
   std::unique_ptr<RowNorm<T>> mlp_norm_;  // null, with the two that follow: the block ends with the mixer

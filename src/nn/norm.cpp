@@ -16,22 +16,22 @@ template <class T>
 void RowNorm<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>* rstd) const {
   const Params<Wide<T>>& params = pass.params;
   if (spec_.kind == NormKind::kRms) {
-    pass.exec.rmsnorm_forward(x, params.value(weight_), eps_, y, rstd);
+    pass.exec.rmsnorm_forward(x, params.scale(weight_), eps_, y, rstd);
   } else {
-    pass.exec.group_norm_forward(x, spec_.size, params.value(weight_), params.value(bias_), eps_, y, rstd);
+    pass.exec.group_norm_forward(x, spec_.size, params.scale(weight_), params.value(bias_), eps_, y, rstd);
   }
 }
 
 template <class T>
 void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
                          Mat<T> y) const {
-  normed_linear_forward(pass.exec, x, pass.params.value(weight_), eps_, weight, bias, swiglu, y);
+  normed_linear_forward(pass.exec, x, pass.params.scale(weight_), eps_, weight, bias, swiglu, y);
 }
 
 template <class T>
 void RowNorm<T>::add_forward(const Pass<T>& pass, Mat<T> x, Mat<const T> delta, Mat<T> y, Wide<T>* rstd) const {
   if (spec_.kind == NormKind::kRms) {
-    pass.exec.add_rmsnorm_forward(x, delta, pass.params.value(weight_), eps_, y, rstd);
+    pass.exec.add_rmsnorm_forward(x, delta, pass.params.scale(weight_), eps_, y, rstd);
   } else {
     pass.exec.add_rows(delta, x);
     forward(pass, x, y, rstd);
@@ -43,9 +43,9 @@ void RowNorm<T>::backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, 
                           Write write) const {
   Params<Wide<T>>& params = pass.params;
   if (spec_.kind == NormKind::kRms) {
-    pass.exec.rmsnorm_backward(dy, x, params.value(weight_), rstd, dx, params.grad(weight_), write);
+    pass.exec.rmsnorm_backward(dy, x, params.scale(weight_), rstd, dx, params.grad(weight_), write);
   } else {
-    pass.exec.group_norm_backward(dy, x, spec_.size, params.value(weight_), rstd, dx, params.grad(weight_),
+    pass.exec.group_norm_backward(dy, x, spec_.size, params.scale(weight_), rstd, dx, params.grad(weight_),
                                   params.grad(bias_), write);
   }
 }

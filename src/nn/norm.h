@@ -1,4 +1,4 @@
-// The norm before each half of a block, before the head and after an embedding: RMSNorm with a weight, or LayerNorm
+// The norm of each half of a block, before the head and after an embedding: RMSNorm with a weight, or LayerNorm
 // with weight and bias (Ba, Kiros and Hinton 2016).
 #pragma once
 
@@ -11,11 +11,14 @@
 namespace fw {
 
 enum class NormKind { kRms, kLayer };
+// Where a block has its norms: before mixer and MLP, or behind them.
+enum class NormPlace { kBefore, kBehind };
 
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   int64_t size = 0;  // d
   double eps = 0;
+  bool zero_centered = false;  // RMSNorm times 1 + weight, which begins at 0 (Qwen3-Next)
 };
 // name.weight [d], and of a LayerNorm name.bias [d].
 std::vector<ParamSpec> norm_parameters(const NormSpec& spec, const std::string& name);

@@ -71,6 +71,7 @@ template <class T>
 void Params<T>::allocate(Device& device, MasterFormat master_format) {
   device_ = &device;
   master_format_ = master_format;
+  allocate_scales();
   if (!split()) {
     values_ = like();
     return write_pieces();
@@ -91,6 +92,27 @@ void Params<T>::allocate(Device& device, MasterFormat master_format) {
 }
 
 template <class T>
+void Params<T>::allocate_scales() {
+  int64_t count = 0;
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    if (!specs_[i].zero_centered) continue;
+    scale_at_.emplace_back(static_cast<int>(i), count);
+    count = aligned(count + specs_[i].size(), sizeof(T));
+  }
+  if (count == 0) return;
+  scales_ = Buffer<T>(*device_, count);
+  ones_ = Buffer<T>(*device_, count);
+  ones_.write(0, std::vector<T>(static_cast<size_t>(count), T(1)));
+}
+
+template <class T>
+const T* Params<T>::scale(int index) const {
+  if (!spec_of(index).zero_centered) return value(index);
+  const auto at = std::ranges::lower_bound(scale_at_, index, {}, &std::pair<int, int64_t>::first);
+  return scales_.data() + at->second;
+}
+
+template <class T>
 void Params<T>::require_whole() const {
   if (split())
     fail_internal("parameters: their values are split; expected host_values(), write_values() or all_values()");
@@ -107,6 +129,7 @@ const T* Params<T>::number(int index) const {
 
 template <class T>
 ParamValues<T> Params<T>::all_values(int64_t from) {
+  scales_are_old_ = true;
   if (split()) return {nullptr, rounded_.data() + from, low_.data() + from, numbers_.data()};
   rounded_is_old_ = true;
   return {values_.data() + from};
@@ -129,6 +152,7 @@ HostView<T> Params<T>::host_values(const ParamSpec& spec) const {
 
 template <class T>
 void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T> values) {
+  scales_are_old_ = true;
   if (!split()) {
     rounded_is_old_ = true;
     return values_.write(spec.offset + at, values);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -31,6 +32,8 @@ struct ParamSpec {
   bool fp32_param = false;  // of two dimensions, and yet read as float32 values, not by matrix products
   bool stacked = false;     // of three: matrices of products, one after the other
   bool buffer = false;      // has no gradient and no weight decay: what it is read with stays
+  // Of a zero-centered norm: operations multiply with 1 + w (Params::scale()), files have w.
+  bool zero_centered = false;
   int64_t size() const;
   // Whether operations take its bf16 copy where activations are bf16: a matrix of products, or the embedding's table.
   bool operand() const { return (shape.size() == 2 || stacked) && !fp32_param; }
@@ -64,10 +67,22 @@ class Params {
   const T* value(int index) const {
     return split() ? number(index) : values_.data() + specs_[static_cast<size_t>(index)].offset;
   }
+  // What a norm multiplies with: the value, or 1 + the value of a zero-centered one, in memory of the device that keeps
+  // its place. refresh_scales() must have run since the values changed.
+  const T* scale(int index) const;
+  // Computes 1 + w of the zero-centered parameters, if they may have changed: in host memory always, since a span of
+  // values() writes there unseen. add(from, n, to): to += from on the device.
+  template <class Add>
+  void refresh_scales(const Add& add) {
+    if (ones_.size() == 0 || !(scales_are_old_ || device_->host_memory())) return;
+    device_->copy(scales_.data(), ones_.data(), static_cast<size_t>(ones_.size()) * sizeof(T));
+    for (const auto& [index, at] : scale_at_) add(value(index), spec_of(index).size(), scales_.data() + at);
+    scales_are_old_ = false;
+  }
   T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
   std::span<T> values() {
     require_whole();
-    rounded_is_old_ = true;  // the caller may change them
+    rounded_is_old_ = scales_are_old_ = true;  // the caller may change them
     return values_.span();
   }
   std::span<const T> values() const {
@@ -121,6 +136,7 @@ class Params {
   const ParamSpec& spec_of(int index) const { return specs_[static_cast<size_t>(index)]; }
   int checked(int first, int64_t count) const;
   void write_pieces();
+  void allocate_scales();
   void write_part(const ParamSpec& spec, int64_t at, std::span<const T> values);
   void require_whole() const;
   const T* number(int index) const;
@@ -137,6 +153,10 @@ class Params {
   Buffer<uint16_t> low_;
   Buffer<T> numbers_;
   bool rounded_is_old_ = true;
+  // 1 + w of the zero-centered parameters, in order: where each begins; and as many ones
+  std::vector<std::pair<int, int64_t>> scale_at_;
+  Buffer<T> scales_, ones_;
+  bool scales_are_old_ = true;
   Buffer<ParamPiece> pieces_;
 };
 

@@ -100,7 +100,7 @@ class ModelCheck {
         bounds_(bounds),
         io_(folder_ + "/io.safetensors") {}
 
-  // Parameter names as the folder has them.
+  // name(spec): where the folder has a parameter.
   template <class Name>
   std::vector<Comparison> run(const Name& name) {
     if (on_device() && !lacks().empty()) return {{subject_, "", 0, 0, "", lacks()}};
@@ -202,10 +202,15 @@ class ModelCheck {
       if (spec.buffer) continue;
       ++trained;
       Gradient g;
-      g.name = "grad/" + name(spec.name);
+      const HfTensor tensor = name(spec);
+      g.name = "grad/" + tensor.name;
       if (!io_.has(g.name)) continue;
       g.shape = io_.shape(g.name, spec.shape.size());
-      g.expected = io_.numbers(g.name, spec.shape);
+      g.expected = io_.numbers(g.name, whole_shape(tensor, spec));
+      if (tensor.rows > 0) {
+        g.expected = part_of<double>(tensor, spec, g.expected);
+        g.shape = spec.shape;
+      }
       g.got = widened<T>(model.params().host_grads(spec).span());
       square += std::pow(euclidean_norm(g.expected), 2);
       list.push_back(std::move(g));
@@ -350,9 +355,10 @@ std::vector<Comparison> check_model(const std::string& folder, const ModelConfor
     const std::string unknown = unknown_hf_model(json);
     if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
   }
+  const std::optional<HfNames> names = is_hf ? std::optional<HfNames>(json) : std::nullopt;
   const auto check = [&](const ModelConformanceOptions& how, const ModelBounds& bounds) {
-    return ModelCheck(folder, subject, how, bounds).run([&](const std::string& name) {
-      return is_hf ? hf_parameter_name(json, name) : name;
+    return ModelCheck(folder, subject, how, bounds).run([&](const ParamSpec& spec) {
+      return names ? names->tensor(spec) : HfTensor{spec.name};
     });
   };
   if (!is_cuda(options.device)) return check(options, model_bounds(options.type));

@@ -117,6 +117,46 @@ TEST_F(Generate, EndTokensStop) {
   EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
 }
 
+// Messages stand where ChatML has them, and nothing but ChatML is taken for it.
+TEST_F(Generate, ChatsAsTheTemplateHasIt) {
+  const std::string model = path("chat");
+  const Args train =
+      tiny_train(path("text"), path("chat-run")) + Args{"--rule", "gated_deltanet", "--vocab-size", "258"};
+  ASSERT_EQ(run(train).code, 0);
+  ASSERT_EQ(run({"export", path("chat-run"), model}).code, 0);
+  Json tokenizer = Json::parse(slurp(model + "/tokenizer.json"));
+  for (const auto& [id, content] : {std::pair(256, "<|im_start|>"), std::pair(257, "<|im_end|>")}) {
+    Json token = {{"id", id}, {"content", content}, {"special", true}};
+    for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) token[key] = false;
+    tokenizer["added_tokens"].push_back(token);
+  }
+  spill(model + "/tokenizer.json", tokenizer.dump());
+  const Args base{"generate", model, "--greedy", "--tokens", "6"};
+  EXPECT_THAT(run(base + Args{"--chat", "--prompt", "hi"}).err, HasSubstr("has no chat template"));
+  spill(model + "/chat_template.jinja", "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}");
+  EXPECT_THAT(run(base + Args{"--chat", "--prompt", "hi"}).err, HasSubstr("the chat template is not ChatML"));
+  spill(model + "/chat_template.jinja",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+  const auto answer = [&](const Args& more) { return run(base + Args{"--json"} + more).out; };
+  const auto ids = [&](const std::string& out) { return lines(out).back().at("ids"); };
+  const std::string user = "<|im_start|>user\n", end = "<|im_end|>\n", assistant = "<|im_start|>assistant\n";
+  const std::string first = "<|im_start|>system\nbe kind" + end + user + "hi" + end + assistant;
+  const std::string chat = answer({"--chat", "--system", "be kind", "--prompt", "hi"});
+  EXPECT_EQ(lines(chat)[0].at("prompt_tokens"), 17 + 21);
+  EXPECT_EQ(ids(chat), ids(answer({"--prompt", first, "--end-token", "257"})));
+  // The second message comes after the answer and its end.
+  const Outcome talk =
+      run_with_input(base + Args{"--json", "--chat", "--system", "be kind", "--conversation"}, "hi\nand then?\n");
+  ASSERT_EQ(talk.code, 0) << talk.err;
+  const std::vector<Json> turns = lines(talk.out);
+  ASSERT_EQ(turns.size(), 2u);
+  EXPECT_EQ(turns[0].at("ids"), ids(chat));
+  const bool ended = turns[0].at("stopped_by") == "end";
+  EXPECT_EQ(turns[1].at("prompt_tokens"), 21 + 7 + (ended ? 1 : 2));
+  EXPECT_THAT(run(base + Args{"--chat", "--before", "x"}).err, HasSubstr("expected neither --before nor --after"));
+  EXPECT_THAT(run(base + Args{"--system", "x"}).err, HasSubstr("--system: expected --chat"));
+}
+
 TEST_F(Generate, PromptsGoOnFromOneState) {
   spill(path("prompts"), "key\n\nthe state\nit");
   const auto objects = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--samples", "2",

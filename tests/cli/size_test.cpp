@@ -36,6 +36,13 @@ TEST(Size, SetsWhatNobodySaidOtherwise) {
                     HasSubstr("\ndecay_rank = 0\n")));
   EXPECT_THAT(config("d", {"--size", "1.3b-hybrid", "--window-window", "8", "--num-hidden-layers", "2"}),
               AllOf(HasSubstr("\nlayers = ['recurrent', 'window']\n"), HasSubstr("\nwindow = 8\n")));
+  // A released model's size is its layers, rule and vocabulary too.
+  EXPECT_THAT(config("q", {"--size", "qwen3.5-0.8b", "--num-hidden-layers", "4", "--vocab-size", "300",
+                           "--attention-num-heads", "2", "--attention-head-dim", "8"}),
+              AllOf(HasSubstr("\nlayers = ['recurrent', 'recurrent', 'recurrent', 'attention']\n"),
+                    HasSubstr("\nrule = 'gated_deltanet'\n"), HasSubstr("\nnorm = 'zero_centered_rms'\n"),
+                    HasSubstr("\nvocab_size = 300\n"), HasSubstr("\noutput_gate = true\n"),
+                    HasSubstr("\nhead_dim = 8\n"), HasSubstr("\nnum_kv_heads = 2\n")));
   // A run file wins over the size as options do.
   spill(folder / "r.toml", "[model]\nrule = \"kda\"\noutput_gate = \"silu\"\n");
   EXPECT_THAT(config("c", {folder / "r.toml", "--size", "340m"}),
@@ -50,7 +57,8 @@ TEST(Size, UnknownOrWithoutUseIsAnError) {
     return outcome.err;
   };
   EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "340"}),
-              HasSubstr("expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '340'; did you mean '340m'?"));
+              AllOf(HasSubstr("expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, qwen3.5-0.8b, "),
+                    HasSubstr("got '340'; did you mean '340m'?")));
   EXPECT_THAT(error({"train", "--resume", "--out", folder / "a", "--size", "1b"}),
               HasSubstr("--resume: expected no --size"));
   EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "1b", "--from", "model"}),

@@ -30,7 +30,7 @@ class Verify : public ::testing::Test {
 };
 
 // What a clone without other programs' values proves itself with: computed by tools/make_conformance.py, which shares
-// nothing with the sources.
+// nothing with the sources, and by tools/make_hybrids.py.
 TEST(Conformance, TheRepositorysOwnValues) {
   const std::string own = FW_SOURCE_DIR "/tests/conformance";
   for (const std::vector<std::string>& how :
@@ -39,7 +39,7 @@ TEST(Conformance, TheRepositorysOwnValues) {
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr(", 0 beyond, 0 rules or models unknown"));
     for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba",
-                                 "linear_attn", "pkda", "training, norm"}) {
+                                 "linear_attn", "pkda", "training, norm", "qwen3_5", "olmo_hybrid"}) {
       EXPECT_THAT(outcome.out, HasSubstr(compared));
     }
   }

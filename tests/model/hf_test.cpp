@@ -37,7 +37,7 @@ void expect_same_tensors(const std::string& a, const std::string& b) {
 // Folders of the models that are known.
 std::vector<std::string> models() {
   std::vector<std::string> folders;
-  for (const char* name : {"vectors/models", "vectors_more/models"}) {
+  for (const char* name : {"vectors/models", "vectors_more/models", "vectors_hf/models"}) {
     const std::string folder = shared_path(name);
     if (folder.empty()) continue;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {

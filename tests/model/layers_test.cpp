@@ -53,6 +53,16 @@ std::vector<Layers> models() {
   add("attention_with_all_options", {"attention", "attention"}, [](ModelConfig& c) { use_all(c.attention); });
   add("window_with_all_options", {"window", "window"}, [](ModelConfig& c) { use_all(c.window); });
   add("attention_without_positions", {"attention"}, [](ModelConfig& c) { c.attention.rope_theta = 0; });
+  add("gated_attention", {"recurrent", "attention"}, [](ModelConfig& c) {
+    use_all(c.attention);
+    c.norm = "zero_centered_rms";
+    c.attention.output_gate = true;
+  });
+  add("norms_behind", {"recurrent", "attention", "window"}, [](ModelConfig& c) {
+    use_all(c.attention);
+    c.attention.qk_norm_all_heads = c.attention.post_norm = c.window.post_norm = true;
+    c.attention.qk_norm_eps = 1e-3;
+  });
   add("hybrid", {"recurrent", "window"}, as_is);
   add("every_kind", {"conv", "recurrent", "window", "kaczmarz", "attention"}, [](ModelConfig& c) {
     use_all(c.attention);

@@ -45,6 +45,11 @@ std::vector<Named> models() {
     c.num_hidden_layers = 4;
     c.window.window = 5;
   });
+  add("norms_behind", "gated_deltanet", [](ModelConfig& c) {
+    c.layers = {"recurrent", "attention"};
+    c.norm = "zero_centered_rms";
+    c.attention.qk_norm = c.attention.output_gate = c.attention.post_norm = true;
+  });
   add("without_mlp", "gated_deltanet2", [](ModelConfig& c) { c.mlp = "none"; });
   // A value of the first layer that the later ones read, an MLP that remembers, LayerNorms.
   add("rwkv7", "gated_deltanet2", [](ModelConfig& c) {

@@ -51,6 +51,22 @@ TEST(Sizes, AHybridsWindowsAreThePapers) {
   EXPECT_EQ(spec.head_dim, 128);
 }
 
+// As transformers counts them, head and embedding once where they are tied.
+TEST(Sizes, ReleasedHybridsHaveTheirNumberOfParameters) {
+  const auto count = [](const char* name) {
+    ModelConfig config;
+    keys_from_json(key_tables(config), size_keys(name, config.rule), name, {});
+    validate(config);
+    return static_cast<int64_t>(parameter_count(config));
+  };
+  EXPECT_EQ(count("qwen3.5-0.8b"), 752393024);
+  EXPECT_EQ(count("qwen3.5-2b"), 1881825088);
+  EXPECT_EQ(count("qwen3.5-4b"), 4205751296);
+  EXPECT_EQ(count("qwen3.5-9b"), 8953803264);
+  EXPECT_EQ(count("qwen3.5-27b"), 26895998464);
+  EXPECT_EQ(count("olmo-hybrid-7b"), 7430870688);
+}
+
 // Every size is one of every rule, and neither the rule nor the vocabulary is the size's.
 TEST(Sizes, AreThoseOfEveryRule) {
   for (const NamedSize& size : named_sizes()) {
@@ -69,7 +85,8 @@ TEST(Sizes, AnUnknownOneIsAnErrorWithTheNearest) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '1.3'; did you mean '1.3b'?");
+                 "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, qwen3.5-0.8b, qwen3.5-2b, "
+                 "qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, olmo-hybrid-7b, got '1.3'; did you mean '1.3b'?");
   }
 }
 

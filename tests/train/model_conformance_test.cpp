@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/safetensors.h"
 #include "base/temp_folder.h"
+#include "model/interop/hf_config.h"
 #include "model/language_model.h"
 #include "rule/rule.h"
 #include "support/shared.h"
@@ -112,6 +113,36 @@ TEST_P(ModelConformance, AgreeInBf16) {
   }
   expect_all(found, {"logits", "loss", "gradients"});
 }
+
+// Hybrids of transformers (shared/vectors_hf); those with layers that are not known here are left out.
+std::vector<std::string> hybrids() {
+  const std::string folder = shared_path("vectors_hf/models");
+  std::vector<std::string> folders;
+  if (folder.empty()) return folders;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const nlohmann::json config = nlohmann::json::parse(read_file(entry.path().string() + "/config.json"));
+    if (unknown_hf_model(config).empty()) folders.push_back(entry.path().string());
+  }
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+class HybridConformance : public ::testing::TestWithParam<std::string> {};
+
+// Transformers computes a recurrence in float32 whatever the model's type (1e-6 of the logits).
+TEST_P(HybridConformance, AgreesInDoubleAndInFloat) {
+  for (const ConformanceType type : {ConformanceType::kF64, ConformanceType::kF32}) {
+    std::vector<Comparison> found = check_model(GetParam(), {type});
+    for (Comparison& c : found) {
+      if (c.what == "logits" || c.what == "loss") c.bound = 2e-5;
+    }
+    expect_all(found, {"logits", "loss", "gradients", "greedy tokens"});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, HybridConformance, ::testing::ValuesIn(hybrids()),
+                         [](const auto& hf) { return name_of(hf.param); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HybridConformance);
 
 INSTANTIATE_TEST_SUITE_P(Hf, ModelConformance, ::testing::ValuesIn(models()),
                          [](const auto& hf) { return name_of(hf.param); });

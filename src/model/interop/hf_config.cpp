@@ -73,6 +73,8 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     keys.num_heads = spec.heads;
     keys.num_kv_heads = spec.kv_heads;
     keys.head_dim = spec.head_dim;
+    if (!keys.qk_norm) keys.qk_norm_eps = AttentionKeys().qk_norm_eps;
+    if (keys.rope_theta == 0) keys.rope_fraction = 1;
   };
   if (attention) resolve(c.attention);
   if (window) resolve(c.window);
@@ -240,9 +242,10 @@ std::vector<Candidate> candidates(const ModelConfig& config, Obstacles& obstacle
   const ModelConfig ours = meaning(config);
   std::vector<Candidate> all;
   for (const Type& type : hf::types()) {
+    if (type.write == nullptr) continue;
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
-    if (candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm)
+    if (type.tensor == nullptr && candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm)
       hf::write_hybrid(config, candidate.json);
     try {
       candidate.theirs = meaning(config_from_hf(candidate.json, type.name));
@@ -295,7 +298,7 @@ ModelConfig config_from_hf(const Json& config, const std::string& where, StringL
   const hf::Keys keys(config, where, warnings);
   ModelConfig c;
   find_type(type_name(config))->read(keys, c);
-  if (c.layers.empty()) hf::read_hybrid(keys, c);
+  if (c.layers.empty() && find_type(type_name(config))->tensor == nullptr) hf::read_hybrid(keys, c);
   keys.finish();
   c.hf = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
   try {
@@ -392,45 +395,57 @@ std::string backbone_name(const std::string& name, const Type& type) {
 
 }  // namespace
 
-std::string hf_parameter_name(const Json& hf_config, const std::string& name) {
-  const Type* type = find_type(type_name(hf_config));
-  if (type == nullptr) return name;
-  if (type->norm != nullptr) return backbone_name(name, *type);
+HfNames::HfNames(const Json& hf_config) : type_(find_type(type_name(hf_config))) {
+  if (type_ == nullptr) return;
+  if (type_->tensor != nullptr) config_ = config_from_hf(hf_config, "config.json");
+  use_output_gate_ = hf_config.value("use_output_gate", true);
+  tied_ = hf_config.value("tie_embeddings", true);
+}
+
+std::string HfNames::renamed(const std::string& name) const {
+  if (type_->norm != nullptr) return backbone_name(name, *type_);
   std::string result = "." + name + ".";
   const auto rename_part = [&](const std::string& ours, const std::string& theirs) {
     const size_t at = result.find(ours);
     if (at != std::string::npos) result.replace(at, ours.size(), theirs);
   };
-  for (const hf::Rename& rename : type->renames) {
+  for (const hf::Rename& rename : type_->renames) {
     if (rename.ours != nullptr)
       rename_part(fmt::format(".attn.{}.", rename.ours), fmt::format(".attn.{}.", rename.theirs));
   }
-  if (type->mlp != nullptr) {
-    rename_part(".mlp.", fmt::format(".{}.", type->mlp));
-    rename_part(".mlp_norm.", fmt::format(".{}_norm.", type->mlp));
+  if (type_->mlp != nullptr) {
+    rename_part(".mlp.", fmt::format(".{}.", type_->mlp));
+    rename_part(".mlp_norm.", fmt::format(".{}_norm.", type_->mlp));
     rename_part(".model.embeddings_norm.", ".model.layers.0.pre_norm.");
   }
   // The norm that is not fused with a gate.
-  if (const size_t at = result.find(".g_norm_swish_gate.");
-      at != std::string::npos && !hf_config.value("use_output_gate", true)) {
+  if (const size_t at = result.find(".g_norm_swish_gate."); at != std::string::npos && !use_output_gate_)
     result.replace(at, 19, ".g_norm.");
-  }
   return result.substr(1, result.size() - 2);
 }
 
-HfTensor hf_tensor(const Json& hf_config, const ParamSpec& spec) {
-  HfTensor tensor{hf_parameter_name(hf_config, spec.name)};
-  const Type* type = find_type(type_name(hf_config));
-  if (type == nullptr || !type->mamba_ssm || tensor.name.find(".mlp.fc1.") == std::string::npos) return tensor;
+HfTensor HfNames::tensor(const ParamSpec& spec) const {
+  if (type_ == nullptr) return {spec.name};
+  if (type_->tensor != nullptr) {
+    HfTensor tensor = type_->tensor(config_, spec);
+    constexpr std::string_view kModel = "model.";
+    if (tensor.name.starts_with(kModel)) tensor.name.replace(0, kModel.size(), type_->prefix);
+    return tensor;
+  }
+  HfTensor tensor{renamed(spec.name)};
+  if (!type_->mamba_ssm || tensor.name.find(".mlp.fc1.") == std::string::npos) return tensor;
   // What is gated first, then the gate.
   tensor.rows = 2 * spec.shape[0];
   if (spec.name.find(".gate_proj.") != std::string::npos) tensor.first = spec.shape[0];
   return tensor;
 }
 
-std::string hf_tied_head(const Json& hf_config) {
-  const Type* type = find_type(type_name(hf_config));
-  return type != nullptr && type->mamba_ssm && hf_config.value("tie_embeddings", true) ? "lm_head.weight" : "";
+std::string HfNames::tied_head() const { return type_ != nullptr && type_->mamba_ssm && tied_ ? "lm_head.weight" : ""; }
+
+bool HfNames::is_aside(const std::string& tensor) const {
+  return type_ != nullptr && std::ranges::any_of(type_->aside, [&](const char* begin) {
+           return begin != nullptr && tensor.starts_with(begin);
+         });
 }
 
 }  // namespace fw

@@ -1,6 +1,6 @@
-// Models of flash-linear-attention: its config.json as ours and back, and the names its files give our
-// parameters. Of state-spaces/mamba's own models, whose config.json has d_model in place of a model_type, those of
-// Mamba-3: they are one more type, called mamba_ssm.
+// Models of flash-linear-attention and hybrids of transformers: config.json as ours and back, and the names that
+// their files give our parameters. Of state-spaces/mamba's own models, whose config.json has d_model in place of a
+// model_type, those of Mamba-3: they are one more type, called mamba_ssm.
 //
 // A configuration that came from another program keeps that program's own text in ModelConfig::hf:
 //     {"config": {its config.json, every key of it},
@@ -16,8 +16,13 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/interop/hf_tensor.h"
 
 namespace fw {
+
+namespace hf {
+struct Type;
+}
 
 // Whether config.json is a Hugging Face one: it has a model_type that is not "fastweight", or none and a d_model.
 bool is_hf_config(const nlohmann::json& config);
@@ -46,17 +51,22 @@ struct HfLayout {
 };
 HfLayout hf_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed);
 
-// The Hugging Face name of our parameter; hf_config as config_to_hf gives it.
-std::string hf_parameter_name(const nlohmann::json& hf_config, const std::string& name);
+// What a Hugging Face folder calls our parameters; `hf_config` as config_to_hf() gives it, or as it was read.
+class HfNames {
+ public:
+  explicit HfNames(const nlohmann::json& hf_config);
+  HfTensor tensor(const ParamSpec& spec) const;
+  // The tensor that a head has beside the embedding that it is, in files that have one; or "".
+  std::string tied_head() const;
+  // Whether a tensor of the folder is no part of the text model (a vision tower, layers that predict further tokens).
+  bool is_aside(const std::string& tensor) const;
 
-// Where a Hugging Face file has a parameter: a tensor of its own, or some rows of one that several share.
-struct HfTensor {
-  std::string name;
-  int64_t first = 0;  // row
-  int64_t rows = 0;   // of the tensor; 0: it is the parameter's alone
+ private:
+  std::string renamed(const std::string& name) const;
+
+  const hf::Type* type_;
+  ModelConfig config_;  // of types that lay their layers out in their own way
+  bool use_output_gate_ = true, tied_ = true;
 };
-HfTensor hf_tensor(const nlohmann::json& hf_config, const ParamSpec& spec);
-// The tensor that a head has beside the embedding that it is, in files that have one; or "".
-std::string hf_tied_head(const nlohmann::json& hf_config);
 
 }  // namespace fw

@@ -62,6 +62,12 @@ const Json* Keys::find(const char* key) const {
   return it == json_.end() || it->is_null() ? nullptr : &*it;
 }
 
+bool Keys::is_null(const char* key) const {
+  known_.insert(key);
+  const auto it = json_.find(key);
+  return it != json_.end() && it->is_null();
+}
+
 int64_t Keys::whole(const char* key, int64_t standard) const {
   const Json* value = find(key);
   if (value == nullptr) return standard;

@@ -24,6 +24,8 @@ class Keys {
   // A key that is absent or null is not there.
   const Json* find(const char* key) const;
   bool has(const char* key) const { return find(key) != nullptr; }
+  // Whether the key is there with the value null.
+  bool is_null(const char* key) const;
   // These give the value, or `standard` where there is none.
   int64_t whole(const char* key, int64_t standard) const;
   double number(const char* key, double standard) const;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/interop/hf_hybrids.h"
 #include "model/interop/hf_parts.h"
 
 namespace fw::hf {
@@ -612,6 +613,18 @@ constexpr Type kTypes[] = {
     {"mesa_net", read_mesa_net, write_mesa_net},
     {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},
     {"retnet", read_retnet, write_retnet, {{{"o_norm", "g_norm_swish_gate"}}}},
+    {.name = "qwen3_5_text",
+     .read = read_qwen3_5_text,
+     .write = write_qwen3_5_text,
+     .tensor = qwen3_5_tensor,
+     .aside = {"model.visual.", "mtp."}},
+    {.name = "qwen3_5",
+     .read = read_qwen3_5,
+     .write = nullptr,
+     .tensor = qwen3_5_tensor,
+     .prefix = "model.language_model.",
+     .aside = {"model.visual.", "mtp."}},
+    {.name = "olmo_hybrid", .read = read_olmo_hybrid, .write = write_olmo_hybrid, .tensor = olmo_hybrid_tensor},
 };
 
 }  // namespace

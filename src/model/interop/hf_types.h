@@ -1,6 +1,6 @@
-// The types of flash-linear-attention's models (interop/hf_config.h): how each one's configuration reads as ours and
-// ours as its, and what its parameters are called. A new type is a reader, a writer and a line of the table in
-// hf_types.cpp.
+// The types of models of flash-linear-attention and of transformers (interop/hf_config.h): how each one's configuration
+// reads as ours and ours as its, and what its parameters are called. A new type is a reader, a writer and a line of the
+// table in hf_types.cpp; one whose files lay a layer out in another way has a function for the names too.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 
 #include "model/config.h"
 #include "model/interop/hf_keys.h"
+#include "model/interop/hf_tensor.h"
 
 namespace fw::hf {
 
@@ -22,7 +23,7 @@ struct Rename {
 struct Type {
   const char* name;  // model_type, or that of the mixer (gdn2)
   void (*read)(const Keys&, ModelConfig&);
-  void (*write)(const ModelConfig&, Json&);
+  void (*write)(const ModelConfig&, Json&);  // null: a model of our own is not exported as this type
   std::array<Rename, 2> renames = {};
   // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm
   // before the mixer.
@@ -31,6 +32,13 @@ struct Type {
   const char* mlp = nullptr;
   // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
   bool mamba_ssm = false;
+  // Of transformers' hybrids: the configuration lists its layers itself, and this says where a parameter lies. It takes
+  // the configuration as ours.
+  HfTensor (*tensor)(const ModelConfig&, const ParamSpec&) = nullptr;
+  // What their tensors have in place of "model." outside the head.
+  const char* prefix = "model.";
+  // How names of tensors begin that are no part of the text model: those are left aside.
+  std::array<const char*, 2> aside = {};
 };
 
 // All of them. The first that says the same as a model of our own is what it is exported as.

@@ -1,0 +1,184 @@
+// Released hybrids (Qwen3.5, OLMo hybrid): folders as they are published, read and written back; what is wrong is
+// named. Their values are checked by `fastweight verify` (tests/conformance).
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/file.h"
+#include "base/safetensors.h"
+#include "base/temp_folder.h"
+#include "model/interop/hf_config.h"
+#include "model/other_tensors.h"
+#include "model/small_model.h"
+
+namespace fw::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kModels = FW_SOURCE_DIR "/tests/conformance/models/";
+
+Json hf_config_of(const std::string& folder) { return Json::parse(read_file(folder + "/config.json")); }
+
+std::string bytes_of(const TensorInfo& info) {
+  return {reinterpret_cast<const char*>(info.bytes.data()), info.bytes.size()};
+}
+
+// Every tensor as name, type, shape and bytes, of all files of a folder that an index or one name names.
+std::map<std::string, std::string> tensors_of(const std::string& folder) {
+  const SafetensorsReader reader(folder + "/model.safetensors");
+  std::map<std::string, std::string> all;
+  for (const auto& [name, info] : reader.tensors()) all[name] = info.dtype + Json(info.shape).dump() + bytes_of(info);
+  return all;
+}
+
+// Qwen3.5 as it is published: the text model inside a multimodal one, bf16, two shards with an index, a vision tower
+// and a layer that predicts further tokens beside it.
+class Published : public ::testing::Test {
+ protected:
+  Published() : model_(load_model<float>(kModels + "qwen3_5")) {
+    const Json text = hf_config_of(kModels + "qwen3_5");
+    config_ = {{"model_type", "qwen3_5"}, {"architectures", {"Qwen3_5ForConditionalGeneration"}},
+               {"text_config", text},     {"vision_config", {{"depth", 2}, {"hidden_size", 8}}},
+               {"image_token_id", 5},     {"tie_word_embeddings", true}};
+    config_["text_config"].erase("architectures");
+    const SafetensorsReader plain(kModels + "qwen3_5/model.safetensors");
+    SafetensorsWriter shards[2];
+    for (const auto& [name, info] : plain.tensors()) {
+      const std::string theirs = "model.language_model." + name.substr(6);
+      std::vector<float> values(static_cast<size_t>(info.count()));
+      plain.read<float>(name, info.shape, values);
+      std::vector<uint16_t>& rounded = kept_.emplace_back();
+      for (const float value : values) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, &value, sizeof bits);
+        rounded.push_back(static_cast<uint16_t>(bits >> 16));
+      }
+      const size_t shard = map_.size() % 2;
+      shards[shard].add(theirs, "BF16", info.shape, std::as_bytes(std::span(rounded)));
+      map_[theirs] = kShards[shard];
+    }
+    for (const char* other : {"model.visual.patch_embed.proj.weight", "mtp.fc.weight"}) {
+      shards[1].add(other, "BF16", {2, 3}, std::as_bytes(std::span<const uint16_t>(kOther)));
+      map_[other] = kShards[1];
+    }
+    for (const size_t i : {0, 1}) shards[i].write(folder_.path(kShards[i]));
+    write();
+  }
+  void write() {
+    write_file_atomic(folder_.path("config.json"), config_.dump());
+    write_file_atomic(folder_.path("model.safetensors.index.json"), Json{{"weight_map", map_}}.dump());
+  }
+  std::string error() const {
+    return error_of([&] { load_model<float>(folder_.path()); });
+  }
+
+  static constexpr const char* kShards[2] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+  static constexpr uint16_t kOther[6] = {0x3f80, 0x4000, 0x4040, 0xbf80, 0, 1};
+  TempFolder folder_;
+  LanguageModel<float> model_;
+  Json config_;
+  std::map<std::string, std::string> map_;
+  std::deque<std::vector<uint16_t>> kept_;
+};
+
+TEST_F(Published, IsReadAndWrittenBackWithEverythingBeside) {
+  const LanguageModel<float> model = load_model<float>(folder_.path());
+  EXPECT_EQ(parameter_count(model.config()), parameter_count(model_.config()));
+  EXPECT_TRUE(model.config().tie_word_embeddings);
+  const OtherTensors others(folder_.path());
+  EXPECT_EQ(others.description(), "model.visual. (1 tensor), mtp. (1 tensor)");
+  TempFolder ours, theirs;
+  save_model(ours.path(), model);
+  others.save(ours.path());
+  const OtherTensors kept(ours.path());
+  export_model(theirs.path(), load_model<float>(ours.path()), -1, &kept);
+  EXPECT_EQ(hf_config_of(theirs.path()), config_);
+  std::map<std::string, std::string> before;
+  for (const char* shard : kShards) {
+    const SafetensorsReader reader(folder_.path(shard));
+    for (const auto& [name, info] : reader.tensors())
+      before[name] = info.dtype + Json(info.shape).dump() + bytes_of(info);
+  }
+  EXPECT_EQ(tensors_of(theirs.path()), before);
+}
+
+TEST_F(Published, WhatIsWrongIsNamed) {
+  const Json whole = config_;
+  EXPECT_EQ(error(), "");
+  config_["text_config"]["linear_key_head_dim"] = 16;
+  write();
+  EXPECT_NE(error().find("linear_attn"), std::string::npos) << error();
+  config_ = whole;
+  config_["tie_word_embeddings"] = false;
+  write();
+  EXPECT_NE(error().find("text_config: tie_word_embeddings: expected false as the key outside says, got true"),
+            std::string::npos)
+      << error();
+  config_ = whole;
+  config_.erase("text_config");
+  write();
+  EXPECT_NE(error().find("text_config: expected the object of the text model"), std::string::npos) << error();
+  config_ = whole;
+  config_["model_type"] = "qwen3_6";
+  write();
+  EXPECT_NE(error().find("(nearest: qwen3_5"), std::string::npos) << error();
+  config_ = whole;
+  map_["model.language_model.norm.weight"] = "../other.safetensors";
+  write();
+  EXPECT_NE(error().find("expected the name of a .safetensors file of this folder, got '../other.safetensors'"),
+            std::string::npos)
+      << error();
+  map_["model.language_model.norm.weight"] = "model-00003-of-00002.safetensors";
+  write();
+  EXPECT_NE(error().find("1 of 3 shards that it names are not in the folder"), std::string::npos) << error();
+}
+
+TEST(Hybrids, ConfigurationsSayWhatLayersAre) {
+  const ModelConfig qwen = config_from_hf(hf_config_of(kModels + "qwen3_5"), "here");
+  EXPECT_EQ(qwen.norm, "zero_centered_rms");
+  EXPECT_EQ(qwen.mixers(), "gated_deltanet + attention");
+  const auto attention = std::get<AttentionSpec>(qwen.layer_spec(1));
+  EXPECT_TRUE(attention.output_gate && attention.qk_norm && attention.qk_norm_zero_centered);
+  EXPECT_EQ(attention.rotated, 4);
+  const ModelConfig olmo = config_from_hf(hf_config_of(kModels + "olmo_hybrid"), "here");
+  EXPECT_EQ(olmo.norm_place(0), NormPlace::kBefore);
+  EXPECT_EQ(olmo.norm_place(1), NormPlace::kBehind);
+  EXPECT_EQ(olmo.attention.rope_theta, 0);
+  EXPECT_EQ(olmo.resolved_rule().gain_bound, 2);
+
+  const auto error = [&](const char* model, const char* key, const Json& value) {
+    Json json = hf_config_of(kModels + model);
+    json[key] = value;
+    return error_of([&] { config_from_hf(json, "here"); });
+  };
+  const auto says = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(says(error("qwen3_5", "layer_types", {"linear_attention", "mamba"}), "full_attention for every layer"));
+  EXPECT_TRUE(says(error("qwen3_5", "layer_types", {"linear_attention"}), "a list of 2 names"));
+  EXPECT_TRUE(says(error("qwen3_5", "attention_bias", true), "attention_bias: expected false"));
+  EXPECT_TRUE(says(error("qwen3_5", "num_experts", 8), "num_experts: this key is not known here"));
+  EXPECT_TRUE(says(error("qwen3_5", "rope_parameters", {{"rope_type", "yarn"}}), "rope_type: expected \"default\""));
+  EXPECT_TRUE(says(error("olmo_hybrid", "rope_parameters", nullptr), "{\"rope_theta\": null} for no rotation"));
+  EXPECT_TRUE(says(error("olmo_hybrid", "num_attention_heads", 0), "num_attention_heads: expected 1 to"));
+}
+
+// A model of such layers that was made here becomes a folder of transformers.
+TEST(Hybrids, OurOwnAreExported) {
+  for (const char* name : {"qwen3_5", "olmo_hybrid"}) {
+    LanguageModel<float> model = load_model<float>(kModels + name);
+    model.set_hf("");
+    TempFolder theirs;
+    export_model(theirs.path(), model);
+    EXPECT_EQ(tensors_of(theirs.path()), tensors_of(kModels + name)) << name;
+    EXPECT_EQ(load_model<float>(theirs.path()).hash(), model.hash());
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
