@@ -1,4 +1,4 @@
-// import: a flash-linear-attention model folder as one of ours.
+// import: a model folder of another program as one of ours.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -16,10 +16,10 @@ namespace {
 class Import : public Command {
  public:
   std::string name() const override { return "import"; }
-  std::string summary() const override { return "turn a flash-linear-attention model into one of ours"; }
+  std::string summary() const override { return "turn a model of another program into one of ours"; }
   std::string details() const override {
-    return "SOURCE has config.json and model.safetensors, or shards with their index, as flash-linear-attention saves "
-           "them. TARGET is written with our "
+    return "SOURCE has config.json and model.safetensors, or shards with their index, as flash-linear-attention and "
+           "transformers save them (docs/conformance.md lists the models). TARGET is written with our "
            "configuration and names; the source's own configuration is kept in its key 'peer', so that 'fastweight "
            "export' gives back the same. The tokenizer, "
            "chat templates and generation_config.json go along, other files do not. (eval, generate and verify read "
@@ -27,7 +27,7 @@ class Import : public Command {
            "Example:\n  fastweight import gated-deltanet-340M my-model --tokenizer spm.model";
   }
   void declare(Options& options) override {
-    options.positional("SOURCE", &source_, "model folder of flash-linear-attention", true);
+    options.positional("SOURCE", &source_, "model folder of another program", true);
     options.positional("TARGET", &target_, "folder to write", true);
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }

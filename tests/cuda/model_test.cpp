@@ -194,6 +194,21 @@ std::vector<Named> models() {
                                c.window.num_kv_heads = c.attention.num_kv_heads = 1;
                                c.window.num_heads = c.attention.num_heads = 2;
                              })},
+      // Heads of 256 channels, of which a quarter is rotated, as Qwen3.5 has them.
+      {"gated_attention", with(tiny("gated_deltanet", {"recurrent", "attention"}),
+                               [](ModelConfig& c) {
+                                 c.num_v_heads = 4;
+                                 c.norm = "zero_centered_rms";
+                                 c.attention.num_heads = 2, c.attention.num_kv_heads = 1, c.attention.head_dim = 256;
+                                 c.attention.rope_fraction = 0.25;
+                                 c.attention.qk_norm = c.attention.output_gate = true;
+                               })},
+      {"norms_behind", with(tiny("gated_deltanet", {"recurrent", "attention"}),
+                            [](ModelConfig& c) {
+                              c.allow_neg_eigval = true;
+                              c.attention.qk_norm = c.attention.qk_norm_all_heads = c.attention.post_norm = true;
+                              c.attention.rope_theta = 0;
+                            })},
       {"mamba2", with(tiny("gated_deltanet2", {"ssd", "ssd"}),
                       [](ModelConfig& c) {
                         c.mlp = "none";

@@ -160,6 +160,9 @@ TEST(ModelConfig, WhatCannotBeIsAnError) {
       {"precond_center without a center",
        [](ModelConfig& c) { c.rule = "precond_exact", c.precond_center = "exp"; },
        {"precond_center", "precond_exact"}},
+      {"norm of all heads without a norm",
+       [](ModelConfig& c) { c.layers = {"attention"}, c.attention.qk_norm_all_heads = true; },
+       {"mixer.attention.qk_norm_all_heads", "qk_norm"}},
       {"large tensor",
        [](ModelConfig& c) { c.hidden_size = 1 << 20, c.num_heads = 1 << 12, c.hidden_ratio = 0.01; },
        {"2^31", "q_proj"}},
@@ -179,7 +182,7 @@ TEST(ModelConfig, WhatCannotBeIsAnError) {
        [](ModelConfig& c) { c.mlp = "experts", c.experts.num_experts = 65536, c.experts.intermediate_size = 1024; },
        {"2^31", "experts.gate_up_proj"}},
       {"large embedding", [](ModelConfig& c) { c.vocab_size = 1 << 30; }, {"vocab_size", "2^31"}},
-      {"large model", [](ModelConfig& c) { c.hidden_size = 16384, c.num_hidden_layers = 1000; }, {"2^33"}},
+      {"large model", [](ModelConfig& c) { c.hidden_size = 16384, c.num_hidden_layers = 1000; }, {"2^35"}},
   };
   for (const Bad& bad : cases) {
     ModelConfig config;
