@@ -164,7 +164,9 @@ std::string no_time(const MemoryPlan& plan, const TrainConfig& train) {
 
 void print_plan(const ModelConfig& model, const TrainConfig& train) {
   const MemoryPlan plan = plan_memory(model, train);
-  say("model     {} ({} parameters)\n", describe(model), format_count(parameter_count(model)));
+  const double active = active_parameter_count(model);
+  say("model     {} ({} parameters{})\n", describe(model), format_count(parameter_count(model)),
+      active < parameter_count(model) ? fmt::format(", {} active in a token", format_count(active)) : "");
   print_parts(plan.specs);
   say("memory    {} a step (planned: {} bytes)\n", bytes_text(plan.total()), plan.total());
   print_memory(plan, model, train);

@@ -50,6 +50,7 @@ Json model_report(const std::string& path) {
           {"description", describe(model)},
           {"layers", layers},
           {"parameters", static_cast<int64_t>(cost.parameters)},
+          {"active_parameters", static_cast<int64_t>(cost.active_parameters)},
           {"batch", train.batch},
           {"length", train.length},
           {"flops_token", cost.flops_token},
@@ -80,7 +81,9 @@ std::string model_text(const Json& report) {
   std::string layers;
   for (const auto& [kind, count] : kinds) layers += fmt::format("{}{} {}", layers.empty() ? "" : ", ", count, kind);
   line("layers", layers);
-  line("parameters", fmt::format("{:.0f}", number("parameters")));
+  const bool experts = number("active_parameters") < number("parameters");
+  line("parameters", fmt::format("{:.0f}", number("parameters")) +
+                         (experts ? fmt::format(", {:.0f} active in a token", number("active_parameters")) : ""));
   line("FLOPs a token", fmt::format("{:.4g} forward ({:.3g} of them attention's scores and values, {:.3g} the "
                                     "recurrence), {:.4g} a training step",
                                     number("flops_token"), number("flops_attention"), number("flops_recurrence"),

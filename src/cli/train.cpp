@@ -140,6 +140,8 @@ class Reporter {
                                      : fmt::format("{:>8}  {:>8}  {:>8}  {:>9.3g}  {:>8}  {:>9}", r.step,
                                                    number_or_dash(r.loss, 4), number_or_dash(r.norm, 3), r.lr,
                                                    number_or_dash(r.ms, 1), number_or_dash(r.tokens_per_second, 0));
+      if (r.expert_peak >= 0)
+        line += fmt::format("  experts: busiest {:.2f} of the mean, {} idle", r.expert_peak, r.experts_idle);
       if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}", r.eval_loss);
       if (r.eval_loss >= 0 && !std::isnan(r.eval_bits_per_byte))
         line += fmt::format(", {:.4f} bits per byte", r.eval_bits_per_byte);

@@ -15,8 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kRecurrentLayer = "recurrent";
-constexpr double kMaxTensor = 2147483648.0;       // 2^31 values
-constexpr double kMaxParameters = 34359738368.0;  // 2^35
+constexpr const char* kExperts = "experts";  // of `mlp`
+constexpr double kMaxTensor = 2147483648.0;  // 2^31 values
+constexpr int kMaxParameterBits = 35, kMaxExpertParameterBits = 37;
 
 // In the order of PositionFactor.
 const StringList& gain_factors() {
@@ -48,9 +49,10 @@ double count_of(const std::vector<ParamSpec>& list) {
 int64_t entries(const ModelConfig& c) { return std::max<int64_t>(static_cast<int64_t>(c.layers.size()), 1); }
 
 void check_size(const ModelConfig& c) {
-  // The first layer of an entry may have less than its next.
-  for (int64_t i = 0; i < std::min(2 * entries(c), c.num_hidden_layers); ++i) {
-    for (const ParamSpec& spec : layer_parameters(c, i)) {
+  // The first layer of an entry may have less than its next, and the first layers no experts.
+  const int64_t various = std::min(2 * entries(c), c.num_hidden_layers);
+  for (int64_t i = 0; i <= various; ++i) {
+    for (const ParamSpec& spec : layer_parameters(c, i < various ? i : c.num_hidden_layers - 1)) {
       if (value_count(spec) > kMaxTensor) {
         fail_usage(
             "{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or "
@@ -63,10 +65,11 @@ void check_size(const ModelConfig& c) {
     fail_usage("vocab_size: expected vocab_size * hidden_size <= 2^31, got {} * {}", c.vocab_size, c.hidden_size);
   }
   const double total = parameter_count(c);
-  if (total > kMaxParameters)
+  const int bits = c.mlp == kExperts ? kMaxExpertParameterBits : kMaxParameterBits;
+  if (total > std::exp2(bits))
     fail_usage(
-        "model size: expected at most 2^35 parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size",
-        total);
+        "model size: expected at most 2^{} parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size",
+        bits, total);
 }
 
 FeatureMap feature_map_kind(const std::string& name) {
@@ -123,9 +126,33 @@ GateKind gate_of(const std::string& name) {
 
 }  // namespace
 
+int64_t ModelConfig::dense_layers() const {
+  return mlp == kExperts ? std::min(experts.dense_layers, num_hidden_layers) : num_hidden_layers;
+}
+
 MlpSpec ModelConfig::mlp_spec(int64_t layer) const {
-  return {hidden_size, mlp_size(),       init_scheme(), mlp == "channel_mix" ? MlpKind::kChannelMix : MlpKind::kSwiglu,
-          layer,       num_hidden_layers};
+  MlpSpec spec;
+  spec.hidden = hidden_size;
+  spec.size = mlp_size();
+  spec.init = init_scheme();
+  spec.layer = layer;
+  spec.layers = num_hidden_layers;
+  if (mlp == "channel_mix") spec.kind = MlpKind::kChannelMix;
+  if (layer < dense_layers()) return spec;
+  spec.kind = MlpKind::kExperts;
+  ExpertsSpec& of = spec.experts;
+  of.router = {experts.router == "sigmoid" ? RouterScore::kSigmoid : RouterScore::kSoftmax,
+               experts.num_experts,
+               experts.top_k,
+               experts.groups,
+               experts.top_groups,
+               experts.normalise,
+               experts.scale};
+  of.correction_bias = experts.correction_bias;
+  of.size = experts.intermediate_size > 0 ? experts.intermediate_size : std::max<int64_t>(spec.size / experts.top_k, 1);
+  of.shared_size = experts.shared_size;
+  of.shared_gate = experts.shared_gate;
+  return spec;
 }
 
 NormSpec ModelConfig::norm_spec() const {
@@ -162,6 +189,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.conv_size = conv_size;
   spec.gate = gate_kind();
   spec.gate_rank = output_gate_rank;
+  spec.gate_bias = output_gate_bias;
   spec.decay_rank = decay_rank;
   spec.decay_per_value_head = decay_per_value_head;
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
@@ -190,12 +218,13 @@ constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window",
                                 {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
                                 {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag},
                                 {"mesa", LayerKind::kMesa},           {"rwkv7", LayerKind::kRwkv7},
-                                {"mamba3", LayerKind::kMamba3}};
+                                {"mamba3", LayerKind::kMamba3},       {"mla", LayerKind::kMla}};
 
 }  // namespace
 
 bool is_recurrence(LayerKind kind) {
-  return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv;
+  return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv &&
+         kind != LayerKind::kMla;
 }
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
@@ -320,6 +349,11 @@ Mamba3Spec ModelConfig::mamba3_spec() const {
   return spec;
 }
 
+MlaSpec ModelConfig::mla_spec() const {
+  const int64_t heads = mla.num_heads > 0 ? mla.num_heads : num_heads;
+  return {hidden_size, heads, mla.kv_rank, mla.key_dim, mla.shared_key_dim, mla.value_dim, init_scheme()};
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -340,6 +374,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return rwkv7_spec(layer);
     case LayerKind::kMamba3:
       return mamba3_spec();
+    case LayerKind::kMla:
+      return mla_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -355,18 +391,40 @@ std::vector<ParamSpec> shared_parameters(const ModelConfig& c) {
   return {decay_bounds_parameter(c.num_hidden_layers, c.num_heads * c.head_dim)};
 }
 
-double parameter_count(const ModelConfig& c) {
+double mlp_parameter_count(const MlpSpec& spec, bool active) {
+  double n = 0;
+  for (const ParamSpec& p : mlp_parameters(spec, "")) {
+    const RouterShape& router = spec.experts.router;
+    const double share =
+        active && p.stacked ? static_cast<double>(router.chosen) / static_cast<double>(router.experts) : 1.0;
+    n += share * value_count(p);
+  }
+  return n;
+}
+
+namespace {
+
+double parameters_of(const ModelConfig& c, bool active) {
   const double hidden = static_cast<double>(c.hidden_size), norm = count_of(norm_parameters(c.norm_spec(), ""));
   double layers = count_of(shared_parameters(c));
   for (int64_t i = 0; i < std::min(entries(c), c.num_hidden_layers); ++i) {
     // An entry's first layer may differ from its others, which are alike.
     const int64_t others = (c.num_hidden_layers - i - 1) / entries(c);
-    layers += count_of(layer_parameters(c, i));
-    if (others > 0) layers += static_cast<double>(others) * count_of(layer_parameters(c, i + entries(c)));
+    layers += count_of(mixer_parameters(c.layer_spec(i), ""));
+    if (others > 0)
+      layers += static_cast<double>(others) * count_of(mixer_parameters(c.layer_spec(i + entries(c)), ""));
   }
+  const auto depth = static_cast<double>(c.num_hidden_layers), dense = static_cast<double>(c.dense_layers());
+  layers += depth * norm * (c.mlp_size() > 0 ? 2 : 1) + dense * mlp_parameter_count(c.mlp_spec(0), active);
+  if (dense < depth) layers += (depth - dense) * mlp_parameter_count(c.mlp_spec(c.num_hidden_layers - 1), active);
   return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden +
          (c.embedding_norm ? 2 : 1) * norm;
 }
+
+}  // namespace
+
+double parameter_count(const ModelConfig& c) { return parameters_of(c, false); }
+double active_parameter_count(const ModelConfig& c) { return parameters_of(c, true); }
 
 #define FW_KEY FW_KEY_ENTRY
 namespace {
@@ -414,6 +472,16 @@ std::vector<Key> keys_of(Mamba3Keys& c) {
 #include "model/mamba3.def"
   };
 }
+std::vector<Key> keys_of(MlaKeys& c) {
+  return {
+#include "model/mla.def"
+  };
+}
+std::vector<Key> keys_of(ExpertsKeys& c) {
+  return {
+#include "model/experts.def"
+  };
+}
 
 }  // namespace
 
@@ -430,7 +498,9 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)},
           {"mixer.mesa", "Mesa layers", keys_of(c.mesa)},
           {"mixer.rwkv7", "Layers of RWKV-7", keys_of(c.rwkv7)},
-          {"mixer.mamba3", "Layers of Mamba-3", keys_of(c.mamba3)}};
+          {"mixer.mamba3", "Layers of Mamba-3", keys_of(c.mamba3)},
+          {"mixer.mla", "Layers of multi-head latent attention", keys_of(c.mla)},
+          {"ffn.experts", "Mixtures of experts", keys_of(c.experts)}};
 }
 #undef FW_KEY
 
@@ -458,6 +528,8 @@ std::string_view table_of(LayerKind kind) {
       return "mixer.rwkv7";
     case LayerKind::kMamba3:
       return "mixer.mamba3";
+    case LayerKind::kMla:
+      return "mixer.mla";
   }
   return {};
 }
@@ -468,7 +540,7 @@ std::vector<std::string> unused_tables(const ModelConfig& config) {
   ModelConfig copy = config;
   std::vector<std::string> unused;
   for (const KeyTable& table : key_tables(copy)) {
-    bool used = table.name == "model";
+    bool used = table.name == "model" || (table.name == "ffn.experts" && config.mlp == kExperts);
     for (int64_t layer = 0; layer < config.num_hidden_layers && !used; ++layer)
       used = table_of(config.layer_kind(layer)) == table.name;
     if (!used) unused.emplace_back(table.name);
@@ -611,6 +683,19 @@ void check_mamba3(const ModelConfig& c) {
   }
 }
 
+void check_experts(const ModelConfig& c) {
+  const ExpertsKeys& e = c.experts;
+  if (e.num_experts % e.groups != 0)
+    fail_usage("ffn.experts.groups: expected a number that divides the {} experts, got {}", e.num_experts, e.groups);
+  if (e.top_groups > e.groups)
+    fail_usage("ffn.experts.top_groups: expected at most groups = {}, got {}", e.groups, e.top_groups);
+  const int64_t open = e.num_experts / e.groups * e.top_groups;
+  if (e.top_k > open)
+    fail_usage("ffn.experts.top_k: expected at most the {} experts that a token chooses from, got {}", open, e.top_k);
+  if (e.shared_gate && e.shared_size == 0)
+    fail_usage("ffn.experts.shared_gate: expected false without a shared expert (shared_size = 0), got true");
+}
+
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -635,7 +720,7 @@ void validate(const ModelConfig& c) {
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
       throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, "
-                                            "longhorn_diag, mesa, rwkv7, mamba3 or a rule): {}",
+                                            "longhorn_diag, mesa, rwkv7, mamba3, mla or a rule): {}",
                                             copy.rule, error.what()));
     }
   }
@@ -644,6 +729,7 @@ void validate(const ModelConfig& c) {
   if (ssd) check_ssd(c);
   if (rwkv7) check_rwkv7(c);
   if (mamba3) check_mamba3(c);
+  if (c.mlp == kExperts) check_experts(c);
   check_size(c);
 }
 
@@ -679,6 +765,7 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.norm == standard.norm) json.erase("norm");
   if (config.embedding_norm == standard.embedding_norm) json.erase("embedding_norm");
+  if (config.output_gate_bias == standard.output_gate_bias) json.erase("output_gate_bias");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
   // And so is what older configurations do not have.
@@ -697,11 +784,13 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
   if (config.rwkv7 == standard.rwkv7) json["mixer"].erase("rwkv7");
   if (config.mamba3 == standard.mamba3) json["mixer"].erase("mamba3");
+  if (config.mla == standard.mla) json["mixer"].erase("mla");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv &&
       config.ssd == standard.ssd && config.mamba == standard.mamba && config.mesa == standard.mesa &&
-      config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
+      config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3 && config.mla == standard.mla) {
     json.erase("mixer");
   }
+  if (config.experts == standard.experts) json.erase("ffn");
   // The key keeps its name: it is part of that text.
   if (!config.hf.empty()) json["peer"] = Json::parse(config.hf);
   return json;

@@ -39,6 +39,11 @@ double mixing(const Rwkv7Spec& spec, int64_t /*length*/) {
   return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim);
 }
 
+// Scores and sums of the latent.
+double mixing(const MlaSpec& spec, int64_t length) {
+  return 4 * static_cast<double>(spec.heads * spec.latent()) * (static_cast<double>(length) + 1) / 2;
+}
+
 // The rows of a token each decay, write and read, and meet each other.
 double mixing(const Mamba3Spec& spec, int64_t /*length*/) {
   const auto R = static_cast<double>(spec.rank()), heads = static_cast<double>(spec.heads);
@@ -57,13 +62,29 @@ double products(const std::vector<ParamSpec>& list, int64_t heads) {
   return 2 * n;
 }
 
+double mlp_products(const MlpSpec& spec) {
+  double n = 0;
+  for (const ParamSpec& p : mlp_parameters(spec, "")) {
+    if (p.shape.size() < 2) continue;
+    const RouterShape& router = spec.experts.router;
+    const double share = p.stacked ? static_cast<double>(router.chosen) / static_cast<double>(router.experts) : 1.0;
+    n += share * static_cast<double>(p.size());
+  }
+  return 2 * n;
+}
+
 }  // namespace
 
 ModelCost cost_of(const ModelConfig& config, int64_t length) {
   ModelCost cost;
   cost.parameters = parameter_count(config);
+  cost.active_parameters = active_parameter_count(config);
   cost.flops_token = 2 * static_cast<double>(config.hidden_size * config.vocab_size);  // of the head
-  // Layers of an entry of the list are alike.
+  const int64_t dense = config.dense_layers(), with_experts = config.num_hidden_layers - dense;
+  if (dense > 0) cost.flops_token += static_cast<double>(dense) * mlp_products(config.mlp_spec(0));
+  if (with_experts > 0)
+    cost.flops_token += static_cast<double>(with_experts) * mlp_products(config.mlp_spec(config.num_hidden_layers - 1));
+  // Mixers of an entry of the list are alike.
   const auto entries = std::max<int64_t>(static_cast<int64_t>(config.layers.size()), 1);
   for (int64_t i = 0; i < std::min(entries, config.num_hidden_layers); ++i) {
     // The first may differ from the others, which are alike.
@@ -72,8 +93,7 @@ ModelCost cost_of(const ModelConfig& config, int64_t length) {
     const MixerSpec spec = config.layer_spec(i), other_spec = config.layer_spec(other);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
     (is_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
-    cost.flops_token += times * (mixer + products(mlp_parameters(config.mlp_spec(i), ""), 1)) +
-                        products(mixer_parameters(spec, ""), config.num_heads) +
+    cost.flops_token += times * mixer + products(mixer_parameters(spec, ""), config.num_heads) +
                         (times - 1) * products(mixer_parameters(other_spec, ""), config.num_heads);
     for (const StateTensor& tensor : config.layer_state(i)) {
       const double bytes = sizeof(float) * times * static_cast<double>(tensor.size());

@@ -11,6 +11,7 @@ namespace fw {
 
 struct ModelCost {
   double parameters = 0;
+  double active_parameters = 0;  // that a token passes: of experts the chosen
   // A multiplication and an addition are two. Forward, the mean over the tokens of a sequence; a training step takes
   // three times as many. Products with weights, scores and values of attention, the recurrence in its token form;
   // neither norms nor activations.

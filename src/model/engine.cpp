@@ -50,6 +50,13 @@ void require_layers(const ModelConfig& c, const Device& device) {
           "got {}",
           cuda::kinds::kMostMamba3Sums, (2 * mamba3->rank() + 1) * mamba3->head_dim);
     }
+    const auto* mla = std::get_if<MlaSpec>(&spec);
+    if (mla != nullptr && mla->latent() > cuda::kinds::kMostAttentionDim) {
+      fail_usage(
+          "device: expected the CPU, or latent attention with kv_rank + shared_key_dim of at most {} on CUDA devices, "
+          "got {}",
+          cuda::kinds::kMostAttentionDim, mla->latent());
+    }
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
     if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {
@@ -83,9 +90,13 @@ class EngineOf final : public Engine<Wide<T>> {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
     require_layers(c, device);
     if (norm_.kind == NormKind::kLayer) require_layer<T>("layernorm", device);
-    if (c.mlp == "channel_mix") require_layer<T>(c.mlp, device);
+    if (c.mlp == "channel_mix" || c.mlp == "experts") require_layer<T>(c.mlp, device);
     params.allocate(device, master_format);
     contexts_.resize(blocks_.size());
+    if (layers_with_experts() > 0) {
+      expert_load_ = Buffer<int64_t>(device, layers_with_experts() * c.experts.num_experts);
+      expert_load_.zero();
+    }
   }
 
   const Exec<W>& over_parameters() const override { return wide_; }
@@ -107,7 +118,9 @@ class EngineOf final : public Engine<Wide<T>> {
 
   void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale,
                   ModelState<W>* state, LossSum* sum) override {
-    const Pass<T> pass = begin(layout, state, true);
+    Pass<T> pass = begin(layout, state, true);
+    if (layers_with_experts() > 0)
+      pass.balance = static_cast<W>(config_.experts.balance) * grad_scale / static_cast<W>(layers_with_experts());
     const int32_t* device_ids = upload(ids);
     const std::optional<ChosenRows> few = few_scored(targets);
     const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
@@ -212,6 +225,13 @@ class EngineOf final : public Engine<Wide<T>> {
 
   std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
     return std::make_unique<DecoderOf>(*this, state);
+  }
+
+  std::vector<int64_t> take_expert_load() override {
+    if (layers_with_experts() == 0) return {};
+    std::vector<int64_t> load = expert_load_.to_vector();
+    expert_load_.zero();
+    return load;
   }
 
   size_t scratch_bytes() const override { return arena_.reserved_bytes() + recompute_arena_.reserved_bytes(); }
@@ -373,11 +393,16 @@ class EngineOf final : public Engine<Wide<T>> {
     pass.first_value = &value;
   }
 
+  int64_t layers_with_experts() const { return config_.num_hidden_layers - config_.dense_layers(); }
+
   // The pass as layer i takes it.
-  Pass<T> pass_of(const Pass<T>& pass, size_t i) const {
+  Pass<T> pass_of(const Pass<T>& pass, size_t i) {
     Pass<T> of = pass;
     of.recompute = pass.keep ? recompute_.of(static_cast<int64_t>(i)) : Recompute::kNone;
     of.recompute_exec = of.recompute != Recompute::kNone ? &recompute_exec_ : nullptr;
+    const int64_t expert_layer = static_cast<int64_t>(i) - config_.dense_layers();
+    if (pass.keep && expert_layer >= 0)
+      of.expert_load = expert_load_.data() + expert_layer * config_.experts.num_experts;
     return of;
   }
 
@@ -530,6 +555,7 @@ class EngineOf final : public Engine<Wide<T>> {
   Head<T> head_;
   std::vector<typename Block<T>::Context> contexts_;
   FirstValue<T> first_value_;
+  Buffer<int64_t> expert_load_;  // [layers with experts, E]
   Arena arena_, contexts_arena_;
   Arena recompute_arena_;  // of what backward recomputes
   int64_t largest_ = 0;

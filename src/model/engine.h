@@ -46,6 +46,7 @@ class Engine {
   virtual void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
                          ModelState<W>* state, int32_t* to) = 0;
   virtual std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) = 0;
+  virtual std::vector<int64_t> take_expert_load() = 0;
   virtual size_t scratch_bytes() const = 0;
   virtual Scratch planned_scratch() const = 0;
   virtual void reserve_scratch(Scratch bytes) = 0;

@@ -271,6 +271,11 @@ std::unique_ptr<Decoder<T>> LanguageModel<T>::decoder(ModelState<T>& state) {
 }
 
 template <class T>
+std::vector<int64_t> LanguageModel<T>::take_expert_load() {
+  return impl_->engine->take_expert_load();
+}
+
+template <class T>
 size_t LanguageModel<T>::scratch_bytes() const {
   return impl_->engine->scratch_bytes();
 }

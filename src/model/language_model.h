@@ -91,6 +91,9 @@ class LanguageModel {
   // precision are what is set now.
   std::unique_ptr<Decoder<T>> decoder(ModelState<T>& state);
 
+  // Rows that each expert had in the training passes since the last call, [layers with experts, experts]; none without.
+  std::vector<int64_t> take_expert_load();
+
   size_t scratch_bytes() const;  // memory held for activations
   // Of a model on a PlanDevice: what its passes would take. And memory that is taken now for passes to come, which a
   // plan has found (train/memory_plan.h); one that needs more takes more.

@@ -323,6 +323,15 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   std::vector<std::string> names;
   for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec, reader).name);
   std::unordered_set<std::string> known(names.begin(), names.end());
+  std::vector<std::vector<HfPart>> parts(names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    const ParamSpec& spec = params.specs()[i];
+    if (source.hf.is_null() || !spec.stacked || reader.has(names[i])) continue;
+    std::vector<HfPart> single = single_experts(names[i], spec);
+    if (!reader.has(single.front().name)) continue;
+    for (const HfPart& part : single) known.insert(part.name);
+    parts[i] = std::move(single);
+  }
   for (const auto& [name, info] : reader.tensors()) {
     if (known.count(name) != 0 || source.is_aside(name) || is_known(reader, name, source.config)) continue;
     const std::string near = nearest(name, names);
@@ -334,8 +343,13 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     const ParamSpec& spec = params.specs()[i];
     const HfTensor tensor = source.tensor(spec, reader);
     const std::vector<int64_t> shape = whole_shape(tensor, spec);
-    values.resize(static_cast<size_t>(shape[0] * spec.size() / spec.shape[0]));
-    reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
+    values.resize(static_cast<size_t>(tensor.rows > 0 ? tensor.rows * spec.size() / spec.shape[0] : spec.size()));
+    for (const HfPart& part : parts[i]) {
+      const int64_t count = part.shape[0] * part.shape[1];
+      reader.read<T>(part.name, part.shape,
+                     std::span(values).subspan(static_cast<size_t>(part.first), static_cast<size_t>(count)));
+    }
+    if (parts[i].empty()) reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
     if (tensor.rows > 0) {
       params.write_values(spec, part_of<T>(tensor, spec, values));
     } else {

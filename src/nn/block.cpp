@@ -47,6 +47,18 @@ Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
 }  // namespace
 
 template <class T>
+void Block<T>::mlp_forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& c) const {
+  if (experts_ != nullptr) return experts_->forward(pass, x, y, c.experts);
+  mlp_->forward(pass, x, state, y, c.mlp);
+}
+
+template <class T>
+void Block<T>::mlp_backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+  if (experts_ != nullptr) return experts_->backward(pass, c.experts, x, dy, dx);
+  mlp_->backward(pass, c.mlp, x, dy, dx);
+}
+
+template <class T>
 LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const {
   if (!state) return {};
   StateView* copies = pass.exec.contexts.template alloc<StateView>(state.count);
@@ -125,20 +137,20 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
     behind_half(pass, r, mixer_norm_, c.mixer_in, c.mixer_out, c.mixer_rstd,
                 [&](Mat<const T> x, Mat<T> y) { run_mixer(pass, pass, x, of_mixer, y, c); });
     if (!pass.keep) arena.rewind(mark);
-    if (mlp_ == nullptr) return;
+    if (mlp_norm_ == nullptr) return;
     behind_half(pass, r, *mlp_norm_, c.mlp_in, c.mlp_out, c.mlp_rstd,
-                [&](Mat<const T> x, Mat<T> y) { mlp_->forward(pass, x, of_mlp, y, c.mlp); });
+                [&](Mat<const T> x, Mat<T> y) { mlp_forward(pass, x, of_mlp, y, c); });
     if (!pass.keep) arena.rewind(mark);
     return;
   }
 
   if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() &&
-      (mlp_ == nullptr || mlp_->takes_norm())) {
+      (mlp_norm_ == nullptr || mlp_takes_norm())) {
     step_half(pass, r, mixer_norm_,
               [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
-    if (mlp_ != nullptr)
+    if (mlp_norm_ != nullptr)
       step_half(pass, r, *mlp_norm_,
-                [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
+                [&](const Pass<T>& half, Mat<const T> x) { mlp_forward(half, x, of_mlp, r.x, c); });
     return;
   }
 
@@ -154,7 +166,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   r.pending = !(kSumsInProducts<T> && mixer_->takes_norm());
   const Mat<T> out = r.pending ? r.delta : begin_sum(half, r);
   run_mixer(pass, half, normed, of_mixer, out, c);
-  if (mlp_ == nullptr) {
+  if (mlp_norm_ == nullptr) {
     if (!pass.keep) arena.rewind(mark);
     return;
   }
@@ -169,9 +181,9 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   c.mlp_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
   Pass<T> second = pass;
-  r.pending = !(kSumsInProducts<T> && mlp_->takes_norm());
+  r.pending = !(kSumsInProducts<T> && mlp_takes_norm());
   const Mat<T> sum = r.pending ? r.delta : begin_sum(second, r);
-  mlp_->forward(second, normed, of_mlp, sum, c.mlp);
+  mlp_forward(second, normed, of_mlp, sum, c);
   if (!pass.keep) arena.rewind(mark);
 }
 
@@ -204,10 +216,10 @@ void Block<T>::backward_behind(const Pass<T>& pass, Context& c, Mat<T> dx) const
   const Arena::Mark mark = arena.mark();
   const Mat<T> d_out = new_matrix<T>(arena, dx.rows, hidden_), d_in = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
-  if (mlp_ != nullptr) {
+  if (mlp_norm_ != nullptr) {
     begin_half(pass);
     mlp_norm_->backward(pass, dx, c.mlp_out, c.mlp_rstd, d_out, Write::kOverwrite);
-    mlp_->backward(pass, c.mlp, c.mlp_in, d_out, d_in);
+    mlp_backward(pass, c, c.mlp_in, d_out, d_in);
     pass.exec.add_rows(d_in, dx);
     arena.rewind(half);
   }
@@ -225,9 +237,9 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
-  if (mlp_ != nullptr) {
+  if (mlp_norm_ != nullptr) {
     const Mat<T> normed = recompute_norm(pass, c.mlp_in, *mlp_norm_, c.mlp_rstd, c.mlp_normed);
-    mlp_->backward(pass, c.mlp, normed, dx, dnormed);
+    mlp_backward(pass, c, normed, dx, dnormed);
     mlp_norm_->backward(pass, dnormed, c.mlp_in, c.mlp_rstd, dx, Write::kAccumulate);
     arena.rewind(half);
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "nn/experts.h"
 #include "nn/mixer.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
@@ -39,6 +40,7 @@ class Block {
     MixerContext* mixer = nullptr;
     LayerState<T> state;  // the mixer's before the pass, where it is recomputed
     typename Mlp<T>::Context mlp;
+    typename Experts<T>::Context experts;
   };
 
   // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's
@@ -53,7 +55,11 @@ class Block {
         mixer_(make_mixer(prefix + "attn.")) {
     if (mlp.size == 0) return;
     mlp_norm_ = std::make_unique<RowNorm<T>>(norm, prefix + "mlp_norm", params);
-    mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);
+    if (mlp.kind == MlpKind::kExperts) {
+      experts_ = std::make_unique<Experts<T>>(mlp, prefix + "mlp.", params);
+    } else {
+      mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);
+    }
   }
 
   // context: filled when pass.keep; else the arena is rewound to where it was, residual's two buffers are reused.
@@ -62,6 +68,9 @@ class Block {
   void backward(const Pass<T>& pass, Context& context, Mat<T> dx) const;
 
  private:
+  bool mlp_takes_norm() const { return mlp_ != nullptr && mlp_->takes_norm(); }
+  void mlp_forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& context) const;
+  void mlp_backward(const Pass<T>& pass, Context& context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const;
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
   template <class Run>
   void step_half(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, const Run& run) const;
@@ -79,8 +88,9 @@ class Block {
   int64_t mixer_tensors_;
   RowNorm<T> mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;
-  std::unique_ptr<RowNorm<T>> mlp_norm_;  // null, both: the block ends with the mixer
-  std::unique_ptr<Mlp<T>> mlp_;
+  std::unique_ptr<RowNorm<T>> mlp_norm_;  // null, with the two that follow: the block ends with the mixer
+  std::unique_ptr<Mlp<T>> mlp_;           // or
+  std::unique_ptr<Experts<T>> experts_;
 };
 
 }  // namespace fw

@@ -52,6 +52,10 @@ struct Pass {
   // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null:
   // nothing.
   Mat<const T> addend = {};
+  // Of a layer with experts, in training: the coefficient of its balance (ops.def: route_backward), and where it counts
+  // the rows of each expert [E]; null: nowhere.
+  Wide<T> balance = 0;
+  int64_t* expert_load = nullptr;
 
   // For what backward may recompute.
   const Exec<T>& transient_exec() const { return recompute_exec != nullptr ? *recompute_exec : exec; }

@@ -110,7 +110,7 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   }
   if (spec.gate != GateKind::kNone && spec.gate_rank > 0) {
     matrix("g_proj.1.weight", spec.value_size(), spec.gate_rank);
-    vector("g_proj.1.bias", spec.value_size(), constant_init(0.0));
+    if (spec.gate_bias) vector("g_proj.1.bias", spec.value_size(), constant_init(0.0));
   }
   const std::vector<ParamSpec> maps = query_key_parameters(spec.query_key, prefix);
   list.insert(list.end(), maps.begin(), maps.end());

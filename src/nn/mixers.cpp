@@ -31,6 +31,9 @@ struct Make {
   std::unique_ptr<Mixer<T>> operator()(const Mamba3Spec& spec) const {
     return std::make_unique<Mamba3Mixer<T>>(spec, prefix, params);
   }
+  std::unique_ptr<Mixer<T>> operator()(const MlaSpec& spec) const {
+    return std::make_unique<MlaMixer<T>>(spec, prefix, params);
+  }
 };
 
 }  // namespace

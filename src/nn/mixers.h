@@ -12,6 +12,7 @@
 #include "nn/mamba3_mixer.h"
 #include "nn/mesa_mixer.h"
 #include "nn/mixer.h"
+#include "nn/mla_mixer.h"
 #include "nn/recurrent_mixer.h"
 #include "nn/rwkv7_mixer.h"
 #include "nn/selective_mixer.h"
@@ -19,8 +20,8 @@
 
 namespace fw {
 
-using MixerSpec =
-    std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec, Mamba3Spec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec,
+                               Mamba3Spec, MlaSpec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

@@ -12,7 +12,16 @@
 
 namespace fw {
 
-enum class MlpKind { kSwiglu, kChannelMix };
+enum class MlpKind { kSwiglu, kChannelMix, kExperts };
+
+// Of a mixture of experts (experts.h).
+struct ExpertsSpec {
+  RouterShape router;
+  bool correction_bias = false;  // added to the scores for the choice alone
+  int64_t size = 0;              // m of an expert
+  int64_t shared_size = 0;       // of the shared expert, which every token passes; 0: none
+  bool shared_gate = false;      // its output times the sigmoid of a number of the token
+};
 
 struct MlpSpec {
   int64_t hidden = 0;  // d
@@ -21,9 +30,10 @@ struct MlpSpec {
   MlpKind kind = MlpKind::kSwiglu;
   // a channel mix begins by its depth, SwiGLU's output with PyTorch's weights by the number
   int64_t layer = 0, layers = 1;
+  ExpertsSpec experts;  // of kExperts, whose `size` is not 0
 };
 // gate_proj [m, d], up_proj [m, d], down_proj [d, m], or x_k [d], key [m, d], value [d, m], with `prefix` before the
-// names; none for a size of 0.
+// names, or those of experts.h; none for a size of 0.
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix);
 // What it remembers: nothing, or mlp_shift [1, d], the last row.
 std::vector<StateTensor> mlp_state(const MlpSpec& spec);

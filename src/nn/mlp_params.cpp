@@ -1,13 +1,14 @@
 // The parameters of what follows a mixer, apart from its kernels: readers of configurations need no more.
 #include <cmath>
 
-#include "nn/mlp.h"
+#include "nn/experts.h"
 
 namespace fw {
 
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix) {
   const int64_t d = spec.hidden, m = spec.size;
   if (m == 0) return {};
+  if (spec.kind == MlpKind::kExperts) return experts_parameters(spec, prefix);
   if (spec.kind == MlpKind::kChannelMix) {
     const double depth = 1.0 - static_cast<double>(spec.layer) / static_cast<double>(spec.layers),
                  power = std::pow(depth, 4);

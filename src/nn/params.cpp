@@ -175,13 +175,13 @@ void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T>
 
 template <class T>
 void Params<T>::decay_all() {
-  for (ParamSpec& spec : specs_) spec.weight_decay = true;
+  for (ParamSpec& spec : specs_) spec.weight_decay = !spec.buffer;
   if (device_ != nullptr) write_pieces();
 }
 
 template <class T>
 void Params<T>::decay_matrices() {
-  for (ParamSpec& spec : specs_) spec.weight_decay = spec.shape.size() > 1;
+  for (ParamSpec& spec : specs_) spec.weight_decay = spec.shape.size() > 1 && !spec.buffer;
   if (device_ != nullptr) write_pieces();
 }
 

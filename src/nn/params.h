@@ -30,11 +30,13 @@ struct ParamSpec {
   bool continues = false;   // lies right after the one declared before it
   int64_t offset = 0;       // elements from the start of the flat buffers, set by declare()
   bool fp32_param = false;  // of two dimensions, and yet read as float32 values, not by matrix products
+  bool stacked = false;     // of three: matrices of products, one after the other
+  bool buffer = false;      // has no gradient and no weight decay: what it is read with stays
   // Of a zero-centered norm: operations multiply with 1 + w (Params::scale()), files have w.
   bool zero_centered = false;
   int64_t size() const;
   // Whether operations take its bf16 copy where activations are bf16: a matrix of products, or the embedding's table.
-  bool operand() const { return shape.size() == 2 && !fp32_param; }
+  bool operand() const { return (shape.size() == 2 || stacked) && !fp32_param; }
 };
 
 // How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
@@ -48,7 +50,7 @@ class Params {
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
   void allocate(Device& device = host_device(), MasterFormat master_format = MasterFormat::kFp32);
-  void decay_all();           // weight decay for every parameter, as some papers' runs have it
+  void decay_all();           // weight decay for every parameter that is trained, as some papers' runs have it
   void decay_matrices();      // for those of two or more dimensions and no others
   void init(Random& random);  // every parameter in order of declaration
 

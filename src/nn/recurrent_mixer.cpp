@@ -493,7 +493,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.linear_backward(dgate, columns(c.proj, projections_.gate),
                               params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
                               params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank),
-                              params.grad(index_.gate_bias), Write::kOverwrite);
+                              index_.gate_bias >= 0 ? params.grad(index_.gate_bias) : nullptr, Write::kOverwrite);
   }
 
   RecurrenceInputs<T> d;

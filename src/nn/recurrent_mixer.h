@@ -34,6 +34,7 @@ struct RecurrentMixerSpec {
   int64_t conv_size = 0;  // W; 0: none
   GateKind gate = GateKind::kSilu;
   int64_t gate_rank = 0;   // 0: full
+  bool gate_bias = true;   // of a low rank
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
   bool log_sigmoid_decay = false;  // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)

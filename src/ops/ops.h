@@ -152,6 +152,27 @@ struct Mamba3Decay {
   double floor = 0;
 };
 
+// How a token's scores choose its experts.
+enum class RouterScore { kSoftmax, kSigmoid };
+struct RouterShape {
+  RouterScore score = RouterScore::kSoftmax;
+  int64_t experts = 0;  // E
+  int64_t chosen = 0;   // k <= E
+  // E / groups experts each. Of several, the best_groups with the largest sums of their two best scores (+ bias) are
+  // chosen from.
+  int64_t groups = 1, best_groups = 1;
+  bool normalised = true;  // the weights of a token sum to `scale`
+  double scale = 1;
+};
+// The rows of T tokens times k chosen experts, sorted by expert, those of an expert in the order of the tokens. In
+// device memory.
+struct ExpertRows {
+  int64_t experts = 0, chosen = 0;  // E, k
+  int32_t* offsets = nullptr;       // [E + 1]: rows of expert e begin at offsets[e]
+  int32_t* source = nullptr;        // [R]: row r is choice source[r] % k of token source[r] / k
+  int32_t* place = nullptr;         // [R]: the row of choice j of token t is place[t k + j]
+};
+
 // A loss and the number of positions that were scored.
 struct LossSum {
   double nll = 0;

@@ -28,6 +28,8 @@ std::string json_line(const LogRecord& r) {
       R"({{"step":{},"tokens":{},"loss":{},"norm":{},"lr":{},"ms":{},"tokens_per_second":{},"epoch":{},"skipped":{})",
       r.step, r.tokens, json_number(r.loss), json_number(r.norm), json_number(r.lr), json_number(r.ms),
       json_number(r.tokens_per_second), json_number(r.epoch), r.skipped);
+  if (r.expert_peak >= 0)
+    line += fmt::format(R"(,"expert_peak":{},"experts_idle":{})", json_number(r.expert_peak), r.experts_idle);
   if (!(r.eval_loss < 0))
     line += fmt::format(R"(,"eval_loss":{},"eval_bits_per_byte":{})", json_number(r.eval_loss),
                         json_number(r.eval_bits_per_byte));
@@ -49,6 +51,7 @@ std::vector<EventScalar> scalars(const LogRecord& r) {
   std::vector<EventScalar> all = {{"train/loss", r.loss}, {"train/norm", r.norm},
                                   {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
                                   {"epoch", r.epoch},     {"skipped", static_cast<double>(r.skipped)}};
+  if (r.expert_peak >= 0) all.push_back({"experts/peak", r.expert_peak});
   if (!(r.eval_loss < 0)) {
     all.push_back({"held_out/loss", r.eval_loss});
     if (!std::isnan(r.eval_bits_per_byte)) all.push_back({"held_out/bits_per_byte", r.eval_bits_per_byte});

@@ -1,6 +1,6 @@
 // metrics.jsonl and metrics.csv of a run folder: one line a record, flushed line by line. For TensorBoard also an event
 // file tensorboard/events.out.tfevents.fastweight (event_file.h), with the tags train/loss, train/norm, lr,
-// tokens_per_second, epoch, skipped, held_out/loss and held_out/bits_per_byte.
+// tokens_per_second, epoch, skipped, experts/peak, held_out/loss and held_out/bits_per_byte.
 #pragma once
 
 #include <cstdint>

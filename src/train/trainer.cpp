@@ -6,7 +6,9 @@
 #include <exception>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -393,6 +395,18 @@ struct Trainer::Impl {
             static_cast<double>(interval_tokens) / interval_seconds};
   }
 
+  void note_expert_load(const std::vector<int64_t>& load, LogRecord& r) const {
+    const auto experts = static_cast<size_t>(model.config().experts.num_experts);
+    for (size_t first = 0; first < load.size(); first += experts) {
+      const std::span<const int64_t> layer(load.data() + first, experts);
+      const auto rows = static_cast<double>(std::accumulate(layer.begin(), layer.end(), int64_t{0}));
+      if (rows > 0)
+        r.expert_peak = std::max(
+            r.expert_peak, static_cast<double>(*std::ranges::max_element(layer)) * static_cast<double>(experts) / rows);
+      r.experts_idle += std::ranges::count(layer, 0);
+    }
+  }
+
   LogRecord record() {
     LogRecord r;
     r.step = state.step;
@@ -405,6 +419,7 @@ struct Trainer::Impl {
     r.tokens_per_second = interval_steps > 0 ? static_cast<double>(interval_tokens) / interval_seconds : kNotKnown;
     r.epoch = source.epoch();
     r.skipped = state.skipped;
+    if (interval_steps > 0) note_expert_load(model.take_expert_load(), r);
     if (evaluation_due()) {
       const EvalResult result =
           evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false, config.valid_tokens);

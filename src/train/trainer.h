@@ -55,6 +55,10 @@ struct LogRecord {
   double ms = 0, tokens_per_second = 0;
   double epoch = 0;     // passes over the data
   int64_t skipped = 0;  // steps skipped so far
+  // Of a model with experts, over the interval, on this rank; < 0: no experts, or not known. The rows of the busiest
+  // expert over the mean, in the worst layer, and the experts that had no row.
+  double expert_peak = -1;
+  int64_t experts_idle = 0;
   // < 0: not evaluated here; bits NaN: the bytes of the held-out text are not known
   double eval_bits_per_byte = -1, eval_loss = -1;
 };

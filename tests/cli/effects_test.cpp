@@ -71,8 +71,8 @@ std::set<std::string> with_prefix(const std::string& command, const std::vector<
 }
 
 // Layers other than the rule's.
-const std::vector<std::string> kLayerPrefixes{"--attention-", "--window-", "--conv-kernel", "--ssd-",
-                                              "--mamba-",     "--mesa-",   "--rwkv7-",      "--mamba3-"};
+const std::vector<std::string> kLayerPrefixes{"--attention-", "--window-", "--conv-kernel", "--ssd-", "--mamba-",
+                                              "--mesa-",      "--rwkv7-",  "--mamba3-",     "--mla-", "--experts-"};
 
 class Effects : public testing::Test {
  protected:

@@ -43,6 +43,25 @@ TEST(Cost, IsWhatAModelTakes) {
   }
 }
 
+// A token passes the router, 2 of 5 experts and the shared one; the first layers have an MLP.
+TEST(Cost, ExpertsThatATokenPasses) {
+  ModelConfig c = small_config("gated_deltanet2"), none = c;
+  c.num_hidden_layers = none.num_hidden_layers = 3;
+  none.mlp = "none";
+  c.mlp = "experts";
+  c.experts.num_experts = 5;
+  c.experts.intermediate_size = 7;
+  c.experts.shared_size = 6;
+  c.experts.dense_layers = 1;
+  const ModelCost cost = cost_of(c, 100), without = cost_of(none, 100);
+  const double d = 12, expert = 3 * 7 * d, other = 5 * d + 3 * 6 * d, dense = 3 * 20 * d;
+  EXPECT_EQ(cost.parameters, without.parameters + 3 * d + dense + 2 * (5 * expert + other));
+  EXPECT_EQ(cost.active_parameters, without.parameters + 3 * d + dense + 2 * (2 * expert + other));
+  EXPECT_NEAR(cost.flops_token, without.flops_token + 2 * (dense + 2 * (2 * expert + other)), 1e-6);
+  EXPECT_EQ(without.active_parameters, without.parameters);
+  EXPECT_EQ(static_cast<double>(LanguageModel<float>(c).params().size()), cost.parameters);
+}
+
 // Twice the weights that multiply, and attention's pairs of tokens.
 TEST(Cost, OperationsOfAToken) {
   ModelConfig c = small_config("gated_deltanet2");

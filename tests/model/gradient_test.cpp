@@ -83,6 +83,10 @@ std::vector<Case> option_cases() {
     c.output_gate_rank = 3;
     c.output_gate = "sigmoid";
   });
+  add("low_rank_without_bias", "kda", [](ModelConfig& c) {
+    c.output_gate_rank = 3;
+    c.output_gate_bias = false;
+  });
   add("grouped_heads_gated_deltanet", "gated_deltanet", [](ModelConfig& c) { c.num_v_heads = 4; });
   add("grouped_heads_gated_deltanet2", "gated_deltanet2", [](ModelConfig& c) { c.num_v_heads = 4; });
   add("grouped_heads_precond", "precond_gated_deltanet", [](ModelConfig& c) {

@@ -1,5 +1,5 @@
-// Released hybrids (Qwen3.5, OLMo hybrid): folders as they are published, read and written back; what is wrong is
-// named. Their values are checked by `fastweight verify` (tests/conformance).
+// Released hybrids (Qwen3.5, OLMo hybrid, those with experts): folders as they are published, read and written back;
+// what is wrong is named. Their values are checked by `fastweight verify` (tests/conformance).
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -163,6 +163,11 @@ TEST(Hybrids, ConfigurationsSayWhatLayersAre) {
   EXPECT_TRUE(says(error("qwen3_5", "layer_types", {"linear_attention"}), "a list of 2 names"));
   EXPECT_TRUE(says(error("qwen3_5", "attention_bias", true), "attention_bias: expected false"));
   EXPECT_TRUE(says(error("qwen3_5", "num_experts", 8), "num_experts: this key is not known here"));
+  EXPECT_TRUE(says(error("qwen3_next", "decoder_sparse_step", 2), "decoder_sparse_step: expected 1"));
+  EXPECT_TRUE(says(error("qwen3_5_moe", "num_experts_per_tok", 9), "top_k: expected at most the 4 experts"));
+  EXPECT_TRUE(says(error("kimi_linear", "q_lora_rank", 8), "q_lora_rank"));
+  EXPECT_TRUE(says(error("kimi_linear", "mlp_layer_types", {"sparse", "dense"}), "dense for the first layers"));
+  EXPECT_TRUE(says(error("kimi_linear", "num_key_value_heads", 1), "num_key_value_heads"));
   EXPECT_TRUE(says(error("qwen3_5", "rope_parameters", {{"rope_type", "yarn"}}), "rope_type: expected \"default\""));
   EXPECT_TRUE(says(error("olmo_hybrid", "rope_parameters", nullptr), "{\"rope_theta\": null} for no rotation"));
   EXPECT_TRUE(says(error("olmo_hybrid", "num_attention_heads", 0), "num_attention_heads: expected 1 to"));
@@ -205,9 +210,70 @@ TEST(Hybrids, OtherNamesOfTensorsAreRead) {
   EXPECT_EQ(hf_config_of(theirs.path()), config);
 }
 
+// Kimi Linear's published configuration says the same in other words.
+TEST(Hybrids, KimiLinearAsPublished) {
+  Json json = hf_config_of(kModels + "kimi_linear");
+  const ModelConfig ours = config_from_hf(json, "here");
+  EXPECT_EQ(ours.mixers(), "kda + mla");
+  EXPECT_EQ(ours.dense_layers(), 1);
+  EXPECT_EQ(ours.mlp_spec(1).experts.router.groups, 2);
+  json["linear_attn_config"] = {{"head_dim", json["linear_head_dim"]},
+                                {"num_heads", json["linear_num_heads"]},
+                                {"short_conv_kernel_size", json["linear_conv_kernel_dim"]},
+                                {"full_attn_layers", {2}},
+                                {"kda_layers", {1}}};
+  json["first_k_dense_replace"] = 1;
+  for (const char* key :
+       {"layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"})
+    json.erase(key);
+  ModelConfig published = config_from_hf(json, "here");
+  published.hf = ours.hf;
+  EXPECT_EQ(published, ours);
+  json["linear_attn_config"]["full_attn_layers"] = {3};
+  EXPECT_NE(error_of([&] { config_from_hf(json, "here"); }).find("full_attn_layers: expected numbers from 1 to 2"),
+            std::string::npos);
+}
+
+// A tensor for each expert's matrix, as Qwen3-Next was published.
+TEST(Hybrids, SingleExpertsAreRead) {
+  const std::string whole = kModels + "qwen3_next";
+  const TempFolder folder;
+  const auto write = [&](const std::string& leave_out) {
+    const SafetensorsReader reader(whole + "/model.safetensors");
+    SafetensorsWriter writer;
+    std::deque<std::vector<float>> kept;
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape, std::span<const float> values) {
+      kept.emplace_back(values.begin(), values.end());
+      if (name != leave_out) writer.add<float>(name, std::move(shape), kept.back());
+    };
+    for (const auto& [name, info] : reader.tensors()) {
+      std::vector<float> values(static_cast<size_t>(info.count()));
+      reader.read<float>(name, info.shape, values);
+      const size_t at = name.find("experts.") + 8;
+      if (info.shape.size() != 3 || at < 8 || name.find("conv1d") != std::string::npos) {
+        add(name, info.shape, values);
+        continue;
+      }
+      const bool both = name.ends_with("gate_up_proj");
+      const int64_t rows = info.shape[1] / (both ? 2 : 1), count = rows * info.shape[2];
+      for (int64_t i = 0; i * count < info.count(); ++i) {
+        const char* what = !both ? "down_proj" : i % 2 == 0 ? "gate_proj" : "up_proj";
+        add(fmt::format("{}{}.{}.weight", name.substr(0, at), both ? i / 2 : i, what), {rows, info.shape[2]},
+            std::span(values).subspan(static_cast<size_t>(i * count), static_cast<size_t>(count)));
+      }
+    }
+    writer.write(folder.path("model.safetensors"));
+  };
+  write_file_atomic(folder.path("config.json"), read_file(whole + "/config.json"));
+  write("");
+  EXPECT_EQ(load_model<float>(folder.path()).hash(), load_model<float>(whole).hash());
+  write("model.layers.1.mlp.experts.2.up_proj.weight");
+  EXPECT_NE(error_of([&] { load_model<float>(folder.path()); }).find("experts.2.up_proj.weight"), std::string::npos);
+}
+
 // A model of such layers that was made here becomes a folder of transformers.
 TEST(Hybrids, OurOwnAreExported) {
-  for (const char* name : {"qwen3_5", "olmo_hybrid"}) {
+  for (const char* name : {"qwen3_5", "olmo_hybrid", "qwen3_next", "qwen3_5_moe", "kimi_linear"}) {
     LanguageModel<float> model = load_model<float>(kModels + name);
     model.set_hf("");
     TempFolder theirs;

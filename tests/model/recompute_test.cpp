@@ -50,6 +50,14 @@ std::vector<Named> models() {
     c.norm = "zero_centered_rms";
     c.attention.qk_norm = c.attention.output_gate = c.attention.post_norm = true;
   });
+  add("experts", "gated_deltanet2", [](ModelConfig& c) {
+    c.layers = {"recurrent", "mla"};
+    c.mla = {2, 6, 4, 2, 5};
+    c.mlp = "experts";
+    c.experts.num_experts = 5;
+    c.experts.shared_size = 6;
+    c.experts.shared_gate = true;
+  });
   add("without_mlp", "gated_deltanet2", [](ModelConfig& c) { c.mlp = "none"; });
   // A value of the first layer that the later ones read, an MLP that remembers, LayerNorms.
   add("rwkv7", "gated_deltanet2", [](ModelConfig& c) {

@@ -41,6 +41,8 @@ TEST(Metrics, WritesALineARecordInBothForms) {
   LogRecord evaluated = record(20);
   evaluated.eval_loss = 1.5;
   evaluated.eval_bits_per_byte = 2.25;
+  evaluated.expert_peak = 1.25;
+  evaluated.experts_idle = 3;
   log.append(evaluated);
   // Both must be there before the log is closed: a run that is killed loses nothing.
   const auto json = lines(folder.path("run/metrics.jsonl")), csv = lines(folder.path("run/metrics.csv"));
@@ -49,7 +51,9 @@ TEST(Metrics, WritesALineARecordInBothForms) {
   EXPECT_EQ(first.at("step"), 10);
   EXPECT_EQ(first.at("tokens"), 1000);
   EXPECT_DOUBLE_EQ(first.at("loss").get<double>(), 0.5);
-  EXPECT_FALSE(first.contains("eval_loss"));
+  EXPECT_FALSE(first.contains("eval_loss") || first.contains("expert_peak"));
+  EXPECT_EQ(second.at("expert_peak"), 1.25);
+  EXPECT_EQ(second.at("experts_idle"), 3);
   EXPECT_DOUBLE_EQ(second.at("eval_bits_per_byte").get<double>(), 2.25);
   ASSERT_EQ(csv.size(), 3u);
   EXPECT_EQ(csv[0], "step,tokens,loss,norm,lr,ms,tokens_per_second,epoch,skipped,eval_loss,eval_bits_per_byte");

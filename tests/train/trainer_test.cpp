@@ -72,6 +72,29 @@ TEST(Trainer, LearnsAndLeavesWhatItPromises) {
   EXPECT_EQ(load_tokenizer(folder.path("run/model"))->type(), "bytes");
 }
 
+// Records say how tokens spread over the experts; the bias of the choice stays as it was.
+TEST(Trainer, SaysTheLoadOfExperts) {
+  const TempFolder folder;
+  ModelConfig model = tiny_model();
+  model.mlp = "experts";
+  model.experts.num_experts = 6;
+  model.experts.correction_bias = true;
+  model.experts.balance = 0.01;
+  const auto trainer = make_trainer(tiny_run(folder.path("run")), folder.path("data"), false, model);
+  std::vector<LogRecord> log;
+  EXPECT_TRUE(trainer->run([&](const LogRecord& r) { log.push_back(r); }, nullptr));
+  EXPECT_LT(log.back().loss, log.front().loss);
+  for (const LogRecord& r : log) {
+    EXPECT_GE(r.expert_peak, 1) << r.step;
+    EXPECT_LE(r.expert_peak, 3) << r.step;  // a token has each of its two experts once
+    EXPECT_LE(r.experts_idle, 4 * model.num_hidden_layers) << r.step;
+  }
+  for (const ParamSpec& spec : trainer->model().params().specs()) {
+    if (!spec.buffer) continue;
+    for (const float x : trainer->model().params().host_values(spec).span()) EXPECT_EQ(x, 0) << spec.name;
+  }
+}
+
 TEST(Trainer, ResultsDoNotDependOnTheNumberOfThreads) {
   const TempFolder folder;
   std::vector<std::vector<float>> results;

@@ -53,7 +53,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
   bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false,
-       mamba3 = false;
+       mamba3 = false, mla = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -64,6 +64,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     mesa = mesa || kind == LayerKind::kMesa;
     rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
     mamba3 = mamba3 || kind == LayerKind::kMamba3;
+    mla = mla || kind == LayerKind::kMla;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -104,8 +105,21 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.mamba3 = {};
   }
+  if (mla) {
+    c.mla.num_heads = c.mla_spec().heads;
+  } else {
+    c.mla = {};
+  }
+  if (c.mlp != "experts") {
+    c.experts = {};
+  } else {
+    c.experts.intermediate_size = c.mlp_spec(c.num_hidden_layers - 1).experts.size;
+    c.experts.balance = 0;  // of training alone
+    if (c.dense_layers() == 0) c.intermediate_size = c.experts.intermediate_size;
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
+    plain.experts = c.experts;
     plain.layers = c.layers;
     plain.mlp = c.mlp;
     plain.attention = c.attention;
@@ -116,6 +130,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.mesa = c.mesa;
     plain.rwkv7 = c.rwkv7;
     plain.mamba3 = c.mamba3;
+    plain.mla = c.mla;
     plain.norm = c.norm;
     plain.embedding_norm = c.embedding_norm;
     plain.vocab_size = c.vocab_size;
@@ -142,6 +157,7 @@ ModelConfig meaning(ModelConfig c) {
   c.expand_v = static_cast<double>(c.head_v_dim()) / static_cast<double>(c.head_dim);
   if (!rule.uses_precond()) c.precond_x = ModelConfig().precond_x;
   if (c.output_norm_eps == c.norm_eps) c.output_norm_eps = 0;
+  if (c.output_gate_rank == 0) c.output_gate_bias = true;
   // A decay of every value head is one of every key head where they are as many.
   if (c.num_v_heads == c.num_heads) c.decay_per_value_head = false;
   Rule plain = rule;
@@ -170,8 +186,10 @@ std::vector<Difference> differences_of(const ModelConfig& ours, const ModelConfi
     }
   };
   compare("", a, b);
-  for (const auto& [table, keys] : a.at("mixer").items())
-    compare("mixer." + table + ".", keys, b.at("mixer").at(table));
+  for (const char* part : {"mixer", "ffn"}) {
+    for (const auto& [table, keys] : a.at(part).items())
+      compare(fmt::format("{}.{}.", part, table), keys, b.at(part).at(table));
+  }
   return list;
 }
 

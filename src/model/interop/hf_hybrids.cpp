@@ -164,11 +164,11 @@ LayerName layer_name(std::string_view name) {
 
 // ---- Qwen3.5
 
-void read_qwen3_5_text(const Keys& keys, ModelConfig& c) {
-  read_sizes(keys, c, 248320, 4096, 12288, 32);
+void read_qwen_layers(const Keys& keys, ModelConfig& c, const QwenDefaults& standard) {
+  read_sizes(keys, c, standard.vocab, standard.hidden, standard.intermediate, standard.layers);
   read_layer_types(keys, c);
   read_linear_heads(keys, c, {16, 32, 128, 128});
-  read_attention_heads(keys, c, 16, 4, 256);
+  read_attention_heads(keys, c, standard.heads, standard.kv_heads, standard.head_dim);
   read_rope(keys, c.attention, 0.25);
   c.norm = "zero_centered_rms";
   c.attention.qk_norm = c.attention.output_gate = true;
@@ -178,6 +178,10 @@ void read_qwen3_5_text(const Keys& keys, ModelConfig& c) {
   keys.must_be("mlp_only_layers", Json::array());
   // the layers that predict further tokens are left aside; states are float32 here
   keys.have_no_effect({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"});
+}
+
+void read_qwen3_5_text(const Keys& keys, ModelConfig& c) {
+  read_qwen_layers(keys, c, {248320, 4096, 12288, 32, 16, 4, 256});
 }
 
 void write_qwen3_5_text(const ModelConfig& c, Json& json) {
@@ -233,12 +237,14 @@ HfTensor qwen3_5_nested_tensor(const ModelConfig& c, const ParamSpec& spec) {
   return tensor;
 }
 
-void read_qwen3_5(const Keys& keys, ModelConfig& c) {
+void read_qwen3_5(const Keys& keys, ModelConfig& c) { read_with_vision(keys, c, read_qwen3_5_text); }
+
+void read_with_vision(const Keys& keys, ModelConfig& c, void (*read)(const Keys&, ModelConfig&)) {
   const Json* text = keys.find("text_config");
   if (text == nullptr || !text->is_object())
     keys.fail("text_config", "the object of the text model", text == nullptr ? Json() : *text);
   const Keys inner = keys.inner("text_config");
-  read_qwen3_5_text(inner, c);
+  read(inner, c);
   inner.finish();
   // The head follows the outer key; the inner one says the same or nothing.
   const bool tied = keys.truth("tie_word_embeddings", c.tie_word_embeddings);

@@ -33,13 +33,20 @@ struct LayerName {
 };
 LayerName layer_name(std::string_view name);
 
+// Qwen3.5's layers, whatever follows their mixers.
+struct QwenDefaults {
+  int64_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim;
+};
+void read_qwen_layers(const Keys& keys, ModelConfig& c, const QwenDefaults& standard);
+// A model with a vision tower: the text model is in text_config, which `read` reads, the rest is left aside.
+void read_with_vision(const Keys& keys, ModelConfig& c, void (*read)(const Keys&, ModelConfig&));
+
 // ---- the types
 void read_qwen3_5_text(const Keys& keys, ModelConfig& c);
 void write_qwen3_5_text(const ModelConfig& c, Json& json);
 HfTensor qwen3_5_tensor(const ModelConfig& c, const ParamSpec& spec);
 // As the multimodal model has it.
 HfTensor qwen3_5_nested_tensor(const ModelConfig& c, const ParamSpec& spec);
-// A model with a vision tower: the text model is in text_config, the rest is left aside.
 void read_qwen3_5(const Keys& keys, ModelConfig& c);
 
 void read_olmo_hybrid(const Keys& keys, ModelConfig& c);

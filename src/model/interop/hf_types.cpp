@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/interop/hf_experts.h"
 #include "model/interop/hf_hybrids.h"
 #include "model/interop/hf_parts.h"
 
@@ -625,6 +626,24 @@ constexpr Type kTypes[] = {
      .tensor = qwen3_5_tensor,
      .prefix = "model.language_model.",
      .aside = {"model.visual.", "mtp."}},
+    {.name = "qwen3_5_moe_text",
+     .read = read_qwen3_5_moe_text,
+     .write = write_qwen3_5_moe_text,
+     .tensor = qwen3_5_tensor,
+     .other_tensor = qwen3_5_nested_tensor,
+     .aside = {"model.visual.", "mtp."}},
+    {.name = "qwen3_5_moe",
+     .read = read_qwen3_5_moe,
+     .write = nullptr,
+     .tensor = qwen3_5_tensor,
+     .prefix = "model.language_model.",
+     .aside = {"model.visual.", "mtp."}},
+    {.name = "qwen3_next",
+     .read = read_qwen3_next,
+     .write = write_qwen3_next,
+     .tensor = qwen3_next_tensor,
+     .aside = {"mtp."}},
+    {.name = "kimi_linear", .read = read_kimi_linear, .write = write_kimi_linear, .tensor = kimi_linear_tensor},
     {.name = "olmo_hybrid",
      .read = read_olmo_hybrid,
      .write = write_olmo_hybrid,

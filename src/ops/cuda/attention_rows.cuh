@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "gpu/launch.h"
+#include "ops/cuda/kinds.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
@@ -112,7 +113,7 @@ void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape&
                    [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, rotation); });
 }
 
-inline constexpr int kMostDim = 256;
+inline constexpr int kMostDim = kinds::kMostAttentionDim;
 
 // Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at
 // a multiple of 16 bytes.
