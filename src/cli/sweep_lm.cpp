@@ -211,7 +211,9 @@ class SweepLm : public Command {
                     [&](const Key& key) { return std::ranges::find(names, key.name) != names.end(); });
       return tables;
     };
-    options.add(without(key_tables(train_), {"out", "lr", "seed", "from", "layout"}), false);
+    options.add(
+        without(key_tables(train_), {"out", "lr", "seed", "from", "layout", "lora", "lora_alpha", "lora_modules"}),
+        false);
     options.add(without(key_tables(model_), {"rule", "layers"}), false);
   }
   int run(Options& options) override;

@@ -38,7 +38,7 @@ TEST(Conformance, TheRepositorysOwnValues) {
     const Outcome outcome = run(std::vector<std::string>{"verify", own} + how);
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr(", 0 beyond, 0 rules or models unknown"));
-    for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba",
+    for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba", "lora",
                                  "linear_attn", "pkda", "training, norm"}) {
       EXPECT_THAT(outcome.out, HasSubstr(compared));
     }
