@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
@@ -193,6 +194,15 @@ std::string sample_of(LanguageModel<float>& model, const Tokenizer& tokenizer, u
   }
 }
 
+// A line of samples.jsonl. After a resume a step may have two, of which the later counts.
+void keep_sample(const std::string& run, int64_t step, const std::string& text) {
+  const std::string path = run + "/samples.jsonl";
+  const nlohmann::json sample = {{"step", step}, {"text", text}};
+  std::ofstream file(path, std::ios::app);
+  file << sample.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+  if (!file.flush()) fail_io("cannot write '{}'", path);
+}
+
 // A name as a shell takes it.
 std::string shell_word(const std::string& name) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./+,:@%=";
@@ -228,7 +238,7 @@ class Train : public Command {
            "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), "
            "checkpoints/, best/ (the model with the "
            "lowest held-out loss, with --eval-every), data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
-           "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out "
+           "loss.png, samples.jsonl (with --sample-every).\n\nExamples:\n  fastweight train --text my.txt --out "
            "my-run\n  fastweight train "
            "recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
@@ -695,8 +705,11 @@ int Train::train(const Options& options, Communicator& ranks) {
   const double cpu_begin = process_cpu_seconds();
   const auto on_step = [&](const StepProgress& p) {
     reporter.step(p);
-    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0)
-      reporter.sample(p.step, sample_of(trainer.model(), *tokenizer, o_.train.seed));
+    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0) {
+      const std::string text = sample_of(trainer.model(), *tokenizer, o_.train.seed);
+      reporter.sample(p.step, text);
+      keep_sample(out, p.step, text);
+    }
   };
   const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), on_step);
   reporter.end();
