@@ -102,6 +102,8 @@ class Figures {
           {fmt::format("{}   mean {:.3g}", run.name, d->mean()), {bins_of(*d, bins_, kFigureBlue)}});
       FigurePanel panel{run.name, {}};
       add_depth(panel, run.analysis, q, scale, kFigureBlue);
+      color_by_rule(spread.panels.back(), run.analysis.rule);
+      color_by_rule(panel, run.analysis.rule);
       depth.panels.push_back(std::move(panel));
     }
     add(std::move(spread));
@@ -128,6 +130,7 @@ class Figures {
     }
     if (mean.x.empty()) return;
     course.panels.push_back({"", {std::move(low), std::move(high), std::move(mean)}});
+    color_by_rule(course.panels.back(), runs_.front().analysis.rule);
     add(std::move(course));
   }
 
@@ -166,7 +169,9 @@ class Figures {
     for (const NamedAnalysis& run : runs_) {
       FigureCurve mean = line(FigureCurve::Kind::kLine, kFigureBlue);
       for (const LayerAnalysis& layer : run.analysis.layers) add_point(mean, layer.layer, mean_overlap(layer));
-      if (!mean.x.empty()) depth.panels.push_back({run.name, {std::move(mean)}});
+      if (mean.x.empty()) continue;
+      depth.panels.push_back({run.name, {std::move(mean)}});
+      color_by_rule(depth.panels.back(), run.analysis.rule);
     }
     add(std::move(depth));
   }

@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 
+#include "report/plot.h"
+
 namespace fw {
 namespace {
 
@@ -111,6 +113,14 @@ struct Range {
 };
 
 }  // namespace
+
+void color_by_rule(FigurePanel& panel, const std::string& rule) {
+  const auto is = [](const char* color) { return [color](const FigureCurve& curve) { return curve.color == color; }; };
+  if (std::any_of(panel.curves.begin(), panel.curves.end(), is(kFigureRed))) return;
+  for (FigureCurve& curve : panel.curves) {
+    if (is(kFigureBlue)(curve)) curve.color = color_of(rule);
+  }
+}
 
 FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width) {
   FigureCurve curve{FigureCurve::Kind::kBins, color, {}, {}, {}};
@@ -234,6 +244,9 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   over_time("effective_rank", "effective rank of the state over the position in the window", "rank",
             &HeadAnalysis::effective_rank);
   std::erase_if(figures, [](const Figure& figure) { return !has_points(figure); });
+  for (Figure& figure : figures) {
+    for (FigurePanel& panel : figure.panels) color_by_rule(panel, analysis.rule);
+  }
   return figures;
 }
 

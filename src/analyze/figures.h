@@ -34,6 +34,9 @@ struct Figure {
 
 inline constexpr const char *kFigureBlue = "#3b6ea5", *kFigureRed = "#c8553d";
 
+// What is blue in a panel without red takes the rule's colour, which it has in all pictures (report/plot.h).
+void color_by_rule(FigurePanel& panel, const std::string& rule);
+
 // A histogram as a curve of shares, at most `bins` of them and each at least `width` wide (Distribution::histogram).
 FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width = 0);
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/outputs.h"
+#include "cli/run_facts.h"
 #include "cli/say.h"
 #include "report/metrics.h"
 
@@ -25,6 +26,9 @@ class Curves : public Command {
   std::string details() const override {
     return "Draws OUT.svg and OUT.png from the runs' metrics.jsonl, whether the runs are finished, going on or "
            "stopped, and prints a table of them.\n\n"
+           "A rule has one colour in all pictures. Runs that differ in their seed alone are one curve: the mean, with "
+           "a "
+           "band from lowest to highest.\n\n"
            "VALUE: loss (training, and held out dashed), training, held-out, bits-per-byte, norm, lr or speed.\n\n"
            "Example:\n  fastweight curves run-a run-b run-c --label \"lr 1e-3\" --label \"lr 2e-3\" --label \"lr "
            "4e-3\" --value held-out --out lr";
@@ -32,18 +36,23 @@ class Curves : public Command {
   void declare(Options& options) override {
     options.positional("RUN", &runs_, "run folders, or files as metrics.jsonl", true);
     options.add("out", "OUT", &out_, "name of the pictures, without .svg and .png");
-    options.add("label", "TEXT", &labels_,
-                "what the picture calls a run; once for each, in their order; without: the folder's name");
+    options.add(
+        "label", "TEXT", &labels_,
+        "what the picture calls a run; once for each, in their order; runs of one label are a curve, the mean with "
+        "a band from lowest to highest; without: the folder's name");
     options.add("value", "VALUE", &value_, "what is drawn").words = {"loss", "training", "held-out", "bits-per-byte",
                                                                      "norm", "lr",       "speed"};
     options.add("over", "AXIS", &over_, "step, tokens or epoch").words = {"step", "tokens", "epoch"};
+    options.add("log", "AXES", &log_, "axes that are logarithmic").words = {"x", "y", "xy"};
+    options.add("crop", "", &crop_, "the axis of a loss leaves out what only the first tenth of a run has");
     options.add("title", "TEXT", &title_, "above the picture");
   }
   int run(Options& options) override;
 
  private:
   StringList runs_, labels_;
-  std::string out_ = "curves", value_ = "loss", over_ = "step", title_;
+  std::string out_ = "curves", value_ = "loss", over_ = "step", log_, title_;
+  bool crop_ = true;
 };
 
 // Folders' own names; whole paths where two have the same.
@@ -80,10 +89,15 @@ int Curves::run(Options& options) {
   if (!labels_.empty() && labels_.size() != runs_.size())
     fail_usage("--label: expected one for each of the {} runs, or none, got {}", runs_.size(), labels_.size());
   const StringList labels = labels_.empty() ? names_of(runs_) : labels_;
+  if (log_.find_first_not_of("xy") != std::string::npos) fail_usage("--log: expected x, y or xy, got '{}'", log_);
   std::vector<RunCurve> curves;
-  for (size_t i = 0; i < runs_.size(); ++i) curves.push_back({labels[i], read_run(runs_[i])});
-
-  const PictureResult picture = write_run_curves(curves, value, over, title_, out_);
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    curves.push_back({labels[i], read_run(runs_[i])});
+    add_facts(runs_[i], curves.back());
+    if (!labels_.empty()) curves.back().group = labels_[i];
+  }
+  const CurveLook look{log_.find('x') != std::string::npos, log_.find('y') != std::string::npos, crop_};
+  const PictureResult picture = write_run_curves(curves, value, over, title_, out_, look);
   say("{}\n", run_table(curves).text());
   for (const std::string& file : picture.files) say("{}\n", file);
   if (!picture.note.empty()) fail_usage("{}", picture.note);

@@ -94,12 +94,17 @@ double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t se
 double estimated_step(const ModelConfig& config, const TrainConfig& train, const MemoryPlan& plan) {
   constexpr int64_t kTokens = 256;
   const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
-  LanguageModel<float> model(config, device_named(train.device));
+  LanguageModel<float> model(config, device_named(train.device),
+                             train.lora > 0 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
   Random random(1);
   model.init(random);
+  if (train.lora > 0) {
+    model.add_adapters(adapters_of(train));
+    model.trained().init(random);
+  }
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   model.set_recompute(plan.recompute);
-  AdamW optimizer({.moments = plan.format}, model.params());
+  AdamW optimizer({.moments = plan.format}, model.trained());
   seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready
   const double a = seconds_of_step(model, optimizer, few, length, random),
                b = seconds_of_step(model, optimizer, many, length, random);
@@ -120,7 +125,13 @@ void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainC
     table.row({what, fmt::format("{}", bytes), fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30),
                of_parameters ? fmt::format("{:.1f}", static_cast<double>(bytes) / parameters) : ""});
   };
-  row(on_cpu ? "parameters, float32" : "parameters, float32 as bf16 for products and the rest", plan.parameters, true);
+  if (plan.adapters > 0) {
+    row(on_cpu ? "frozen parameters, float32" : "frozen parameters, bf16", plan.base, true);
+    row("adapters, float32", plan.parameters - plan.base, false);
+  } else {
+    row(on_cpu ? "parameters, float32" : "parameters, float32 as bf16 for products and the rest", plan.parameters,
+        true);
+  }
   row("copies for products, bf16", plan.operands, true);
   row("gradients, float32", plan.gradients, true);
   row(fmt::format("moments, {}", name_of(plan.format)), plan.moments, true);
@@ -168,6 +179,9 @@ void print_plan(const ModelConfig& model, const TrainConfig& train) {
   say("model     {} ({} parameters{})\n", describe(model), format_count(parameter_count(model)),
       active < parameter_count(model) ? fmt::format(", {} active in a token", format_count(active)) : "");
   print_parts(plan.specs);
+  if (plan.adapters > 0)
+    say("adapters  LoRA of rank {}, alpha {}: {} trained parameters\n", train.lora, train.lora_alpha,
+        format_count(static_cast<double>(plan.adapters)));
   say("memory    {} a step (planned: {} bytes)\n", bytes_text(plan.total()), plan.total());
   print_memory(plan, model, train);
   if (const std::string why = no_time(plan, train); !why.empty()) {

@@ -60,6 +60,7 @@ class Eval : public Command {
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
+    declare_adapter(options, adapter_);
     options.add("device", "DEVICE", &device_, device_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
         "f32", "bf16"};
@@ -71,7 +72,7 @@ class Eval : public Command {
   int run(Options& options) override;
 
  private:
-  std::string model_, field_ = "text", separator_, tokenizer_, precision_ = "f32", device_ = "cpu";
+  std::string model_, field_ = "text", separator_, tokenizer_, adapter_, precision_ = "f32", device_ = "cpu";
   StringList text_;
   IntList context_{256, 1024};
   bool carry_ = false, json_ = false, check_memory_ = true;
@@ -83,14 +84,15 @@ int Eval::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
-  const StringList always{"--tokenizer", "--device", "--precision", "--json", "--threads", "--check-memory"};
+  const StringList always{"--adapter", "--tokenizer", "--device",      "--precision",
+                          "--json",    "--threads",   "--check-memory"};
   expect_precision_of_cpu(options, device_);
   if (!requests_.requests.empty() || !requests_.raw.empty()) {
     options.expect_only(always + flags_under(options, kTasksHeading),
                         "with --requests or --raw, which are scored as docs/tasks.md says");
     requests_.precision = precision_;
     check_requests(requests_, options);
-    OpenModel open = open_model(model_, precision_, tokenizer_, device_);
+    OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
     require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
     return score_requests(open, requests_, json_);
   }
@@ -109,7 +111,7 @@ int Eval::run(Options& options) {
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
-  OpenModel open = open_model(model_, precision_, tokenizer_, device_);
+  OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
   require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
@@ -137,6 +139,7 @@ int Eval::run(Options& options) {
   }
   if (json_) {
     Json report = json_report("eval");
+    report["adapter"] = open.adapter.empty() ? Json() : Json(open.adapter);
     report.update({{"model", open.folder}, {"text", text_}, {"device", device_}, {"precision", precision_}});
     report["results"] = std::move(results);
     print_json_report(report);

@@ -3,12 +3,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "cli/command.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/side_files.h"
+#include "model/adapters.h"
 #include "model/interop/hf_config.h"
 #include "model/language_model.h"
 #include "model/other_tensors.h"
@@ -29,16 +31,24 @@ class Export : public Command {
            "have not been trained since. The tokenizer goes along as programs of the Hugging Face family read it "
            "(bytes as a tokenizer.json with a token for "
            "each byte), and so do chat templates and generation_config.json.\n\n"
-           "Example:\n  fastweight export my-run for-fla";
+           "With --merge, MODEL or --adapter has LoRA adapters, whose products are added to the weights.\n\n"
+           "Examples:\n  fastweight export my-run for-fla\n  fastweight export --merge tuned merged";
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model or run folder", true);
     options.positional("TARGET", &target_, "folder to write", true);
+    options.add("merge", "", &merge_, "add the products of LoRA adapters to the weights");
+    declare_adapter(options, adapter_);
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }
   int run(Options&) override {
     check_new_folder("TARGET", target_);
-    const OpenModel open = open_model(model_, "f32", tokenizer_);
+    OpenModel open = open_model(model_, "f32", tokenizer_, "cpu", adapter_);
+    if (!merge_ && !open.adapter.empty())
+      fail_usage("--merge: expected it with adapters ('{}'), which a folder without PEFT cannot have", open.adapter);
+    if (merge_ && open.adapter.empty())
+      fail_usage("--merge: expected adapters, in MODEL or with --adapter, got '{}', a model without", open.folder);
+    if (merge_) merge_adapters(open.model);
     const nlohmann::json config = config_to_hf(open.model.config());  // before the folder is made
     NewFolder target("TARGET", target_);
     save_tokenizer_for_others(target_, *open.tokenizer);
@@ -53,7 +63,8 @@ class Export : public Command {
   }
 
  private:
-  std::string model_, target_, tokenizer_;
+  bool merge_ = false;
+  std::string model_, target_, adapter_, tokenizer_;
 };
 
 }  // namespace

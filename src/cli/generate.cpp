@@ -135,6 +135,7 @@ class Generate : public Command {
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
+    declare_adapter(options, adapter_);
     options.add("device", "DEVICE", &device_, device_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
         "f32", "bf16"};
@@ -161,7 +162,7 @@ class Generate : public Command {
   void print_whole();
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
-  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_,
+  std::string model_, adapter_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_,
       precision_ = "f32", device_ = "cpu";
   bool chat_ = false;
   std::string system_;
@@ -426,7 +427,7 @@ int Generate::run(Options& options) {
   allow_too_much_memory(!check_memory_);
   check(options);
   if (!state_save_.empty()) check_output(options, "--state-save", state_save_, "--state-load");
-  OpenModel open = open_model(model_, precision_, tokenizer_, device_);
+  OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;
   if (options.given("end_token")) {

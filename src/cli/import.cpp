@@ -32,6 +32,8 @@ class Import : public Command {
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }
   int run(Options&) override {
+    if (is_adapter_folder(find_model_folder(source_)))
+      fail_usage("SOURCE: expected a model, got adapters '{}': fastweight export --merge makes one of them", source_);
     if (!is_hf_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
     check_new_folder("TARGET", target_);
     OpenModel open = open_model(source_, "f32", tokenizer_);

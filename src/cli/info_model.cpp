@@ -9,6 +9,7 @@
 #include "cli/options.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
+#include "model/adapters.h"
 #include "model/cost.h"
 #include "model/language_model.h"
 #include "report/progress.h"
@@ -36,7 +37,8 @@ Json model_report(const std::string& path) {
   TrainConfig train;
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    model = read_model_config(find_model_folder(path));
+    const std::string folder = find_model_folder(path);
+    model = read_model_config(is_adapter_folder(folder) ? base_of_adapters(folder) : folder);
   } else {
     load_run_file(path, model, train);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -10,6 +11,7 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/side_files.h"
+#include "model/adapters.h"
 #include "model/other_tensors.h"
 
 namespace fw::cli {
@@ -34,6 +36,20 @@ std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t v
         "say with --tokenizer which it has",
         folder, vocab_size);
   }
+  return tokenizer;
+}
+
+// Adapters that were trained here say which tokenizer they are of, and their folder has it.
+std::unique_ptr<Tokenizer> own_tokenizer(OpenModel& open, int64_t vocab_size) {
+  if (open.adapter.empty()) return folder_tokenizer(open.folder, vocab_size);
+  const uint64_t trained_with = adapter_tokenizer(open.adapter);
+  std::unique_ptr<Tokenizer> tokenizer = folder_tokenizer(open.folder, vocab_size);
+  if (trained_with == 0 || trained_with == tokenizer->checksum()) return tokenizer;
+  tokenizer = load_tokenizer(open.adapter);
+  if (tokenizer->checksum() != trained_with)
+    fail_usage("'{}': its tokenizer.json is not the one that the adapters were trained with (checksum {:016x})",
+               open.adapter, trained_with);
+  open.model.set_tokenizer(trained_with);
   return tokenizer;
 }
 
@@ -99,20 +115,36 @@ const char* tokenizer_help() {
          "folder of flash-linear-attention is tokenizer.json, else tokenizer.model, else ids";
 }
 
+void declare_adapter(Options& options, std::string& adapter) {
+  options.add("adapter", "ADAPTER", &adapter,
+              "folder of LoRA adapters of MODEL in PEFT's format, or a run that trained some; a MODEL that is such a "
+              "folder names "
+              "its base model itself");
+}
+
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer,
-                     const std::string& device) {
+                     const std::string& device, const std::string& adapter) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
-  const std::string folder = find_model_folder(path);
+  std::string folder = find_model_folder(path), adapters = adapter.empty() ? "" : find_model_folder(adapter);
+  if (!adapters.empty() && !is_adapter_folder(adapters))
+    fail_usage("--adapter: expected a folder with adapter_config.json, got '{}', a model", adapter);
+  if (is_adapter_folder(folder)) {
+    if (!adapters.empty())
+      fail_usage("--adapter: expected none with '{}', which holds adapters itself, got '{}'", folder, adapter);
+    adapters = std::exchange(folder, base_of_adapters(folder));
+    if (is_adapter_folder(folder)) fail_usage("'{}': its base model '{}' holds adapters itself", adapters, folder);
+  }
   StringList warnings;
   read_model_config(folder, &warnings);
   for (const std::string& warning : warnings) say_aside("warning: {}\n", warning);
   if (const OtherTensors others(folder); !others.empty())
     say_aside("'{}': left aside, since they are no part of the text model: {}\n", folder, others.description());
-  OpenModel open{folder, load_model<float>(folder, device_named(device)), nullptr, {}};
+  OpenModel open{folder, adapters, load_model<float>(folder, device_named(device)), nullptr, {}};
   check_finite(open.model, folder);
+  if (!adapters.empty()) load_adapters(adapters, open.model);
   const int64_t vocab_size = open.model.config().vocab_size;
   open.tokenizer = tokenizer == "ids"  ? id_tokenizer(static_cast<int32_t>(vocab_size))
-                   : tokenizer.empty() ? folder_tokenizer(folder, vocab_size)
+                   : tokenizer.empty() ? own_tokenizer(open, vocab_size)
                                        : make_tokenizer(tokenizer);
   check_tokenizer_of(open, !tokenizer.empty());
   open.model.set_precision(precision == "bf16" ? Precision::kBf16 : Precision::kNative);

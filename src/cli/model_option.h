@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "model/language_model.h"
 #include "tokenizer/tokenizer.h"
 
@@ -12,6 +13,7 @@ namespace fw::cli {
 
 struct OpenModel {
   std::string folder;
+  std::string adapter;  // folder of its adapters, or ""
   LanguageModel<float> model;
   std::unique_ptr<Tokenizer> tokenizer;
   // ids that end a text: the tokenizer's, and eos_token_id of config.json and generation_config.json
@@ -19,14 +21,16 @@ struct OpenModel {
 };
 
 // `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest
-// checkpoint).
+// checkpoint). Of a folder with adapters it is the model that they name, with them. `adapter`: "", or a folder or run
+// with adapters for the model.
 // precision: f32 or bf16 (on the CPU). device: cpu, cuda or cuda:N. tokenizer: bytes, ids, the path of a SentencePiece
 // model or of a Hugging Face tokenizer.json, or "" for the folder's own. Of a Hugging Face folder that is its
 // tokenizer.json, else its tokenizer.model, or ids where it has neither. Error(kUsage) when there is no model, it is
 // damaged, or its tokenizer is larger than its vocabulary or not the one that it was trained with.
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "",
-                     const std::string& device = "cpu");
+                     const std::string& device = "cpu", const std::string& adapter = "");
 
+void declare_adapter(Options& options, std::string& adapter);  // --adapter
 // For the help of an option --device.
 const char* device_help();
 // For the help of an option --tokenizer.

@@ -83,16 +83,15 @@ PathUse path_use(const Option& option) {
   const std::string& full = option.positional ? option.flag : option.value_name;
   const std::string name = full.substr(0, full.find(','));
   if (option.positional && name == "TEXT") return PathUse::kReads;
-  for (const char* words :
-       {"",       "AXES",  "AXIS",  "DEVICE", "FORM", "FORMAT",    "HOW",   "ID",   "KEY",  "KIND",
-        "LAYOUT", "LEN",   "LEVEL", "LINE",   "LxN",  "LxNxCOUNT", "N",     "NAME", "RULE", "SCHEME",
-        "SHAPE",  "SHELL", "SIZE",  "TASK",   "TEXT", "TYPE",      "VALUE", "X"}) {
+  for (const char* words : {"",       "AXES",  "AXIS",  "DEVICE", "FORM", "FORMAT",    "HOW",  "ID",    "KEY",  "KIND",
+                            "LAYOUT", "LEN",   "LEVEL", "LINE",   "LxN",  "LxNxCOUNT", "N",    "NAME",  "RANK", "RULE",
+                            "SCHEME", "SHAPE", "SHELL", "SIZE",   "TASK", "TEXT",      "TYPE", "VALUE", "X"}) {
     if (name == words) return PathUse::kNone;
   }
   // --out is written by every command that has it; other files are read unless they are declared to be written.
   if (option.key == "out" || name == "OUT" || name == "TARGET") return PathUse::kWrites;
   if (name == "FILE" || name == "SPEC" || name == "RECIPE" || name == "PATH") return PathUse::kReads;
-  if (name == "MODEL" || name == "SOURCE") return PathUse::kModel;
+  if (name == "MODEL" || name == "SOURCE" || name == "ADAPTER") return PathUse::kModel;
   if (name == "RUN" || name == "DIR") return PathUse::kResults;
   fail_internal("option '{}': say in options.cpp whether its value '{}' is a path", option.flag, name);
 }

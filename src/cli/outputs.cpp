@@ -20,14 +20,14 @@ namespace {
 namespace fs = std::filesystem;
 
 // What train writes into its folder: files, and folders whose files are all its own.
-constexpr std::array<std::string_view, 6> kRunFiles = {"config.toml", "test.json", "metrics.jsonl",
-                                                       "metrics.csv", "loss.svg",  "loss.png"};
+constexpr std::array<std::string_view, 7> kRunFiles = {"config.toml", "test.json", "metrics.jsonl", "metrics.csv",
+                                                       "loss.svg",    "loss.png",  "samples.jsonl"};
 constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
 
 // What a sweep and an evaluation write into theirs.
-constexpr std::array<std::string_view, 8> kResultFiles = {"results.json", "table.md",     "accuracy.svg",
-                                                          "accuracy.png", "result.json",  "curve.json",
-                                                          "eval.json",    "samples.jsonl"};
+constexpr std::array<std::string_view, 10> kResultFiles = {
+    "results.json",         "table.md",    "accuracy.svg", "accuracy.png", "accuracy-lengths.svg",
+    "accuracy-lengths.png", "result.json", "curve.json",   "eval.json",    "samples.jsonl"};
 constexpr std::array<std::string_view, 1> kResultFolders = {"cells"};
 // Of a model's folder, beside all that begins with tokenizer or ends in .safetensors, .model or .bin.
 constexpr std::array<std::string_view, 13> kModelFiles = {"config.json",

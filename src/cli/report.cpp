@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -11,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/eval_requests.h"
 #include "cli/outputs.h"
+#include "cli/run_facts.h"
 #include "cli/say.h"
 #include "cli/sweep_lm.h"
 #include "report/metrics.h"
@@ -29,8 +32,11 @@ class Report : public Command {
   std::string details() const override {
     return "Writes OUT.html, which needs nothing else (no network, no scripts; curves are inside, drawn by gnuplot), "
            "and the same tables in OUT.md.\n\n"
-           "Folders: of sweeps (results.json), of evaluations ('eval --out': eval.json), of training runs "
-           "(metrics.jsonl, together in one section).\n\n"
+           "Folders: of sweeps (results.json), of evaluations ('eval --out': eval.json), of analyses (analysis.json, "
+           "with "
+           "their pictures), of training runs (metrics.jsonl, together in one section: their table has the settings "
+           "that "
+           "differ, and the last text of --sample-every). The best values of a table are bold.\n\n"
            "Example:\n  fastweight report mqar stack run-a run-b piqa --out comparison";
   }
   void declare(Options& options) override {
@@ -65,6 +71,7 @@ PageSection sweep_section(const std::string& folder) {
   if (!results.empty()) section.table = task_table(results);
   section.curves = task_curves(results);
   section.value = CurveValue::kAccuracy;
+  section.plots.push_back(task_lengths(results));
   return section;
 }
 
@@ -83,6 +90,49 @@ PageSection eval_section(const std::string& folder) {
   return section;
 }
 
+// What 'fastweight analyze' wrote: its pictures, by name.
+PageSection analysis_section(const std::string& folder) {
+  const std::string path = fmt::format("{}/analysis.json", folder);
+  const nlohmann::json found = read_json(path);
+  PageSection section;
+  section.title = shown_name(folder);
+  try {
+    const nlohmann::json& loss = found.at("loss");
+    section.text = fmt::format("Analysis of {} ({}) on {}: {} tokens in {} windows, {} nats per token.",
+                               found.at("model").get<std::string>(), found.at("rule").get<std::string>(),
+                               fmt::join(found.at("text").get<StringList>(), ", "), found.at("tokens").get<int64_t>(),
+                               found.at("windows").get<int64_t>(),
+                               loss.is_number() ? fmt::format("{:.4f}", loss.get<double>()) : "-");
+  } catch (const nlohmann::json::exception& error) {
+    fail_usage("'{}': not what 'fastweight analyze' writes: {}", path, error.what());
+  }
+  std::set<std::string> pictures;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".svg") pictures.insert(entry.path().string());
+  }
+  constexpr size_t kMostBytes = size_t{16} << 20;
+  for (const std::string& picture : pictures) section.svgs.push_back(read_file(picture, kMostBytes));
+  return section;
+}
+
+// The last text of samples.jsonl, if there is one.
+void add_sample(const std::string& folder, const std::string& name, PageSection& section) {
+  const std::string path = fmt::format("{}/samples.jsonl", folder);
+  if (!file_exists(path)) return;
+  std::istringstream lines(read_file(path));
+  std::string line, last;
+  while (std::getline(lines, line)) {
+    if (nlohmann::json::accept(line)) last = line;  // a run that was killed may have cut one
+  }
+  try {
+    const nlohmann::json sample = nlohmann::json::parse(last.empty() ? "{}" : last);
+    section.quotations.emplace_back(fmt::format("{}, step {}", name, sample.at("step").get<int64_t>()),
+                                    sample.at("text").get<std::string>());
+  } catch (const nlohmann::json::exception& error) {
+    fail_usage("'{}': expected lines with step and text: {}", path, error.what());
+  }
+}
+
 int Report::run(Options& options) {
   if (out_.empty()) fail_usage("--out: expected the name of a page, got nothing");
   for (const char* ending : {".html", ".md"}) check_output(options, "--out", out_ + ending);
@@ -97,8 +147,15 @@ int Report::run(Options& options) {
       sections.push_back(eval_section(folder));
     } else if (has("metrics.jsonl")) {
       runs.curves.push_back({shown_name(folder), read_metrics(fmt::format("{}/metrics.jsonl", folder))});
+      add_facts(folder, runs.curves.back());
+      add_sample(folder, shown_name(folder), runs);
+    } else if (has("analysis.json")) {
+      sections.push_back(analysis_section(folder));
     } else {
-      fail_usage("DIR: '{}' has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)", folder);
+      fail_usage(
+          "DIR: '{}' has no results.json (a sweep), eval.json (an evaluation), analysis.json (an analysis) or "
+          "metrics.jsonl (a run)",
+          folder);
     }
   }
   if (!runs.curves.empty()) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/adapters.h"
 #include "train/checkpoint.h"
 
 namespace fw::cli {
@@ -58,7 +59,9 @@ std::string describe(const ModelConfig& m) {
 
 std::string find_model_folder(const std::string& path) {
   namespace fs = std::filesystem;
-  const auto is_model = [](const fs::path& folder) { return file_exists((folder / "config.json").string()); };
+  const auto is_model = [](const fs::path& folder) {
+    return file_exists((folder / "config.json").string()) || is_adapter_folder(folder.string());
+  };
   std::error_code error;
   if (!fs::is_directory(path, error))
     fail_usage("MODEL: expected a model or run folder, but there is no folder '{}'", path);
@@ -70,6 +73,17 @@ std::string find_model_folder(const std::string& path) {
     fail_usage("MODEL: '{}' has neither config.json nor model/ nor checkpoints/: it is not a model or run folder",
                path);
   return checkpoint_path(checkpoints, steps.back());
+}
+
+std::string base_of_adapters(const std::string& folder) {
+  const std::string base = read_adapter_config(folder).base;
+  const std::string what = fmt::format(
+      "'{}': base_model_name_or_path: expected the folder of the model that the adapters belong to", folder);
+  if (base.empty()) fail_usage("{}, got none: give MODEL and --adapter '{}'", what, folder);
+  std::error_code error;
+  if (!std::filesystem::is_directory(base, error))
+    fail_usage("{}, but there is no folder '{}': give MODEL and --adapter '{}'", what, base, folder);
+  return find_model_folder(base);
 }
 
 }  // namespace fw::cli

@@ -22,8 +22,10 @@ void make_paths_absolute(DataConfig& data, TrainConfig& train);
 // "gated_deltanet2, 4 layers, width 192, 3 heads of 64"
 std::string describe(const ModelConfig& model);
 
-// The folder that holds config.json: `path` itself, or, for a run folder, its finished model or newest checkpoint.
-// Error(kUsage) when there is none.
+// The folder that holds config.json, or adapter_config.json (model/adapters.h). It is `path` itself, or of a run folder
+// its finished model or newest checkpoint. Error(kUsage) when there is none.
 std::string find_model_folder(const std::string& path);
+// The model folder that the adapters in `folder` belong to. Error(kUsage) when it is not said, or not there.
+std::string base_of_adapters(const std::string& folder);
 
 }  // namespace fw::cli

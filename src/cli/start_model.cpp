@@ -26,6 +26,7 @@ StartModel of_checkpoints(const std::string& run) {
       return {load_tokenizer(path),
               config_from_json(parse_json(read_file(config), "'" + config + "'"), "'" + config + "'"),
               {},
+              {},
               {}};
     } catch (const Error& error) {
       damage = error.what();
@@ -36,8 +37,12 @@ StartModel of_checkpoints(const std::string& run) {
 
 StartModel of_model(const std::string& path) {
   OpenModel open = open_model(path, "f32");
+  if (!open.adapter.empty())
+    fail_usage(
+        "--from: expected a model, got adapters '{}': 'fastweight export --merge {} FOLDER' makes a model of them",
+        open.adapter, path);
   ModelConfig config = open.model.config();
-  return {std::move(open.tokenizer), std::move(config), std::move(open.model),
+  return {std::move(open.tokenizer), std::move(config), std::move(open.model), open.folder,
           fmt::format("from      {}\n", open.folder)};
 }
 
@@ -113,7 +118,8 @@ StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, cons
                        const Options& options, bool resume) {
   const bool fla = train.layout == "fla";
   if (!train.from.empty()) {
-    StartModel start = resume ? of_checkpoints(train.out) : of_model(train.from);
+    // A run with LoRA needs it in every process.
+    StartModel start = resume && train.lora == 0 ? of_checkpoints(train.out) : of_model(train.from);
     choose_tokenizer(start, train.from, data.tokenizer);
     refuse_contradictions(wanted, train.from, options, start.config);
     if (fla)
@@ -121,7 +127,7 @@ StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, cons
           fmt::format("layout    fla, model_type {}\n", config_to_hf(start.config).value("model_type", "mamba_ssm"));
     return start;
   }
-  StartModel start{make_tokenizer(data.tokenizer), wanted, {}, {}};
+  StartModel start{make_tokenizer(data.tokenizer), wanted, {}, {}, {}};
   if (start.config.vocab_size == 0) start.config.vocab_size = start.tokenizer->vocab_size();
   validate(start.config);
   if (fla) {

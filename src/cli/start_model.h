@@ -22,6 +22,7 @@ struct StartModel {
   std::shared_ptr<const Tokenizer> tokenizer;
   ModelConfig config;
   std::optional<LanguageModel<float>> model;  // the parameters to begin with; none: initial ones, or a checkpoint's
+  std::string folder;                         // of that model, of --from
   // for the user: where it comes from, what the layout changed; lines, or ""
   std::string note;
 };

@@ -124,6 +124,7 @@ Table lm_table(const std::vector<Judged>& all) {
   }
   table.column("ktok/s");
   std::vector<const Judged*> done;
+  std::vector<std::vector<std::optional<double>>> losses(all.front().at.size());
   for (const Judged& first : all) {
     const auto alike = [&](const Judged& j) { return j.name == first.name && j.lr == first.lr; };
     if (std::ranges::any_of(done, [&](const Judged* d) { return alike(*d); })) continue;
@@ -146,12 +147,20 @@ Table lm_table(const std::vector<Judged>& all) {
     row.push_back(fmt::format("{}{}{}", fixed, !fixed.empty() && !grows.empty() ? " + " : "", grows));
     row.push_back(fmt::format("{}", runs.size()));
     for (size_t i = 0; i < first.at.size(); ++i) {
+      double mean = 0;
+      for (const Judged* run : runs) mean += run->at[i].loss / static_cast<double>(runs.size());
+      losses[i].emplace_back(mean);
       row.push_back(over([&](const Judged& j) { return j.at[i].loss; }, 4));
       row.push_back(over([&](const Judged& j) { return std::exp(j.at[i].loss); }, 2));
       if (bytes) row.push_back(over([&](const Judged& j) { return *j.at[i].bits_per_byte; }, 4));
     }
     row.push_back(over([](const Judged& j) { return j.tokens_per_second / 1e3; }, 1));
     table.row(std::move(row));
+  }
+  const size_t of_context = bytes ? 3 : 2, before = one_rate ? 4 : 5;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    for (size_t c = 0; c < of_context; ++c)
+      table.mark_best(before + i * of_context + c, losses[i], Table::Best::kLowest);
   }
   return table;
 }
@@ -211,7 +220,9 @@ class SweepLm : public Command {
                     [&](const Key& key) { return std::ranges::find(names, key.name) != names.end(); });
       return tables;
     };
-    options.add(without(key_tables(train_), {"out", "lr", "seed", "from", "layout"}), false);
+    options.add(
+        without(key_tables(train_), {"out", "lr", "seed", "from", "layout", "lora", "lora_alpha", "lora_modules"}),
+        false);
     options.add(without(key_tables(model_), {"rule", "layers"}), false);
   }
   int run(Options& options) override;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
@@ -92,21 +93,16 @@ struct TrainOptions {
     options.add(key_tables(data));
     options.add(key_tables(train));
     options.add(key_tables(model));
-    options.show_first({"--resume",      "--dry-run",
-                        "--size",        "--threads",
-                        "--text",        "--valid",
-                        "--test",        "--tokenizer",
-                        "--field",       "--separator",
-                        "--out",         "--from",
-                        "--steps",       "--batch",
-                        "--length",      "--lr",
-                        "--seed",        "--precision",
-                        "--device",      "--memory",
-                        "--eval-every",  "--patience",
-                        "--rule",        "--layers",
-                        "--hidden-size", "--num-hidden-layers",
-                        "--num-heads",   "--head-dim",
-                        "--sample-every"});
+    options.show_first({"--resume",     "--dry-run",     "--size",
+                        "--threads",    "--text",        "--valid",
+                        "--test",       "--tokenizer",   "--field",
+                        "--separator",  "--out",         "--from",
+                        "--lora",       "--steps",       "--batch",
+                        "--length",     "--lr",          "--seed",
+                        "--precision",  "--device",      "--memory",
+                        "--eval-every", "--patience",    "--rule",
+                        "--layers",     "--hidden-size", "--num-hidden-layers",
+                        "--num-heads",  "--head-dim",    "--sample-every"});
   }
 };
 
@@ -201,6 +197,15 @@ std::string sample_of(LanguageModel<float>& model, const Tokenizer& tokenizer, u
   }
 }
 
+// A line of samples.jsonl. After a resume a step may have two, of which the later counts.
+void keep_sample(const std::string& run, int64_t step, const std::string& text) {
+  const std::string path = run + "/samples.jsonl";
+  const nlohmann::json sample = {{"step", step}, {"text", text}};
+  std::ofstream file(path, std::ios::app);
+  file << sample.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+  if (!file.flush()) fail_io("cannot write '{}'", path);
+}
+
 // A name as a shell takes it.
 std::string shell_word(const std::string& name) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./+,:@%=";
@@ -236,11 +241,13 @@ class Train : public Command {
            "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), "
            "checkpoints/, best/ (the model with the "
            "lowest held-out loss, with --eval-every), data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
-           "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train "
+           "loss.png, samples.jsonl (with --sample-every).\n\nExamples:\n  fastweight train --text my.txt --out "
+           "my-run\n  fastweight train "
            "recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
            "  fastweight train --resume --out my-run\n"
-           "  fastweight train --from my-run --text other.txt --out tuned";
+           "  fastweight train --from my-run --text other.txt --out tuned\n"
+           "  fastweight train --from my-run --lora 16 --text other.txt --out adapters";
   }
   void declare(Options& options) override { o_.declare(options); }
   int run(Options& options) override;
@@ -313,6 +320,8 @@ void Train::load(Options& options) {
       fail_usage("--size {}: expected none with --from, whose model '{}' has its own", o_.size, o_.train.from);
     apply_size(o_.size, options, o_.model);
   }
+  if (options.given("lora") && o_.train.lora == 0)
+    fail_usage("--lora: expected a rank of at least 1, got 0: leave it out to train the model itself");
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
   allow_too_much_memory(!o_.check_memory);
@@ -340,6 +349,7 @@ void Train::check_options(const Options& options) const {
   if (o_.data.valid.empty() && o_.data.valid_fraction == 0)
     options.expect_without_effect({"--eval-every", "--valid-tokens"},
                                   "with --valid-fraction 0, which holds nothing out");
+  if (o_.train.lora == 0) options.expect_without_effect({"--lora-alpha", "--lora-modules"}, "without --lora");
   if (o_.train.schedule == "constant") options.expect_without_effect({"--min-lr"}, "with --schedule constant");
   if (o_.train.schedule != "wsd")
     options.expect_without_effect({"--decay-share"}, fmt::format("with --schedule {}", o_.train.schedule));
@@ -362,6 +372,10 @@ void Train::note_changes(const Options& options) const {
 void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const {
   const double parameters = static_cast<double>(trainer.model().params().size());
   say("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
+  if (o_.train.lora > 0) {
+    say("adapters  LoRA of rank {}, alpha {}: {} trained parameters; the model is frozen\n", o_.train.lora,
+        o_.train.lora_alpha, format_count(static_cast<double>(trainer.model().trained().size())));
+  }
   std::string held_out = "none";
   if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
   if (data.valid && o_.train.valid_tokens > 0)
@@ -403,7 +417,9 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
     say("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
   std::optional<LanguageModel<float>> chosen;
   if (kept) {
-    chosen.emplace(load_model<float>(best, trainer.model().device()));
+    const AdapterConfig* adapters = trainer.model().adapters();
+    chosen.emplace(load_model<float>(adapters != nullptr ? adapters->base : best, trainer.model().device()));
+    if (adapters != nullptr) load_adapters(best, *chosen);
     if (o_.train.precision == "bf16") chosen->set_precision(Precision::kBf16);
   }
   const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
@@ -469,7 +485,9 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 
   say("files:\n");
   const auto file = [](const std::string& path, const std::string& what) { say("  {:<36}  {}\n", path, what); };
-  file(out + "/model/", "the model: config.json, model.safetensors, tokenizer.json");
+  file(out + "/model/", o_.train.lora > 0
+                            ? "the adapters: adapter_config.json, adapter_model.safetensors, tokenizer.json"
+                            : "the model: config.json, model.safetensors, tokenizer.json");
   if (best.step >= 0) file(best_path(out) + "/", "the model with the lowest held-out loss");
   if (data.test) file(out + "/test.json", "the test's values");
   for (const std::string& path : curve.files) file(path, "loss curve");
@@ -667,7 +685,7 @@ int Train::train(const Options& options, Communicator& ranks) {
     require_agreement(ranks, data.facts);
   }
   if (data.test) check_data_file(*data.test, *tokenizer, o_.model);
-  Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid, ranks);
+  Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid, ranks, start.folder);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
   if (o_.resume) {
@@ -677,7 +695,7 @@ int Train::train(const Options& options, Communicator& ranks) {
   if (ranks.size() > 1)
     require_agreement(
         ranks, {{"the step", fmt::format("{}", trainer.step())},
-                {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().params()))}});
+                {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().trained()))}});
   if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment, unused_tables(o_.model)));
   say("{}", start.note);
   describe_run(trainer, data, ranks.size());
@@ -691,8 +709,11 @@ int Train::train(const Options& options, Communicator& ranks) {
   const double cpu_begin = process_cpu_seconds();
   const auto on_step = [&](const StepProgress& p) {
     reporter.step(p);
-    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0)
-      reporter.sample(p.step, sample_of(trainer.model(), *tokenizer, o_.train.seed));
+    if (o_.train.sample_every > 0 && p.step % o_.train.sample_every == 0) {
+      const std::string text = sample_of(trainer.model(), *tokenizer, o_.train.seed);
+      reporter.sample(p.step, text);
+      keep_sample(out, p.step, text);
+    }
   };
   const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), on_step);
   reporter.end();

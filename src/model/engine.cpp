@@ -106,6 +106,7 @@ class EngineOf final : public Engine<Wide<T>> {
     recompute_ = what;
   }
   void set_form(fw_form form) override { form_ = form; }
+  void adapt(Lora<W>* lora) override { lora_ = lora; }
   void observe(PassObserver<W>* observer) override {
     if constexpr (std::is_same_v<T, W>) {
       observer_ = observer;
@@ -495,11 +496,17 @@ class EngineOf final : public Engine<Wide<T>> {
   // What passes read beside the values themselves, made again where those may have changed.
   void refresh_parameters(const Exec<T>& exec) {
     params_.refresh_scales([&](const W* from, int64_t n, W* to) { exec.add_values(from, n, to); });
-    if (std::is_same_v<T, W> && exec.precision != Precision::kBf16) return;
-    if (Bf16* to = params_.old_rounded()) {
-      const std::span<const W> values = std::as_const(params_).values();
-      exec_.round_values(values.data(), static_cast<int64_t>(values.size()), to);
-    }
+    const auto round = [&](Params<W>& params) {
+      if (std::is_same_v<T, W> && exec.precision != Precision::kBf16) return;
+      if (Bf16* to = params.old_rounded()) {
+        const std::span<const W> values = std::as_const(params).values();
+        exec_.round_values(values.data(), static_cast<int64_t>(values.size()), to);
+      }
+    };
+    round(params_);
+    if (lora_ == nullptr) return;
+    round(lora_->params());
+    lora_->attach(params_);
   }
 
   // What the host knows of a pass goes to the device once.
@@ -568,6 +575,7 @@ class EngineOf final : public Engine<Wide<T>> {
   const void *first_byte_ = nullptr, *first_recompute_ = nullptr;  // of the arenas' first blocks
   std::optional<ObserverOnHost<T>> on_host_;                       // of activations that are not W
   PassObserver<T>* observer_ = nullptr;
+  Lora<W>* lora_ = nullptr;
 };
 
 }  // namespace

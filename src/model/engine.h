@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "model/decoder.h"
 #include "model/state.h"
+#include "nn/lora.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
 #include "ops/exec.h"
@@ -33,6 +34,7 @@ class Engine {
   virtual void set_recompute(RecomputeLayers what) = 0;
   virtual void set_form(fw_form form) = 0;
   virtual void observe(PassObserver<W>* observer) = 0;
+  virtual void adapt(Lora<W>* lora) = 0;  // passes compute these adapters; null: none
 
   // As LanguageModel has them, with at least one token; *sum is in device memory, logits and nll in the host's.
   virtual void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,

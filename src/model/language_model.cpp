@@ -40,6 +40,11 @@ struct LanguageModel<T>::Impl {
       fail_usage("state: expected {} sequences as the layout has, got {}", layout.count(), state->sequences());
   }
 
+  void zero_grads() {
+    params.zero_grads();
+    if (lora != nullptr) lora->params().zero_grads();
+  }
+
   void check(const ModelState<T>& state) const {
     if (&state.device() != &device)
       fail_usage("state: expected one in the memory of the model's device, got one of another");
@@ -62,6 +67,8 @@ struct LanguageModel<T>::Impl {
   Params<T> params;
   std::unique_ptr<Engine<T>> engine;
   Buffer<StepSums> sums;
+  AdapterConfig adapters;
+  std::unique_ptr<Lora<T>> lora;  // null: none
 };
 
 template <class T>
@@ -103,6 +110,45 @@ const Params<T>& LanguageModel<T>::params() const {
 }
 
 template <class T>
+void LanguageModel<T>::add_adapters(const AdapterConfig& config) {
+  Impl& m = *impl_;
+  if (m.lora != nullptr) fail_internal("add_adapters: the model has adapters");
+  std::vector<LoraTarget> targets =
+      chosen_targets(lora_targets(m.config, m.params.specs(), config.hf_names), config.lora.modules);
+  if (targets.empty()) fail_usage("lora: expected a model with projections to adapt, got one without");
+  m.params.freeze();
+  m.adapters = config;
+  m.lora = std::make_unique<Lora<T>>(std::move(targets), config.lora.rank, config.lora.scale(), m.params);
+  m.engine->adapt(m.lora.get());
+}
+
+template <class T>
+const AdapterConfig* LanguageModel<T>::adapters() const {
+  return impl_->lora == nullptr ? nullptr : &impl_->adapters;
+}
+
+template <class T>
+Params<T>& LanguageModel<T>::trained() {
+  return impl_->lora == nullptr ? impl_->params : impl_->lora->params();
+}
+
+template <class T>
+const Params<T>& LanguageModel<T>::trained() const {
+  return impl_->lora == nullptr ? impl_->params : impl_->lora->params();
+}
+
+template <class T>
+std::vector<LoraTarget> LanguageModel<T>::merge_adapters() {
+  Impl& m = *impl_;
+  m.lora->merge_into(m.params);
+  m.params.clear_low_rank();
+  std::vector<LoraTarget> targets = m.lora->targets();
+  m.engine->adapt(nullptr);
+  m.lora.reset();
+  return targets;
+}
+
+template <class T>
 const Exec<T>& LanguageModel<T>::exec() const {
   return impl_->engine->over_parameters();
 }
@@ -136,7 +182,7 @@ void LanguageModel<T>::observe(PassObserver<T>* observer) {
 
 template <class T>
 bool LanguageModel<T>::parameters_finite() const {
-  const Params<T>& params = impl_->params;
+  const Params<T>& params = trained();   // what is frozen stays what it was
   Buffer<double> sum(impl_->device, 1);  // of squares: finite if they are, in double
   if (const Bf16* rounded = params.split_rounded()) {
     exec().bf16_square_sum(rounded, params.pieces(), sum.data());
@@ -152,10 +198,10 @@ template <class T>
 std::string LanguageModel<T>::hash() const {
   Checksum sum;
   std::vector<float> buffer;
-  for (const ParamSpec& spec : impl_->params.specs()) {
+  const auto add = [&](const Params<T>& params, const ParamSpec& spec) {
     sum.add(spec.name);
     for (int64_t s : spec.shape) sum.add(fmt::format("[{}]", s));
-    const HostView<T> view = impl_->params.host_values(spec);
+    const HostView<T> view = params.host_values(spec);
     if constexpr (std::is_same_v<T, float>) {
       sum.add(std::as_bytes(view.span()));
     } else {
@@ -163,13 +209,18 @@ std::string LanguageModel<T>::hash() const {
       std::transform(view.span().begin(), view.span().end(), buffer.begin(), [](T x) { return static_cast<float>(x); });
       sum.add(std::as_bytes(std::span<const float>(buffer)));
     }
+  };
+  for (const ParamSpec& spec : params().specs()) add(params(), spec);
+  if (impl_->lora != nullptr) {
+    sum.add(fmt::format("{}", impl_->adapters.lora.scale()));
+    for (const ParamSpec& spec : trained().specs()) add(trained(), spec);
   }
   return fmt::format("{:016x}", sum.value());
 }
 
 template <class T>
 void LanguageModel<T>::begin_step() {
-  impl_->params.zero_grads();
+  impl_->zero_grads();
   impl_->sums.zero();
 }
 
@@ -191,7 +242,7 @@ void LanguageModel<T>::accumulate(std::span<const int32_t> ids, std::span<const 
   Impl& m = *impl_;
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
-  if (!m.params.has_grads()) m.params.zero_grads();
+  if (!trained().has_grads()) m.zero_grads();
   if (ids.empty()) return;
   m.engine->accumulate(ids, targets, layout, static_cast<T>(grad_scale), state, &m.sums.data()->loss);
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/seq_layout.h"
+#include "model/adapters.h"
 #include "model/config.h"
 #include "model/decoder.h"
 #include "model/state.h"
@@ -43,6 +44,17 @@ class LanguageModel {
   const Exec<T>& exec() const;  // for what runs over its parameters
   Device& device() const;       // where its parameters are, and where its states must be
   void init(Random& random) { params().init(random); }
+
+  // LoRA (model/adapters.h): from here on the model's own parameters are frozen, and gradients are those of adapters,
+  // which are not initialised. Called before the first gradient. Throws Error(kUsage) for modules that the model lacks.
+  void add_adapters(const AdapterConfig& config);
+  const AdapterConfig* adapters() const;  // null: none
+  // What is trained: the adapters' parameters, or where there are none params().
+  Params<T>& trained();
+  const Params<T>& trained() const;
+  // Adds their products to the weights and drops them. Returns what had some.
+  std::vector<LoraTarget> merge_adapters();
+
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
   // Of training passes: memory for time, gradients keep their bits; nothing at first. Of all layers, or of some.
   void set_recompute(Recompute level) { set_recompute(RecomputeLayers{level}); }
@@ -52,9 +64,9 @@ class LanguageModel {
   // it alive.
   void observe(PassObserver<T>* observer);
   bool parameters_finite() const;
-  std::string hash() const;  // of names, shapes and values; ties a state to its model
+  std::string hash() const;  // of names, shapes and values, adapters' too; ties a state to its model
 
-  // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
+  // Loss of packed sequences and, accumulated into trained().grads(), the gradient of grad_scale * (sum of losses).
   // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state
   // (may be null): initial states of the layout's sequences, replaced by the final ones; gradients do not flow through
   // it.

@@ -36,6 +36,7 @@ void Embedding<T>::forward(const Pass<T>& pass, const int32_t* ids, Mat<T> x) {
 
 template <class T>
 void Embedding<T>::backward(const Pass<T>& pass, const int32_t* ids, Mat<const T> dx) const {
+  if (pass.params.frozen()) return;  // nothing before it wants a gradient
   Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   Mat<const T> drows = dx;

@@ -65,8 +65,10 @@ Weight<Wide<T>> MlaMixer<T>::up(const Pass<T>& pass, int64_t head, bool of_value
 
 template <class T>
 Mat<Wide<T>> MlaMixer<T>::up_gradient(const Pass<T>& pass, int64_t head, bool of_value) const {
-  return pass.params.grad_matrix(up_, spec_.expanded(), spec_.rank)
-      .row_range(up_row(head, of_value), of_value ? spec_.value_dim : spec_.key_dim);
+  const Mat<Wide<T>> all = pass.params.grad_matrix(up_, spec_.expanded(), spec_.rank);
+  const int64_t rows = of_value ? spec_.value_dim : spec_.key_dim;
+  if (all.data == nullptr) return {nullptr, rows, spec_.rank};  // it is not trained
+  return all.row_range(up_row(head, of_value), rows);
 }
 
 template <class T>

@@ -29,6 +29,19 @@ void for_parts(int64_t n, const Body& body) {
   parallel_for((n + kPiece - 1) / kPiece, [&](int64_t i) { body(i * kPiece, std::min(n, (i + 1) * kPiece)); });
 }
 
+// Places of the parameters that are no operands, one after the other, by their offset; returns the size of all.
+template <class T>
+int64_t place_numbers(const std::vector<ParamSpec>& specs, std::unordered_map<int64_t, int64_t>& at) {
+  int64_t numbers = 0;
+  for (const ParamSpec& spec : specs) {
+    if (spec.operand()) continue;
+    if (!spec.continues) numbers = aligned(numbers, sizeof(T));
+    at[spec.offset] = numbers;
+    numbers += spec.size();
+  }
+  return numbers;
+}
+
 }  // namespace
 
 int64_t ParamSpec::size() const {
@@ -77,15 +90,9 @@ void Params<T>::allocate(Device& device, MasterFormat master_format) {
     return write_pieces();
   }
   if (!std::is_same_v<T, float>) fail_internal("parameters: expected floats to split");
-  int64_t numbers = 0;
-  for (const ParamSpec& spec : specs_) {
-    if (spec.operand()) continue;
-    if (!spec.continues) numbers = aligned(numbers, sizeof(T));
-    number_at_[spec.offset] = numbers;
-    numbers += spec.size();
-  }
+  const int64_t numbers = place_numbers<T>(specs_, number_at_);
   rounded_ = Buffer<Bf16>(device, extent_);
-  low_ = Buffer<uint16_t>(device, extent_);
+  if (master_format == MasterFormat::kBf16PlusLow) low_ = Buffer<uint16_t>(device, extent_);
   numbers_ = Buffer<T>(device, numbers);
   rounded_is_old_ = false;
   write_pieces();
@@ -110,6 +117,26 @@ const T* Params<T>::scale(int index) const {
   if (!spec_of(index).zero_centered) return value(index);
   const auto at = std::ranges::lower_bound(scale_at_, index, {}, &std::pair<int, int64_t>::first);
   return scales_.data() + at->second;
+}
+
+template <class T>
+void Params<T>::freeze() {
+  if (has_grads()) fail_internal("parameters: frozen after they had gradients");
+  frozen_ = true;
+}
+
+template <class T>
+T* Params<T>::unread_grad(int index) {
+  const auto found = unread_at_.find(spec_of(index).offset);
+  return found == unread_at_.end() ? nullptr : unread_grads_.data() + found->second;
+}
+
+template <class T>
+void Params<T>::add_low_rank(int first, Weight<T>& weight) const {
+  const auto found = low_rank_.find(first);
+  if (found == low_rank_.end()) return;
+  weight.low_rank = found->second.data();
+  for (const LowRank<T>& of : found->second) weight.low_ranks += of.first < weight.values.rows ? 1 : 0;
 }
 
 template <class T>
@@ -138,8 +165,12 @@ ParamValues<T> Params<T>::all_values(int64_t from) {
 template <class T>
 HostView<T> Params<T>::host_values(const ParamSpec& spec) const {
   if (!split()) return values_.host(spec.offset, spec.size());
+  // A number is read as the float that it is.
+  if (low_.size() == 0 && !spec.operand()) return numbers_.host(number_at_.at(spec.offset), spec.size());
   const HostView<Bf16> rounded = rounded_.host(spec.offset, spec.size());
-  const HostView<uint16_t> low = low_.host(spec.offset, spec.size());
+  const HostView<uint16_t> low = low_.size() > 0
+                                     ? low_.host(spec.offset, spec.size())
+                                     : HostView<uint16_t>(std::vector<uint16_t>(static_cast<size_t>(spec.size())));
   std::vector<T> values(static_cast<size_t>(spec.size()));
   if constexpr (std::is_same_v<T, float>) {
     for_parts(spec.size(), [&](int64_t begin, int64_t end) {
@@ -169,7 +200,7 @@ void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T>
     });
   }
   rounded_.write(spec.offset + at, rounded);
-  low_.write(spec.offset + at, low);
+  if (low_.size() > 0) low_.write(spec.offset + at, low);
   if (!spec.operand()) numbers_.write(number_at_.at(spec.offset) + at, values);
 }
 
@@ -206,7 +237,7 @@ void Params<T>::init(Random& random) {
     write_part(spec, at, values);
   };
   if constexpr (std::is_same_v<T, float>) {
-    if (device_->kind() == FW_DEVICE_CUDA && !only_plans(*device_)) {
+    if (device_->kind() == FW_DEVICE_CUDA && !only_plans(*device_) && master_format_ != MasterFormat::kBf16) {
       const auto numbers_of = [this](const ParamSpec& spec) {
         const auto found = number_at_.find(spec.offset);
         return found == number_at_.end() ? int64_t{-1} : found->second;
@@ -219,6 +250,10 @@ void Params<T>::init(Random& random) {
 
 template <class T>
 void Params<T>::zero_grads() {
+  if (frozen_) {
+    if (unread_at_.empty()) unread_grads_ = Buffer<T>(*device_, place_numbers<T>(specs_, unread_at_));
+    return unread_grads_.zero();
+  }
   if (grads_.size() == extent_) return grads_.zero();
   grads_ = like();
 }

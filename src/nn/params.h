@@ -42,7 +42,8 @@ struct ParamSpec {
 // How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
 // (ops/split_value.h). The two together are the float to the bit and take 4 bytes a value. The few values that are no
 // operands have float copies.
-enum class MasterFormat { kFp32, kBf16PlusLow };
+// Of parameters that are not trained, kBf16 drops the rest: 2 bytes a value.
+enum class MasterFormat { kFp32, kBf16PlusLow, kBf16 };
 
 template <class T>
 class Params {
@@ -50,6 +51,9 @@ class Params {
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
   void allocate(Device& device = host_device(), MasterFormat master_format = MasterFormat::kFp32);
+  // None is trained from here on; called before zero_grads(). Operands have no gradients: their grad() and
+  // grad_matrix() have no data. Those of the others go where nobody reads them.
+  void freeze();
   void decay_all();           // weight decay for every parameter that is trained, as some papers' runs have it
   void decay_matrices();      // for those of two or more dimensions and no others
   void init(Random& random);  // every parameter in order of declaration
@@ -60,7 +64,8 @@ class Params {
   int64_t size() const { return size_; }  // values of all parameters
   Device& device() const { return *device_; }
 
-  bool split() const { return master_format_ == MasterFormat::kBf16PlusLow; }
+  bool split() const { return master_format_ != MasterFormat::kFp32; }
+  bool frozen() const { return frozen_; }
 
   // Device memory. The flat buffers are longer than size() by the gaps between parameters. Where values are split,
   // value() is that of parameters that are no operands alone, and values() of none: Error(kInternal).
@@ -79,7 +84,7 @@ class Params {
     for (const auto& [index, at] : scale_at_) add(value(index), spec_of(index).size(), scales_.data() + at);
     scales_are_old_ = false;
   }
-  T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
+  T* grad(int index) { return frozen_ ? unread_grad(index) : grads_.data() + spec_of(index).offset; }
   std::span<T> values() {
     require_whole();
     rounded_is_old_ = scales_are_old_ = true;  // the caller may change them
@@ -95,7 +100,7 @@ class Params {
   const Bf16* split_rounded() const { return split() ? rounded_.data() : nullptr; }
   std::span<T> grads() { return grads_.span(); }
   std::span<const T> grads() const { return grads_.span(); }
-  bool has_grads() const { return grads_.size() > 0 || (device_ != nullptr && size_ == 0); }
+  bool has_grads() const { return grads_.size() > 0 || unread_grads_.size() > 0 || (device_ != nullptr && size_ == 0); }
   void zero_grads();  // the first allocates them: inference never pays for it
   // A buffer as long as the flat ones and laid out like them, zero.
   Buffer<T> like() const { return Buffer<T>(*device_, extent_); }
@@ -124,8 +129,13 @@ class Params {
     const int64_t offset = spec_of(checked(first, rows * cols)).offset;
     const T* values = split() ? nullptr : values_.data() + offset;
     const Bf16* rounded = rounded_is_old_ ? nullptr : rounded_.data() + offset;
-    return {Mat<const T>(values, rows, cols), {rounded, rows, cols}};
+    Weight<T> weight{Mat<const T>(values, rows, cols), {rounded, rows, cols}};
+    if (!low_rank_.empty()) add_low_rank(first, weight);
+    return weight;
   }
+  // What weight() adds to the matrices that begin with parameter `first`, by rows.
+  void set_low_rank(int first, std::vector<LowRank<T>> additions) { low_rank_[first] = std::move(additions); }
+  void clear_low_rank() { low_rank_.clear(); }
   // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it
   // was; else (and of split values, whose half it is) null. The caller fills it from values() before products run
   // (ops.def: round_values): once an update, not once a product.
@@ -140,11 +150,15 @@ class Params {
   void write_part(const ParamSpec& spec, int64_t at, std::span<const T> values);
   void require_whole() const;
   const T* number(int index) const;
+  T* unread_grad(int index);
+  void add_low_rank(int first, Weight<T>& weight) const;
 
   std::vector<ParamSpec> specs_;
   MasterFormat master_format_ = MasterFormat::kFp32;
   // of split values: the places in numbers_ of those that have one, by the parameter's offset
   std::unordered_map<int64_t, int64_t> number_at_;
+  std::unordered_map<int, std::vector<LowRank<T>>> low_rank_;  // by the first parameter
+  bool frozen_ = false;
   std::unordered_set<std::string> names_;
   int64_t size_ = 0, extent_ = 0;
   Device* device_ = nullptr;  // once allocated
@@ -152,6 +166,8 @@ class Params {
   Buffer<Bf16> rounded_;  // empty until it is asked for, or half of the values
   Buffer<uint16_t> low_;
   Buffer<T> numbers_;
+  Buffer<T> unread_grads_;  // of a frozen model's parameters that are no operands
+  std::unordered_map<int64_t, int64_t> unread_at_;
   bool rounded_is_old_ = true;
   // 1 + w of the zero-centered parameters, in order: where each begins; and as many ones
   std::vector<std::pair<int, int64_t>> scale_at_;

@@ -13,6 +13,7 @@ namespace fw {
 
 template <class T>
 struct Exec {
+  using W = Wide<T>;
   const Ops<T>& ops;
   Device& device;
   Arena& arena;     // device memory: activations, and scratch of operations, which give it back
@@ -20,6 +21,8 @@ struct Exec {
   Precision precision = Precision::kNative;
   void* libraries = nullptr;  // a backend's handles of libraries
 
+#define FW_OP_ARGS(...) __VA_ARGS__
+#define FW_LINEAR_OP(name, args) void name(FW_OP_ARGS args) const;
 #define FW_OP(name, args)                              \
   template <class... Args>                             \
   void name(Args&&... arguments) const {               \
@@ -27,6 +30,7 @@ struct Exec {
   }
 #include "ops/ops.def"
 #undef FW_OP
+#undef FW_OP_ARGS
 };
 
 }  // namespace fw

@@ -17,6 +17,12 @@ Mat<T> rows_of(Arena& arena, int64_t rows, int64_t cols) {
   return {arena.alloc<T>(rows * stride), rows, cols, stride};
 }
 
+// Whether a kernel of its own may run: none adds what a low rank gives.
+template <class T>
+bool is_one_kernel(const Exec<T>& exec, const Weight<Wide<T>>& weight) {
+  return !only_plans(exec.device) && weight.low_ranks == 0;
+}
+
 }  // namespace
 
 template <class T>
@@ -26,7 +32,7 @@ void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* n
     const double values = static_cast<double>(weight.values.rows) * static_cast<double>(x.cols);
     const ProfiledCall timed("linear_forward, normed", exec.device, 2 * values,
                              2 * values * static_cast<double>(x.rows));
-    if (!only_plans(exec.device) && normed_linear_on_cuda(exec, x, norm, eps, weight, bias, swiglu, y)) return;
+    if (is_one_kernel(exec, weight) && normed_linear_on_cuda(exec, x, norm, eps, weight, bias, swiglu, y)) return;
   }
   const ArenaMark mark(exec.arena);
   const Mat<T> h = rows_of<T>(exec.arena, x.rows, x.cols);
@@ -41,7 +47,7 @@ void swiglu_linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> 
     const double values = static_cast<double>(weight.values.rows) * static_cast<double>(x.cols);
     const ProfiledCall timed("linear_forward, swiglu", exec.device, 2 * values,
                              2 * values * static_cast<double>(x.rows));
-    if (!only_plans(exec.device) && swiglu_linear_on_cuda(exec, x, weight, y)) return;
+    if (is_one_kernel(exec, weight) && swiglu_linear_on_cuda(exec, x, weight, y)) return;
   }
   const ArenaMark mark(exec.arena);
   const Mat<T> both = rows_of<T>(exec.arena, x.rows, 2 * y.cols);
@@ -56,7 +62,7 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
     const double values = static_cast<double>(weight.values.rows) * static_cast<double>(o.cols);
     const ProfiledCall timed("linear_forward, gated", exec.device, 2 * values,
                              2 * values * static_cast<double>(o.rows));
-    if (!only_plans(exec.device) && gated_linear_on_cuda(exec, o, gate, norm, eps, head_dim, kind, weight, y, write))
+    if (is_one_kernel(exec, weight) && gated_linear_on_cuda(exec, o, gate, norm, eps, head_dim, kind, weight, y, write))
       return;
   }
   const ArenaMark mark(exec.arena);
@@ -78,7 +84,8 @@ void linear_pair_forward(const Exec<T>& exec, const LinearPart<T>& first, const 
         values += static_cast<double>(of->y.cols) * static_cast<double>(of->x.cols);
       const ProfiledCall timed("linear_forward, pair", exec.device, 2 * values,
                                2 * values * static_cast<double>(first.x.rows));
-      if (only_plans(exec.device) || !linear_pair_on_cuda(exec, first, second)) one_by_one();
+      const bool fits = is_one_kernel(exec, first.weight) && is_one_kernel(exec, second.weight);
+      if (!fits || !linear_pair_on_cuda(exec, first, second)) one_by_one();
       return;
     }
   }

@@ -57,12 +57,26 @@ using Wide = typename WideOf<T>::Type;
 // A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that
 // Params keeps, for products whose operands are bf16.
 template <class W>
+struct LowRank;
+template <class W>
 struct Weight {
   Mat<const W> values;
   Mat<const Bf16> rounded;
+  const LowRank<W>* low_rank = nullptr;  // [low_ranks]: what is added to some of its rows
+  int64_t low_ranks = 0;
   Weight(Mat<const W> v, Mat<const Bf16> r) : values(v), rounded(r) {}
   Weight(Mat<const W> v) : values(v) {}  // NOLINT(google-explicit-constructor): a matrix is a weight
   Weight(Mat<W> v) : values(v) {}        // NOLINT(google-explicit-constructor)
+};
+
+// A low-rank addition to some rows of a weight (LoRA): W[first, first + rows) + scale B A with A [rank, in] and
+// B [rows, rank]. Exec's linear operations compute it (low_rank.cpp); a backend's functions do not look at it.
+template <class W>
+struct LowRank {
+  int64_t first = 0;
+  const W* scale = nullptr;  // one number in device memory
+  Weight<W> a{Mat<const W>()}, b{Mat<const W>()};
+  Mat<W> da, db;  // their gradients; no data where they are not trained
 };
 
 // The sequences of a pass: on the host for what cuts work, in device memory for what kernels read. A host's layout is

@@ -1,34 +1,28 @@
 #include "report/curves.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
+#include <utility>
+
+#include "report/plot.h"
 
 namespace fw {
 
 std::string loss_curve_script(const std::vector<MetricPoint>& points, const std::string& title) {
-  std::string train, held_out;
+  Plot plot;
+  plot.title = title;
+  plot.x_label = "step";
+  plot.y_label = "loss (nats per token)";
+  plot.crop = true;
+  PlotLine train{"training", "#3b6ea5", 1, false, {}}, held_out{"held out", "#c8553d", 1, true, {}};
+  const auto add = [](PlotLine& line, int64_t step, double loss) {
+    line.points.push_back({static_cast<double>(step), loss, loss, loss});
+  };
   for (const MetricPoint& p : points) {
-    if (std::isfinite(p.loss)) train += fmt::format("{} {}\n", p.step, p.loss);
-    if (p.eval_loss && std::isfinite(*p.eval_loss)) held_out += fmt::format("{} {}\n", p.step, *p.eval_loss);
+    add(train, p.step, p.loss);
+    if (p.eval_loss) add(held_out, p.step, *p.eval_loss);
   }
-  std::string script = fmt::format("set title {} noenhanced\n", gnuplot_quote(title));
-  script +=
-      "set xlabel 'step'\nset ylabel 'loss (nats per token)'\nset grid back linecolor rgb '#dddddd'\nset border 3 "
-      "linecolor rgb '#555555'\n"
-      "set tics nomirror\nset key top right\nset xrange [0:*]\n";
-  std::vector<std::string> plots;
-  if (!train.empty()) {
-    script += "$train << END_OF_DATA\n" + train + "END_OF_DATA\n";
-    plots.emplace_back("$train with lines linewidth 1.5 linecolor rgb '#3b6ea5' title 'training'");
-  }
-  if (!held_out.empty()) {
-    script += "$held_out << END_OF_DATA\n" + held_out + "END_OF_DATA\n";
-    plots.emplace_back(
-        "$held_out with linespoints linewidth 1.5 pointtype 7 pointsize 0.7 linecolor rgb '#c8553d' title 'held out'");
-  }
-  script += fmt::format("plot {}\n", fmt::join(plots, ", "));
-  return script;
+  plot.lines = {std::move(train), std::move(held_out)};
+  return plot_script(plot);
 }
 
 PictureResult write_loss_curve(const std::vector<MetricPoint>& points, const std::string& title,

@@ -22,6 +22,15 @@ std::string loss_curve_script(const std::vector<MetricPoint>& points, const std:
 struct RunCurve {
   std::string label;
   std::vector<MetricPoint> points;
+  std::string rule = {};   // its colour is the same in every picture; "": not known
+  std::string group = {};  // runs of one that is not "" are one curve, the mean with a band from lowest to highest
+  std::vector<std::pair<std::string, std::string>> facts = {};  // its settings by name; columns where runs differ
+};
+std::string fact_of(const RunCurve& run, const std::string& name);  // "-": it has none
+
+struct CurveLook {
+  bool log_x = false, log_y = false;
+  bool crop = true;  // losses: the y axis leaves out what only the first tenth has
 };
 
 // What is drawn of every run. The axes' labels say it in words.
@@ -34,13 +43,14 @@ enum class CurveOver { kStep, kTokens, kEpoch };
 CurveValue parse_curve_value(const std::string& name);
 CurveOver parse_curve_over(const std::string& name);
 
-// One colour a run, its label in the key, a label on each axis; with kLoss the held-out curve of a run is dashed. Runs
-// without such a value are left out; Error(kUsage) when none has any.
-// A row for each run: steps, tokens, the last loss, the best held-out loss and where it was.
+// One colour a rule, or a run where all are of one; its label at its end, a label on each axis; with kLoss the held-out
+// curve of a run is dashed. Runs without such a value are left out; Error(kUsage) when none has any.
+// A row for each run: what it differs in, steps, tokens, the last loss, the best held-out loss and where it was, median
+// speed and time of the steps. The best values are marked.
 Table run_table(const std::vector<RunCurve>& runs);
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
-                               const std::string& title, const std::string& base);
+                               const std::string& title, const std::string& base, const CurveLook& look = {});
 std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
-                              const std::string& title);
+                              const std::string& title, const CurveLook& look = {});
 
 }  // namespace fw

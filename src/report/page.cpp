@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/printable.h"
+
 namespace fw {
 namespace {
 
@@ -11,6 +15,7 @@ constexpr const char* kStyle =
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
     "section{margin:2.5rem 0}h1{font-size:1.6rem}h2{font-size:1.25rem;border-bottom:1px solid "
     "#8886;padding-bottom:.2rem;overflow-wrap:anywhere}"
+    "pre{white-space:pre-wrap;background:#8881;padding:.6rem;border-radius:6px}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "th,td{padding:.3rem .8rem;border-bottom:1px solid "
     "#8884;white-space:nowrap}th{text-align:left}.number{text-align:right}"
@@ -23,14 +28,30 @@ std::string svg_element(const std::string& file) {
   return begin == std::string::npos ? std::string() : file.substr(begin);
 }
 
-std::string picture(const PageSection& section, size_t number) {
+std::string figure(const std::string& svg, const std::string& title, const std::string& note) {
+  if (svg.empty()) return fmt::format("<p>The picture is not here: {}.</p>\n", html_text(note));
+  return fmt::format("<figure role=\"img\" aria-label=\"picture of {}\">{}</figure>\n", html_text(title), svg);
+}
+
+std::string figure(const std::string& script, const std::string& title, size_t& number) {
+  if (script.empty()) return {};
   std::string note;
-  const std::string file = draw_svg(1080, 540, fmt::format("figure{}", number), note, [&] {
-    return run_curves_script(section.curves, section.value, CurveOver::kStep, "");
-  });
-  const std::string svg = svg_element(file);
-  if (svg.empty()) return fmt::format("<p>The curves are not here: {}.</p>\n", html_text(note));
-  return fmt::format("<figure role=\"img\" aria-label=\"curves of {}\">{}</figure>\n", html_text(section.title), svg);
+  const std::string file = draw_svg(1080, 540, fmt::format("figure{}", number++), note, [&] { return script; });
+  return figure(svg_element(file), title, note);
+}
+
+// A picture of gnuplot's that has the names that all have.
+std::string own_names(std::string svg, size_t& number) {
+  const std::string name = fmt::format("figure{}_", number++);
+  for (size_t at = 0; (at = svg.find("gnuplot_", at)) != std::string::npos; at += name.size()) svg.replace(at, 8, name);
+  return svg_element(svg);
+}
+
+// At least as many as the text has in a row, and three.
+std::string fence_around(const std::string& text) {
+  size_t longest = 2, row = 0;
+  for (const char c : text) longest = std::max(longest, row = c == '`' ? row + 1 : 0);
+  return std::string(longest + 1, '`');
 }
 
 }  // namespace
@@ -41,12 +62,16 @@ std::string html_page(const std::string& title, const std::vector<PageSection>& 
       "content=\"width=device-width, initial-scale=1\">\n"
       "<title>{0}</title>\n<style>{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
       html_text(title), kStyle);
-  for (size_t i = 0; i < sections.size(); ++i) {
-    const PageSection& s = sections[i];
+  size_t number = 0;  // of the pictures
+  for (const PageSection& s : sections) {
     page += fmt::format("<section>\n<h2>{}</h2>\n", html_text(s.title));
     if (!s.text.empty()) page += fmt::format("<p>{}</p>\n", html_text(s.text));
     if (!s.table.empty()) page += fmt::format("<div class=\"wide\">\n{}</div>\n", s.table.html());
-    if (!s.curves.empty()) page += picture(s, i);
+    if (!s.curves.empty()) page += figure(run_curves_script(s.curves, s.value, CurveOver::kStep, ""), s.title, number);
+    for (const Plot& plot : s.plots) page += figure(plot_script(plot), s.title, number);
+    for (const std::string& svg : s.svgs) page += figure(own_names(svg, number), s.title, "its file is empty");
+    for (const auto& [heading, text] : s.quotations)
+      page += fmt::format("<h3>{}</h3>\n<pre>{}</pre>\n", html_text(heading), html_text(text));
     page += "</section>\n";
   }
   return page + "</body>\n</html>\n";
@@ -58,6 +83,10 @@ std::string markdown_page(const std::string& title, const std::vector<PageSectio
     page += fmt::format("\n## {}\n\n", markdown_text(s.title));
     if (!s.text.empty()) page += fmt::format("{}\n\n", markdown_text(s.text));
     if (!s.table.empty()) page += s.table.markdown();
+    for (const auto& [heading, text] : s.quotations) {
+      const std::string lines = printable_lines(text), fence = fence_around(lines);
+      page += fmt::format("\n### {0}\n\n{1}\n{2}\n{1}\n", markdown_text(heading), fence, lines);
+    }
   }
   return page;
 }

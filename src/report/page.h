@@ -3,9 +3,11 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/curves.h"
+#include "report/plot.h"
 #include "report/table.h"
 
 namespace fw {
@@ -15,6 +17,9 @@ struct PageSection {
   Table table;
   std::vector<RunCurve> curves;  // none: no picture
   CurveValue value = CurveValue::kLoss;
+  std::vector<Plot> plots;                                      // pictures besides; one without a line is left out
+  std::vector<std::string> svgs;                                // texts of SVG files
+  std::vector<std::pair<std::string, std::string>> quotations;  // a heading and lines of text
 };
 
 // Pictures are drawn by gnuplot and stand in the page as SVG; where it is missing or fails the page says so in their

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -20,6 +21,22 @@ void Table::row(std::vector<std::string> cells) {
   if (cells.size() != columns_.size())
     fail_internal("table row: expected {} cells, got {}", columns_.size(), cells.size());
   rows_.push_back(std::move(cells));
+}
+
+void Table::mark_best(size_t column, const std::vector<std::optional<double>>& values, Best best) {
+  if (values.size() != rows_.size())
+    fail_internal("table column {}: expected {} values, got {}", column, rows_.size(), values.size());
+  std::vector<double> known;
+  for (const std::optional<double>& value : values) {
+    if (value && std::isfinite(*value)) known.push_back(*value);
+  }
+  if (known.empty()) return;
+  const auto [low, high] = std::minmax_element(known.begin(), known.end());
+  if (*low == *high) return;
+  const double target = best == Best::kLowest ? *low : *high;
+  for (size_t row = 0; row < values.size(); ++row) {
+    if (values[row] == target) marked_.insert({row, column});
+  }
 }
 
 std::string Table::text() const {
@@ -125,12 +142,19 @@ std::string Table::html() const {
     out += "<tr>";
     for (size_t c = 0; c < columns_.size(); ++c) {
       const char* kind = columns_[c].align == Align::kRight ? " class=\"number\"" : "";
-      out += fmt::format("<{0}{1}>{2}</{0}>", tag, kind, html_text(cell(c)));
+      out += fmt::format("<{0}{1}>{2}</{0}>", tag, kind, cell(c));
     }
     out += "</tr>\n";
   };
-  row([&](size_t c) -> const std::string& { return columns_[c].heading; }, "th");
-  for (const auto& r : rows_) row([&](size_t c) -> const std::string& { return r[c]; }, "td");
+  row([&](size_t c) { return html_text(columns_[c].heading); }, "th");
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    row(
+        [&](size_t c) {
+          const std::string text = html_text(rows_[r][c]);
+          return marked_.count({r, c}) != 0 ? "<strong>" + text + "</strong>" : text;
+        },
+        "td");
+  }
   return out + "</table>\n";
 }
 
@@ -140,9 +164,12 @@ std::string Table::markdown() const {
   out += "\n|";
   for (const Column& c : columns_) out += c.align == Align::kRight ? "---:|" : "---|";
   out += "\n";
-  for (const auto& r : rows_) {
+  for (size_t r = 0; r < rows_.size(); ++r) {
     out += "|";
-    for (const std::string& cell : r) out += " " + markdown_text(cell) + " |";
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const char* mark = marked_.count({r, c}) != 0 ? "**" : "";
+      out += fmt::format(" {0}{1}{0} |", mark, markdown_text(rows_[r][c]));
+    }
     out += "\n";
   }
   return out;

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fw {
@@ -17,6 +20,10 @@ class Table {
   // As many cells as columns; Error(kInternal) otherwise.
   void row(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
+  // Marks the cells of column `column` that are the best of `values`, one a row (none: the row has none), where there
+  // are two that differ. Markdown and HTML show them bold.
+  enum class Best { kLowest, kHighest };
+  void mark_best(size_t column, const std::vector<std::optional<double>>& values, Best best);
   std::string text() const;      // columns two spaces apart, a line under the headings
   std::string markdown() const;  // a GitHub table
   std::string html() const;      // a <table>; numbers have the class "number"
@@ -28,6 +35,7 @@ class Table {
   };
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
+  std::set<std::pair<size_t, size_t>> marked_;  // row, column
 };
 
 // Text as HTML, and as Markdown on one line: no character of it is markup, and control characters are shown

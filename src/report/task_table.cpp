@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "report/curves.h"
@@ -34,9 +35,15 @@ std::vector<Group> groups_of(const std::vector<TaskResult>& results) {
   return groups;
 }
 
-std::string mean_and_spread(const std::vector<double>& values) {
-  double mean = 0, squares = 0;
+double mean_value(const std::vector<double>& values) {
+  double mean = 0;
   for (const double x : values) mean += x / static_cast<double>(values.size());
+  return mean;
+}
+
+std::string mean_and_spread(const std::vector<double>& values) {
+  const double mean = mean_value(values);
+  double squares = 0;
   for (const double x : values) squares += (x - mean) * (x - mean);
   if (values.size() < 2) return fmt::format("{:.2f}", mean);
   return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares / static_cast<double>(values.size() - 1)));
@@ -54,6 +61,21 @@ std::vector<Setting> settings_of(const std::vector<TaskResult>& results) {
   return {settings.begin(), settings.end()};
 }
 
+std::vector<double> accuracies(const Group& group, const Setting& setting) {
+  std::vector<double> values;
+  for (const TaskResult* r : group.seeds) {
+    for (const TaskScore& s : r->scores) {
+      if (setting_of(s) == setting) values.push_back(accuracy_of(*r, s));
+    }
+  }
+  return values;
+}
+
+std::string group_label(const Group& group, const std::vector<Group>& groups) {
+  const bool one_rate = std::ranges::all_of(groups, [&](const Group& g) { return g.lr == groups.front().lr; });
+  return one_rate ? group.rule : fmt::format("{}, lr {:g}", group.rule, group.lr);
+}
+
 std::optional<Published> published_beside(const TaskResult& r, int64_t length) {
   return published(r.task, r.rule, r.model.mlp != "none", length);
 }
@@ -67,17 +89,15 @@ Table task_table(const std::vector<TaskResult>& results) {
   const std::vector<Setting> settings = settings_of(results);
   for (const auto& [length, pairs] : settings)
     table.column(pairs == 0 ? fmt::format("{}", length) : fmt::format("{}, {} pairs", length, pairs));
+  std::vector<std::vector<std::optional<double>>> means(settings.size());
   for (const Group& group : groups_of(results)) {
     const TaskResult& first = *group.seeds.front();
     std::vector<std::string> row{group.rule, fmt::format("{:g}", group.lr), fmt::format("{}", group.seeds.size()),
                                  fmt::format("{:.2f}M", first.parameters / 1e6)};
-    for (const Setting& setting : settings) {
-      std::vector<double> values;
-      for (const TaskResult* r : group.seeds) {
-        for (const TaskScore& s : r->scores) {
-          if (setting_of(s) == setting) values.push_back(accuracy_of(*r, s));
-        }
-      }
+    for (size_t i = 0; i < settings.size(); ++i) {
+      const Setting& setting = settings[i];
+      const std::vector<double> values = accuracies(group, setting);
+      means[i].push_back(values.empty() ? std::nullopt : std::optional(mean_value(values)));
       std::string cell = values.empty() ? "-" : mean_and_spread(values);
       if (const auto theirs = published_beside(first, setting.first)) {
         cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
@@ -86,6 +106,7 @@ Table task_table(const std::vector<TaskResult>& results) {
     }
     table.row(std::move(row));
   }
+  for (size_t i = 0; i < settings.size(); ++i) table.mark_best(4 + i, means[i], Table::Best::kHighest);
   std::vector<std::string> ceiling{"last-write memory", "", "", ""};
   bool any = false;
   for (const Setting& setting : settings) {
@@ -151,27 +172,61 @@ std::string task_report(const std::vector<TaskResult>& results) {
 
 std::vector<RunCurve> task_curves(const std::vector<TaskResult>& results) {
   std::vector<RunCurve> curves;
-  std::set<double> rates;
-  std::set<uint64_t> seeds;
-  for (const TaskResult& r : results) rates.insert(r.lr), seeds.insert(r.seed);
-  for (const TaskResult& r : results) {
-    RunCurve curve{r.rule, {}};
-    if (rates.size() > 1) curve.label += fmt::format(", lr {:g}", r.lr);
-    if (seeds.size() > 1) curve.label += fmt::format(", seed {}", r.seed);
-    for (const TaskPoint& p : r.curve) {
-      MetricPoint point;
-      point.step = p.step;
-      point.loss = p.loss;
-      point.accuracy = 100 * p.accuracy;
-      curve.points.push_back(point);
+  const std::vector<Group> groups = groups_of(results);
+  for (const Group& group : groups) {
+    for (const TaskResult* r : group.seeds) {
+      RunCurve curve{group_label(group, groups), {}};
+      curve.rule = group.rule;
+      curve.group = fmt::format("{}, lr {:g}", group.rule, group.lr);
+      for (const TaskPoint& p : r->curve) {
+        MetricPoint point;
+        point.step = p.step;
+        point.loss = p.loss;
+        point.accuracy = 100 * p.accuracy;
+        curve.points.push_back(point);
+      }
+      curves.push_back(std::move(curve));
     }
-    curves.push_back(std::move(curve));
   }
   return curves;
 }
 
+Plot task_lengths(const std::vector<TaskResult>& results) {
+  Plot plot;
+  plot.x_label = "length (tokens)";
+  plot.y_label = "accuracy (per cent)";
+  plot.log_x = true;
+  std::map<int64_t, int64_t> pairs_at;  // by length
+  for (const auto& [length, pairs] : settings_of(results)) pairs_at[length] = std::max(pairs_at[length], pairs);
+  if (pairs_at.size() < 2) return plot;
+  const TaskResult& one = results.front();
+  plot.title = one.task;
+  if (one.recipe.segments.empty()) plot.mark_x = static_cast<double>(one.recipe.length);
+  const std::vector<Group> groups = groups_of(results);
+  std::map<std::string, int> of_rule;
+  for (const Group& group : groups) {
+    PlotLine line{group_label(group, groups), color_of(group.rule), 1 + of_rule[group.rule]++, true, {}};
+    for (const auto& [length, pairs] : pairs_at) {
+      const std::vector<double> values = accuracies(group, {length, pairs});
+      if (values.empty()) continue;
+      const auto [low, high] = std::ranges::minmax_element(values);
+      line.points.push_back({static_cast<double>(length), mean_value(values), *low, *high});
+    }
+    plot.lines.push_back(std::move(line));
+  }
+  return plot;
+}
+
 PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base) {
-  return write_run_curves(task_curves(results), CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
+  PictureResult pictures =
+      write_run_curves(task_curves(results), CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
+  const std::string script = plot_script(task_lengths(results));
+  if (script.empty()) return pictures;
+  PictureResult lengths =
+      draw_picture("picture of accuracies over lengths", base + "-lengths", 1080, 540, [&] { return script; });
+  pictures.files.insert(pictures.files.end(), lengths.files.begin(), lengths.files.end());
+  if (pictures.note.empty()) pictures.note = std::move(lengths.note);
+  return pictures;
 }
 
 }  // namespace fw

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "report/curves.h"
+#include "report/plot.h"
 #include "report/table.h"
 #include "tasks/cell.h"
 
@@ -22,10 +23,16 @@ std::string task_caption(const std::vector<TaskResult>& results);
 // As Markdown: the table, what it is of, and what to know of the published numbers beside it.
 std::string task_report(const std::vector<TaskResult>& results);
 
-// Accuracy over steps, a curve for each cell.
+// Accuracy over the lengths that models are judged at: a line for each rule and learning rate, with a band from the
+// lowest to the highest seed, and a dotted line at the training length. Of mixtures' tests it is that of the most
+// pairs. Without two lengths it has no line.
+Plot task_lengths(const std::vector<TaskResult>& results);
+
+// Accuracy over steps, a curve for each rule and learning rate.
 std::vector<RunCurve> task_curves(const std::vector<TaskResult>& results);
 
-// Accuracy at the training length over steps, a curve for each cell: base + ".svg" and ".png".
+// Accuracy at the training length over steps: base + ".svg" and ".png"; and over the lengths: base + "-lengths.svg" and
+// ".png".
 PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base);
 
 }  // namespace fw

@@ -26,7 +26,7 @@ void write_best(const std::string& run, const BestRecord& record, const Language
   try {
     recover_best(run);
     make_folders(next);
-    save_model(next, model);
+    save_trained(next, model);
     tokenizer.save(next);
     write_file_atomic(next + "/best.json", nlohmann::json{{"step", record.step}, {"loss", record.loss}}.dump(2) + "\n");
     sync_folder(next);

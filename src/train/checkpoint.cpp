@@ -95,7 +95,9 @@ json state_to_json(const TrainerState& s) {
           {"length", s.length},
           {"train_tokens", s.train_tokens},
           {"train_documents", s.train_documents},
-          {"mix", s.mix}};
+          {"mix", s.mix},
+          {"adapters", s.adapters},
+          {"base", s.base}};
 }
 
 TrainerState state_from_json(const json& j) {
@@ -121,7 +123,9 @@ TrainerState state_from_json(const json& j) {
   j.at("length").get_to(s.length);
   j.at("train_tokens").get_to(s.train_tokens);
   j.at("train_documents").get_to(s.train_documents);
-  s.mix = j.value("mix", std::string());  // of checkpoints from before there were mixes: of one file
+  s.mix = j.value("mix", std::string());            // of checkpoints from before there were mixes: of one file
+  s.adapters = j.value("adapters", std::string());  // since 0.3, with `base`
+  s.base = j.value("base", std::string());
   return s;
 }
 
@@ -140,7 +144,7 @@ void write_moments(const std::string& path, const LanguageModel<float>& model, c
   SafetensorsWriter writer;
   if (optimizer.format() == MomentFormat::kBf16) {
     std::deque<HostView<Bf16>> views;
-    for (const ParamSpec& spec : model.params().specs()) {
+    for (const ParamSpec& spec : model.trained().specs()) {
       for (const auto& [name, moments] : {std::pair<const char*, const Buffer<Bf16>*>{"m.", &optimizer.first_bf16()},
                                           {"v.", &optimizer.second_bf16()}})
         writer.add(name + spec.name, "BF16", spec.shape,
@@ -149,7 +153,7 @@ void write_moments(const std::string& path, const LanguageModel<float>& model, c
     return writer.write(path);
   }
   std::deque<HostView<float>> views;
-  for (const ParamSpec& spec : model.params().specs()) {
+  for (const ParamSpec& spec : model.trained().specs()) {
     writer.add<float>("m." + spec.name, spec.shape,
                       views.emplace_back(optimizer.first().host(spec.offset, spec.size())).span());
     writer.add<float>("v." + spec.name, spec.shape,
@@ -207,7 +211,9 @@ void write_checkpoint(const std::string& folder, const TrainerState& state, cons
     make_folders(folder);
     fs::remove_all(aside);
     make_folders(aside);
-    save_model(aside, model);
+    save_trained(aside, model);
+    if (model.adapters() != nullptr)
+      write_file_atomic(aside + "/config.json", config_to_json(model.config()).dump(2) + "\n");
     tokenizer.save(aside);
     write_moments(aside + "/optimizer.safetensors", model, optimizer);
     write_trainer_json(aside, state);
@@ -260,7 +266,8 @@ TrainerState verify_checkpoint(const std::string& path) {
   } catch (const json::exception& error) {
     fail_usage("'{}': not what fastweight writes: {}", file, error.what());
   }
-  for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"}) {
+  const char* const values = state.adapters.empty() ? "model.safetensors" : "adapter_model.safetensors";
+  for (const char* name : {"config.json", values, "optimizer.safetensors", "tokenizer.json"}) {
     if (files.count(name) == 0) fail_usage("'{}': does not list {}, which a checkpoint must have", file, name);
   }
   for (const auto& [name, sum] : files) {
@@ -280,12 +287,15 @@ MomentFormat moments_of_checkpoint(const std::string& path) {
 
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model,
                      AdamW& optimizer) {
-  const SafetensorsReader parameters(path + "/model.safetensors"), moments(path + "/optimizer.safetensors");
-  const std::vector<ParamSpec>& specs = model.params().specs();
+  const bool adapts = model.adapters() != nullptr;
+  const SafetensorsReader parameters(path + (adapts ? "/adapter_model.safetensors" : "/model.safetensors")),
+      moments(path + "/optimizer.safetensors");
+  const std::vector<ParamSpec>& specs = model.trained().specs();
   if (parameters.tensors().size() != specs.size()) {
     fail_usage("'{}': expected the {} parameters of this run's model, got {}", path, specs.size(),
                parameters.tensors().size());
   }
+  const AdapterRows rows(model);
   std::vector<float> values;
   const auto read = [&values](const SafetensorsReader& reader, const std::string& name, const ParamSpec& spec) {
     values.resize(static_cast<size_t>(spec.size()));
@@ -295,8 +305,9 @@ void load_checkpoint(const std::string& path, const TrainerState& state, Languag
   // model and optimiser change together or not at all.
   for (const bool write : {false, true}) {
     for (const ParamSpec& spec : specs) {
-      read(parameters, spec.name, spec);
-      if (write) model.params().write_values(spec, values);
+      read(parameters, adapts ? adapter_tensor(spec) : spec.name, spec);
+      rows.reorder(spec, values, false);
+      if (write) model.trained().write_values(spec, values);
       read(moments, "m." + spec.name, spec);
       if (write) optimizer.write_first(spec.offset, values);
       read(moments, "v." + spec.name, spec);

@@ -1,5 +1,5 @@
-// Checkpoints of a training run: checkpoints/step-N/ is a model folder (config.json, model.safetensors, tokenizer.json)
-// plus
+// Checkpoints of a training run: checkpoints/step-N/ is a model folder (config.json, model.safetensors, tokenizer.json;
+// of LoRA adapter_config.json and adapter_model.safetensors in place of model.safetensors) plus
 //   optimizer.safetensors   moments m.<parameter> and v.<parameter>, float32 or bf16 as the optimiser has them
 //   trainer.json            TrainerState and a checksum of every other file; its own checksum stands in it
 // A folder is written aside (.tmp-...), synced and renamed, so that step-N is whole or not there; checksums find what
@@ -42,6 +42,7 @@ struct TrainerState {
   uint64_t seed = 0;
   int64_t length = 0;
   int64_t train_tokens = 0, train_documents = 0;
+  std::string adapters, base;  // of LoRA: what is adapted, and LanguageModel::hash() of the frozen model
 };
 
 std::string config_hash(const ModelConfig& config);

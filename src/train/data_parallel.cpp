@@ -100,7 +100,7 @@ void DataParallel<T>::add_round(LanguageModel<T>& model, size_t first, size_t ba
   const auto ranks = static_cast<size_t>(values_.size()), me = static_cast<size_t>(values_.rank());
   const size_t active = std::min(ranks, batches - first);
   const int64_t part = mine().size();
-  const W* grads = me < active ? model.params().grads().data() : nullptr;
+  const W* grads = me < active ? model.trained().grads().data() : nullptr;
   std::vector<const W*> sources(active);  // of my part, by rank
   std::vector<ConstPart> send(ranks);
   std::vector<Part> receive(ranks);
@@ -124,7 +124,7 @@ template <class T>
 double DataParallel<T>::square_norm(LanguageModel<T>& model) {
   for (int group = first_group_; group < last_group_; ++group) {
     const ParamRange& range = groups_[static_cast<size_t>(group)];
-    const ParamPieces pieces = {optimizer_.pieces(model.params()).data + (range.first_piece - mine().first_piece),
+    const ParamPieces pieces = {optimizer_.pieces(model.trained()).data + (range.first_piece - mine().first_piece),
                                 range.pieces};
     if (range.pieces > 0) model.exec().square_sum(sum_.data(), pieces, squares_.data() + (group - first_group_));
   }
@@ -181,8 +181,8 @@ StepResult DataParallel<T>::step(LanguageModel<T>& model, std::span<const Batch>
   result.norm = std::sqrt(square_norm(model));
   result.finite = std::isfinite(result.nll) && std::isfinite(result.norm);
   if (!result.finite || result.count == 0) return result;
-  optimizer_.update(model.exec(), model.params(), sum_.data(), lr, clip_factor(result.norm, clip));
-  if (ranks > 1) share_values(model.params());
+  optimizer_.update(model.exec(), model.trained(), sum_.data(), lr, clip_factor(result.norm, clip));
+  if (ranks > 1) share_values(model.trained());
   return result;
 }
 

@@ -32,15 +32,20 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
   PlanDevice device(on_cpu(train) ? FW_DEVICE_CPU : FW_DEVICE_CUDA);
   plan.libraries = library_bytes(device);
   if (!on_cpu(train)) plan.messages = nccl_room(ranks);
-  LanguageModel<float> model(config, device);
+  LanguageModel<float> model(config, device, train.lora > 0 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
+  if (train.lora > 0) {
+    plan.base = device.bytes();
+    model.add_adapters(adapters_of(train));
+    plan.adapters = static_cast<size_t>(model.trained().size());
+  }
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   model.set_recompute(recompute);
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();
-  const std::vector<ParamRange> parts = rank_ranges(model.params(), ranks);
+  const std::vector<ParamRange> parts = rank_ranges(model.trained(), ranks);
   const ParamRange part = *std::max_element(
       parts.begin(), parts.end(), [](const ParamRange& a, const ParamRange& b) { return a.size() < b.size(); });
-  AdamW optimizer({.moments = format}, model.params(), part);
+  AdamW optimizer({.moments = format}, model.trained(), part);
   plan.moments = device.bytes() - plan.parameters;
   model.begin_step();
   // The sum of gradients that are made apart or by several ranks, and what is received for it (data_parallel.h).
@@ -157,7 +162,8 @@ void require_memory_of_step(const ModelConfig& config, const TrainConfig& train,
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
   // Parameters, gradients (twice where they are made apart), and two moments, in bf16 where they may be that.
   const bool narrow = train.moments == "bf16" || (train.moments == "auto" && !train.memory.empty());
-  const double held = parameter_count(config) * sizeof(float) * ((narrow ? 3 : 4) + (train.sums == "apart" ? 1 : 0));
+  const int copies = train.lora > 0 ? 1 : (narrow ? 3 : 4) + (train.sums == "apart" ? 1 : 0);
+  const double held = parameter_count(config) * sizeof(float) * copies;
   const std::string model = "the model in training (parameters, gradients and moments)";
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);

@@ -18,6 +18,7 @@ namespace fw {
 struct MemoryPlan {
   // bytes; of several ranks the gradients' sum and what is received of others, and a part of the moments
   size_t parameters = 0, gradients = 0, moments = 0;
+  size_t base = 0, adapters = 0;  // of LoRA: bytes of `parameters` that are frozen, and values that are trained
   // copies of the parameters in bf16, for products, where they are not a part of them
   size_t operands = 0;
   size_t activations = 0;  // and workspace: the arenas of a pass

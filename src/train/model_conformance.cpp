@@ -91,6 +91,9 @@ std::vector<double> widened(std::span<const T> values) {
   return {values.begin(), values.end()};
 }
 
+// Of the losses of adapters' training.
+constexpr double kAdapterTrace = 1e-4;
+
 class ModelCheck {
  public:
   ModelCheck(std::string folder, std::string subject, const ModelConformanceOptions& options, ModelBounds bounds)
@@ -98,7 +101,9 @@ class ModelCheck {
         subject_(std::move(subject)),
         options_(options),
         bounds_(bounds),
-        io_(folder_ + "/io.safetensors") {}
+        io_(folder_ + "/io.safetensors") {
+    if (!on_device() && is_adapter_folder(folder_)) bounds_.trace_loss = std::min(bounds_.trace_loss, kAdapterTrace);
+  }
 
   // name(spec): where the folder has a parameter.
   template <class Name>
@@ -157,6 +162,7 @@ class ModelCheck {
         model.params().write_values(spec, std::vector<T>(values.begin(), values.end()));
       }
     }
+    if (is_adapter_folder(folder_)) load_adapters(folder_, model);
     return model;
   }
 
@@ -176,7 +182,7 @@ class ModelCheck {
           furthest_element("logits", logits_shape, got, expected));
     }
     const int64_t scored = batch.layout.tokens() - batch.layout.count();
-    model.params().zero_grads();
+    model.begin_step();
     const LossSum sum = model.forward_backward(batch.ids, batch.targets, batch.layout,
                                                scored > 0 ? 1.0 / static_cast<double>(scored) : 0.0);
     if (io_.has("loss")) {
@@ -198,17 +204,23 @@ class ModelCheck {
     std::vector<Gradient> list;
     double square = 0;
     size_t trained = 0;
-    for (const ParamSpec& spec : model.params().specs()) {
+    const Params<T>& params = model.trained();
+    for (const ParamSpec& spec : params.specs()) {
       if (spec.buffer) continue;
       ++trained;
       Gradient g;
-      const HfTensor tensor = name(spec);
+      HfTensor tensor;
+      if (model.adapters() == nullptr) {
+        tensor = name(spec);
+      } else {
+        tensor.name = adapter_tensor(spec);
+      }
       g.name = "grad/" + tensor.name;
       if (!io_.has(g.name)) continue;
       g.shape = spec.shape;
       g.expected = io_.numbers(g.name, whole_shape(tensor, spec));
       if (tensor.rows > 0) g.expected = part_of<double>(tensor, spec, g.expected);
-      g.got = widened<T>(model.params().host_grads(spec).span());
+      g.got = widened<T>(params.host_grads(spec).span());
       square += std::pow(euclidean_norm(g.expected), 2);
       list.push_back(std::move(g));
     }
@@ -255,15 +267,15 @@ class ModelCheck {
   template <class T>
   struct Training {
     explicit Training(LanguageModel<T> loaded)
-        : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {
-      model.params().decay_matrices();  // what the traces decay, whatever the layers' papers say
+        : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.trained()) {
+      model.trained().decay_matrices();  // what the traces decay, whatever the layers' papers say
     }
     StepResult step(const Batch& batch, double lr) { return train_step(model, optimizer, {&batch, 1}, lr, 1.0); }
     void set_values(const Params<double>& from) {
       for (size_t i = 0; i < from.specs().size(); ++i) {
         const HostView<double> values = from.host_values(from.specs()[i]);
-        model.params().write_values(model.params().specs()[i],
-                                    std::vector<T>(values.span().begin(), values.span().end()));
+        model.trained().write_values(model.trained().specs()[i],
+                                     std::vector<T>(values.span().begin(), values.span().end()));
       }
     }
     LanguageModel<T> model;
@@ -297,7 +309,7 @@ class ModelCheck {
       const Batch batch = batch_of(std::span(ids).subspan(s * row, row), shape[1], shape[2]);
       double norm_at_exact_weights = 0;
       if (exact) {
-        follower->set_values(exact->model.params());
+        follower->set_values(exact->model.trained());
         norm_at_exact_weights = follower->step(batch, lr[s]).norm;
         exact->step(batch, lr[s]);
       }

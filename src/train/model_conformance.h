@@ -7,6 +7,9 @@
 // - trace/: training steps from the saved weights: input_ids [S, B, T], lr [S], loss [S] before each step, norm [S] of
 //   the gradient before clipping. AdamW with betas 0.9, 0.95, eps 1e-8, weight decay 0.1, clipped to norm 1.
 //
+// With adapter_config.json and adapter_model.safetensors (model/adapters.h) the model has those adapters, and gradients
+// and training are theirs.
+//
 // What a file does not have is not compared; input_ids it must have, and one thing more.
 #pragma once
 

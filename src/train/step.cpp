@@ -20,13 +20,13 @@ StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::sp
   const double scale = result.count > 0 ? 1.0 / static_cast<double>(result.count) : 0.0;
   model.begin_step();
   for (const Batch& batch : batches) model.accumulate(batch.ids, batch.targets, batch.layout, scale);
-  optimizer.square_norm(model.exec(), model.params(), &model.step_sums()->square_norm);
+  optimizer.square_norm(model.exec(), model.trained(), &model.step_sums()->square_norm);
   const StepSums sums = model.read_sums();
   result.nll = sums.loss.nll;
   result.norm = std::sqrt(sums.square_norm);
   result.finite = std::isfinite(result.nll) && std::isfinite(result.norm);
   if (result.finite && result.count > 0) {
-    optimizer.update(model.exec(), model.params(), lr, clip_factor(result.norm, clip));
+    optimizer.update(model.exec(), model.trained(), lr, clip_factor(result.norm, clip));
   }
   return result;
 }

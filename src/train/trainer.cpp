@@ -114,6 +114,8 @@ void validate(const TrainConfig& c) {
   check_ranges(key_tables(copy));
   if (c.schedule != "constant" && c.min_lr > c.lr)
     fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
+  if (c.lora > 0 && c.from.empty())
+    fail_usage("lora: expected 0 without from, the model that adapters belong to, got {}: give it with --from", c.lora);
   if (c.warmup_from > c.lr) fail_usage("warmup_from: expected a number >= 0 and <= lr, got {}", c.warmup_from);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.patience > 0 && c.eval_every == 0)
@@ -123,6 +125,10 @@ void validate(const TrainConfig& c) {
     fail_usage("valid_tokens: expected 0 (all) or at least 2, because the first token is not scored, got 1");
   if (c.length > kMaxTokens / c.batch)
     fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
+}
+
+AdapterConfig adapters_of(const TrainConfig& config, const std::string& base) {
+  return {{config.lora, config.lora_alpha, false, config.lora_modules}, base, !base.empty() && is_hf_folder(base)};
 }
 
 struct Trainer::Impl {
@@ -151,27 +157,28 @@ struct Trainer::Impl {
   int64_t interval_steps = 0, interval_tokens = 0;
 
   Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix,
-       std::shared_ptr<const TokenFile> valid_file, Communicator& communicator)
+       std::shared_ptr<const TokenFile> valid_file, Communicator& communicator, const std::string& base)
       : ranks(communicator),
         config(c),
         tokenizer(std::move(tok)),
         train(std::move(train_mix)),
         valid(std::move(valid_file)),
         plan(plan_of(m, c, communicator.size())),
-        model(m, device_named(c.device)),
+        model(m, device_named(c.device), c.lora > 0 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow),
         transport(device_ranks(ranks, model.device())),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share, c.warmup_from},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {
+    if (c.lora > 0) model.add_adapters(adapters_of(c, base));
     const AdamWConfig adamw = {c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed};
     if (c.sums == "apart" || ranks.size() > 1) {
-      data_parallel.emplace(ranks, transport.tensors ? *transport.tensors : ranks, adamw, model.params(),
+      data_parallel.emplace(ranks, transport.tensors ? *transport.tensors : ranks, adamw, model.trained(),
                             c.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
     } else {
-      local_opt.emplace(adamw, model.params());
+      local_opt.emplace(adamw, model.trained());
     }
-    model.init(random);
+    model.trained().init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
     model.set_recompute(plan ? plan->recompute : RecomputeLayers{parse_recompute(c.recompute)});
@@ -182,6 +189,9 @@ struct Trainer::Impl {
     state.train_tokens = train.tokens();
     state.train_documents = train.documents();
     state.mix = train.description();
+    if (c.lora > 0)
+      state.adapters = fmt::format("rank {}, alpha {}, {}", c.lora, c.lora_alpha,
+                                   c.lora_modules.empty() ? "all" : fmt::format("{}", fmt::join(c.lora_modules, " ")));
   }
 
   AdamW& optimizer() { return data_parallel ? data_parallel->optimizer() : *local_opt; }
@@ -321,6 +331,8 @@ struct Trainer::Impl {
     same("length", found.length, state.length);
     same("a training file of tokens", found.train_tokens, state.train_tokens);
     same("a training file of documents", found.train_documents, state.train_documents);
+    same("LoRA of", found.adapters.empty() ? "no" : found.adapters, state.adapters.empty() ? "no" : state.adapters);
+    same("a base model with the checksum", found.base, state.base);
     same("a mix of", found.mix.empty() ? "one file" : found.mix, state.mix.empty() ? "one file" : state.mix);
   }
 
@@ -474,8 +486,8 @@ struct Trainer::Impl {
     state.random = random.save();
     std::optional<AdamW> gathered;
     if (ranks.size() > 1) {
-      data_parallel->complete(model.params());
-      gathered = data_parallel->whole(model.params());
+      data_parallel->complete(model.trained());
+      gathered = data_parallel->whole(model.trained());
     }
     on_first_rank([&] { write_checkpoint(checkpoints, state, model, gathered ? *gathered : optimizer(), *tokenizer); });
     written = state.step;
@@ -484,7 +496,7 @@ struct Trainer::Impl {
 
   // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
   void write_model() {
-    if (data_parallel) data_parallel->complete(model.params());
+    if (data_parallel) data_parallel->complete(model.trained());
     on_first_rank([&] { write_model_on_first_rank(); });
   }
   void write_model_on_first_rank() {
@@ -498,13 +510,13 @@ struct Trainer::Impl {
     }
     const std::string folder = config.out + "/model";
     make_folders(folder);
-    save_model(folder, model);
+    save_trained(folder, model);
     tokenizer->save(folder);
   }
 };
 
 Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer,
-                 TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks) {
+                 TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks, const std::string& base) {
   validate(config);
   validate(model);
   if (ranks.size() > 1) {
@@ -519,7 +531,7 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
   if (valid) check_data_file(*valid, *tokenizer, model);
   if (!valid && config.patience > 0)
     fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
-  impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks);
+  impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks, base);
 }
 
 Trainer::~Trainer() = default;
@@ -530,6 +542,7 @@ void Trainer::start_from(const LanguageModel<float>& model) {
     fail_internal("start_from: the model has another configuration than the trainer's");
   for (const ParamSpec& spec : ours.params().specs())
     ours.params().write_values(spec, model.params().host_values(spec).span());
+  if (ours.adapters() != nullptr) impl_->state.base = model.hash();
 }
 
 bool Trainer::resume(const std::function<void(const std::string&)>& warn) {

@@ -39,6 +39,9 @@ KeyTables key_tables(TrainConfig& config);
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const TrainConfig& config);
 
+// The adapters that a run with LoRA trains; `base`: the model folder of config.from, "" where only sizes matter.
+AdapterConfig adapters_of(const TrainConfig& config, const std::string& base = "");
+
 // Error(kUsage) for a token file that a model cannot be trained or evaluated on: it is of another tokenizer, its
 // vocabulary is larger, or it has no token to predict.
 void check_data_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model);
@@ -72,15 +75,18 @@ struct StepProgress {
 
 class Trainer {
  public:
-  // Initialises the model from config.seed. valid may be null: then nothing is evaluated; otherwise it is evaluated in
-  // windows of config.length tokens. tokenizer must be the one that made both files. Touches no file. Throws
-  // Error(kUsage).
+  // Initialises the model from config.seed. With LoRA it is the adapters of the model in the folder `base`;
+  // start_from() gives the parameters of that, also before resume().
+  //
+  // valid may be null: then nothing is evaluated; otherwise it is evaluated in windows of config.length tokens.
+  // tokenizer must be the one that made both files. Touches no file. Throws Error(kUsage).
   //
   // Of several ranks (data_parallel.h) all construct the same trainer and make the same calls, each on the device that
   // is its own. Rank 0 alone writes files, evaluates and calls on_log and on_step, and its errors are what ends a run:
   // those of the others say only that. They read checkpoints from the same folder.
   Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer,
-          TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks = one_rank());
+          TokenMix train, std::shared_ptr<const TokenFile> valid, Communicator& ranks = one_rank(),
+          const std::string& base = "");
   ~Trainer();
 
   // Begins with the parameters of a model of the same configuration, not with initial ones.

@@ -249,14 +249,15 @@ TEST_F(Effects, Train) {
   const Args base{"--text", none_, "--out", folder_ / "file/out"}, train = Args{"train"} + base;
   const std::set<std::string> layers = with_prefix("train", kLayerPrefixes);
   std::set<std::string> without = layers, others = layers;
-  without.insert("--decay-share");
-  others.insert({"--decay-share", "--dry-run", "--profile"});
+  without.insert({"--decay-share", "--lora-alpha", "--lora-modules"});
+  others.insert({"--decay-share", "--lora-alpha", "--lora-modules", "--dry-run", "--profile"});
   check("train", {{"a new run", base, without, true}}, others);
   refused(train + Args{"--valid", none_, "--valid-fraction", "0.1"}, "--valid-fraction");
   refused(train + Args{"--valid-fraction", "0", "--eval-every", "5"}, "--eval-every");
   refused(train + Args{"--valid-fraction", "0", "--valid-tokens", "5"}, "--valid-tokens");
   refused(train + Args{"--schedule", "constant", "--min-lr", "1e-4"}, "--min-lr");
   accepted(train + Args{"--schedule", "wsd", "--decay-share", "0.1"});
+  accepted(train + Args{"--from", none_, "--lora", "2", "--lora-alpha", "4", "--lora-modules", "q_proj"});
   refused(train + Args{"--mlp", "none", "--hidden-ratio", "4"}, "--hidden-ratio");
   refused(train + Args{"--intermediate-size", "64", "--hidden-ratio", "4"}, "--hidden-ratio");
   refused(train + Args{"--device", "cuda", "--precision", "bf16"}, "--precision");

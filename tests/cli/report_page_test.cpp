@@ -23,7 +23,9 @@ class ReportPage : public ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = new Folder;
     spill(path("text"), small_text());
-    for (const char* name : {"run-a", "run <b>"}) ASSERT_EQ(run(tiny_train(path("text"), path(name))).code, 0);
+    ASSERT_EQ(run(tiny_train(path("text"), path("run-a")) + Args{"--sample-every", "6"}).code, 0);
+    ASSERT_EQ(run(tiny_train(path("text"), path("run <b>")) + Args{"--lr", "3e-3"}).code, 0);
+    ASSERT_EQ(run({"analyze", path("run-a"), "--out", path("analysis")}).code, 0);
     const Outcome swept = run({"sweep",
                                "stack",
                                "--rule",
@@ -78,7 +80,8 @@ TEST_F(ReportPage, HasTablesAndCurvesAndNeedsNothingElse) {
   EXPECT_TRUE(page.starts_with("<!DOCTYPE html>"));
   EXPECT_THAT(page, HasSubstr("<title>A &amp; B</title>"));
   EXPECT_EQ(times(page, "<table>"), 3u);
-  EXPECT_EQ(times(page, "<svg"), 2u);  // of the sweep and of the runs
+  EXPECT_EQ(times(page, "<svg"), 3u);     // two of the sweep, one of the runs
+  EXPECT_THAT(page, HasSubstr("<pre>"));  // what run-a wrote
   EXPECT_THAT(page, HasSubstr("<td>words &amp; more</td>"));
   EXPECT_THAT(page, HasSubstr("<td>run &lt;b&gt;</td>"));
   EXPECT_THAT(page, Not(HasSubstr("run <b>")));
@@ -89,7 +92,19 @@ TEST_F(ReportPage, HasTablesAndCurvesAndNeedsNothingElse) {
   EXPECT_THAT(markdown, HasSubstr("## sweep\n"));
   EXPECT_THAT(markdown, HasSubstr("| kda | 0.001 | 2 |"));
   EXPECT_THAT(markdown, HasSubstr("| words & more |"));
-  EXPECT_THAT(markdown, HasSubstr("| run-a | 6 |"));
+  EXPECT_THAT(markdown, HasSubstr("| run-a | 0.002 | 6 |"));
+}
+
+TEST_F(ReportPage, RunsShowWhatTheyDifferInAndAnalysesTheirPictures) {
+  ASSERT_EQ(run({"report", path("run-a"), path("run <b>"), path("analysis"), "--out", path("facts")}).code, 0);
+  const std::string markdown = slurp(path("facts") + ".md"), page = slurp(path("facts") + ".html");
+  EXPECT_THAT(markdown, HasSubstr("| run | lr | steps |"));
+  EXPECT_THAT(markdown, HasSubstr("| run \\<b\\> | 0.003 | 6 |"));
+  EXPECT_THAT(markdown, HasSubstr("### run-a, step 6"));
+  EXPECT_THAT(markdown, HasSubstr("**"));
+  EXPECT_THAT(page, HasSubstr("Analysis of "));
+  EXPECT_GE(times(page, "<svg"), 4u);
+  for (const char* outside : {"src=", "<script", "<link"}) EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
 }
 
 // What a person sees: the tables' text and the curves' lines are in the page that the browser made of the file.
@@ -123,7 +138,8 @@ TEST_F(ReportPage, RefusesOtherFolders) {
   const Outcome outcome = run({"report", path("empty"), "--out", path("no")});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err,
-              HasSubstr("has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)"));
+              HasSubstr("has no results.json (a sweep), eval.json (an evaluation), analysis.json (an analysis) or "
+                        "metrics.jsonl (a run)"));
   std::filesystem::create_directories(path("bad"));
   spill(path("bad/eval.json"), "{\"model\": 3}");
   EXPECT_THAT(run({"report", path("bad"), "--out", path("no")}).err,

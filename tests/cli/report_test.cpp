@@ -8,6 +8,7 @@
 #include "cli/program.h"
 #include "report/curves.h"
 #include "report/metrics.h"
+#include "report/plot.h"
 #include "report/process.h"
 #include "report/progress.h"
 #include "report/table.h"
@@ -110,8 +111,8 @@ TEST(Curves, SeveralRunsShareAPicture) {
   b.lr = 0.1;
   const std::vector<RunCurve> runs{{"it's", {a, b}}, {"small", {a, {30, NAN, 0, 2.25, {}}}}, {"empty", {}}};
   const std::string loss = run_curves_script(runs, CurveValue::kLoss, CurveOver::kStep, "two");
-  EXPECT_THAT(loss, HasSubstr("set xlabel 'step'"));
-  EXPECT_THAT(loss, HasSubstr("set ylabel 'loss (nats per token)'"));
+  EXPECT_THAT(loss, HasSubstr("set xlabel \"step\""));
+  EXPECT_THAT(loss, HasSubstr("set ylabel \"loss (nats per token), dashed: held out\""));
   EXPECT_THAT(loss, HasSubstr("10 3\n20 2\n"));
   EXPECT_THAT(loss, HasSubstr("title \"it\\047s\" noenhanced"));
   EXPECT_THAT(loss, HasSubstr("title \"small, held out\" noenhanced"));
@@ -119,13 +120,91 @@ TEST(Curves, SeveralRunsShareAPicture) {
   EXPECT_THAT(loss, Not(HasSubstr("empty")));
   EXPECT_THAT(loss, Not(HasSubstr("nan")));
   const std::string rate = run_curves_script(runs, CurveValue::kLearningRate, CurveOver::kTokens, "");
-  EXPECT_THAT(rate, HasSubstr("set xlabel 'tokens'"));
-  EXPECT_THAT(rate, HasSubstr("set ylabel 'learning rate'"));
+  EXPECT_THAT(rate, HasSubstr("set xlabel \"tokens\""));
+  EXPECT_THAT(rate, HasSubstr("set ylabel \"learning rate\""));
   EXPECT_THAT(rate, HasSubstr("2000 0.1\n"));
   EXPECT_EQ(run_curves_script({runs[2]}, CurveValue::kLoss, CurveOver::kStep, ""), "");
   EXPECT_THROW(write_run_curves({runs[2]}, CurveValue::kLoss, CurveOver::kStep, "", "/nonexistent/f"), Error);
   EXPECT_THROW(parse_curve_value("los"), Error);
   EXPECT_THROW(parse_curve_over("time"), Error);
+}
+
+std::string color_in(const std::string& script, const std::string& label) {
+  const size_t title = script.find(" title \"" + label + "\""), color = script.rfind("linecolor rgb '", title);
+  return title == std::string::npos ? "" : script.substr(color + 15, 7);
+}
+
+TEST(Curves, ARuleHasOneColourWhateverElseIsInThePicture) {
+  const MetricPoint a{10, 3.0, 5, {}, {}}, b{20, 2.0, 6, {}, {}};
+  const RunCurve kda{"a", {a, b}, "kda"}, mamba{"b", {a, b}, "mamba2"}, other{"c", {a, b}, "kda"};
+  const std::string two = run_curves_script({kda, mamba}, CurveValue::kLoss, CurveOver::kStep, ""),
+                    three = run_curves_script({mamba, other, kda}, CurveValue::kLoss, CurveOver::kStep, "");
+  EXPECT_EQ(color_in(two, "a"), color_of("kda"));
+  EXPECT_EQ(color_in(three, "a"), color_of("kda"));
+  EXPECT_EQ(color_in(three, "b"), color_in(two, "b"));
+  EXPECT_NE(color_of("kda"), color_of("mamba2"));
+  // Of one rule alone the runs have colours of their own.
+  const std::string same = run_curves_script({kda, other}, CurveValue::kLoss, CurveOver::kStep, "");
+  EXPECT_NE(color_in(same, "a"), color_in(same, "c"));
+}
+
+TEST(Curves, RunsOfAGroupAreTheirMeanAndABand) {
+  const auto run = [](double loss) {
+    RunCurve curve{"kda", {{10, loss, 5, {}, {}}, {20, loss - 1, 6, {}, {}}}};
+    curve.group = "g";
+    return curve;
+  };
+  const std::string script =
+      run_curves_script({run(3), run(4)}, CurveValue::kTrainingLoss, CurveOver::kStep, "", {false, true, false});
+  EXPECT_THAT(script, HasSubstr("10 3.5 3 4\n20 2.5 2 3\n"));
+  EXPECT_THAT(script, HasSubstr("filledcurves"));
+  EXPECT_THAT(script, HasSubstr("\"kda (2 seeds)\""));
+  EXPECT_THAT(script, HasSubstr("set logscale y\n"));
+}
+
+// The first step is far above all others.
+TEST(Plots, ACroppedAxisLeavesTheBeginningOut) {
+  Plot plot;
+  plot.lines = {{"a", "#000000", 1, false, {{0, 90, 90, 90}, {50, 3, 3, 3}, {100, 2, 2, 2}}}};
+  EXPECT_THAT(plot_script(plot), HasSubstr("set yrange [0:"));
+  plot.crop = true;
+  EXPECT_THAT(plot_script(plot), HasSubstr("set yrange [1.96:3.04]"));
+}
+
+TEST(Plots, LabelsAtTheEndsStandApart) {
+  Plot plot;
+  for (const char* name : {"a", "b", "c"})
+    plot.lines.push_back({name, "#000000", 1, false, {{0, 0, 0, 0}, {1, 1, 1, 1}}});
+  const std::string script = plot_script(plot);
+  EXPECT_THAT(script, HasSubstr("set key off"));
+  std::vector<double> at;
+  for (size_t i = 0; (i = script.find("1.012, graph ", i)) != std::string::npos; ++i)
+    at.push_back(std::stod(script.substr(i + 13)));
+  ASSERT_EQ(at.size(), 3u);
+  EXPECT_GE(at[1] - at[0], 0.04);
+  EXPECT_GE(at[2] - at[1], 0.04);
+  EXPECT_LE(at[2], 1.0);
+  EXPECT_EQ(plot_script(Plot{}), "");
+}
+
+TEST(Table, TheBestValuesAreBold) {
+  Table table;
+  table.column("run", Table::Align::kLeft);
+  table.column("loss");
+  for (const char* loss : {"2", "1", "-"}) table.row({"r", loss});
+  table.mark_best(1, {2.0, 1.0, std::nullopt}, Table::Best::kLowest);
+  EXPECT_THAT(table.markdown(), HasSubstr("| r | 2 |\n| r | **1** |\n"));
+  EXPECT_THAT(table.html(), HasSubstr("<strong>1</strong>"));
+  EXPECT_THAT(table.text(), Not(HasSubstr("*")));
+}
+
+TEST(Curves, TheTableHasTheSettingsInWhichRunsDiffer) {
+  RunCurve a{"a", {{10, 3.0, 100, 2.5, 3.6}}}, b{"b", {{10, 2.0, 200, 2.4, 3.5}}};
+  a.facts = {{"lr", "0.1"}, {"batch", "4"}};
+  b.facts = {{"lr", "0.2"}, {"batch", "4"}};
+  const std::string table = run_table({a, b}).markdown();
+  EXPECT_THAT(table, HasSubstr("| run | lr | steps |"));
+  EXPECT_THAT(table, HasSubstr("| b | 0.2 | 10 | - | 2.0000 | **2.4000** | **3.5000** | 10 | **200** |"));
 }
 
 // Whatever a label holds stays inside its string: quotes side by side, back quotes, line ends.

@@ -39,7 +39,7 @@ TEST(Conformance, TheRepositorysOwnValues) {
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr(", 0 beyond, 0 rules or models unknown"));
     for (const char* compared :
-         {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba", "linear_attn", "pkda",
+         {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba", "lora", "linear_attn", "pkda",
           "training, norm", "qwen3_5", "olmo_hybrid", "qwen3_next", "kimi_linear"}) {
       EXPECT_THAT(outcome.out, HasSubstr(compared));
     }

@@ -28,7 +28,8 @@ TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
   const std::vector<TaskResult> results{result("kaczmarz", 1, 0.98, 0.7), result("kaczmarz", 2, 0.99, 0.8),
                                         result("kda", 1, 0.97, 0.6)};
   const std::string table = task_table(results).markdown();
-  EXPECT_THAT(table, HasSubstr("| kaczmarz | 0.001 | 2 | 4.46M | 98.50 ± 0.71 (98.35\\*) | 75.00 ± 7.07 (73.84) |"));
+  EXPECT_THAT(table,
+              HasSubstr("| kaczmarz | 0.001 | 2 | 4.46M | **98.50 ± 0.71 (98.35\\*)** | **75.00 ± 7.07 (73.84)** |"));
   EXPECT_THAT(table, HasSubstr("| kda | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
   EXPECT_THAT(table, HasSubstr("| last-write memory |  |  |  | 98.50 | 89.00 |"));
   const std::string report = task_report(results);
@@ -36,6 +37,21 @@ TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
   EXPECT_THAT(report, HasSubstr("\\* The paper's table"));
   EXPECT_THAT(task_report({result("kda", 1, 0.97, 0.6)}), Not(HasSubstr("In brackets")));
   EXPECT_THAT(task_report({}), HasSubstr("No cell is finished yet"));
+}
+
+TEST(TaskTable, AccuracyOverTheLengthsIsAMeanWithABand) {
+  const Plot plot =
+      task_lengths({result("kda", 1, 0.9, 0.5), result("kda", 2, 1.0, 0.7), result("mamba2", 1, 0.8, 0.2)});
+  ASSERT_EQ(plot.lines.size(), 2u);
+  EXPECT_EQ(plot.lines[0].label, "kda");
+  EXPECT_EQ(plot.lines[0].color, color_of("kda"));
+  ASSERT_EQ(plot.lines[0].points.size(), 2u);
+  const PlotPoint& last = plot.lines[0].points[1];
+  EXPECT_EQ(last.x, 2048);
+  EXPECT_NEAR(last.y, 60, 1e-9);
+  EXPECT_NEAR(last.low, 50, 1e-9);
+  EXPECT_NEAR(last.high, 70, 1e-9);
+  EXPECT_EQ(plot.mark_x, 256);
 }
 
 // The paper's Mamba2 is Mamba-2's own layer, and has no MLP: neither the rule nor the layer before an MLP is that

@@ -1,0 +1,14 @@
+// What the run file of a run says of it, for tables and pictures of several runs.
+#pragma once
+
+#include <string>
+
+#include "report/curves.h"
+
+namespace fw::cli {
+
+// Fills rule, facts (the keys of config.toml but for those of folders and of what is logged) and group (all facts but
+// the seed) of a run. Where the folder has no run file that can be read, nothing.
+void add_facts(const std::string& folder, RunCurve& curve);
+
+}  // namespace fw::cli

@@ -1,0 +1,303 @@
+#include "model/adapters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <type_traits>
+
+#include "base/bf16.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/keys.h"
+#include "base/nearest.h"
+#include "base/printable.h"
+#include "base/safetensors.h"
+#include "model/interop/hf_config.h"
+#include "model/language_model.h"
+
+namespace fw {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kAdapterConfig = "/adapter_config.json";
+constexpr const char* kAdapterTensors = "/adapter_model.safetensors";
+constexpr const char* kAdapterTokenizer = "fastweight_tokenizer";
+constexpr const char* kAdapterPrefix = "base_model.model.";
+constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kLayerPrefix = "model.layers.";
+
+// Of parameters that linear operations multiply with. Routers have no adapters, as in PEFT. kv_b_proj of multi-head
+// latent attention is taken apart by heads (nn/mla_mixer.h), without what is added to it.
+bool is_projection(const ParamSpec& spec) {
+  return spec.operand() && spec.name.starts_with(kLayerPrefix) && spec.name.ends_with(kWeight) &&
+         !spec.name.ends_with(".gate.weight") && !spec.name.ends_with(".kv_b_proj.weight");
+}
+
+// q_proj; of numbered modules f_proj.0.
+std::string short_name(const std::string& module) {
+  size_t at = module.rfind('.');
+  while (at != std::string::npos && std::isdigit(static_cast<unsigned char>(module[at + 1])) != 0)
+    at = module.rfind('.', at - 1);
+  return module.substr(at == std::string::npos ? 0 : at + 1);
+}
+
+bool ends_with_module(const LoraTarget& target, const std::string& end) {
+  return std::any_of(target.names.begin(), target.names.end(),
+                     [&](const std::string& name) { return name == end || name.ends_with("." + end); });
+}
+
+Json parsed_config(const std::string& path) {
+  const Json json = parse_json(read_file(path, size_t{1} << 24), "'" + path + "'");
+  if (!json.is_object()) fail_usage("'{}': expected an object, got {}", path, shown(json));
+  return json;
+}
+
+// A key of adapter_config.json whose other values ask for what this program does not compute.
+void expect_absent(const std::string& path, const Json& json, const char* key) {
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null() || *it == false || *it == "none" || it->empty()) return;
+  fail_usage("'{}': {}: expected none, got {}: this program computes LoRA without it", path, key, shown(*it));
+}
+
+double positive(const std::string& path, const Json& json, const char* key) {
+  const auto it = json.find(key);
+  const double value = it != json.end() && it->is_number() ? it->get<double>() : 0;
+  if (!(value > 0) || !std::isfinite(value)) {
+    fail_usage("'{}': {}: expected a number > 0, got {}", path, key, it == json.end() ? "no such key" : shown(*it));
+  }
+  return value;
+}
+
+}  // namespace
+
+std::vector<LoraTarget> lora_targets(const ModelConfig& config, const std::vector<ParamSpec>& specs, bool hf_names) {
+  const bool has_hf = !config.hf.empty();
+  if (hf_names && !has_hf) fail_internal("lora_targets: expected a model of another program");
+  std::optional<HfNames> hf;
+  if (has_hf) hf.emplace(config_to_hf(config));
+  std::vector<LoraTarget> targets;
+  std::map<std::string, size_t> by_name;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const ParamSpec& spec = specs[i];
+    if (!is_projection(spec)) continue;
+    HfTensor own;
+    own.name = spec.name;
+    const HfTensor theirs = has_hf ? hf->tensor(spec) : own, &tensor = hf_names ? theirs : own;
+    const auto module_of = [](const std::string& name) { return name.substr(0, name.size() - kWeight.size()); };
+    const auto [at, is_new] = by_name.try_emplace(tensor.name, targets.size());
+    if (is_new) {
+      targets.push_back(
+          {module_of(tensor.name), {}, spec.shape[1], tensor.rows > 0 ? tensor.rows : spec.shape[0], {}, {}});
+    }
+    LoraTarget& target = targets[at->second];
+    for (const std::string& name : {spec.name, theirs.name}) target.names.push_back(module_of(name));
+    target.parts.push_back({static_cast<int>(i), static_cast<int64_t>(target.file_rows.size())});
+    for (int64_t row = 0; row < spec.shape[0]; ++row) target.file_rows.push_back(tensor.row(row));
+  }
+  for (LoraTarget& target : targets) {
+    if (static_cast<int64_t>(target.file_rows.size()) != target.out)
+      fail_internal("lora_targets: '{}': expected parameters of all {} rows", target.module, target.out);
+    if (std::is_sorted(target.file_rows.begin(), target.file_rows.end())) target.file_rows.clear();
+  }
+  return targets;
+}
+
+std::vector<LoraTarget> chosen_targets(std::vector<LoraTarget> targets, const std::vector<std::string>& modules) {
+  for (const std::string& end : modules) {
+    if (std::any_of(targets.begin(), targets.end(), [&](const LoraTarget& t) { return ends_with_module(t, end); }))
+      continue;
+    std::set<std::string> names;
+    for (const LoraTarget& target : targets) names.insert(short_name(target.module));
+    fail_usage("lora_modules: '{}': expected the name of a projection of the model's mixers or MLPs, or its end: {}",
+               excerpt(end), fmt::join(names, ", "));
+  }
+  if (modules.empty()) return targets;
+  std::erase_if(targets, [&](const LoraTarget& target) {
+    return std::none_of(modules.begin(), modules.end(),
+                        [&](const std::string& end) { return ends_with_module(target, end); });
+  });
+  return targets;
+}
+
+bool is_adapter_folder(const std::string& folder) { return file_exists(folder + kAdapterConfig); }
+
+AdapterConfig read_adapter_config(const std::string& folder) {
+  const std::string path = folder + kAdapterConfig;
+  const Json json = parsed_config(path);
+  const Json type = json.value("peft_type", Json("LORA"));
+  if (type != "LORA") fail_usage("'{}': peft_type: expected LORA, got {}", path, shown(type));
+  for (const char* key : {"bias", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "fan_in_fan_out",
+                          "layer_replication", "target_parameters", "trainable_token_indices", "lora_bias",
+                          "use_qalora", "use_bdlora", "alora_invocation_tokens"})
+    expect_absent(path, json, key);
+  AdapterConfig config;
+  const double rank = positive(path, json, "r");
+  if (rank != std::floor(rank) || rank > 65536) fail_usage("'{}': r: expected 1 to 65536, got {}", path, rank);
+  config.lora.rank = static_cast<int64_t>(rank);
+  config.lora.alpha = positive(path, json, "lora_alpha");
+  config.lora.rank_stabilized = json.value("use_rslora", Json()) == true;
+  const Json base = json.value("base_model_name_or_path", Json());
+  if (base.is_string()) config.base = base.get<std::string>();
+  return config;
+}
+
+uint64_t adapter_tokenizer(const std::string& folder) {
+  const SafetensorsReader reader(folder + kAdapterTensors);
+  const auto it = reader.metadata().find(kAdapterTokenizer);
+  return it == reader.metadata().end() ? 0 : std::strtoull(it->second.c_str(), nullptr, 16);
+}
+
+std::string adapter_tensor(const ParamSpec& spec) { return kAdapterPrefix + spec.name; }
+
+template <class T>
+AdapterRows::AdapterRows(const LanguageModel<T>& model) {
+  if (model.adapters() == nullptr || !model.adapters()->hf_names) return;
+  for (LoraTarget& target : lora_targets(model.config(), model.params().specs(), true)) {
+    if (!target.file_rows.empty()) rows_.emplace(target.module + ".lora_B.weight", std::move(target.file_rows));
+  }
+}
+
+template <class T>
+void AdapterRows::reorder(const ParamSpec& spec, std::vector<T>& values, bool to_file) const {
+  const auto found = rows_.find(spec.name);
+  if (found == rows_.end()) return;
+  const std::vector<T> from = values;
+  const auto rank = static_cast<size_t>(spec.shape[1]);
+  for (size_t row = 0; row < found->second.size(); ++row) {
+    const auto in_file = static_cast<size_t>(found->second[row]);
+    std::copy_n(from.begin() + static_cast<int64_t>((to_file ? row : in_file) * rank), rank,
+                values.begin() + static_cast<int64_t>((to_file ? in_file : row) * rank));
+  }
+}
+
+template <class T>
+void load_adapters(const std::string& folder, LanguageModel<T>& model) {
+  AdapterConfig config = read_adapter_config(folder);
+  const std::string path = folder + kAdapterTensors;
+  const SafetensorsReader reader(path);
+  // Which of the two kinds of names it has, by its first tensor.
+  const auto modules_of = [&](bool hf_names) {
+    std::set<std::string> names;
+    for (const LoraTarget& target : lora_targets(model.config(), model.params().specs(), hf_names))
+      names.insert(target.module);
+    return names;
+  };
+  const auto module_of = [](const std::string& tensor) -> std::string {
+    if (!tensor.starts_with(kAdapterPrefix)) return "";
+    const size_t end = std::min(tensor.rfind(".lora_A.weight"), tensor.rfind(".lora_B.weight"));
+    const size_t begin = std::string_view(kAdapterPrefix).size();
+    return end == std::string::npos || end < begin ? "" : tensor.substr(begin, end - begin);
+  };
+  if (reader.tensors().empty()) fail_usage("'{}': expected adapters, got no tensor", path);
+  std::set<std::string> known = modules_of(false);
+  if (!model.config().hf.empty() && known.count(module_of(reader.tensors().begin()->first)) == 0) {
+    config.hf_names = true;
+    known = modules_of(true);
+  }
+  std::set<std::string> modules;
+  for (const auto& [name, info] : reader.tensors()) {
+    const std::string module = module_of(name);
+    if (known.count(module) == 0) {
+      const std::string near = nearest(module, std::vector<std::string>(known.begin(), known.end()));
+      fail_usage(
+          "'{}': unexpected tensor '{}': expected {}MODULE.lora_A.weight and lora_B.weight of the base model's "
+          "projections{}",
+          path, excerpt(name), kAdapterPrefix, near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
+    }
+    modules.insert(module);
+  }
+  config.lora.modules = {modules.begin(), modules.end()};
+  model.add_adapters(config);
+  const AdapterRows rows(model);
+  std::vector<T> values;
+  for (const ParamSpec& spec : model.trained().specs()) {
+    values.resize(static_cast<size_t>(spec.size()));
+    reader.read<T>(adapter_tensor(spec), spec.shape, values);
+    if (!std::all_of(values.begin(), values.end(), [](T x) { return std::isfinite(x); }))
+      fail_numeric("'{}': tensor '{}' is not finite: the file is damaged, or the run diverged", path,
+                   adapter_tensor(spec));
+    rows.reorder(spec, values, false);
+    model.trained().write_values(spec, values);
+  }
+}
+
+template <class T>
+void save_adapters(const std::string& folder, const LanguageModel<T>& model) {
+  const AdapterConfig& config = *model.adapters();
+  make_folders(folder);
+  SafetensorsWriter writer;
+  writer.set_metadata("format", "pt");
+  if (model.tokenizer() != 0) writer.set_metadata(kAdapterTokenizer, fmt::format("{:016x}", model.tokenizer()));
+  std::set<std::string> ends(config.lora.modules.begin(), config.lora.modules.end());
+  const AdapterRows rows(model);
+  for (const ParamSpec& spec : model.trained().specs()) {
+    const HostView<T> view = model.trained().host_values(spec);
+    std::vector<float> values(view.span().begin(), view.span().end());
+    rows.reorder(spec, values, true);
+    writer.add_copy<float>(adapter_tensor(spec), spec.shape, values);
+    if (config.lora.modules.empty()) ends.insert(short_name(spec.name.substr(0, spec.name.find(".lora_"))));
+  }
+  writer.write(folder + kAdapterTensors);
+  const Json json = {{"peft_type", "LORA"},
+                     {"task_type", "CAUSAL_LM"},
+                     {"base_model_name_or_path", config.base},
+                     {"r", config.lora.rank},
+                     {"lora_alpha", config.lora.alpha},
+                     {"use_rslora", config.lora.rank_stabilized},
+                     {"target_modules", ends},
+                     {"lora_dropout", 0.0},
+                     {"bias", "none"},
+                     {"fan_in_fan_out", false},
+                     {"inference_mode", true},
+                     {"init_lora_weights", true}};
+  write_file_atomic(folder + kAdapterConfig, json.dump(2) + "\n");
+}
+
+template <class T>
+void save_trained(const std::string& folder, const LanguageModel<T>& model) {
+  model.adapters() == nullptr ? save_model(folder, model) : save_adapters(folder, model);
+}
+
+template <class T>
+void merge_adapters(LanguageModel<T>& model) {
+  if (model.adapters() == nullptr) fail_internal("merge_adapters: expected a model with adapters");
+  const bool has_hf = !model.config().hf.empty();
+  std::optional<HfNames> hf;
+  if (has_hf) hf.emplace(config_to_hf(model.config()));
+  const Json tensors = has_hf ? Json::parse(model.config().hf).value("tensors", Json::object()) : Json::object();
+  std::vector<LoraTarget> targets = model.merge_adapters();
+  if constexpr (std::is_same_v<T, float>) {
+    for (const LoraTarget& target : targets) {
+      for (const LoraTarget::Part& part : target.parts) {
+        const ParamSpec& spec = model.params().specs()[static_cast<size_t>(part.parameter)];
+        const std::string name = has_hf ? hf->tensor(spec).name : spec.name;
+        if (tensors.value(name, Json::object()).value("dtype", "F32") != "BF16") continue;
+        const HostView<float> view = model.params().host_values(spec);
+        std::vector<Bf16> rounded(view.span().size());
+        std::vector<float> values(rounded.size());
+        round_to_bf16(spec.size(), view.span().data(), rounded.data());
+        widen_bf16(spec.size(), rounded.data(), values.data());
+        model.params().write_values(spec, values);
+      }
+    }
+  }
+}
+
+#define FW_INSTANTIATE(T)                                                      \
+  template AdapterRows::AdapterRows(const LanguageModel<T>&);                  \
+  template void load_adapters<T>(const std::string&, LanguageModel<T>&);       \
+  template void save_adapters<T>(const std::string&, const LanguageModel<T>&); \
+  template void save_trained<T>(const std::string&, const LanguageModel<T>&);  \
+  template void merge_adapters<T>(LanguageModel<T>&);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+#undef FW_INSTANTIATE
+template void AdapterRows::reorder<float>(const ParamSpec&, std::vector<float>&, bool) const;
+template void AdapterRows::reorder<double>(const ParamSpec&, std::vector<double>&, bool) const;
+
+}  // namespace fw

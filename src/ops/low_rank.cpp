@@ -1,0 +1,83 @@
+// Exec's linear operations: the backend's, and what the low-rank additions of the weight give (LowRank in ops.h). With
+// u = scale x A^T the forward pass adds u B^T. The backward pass makes u again, which costs less than keeping it:
+// dB += dy^T u, dA += scale (dy B)^T x, dx += scale (dy B) A.
+#include "base/arena_mark.h"
+#include "ops/exec.h"
+
+namespace fw {
+namespace {
+
+// As rows of activations lie: at multiples of 64 bytes.
+template <class T>
+Mat<T> low_rank_rows(Arena& arena, int64_t rows, int64_t rank) {
+  constexpr int64_t kAlign = 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t stride = (rank + kAlign - 1) / kAlign * kAlign;
+  return {arena.alloc<T>(rows * stride), rows, rank, stride};
+}
+
+template <class T>
+Mat<T> scaled(const Exec<T>& exec, const LowRank<Wide<T>>& of, Mat<const T> x) {
+  const Mat<T> y = low_rank_rows<T>(exec.arena, x.rows, x.cols);
+  exec.device.fill(y.data, 0, static_cast<size_t>(y.rows * y.stride) * sizeof(T));
+  exec.head_add_forward(x, of.scale, x.cols, y);
+  return y;
+}
+
+// u [T, rank]
+template <class T>
+Mat<T> scaled_down(const Exec<T>& exec, const LowRank<Wide<T>>& of, Mat<const T> x) {
+  const Mat<T> down = low_rank_rows<T>(exec.arena, x.rows, of.a.values.rows);
+  exec.linear_forward(x, of.a, nullptr, down, Write::kOverwrite);
+  return scaled<T>(exec, of, down);
+}
+
+template <class T>
+void add_low_ranks(const Exec<T>& exec, Mat<const T> x, const Weight<Wide<T>>& weight, Mat<T> y) {
+  if (x.rows == 0) return;
+  for (int64_t i = 0; i < weight.low_ranks; ++i) {
+    const LowRank<Wide<T>>& of = weight.low_rank[i];
+    const ArenaMark mark(exec.arena);
+    const Mat<T> u = scaled_down(exec, of, x);
+    exec.linear_forward(u, of.b, nullptr, y.col_range(of.first, of.b.values.rows), Write::kAccumulate);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void Exec<T>::linear_forward(Mat<const T> x, Weight<W> weight, const W* bias, Mat<T> y, Write write) const {
+  ops.linear_forward(*this, x, weight, bias, y, write);
+  add_low_ranks(*this, x, weight, y);
+}
+
+template <class T>
+void Exec<T>::linear_add_forward(Mat<const T> x, Weight<W> weight, Mat<const T> addend, Mat<T> y) const {
+  ops.linear_add_forward(*this, x, weight, addend, y);
+  add_low_ranks(*this, x, weight, y);
+}
+
+template <class T>
+void Exec<T>::linear_backward(Mat<const T> dy, Mat<const T> x, Weight<W> weight, Mat<T> dx, Mat<W> dweight, W* dbias,
+                              Write write) const {
+  ops.linear_backward(*this, dy, x, weight, dx, dweight, dbias, write);
+  if (dy.rows == 0) return;
+  for (int64_t i = 0; i < weight.low_ranks; ++i) {
+    const LowRank<W>& of = weight.low_rank[i];
+    const ArenaMark mark(arena);
+    const Mat<T> u = scaled_down(*this, of, x), du = low_rank_rows<T>(arena, dy.rows, u.cols);
+    linear_backward(dy.col_range(of.first, of.b.values.rows), u, of.b, du, of.db, nullptr, Write::kOverwrite);
+    linear_backward(scaled<T>(*this, of, du), x, of.a, dx, of.da, nullptr, Write::kAccumulate);
+  }
+}
+
+#define FW_INSTANTIATE(T)                                                                                             \
+  template void Exec<T>::linear_forward(Mat<const T>, Weight<Wide<T>>, const Wide<T>*, Mat<T>, Write) const;          \
+  template void Exec<T>::linear_add_forward(Mat<const T>, Weight<Wide<T>>, Mat<const T>, Mat<T>) const;               \
+  template void Exec<T>::linear_backward(Mat<const T>, Mat<const T>, Weight<Wide<T>>, Mat<T>, Mat<Wide<T>>, Wide<T>*, \
+                                         Write) const;
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace fw
