@@ -209,8 +209,9 @@ template <class T>
 void expert_linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const ExpertRows& rows,
                             Weight<T> weight, Mat<T> dx, Mat<T> dweight) {
   for_experts(rows, [&](int64_t e, int64_t begin, int64_t count) {
+    const Mat<T> own = dweight.data == nullptr ? Mat<T>() : dweight.row_range(e * dy.cols, dy.cols);
     linear_backward<T>(exec, dy.row_range(begin, count), x.row_range(begin, count), weight_of(weight, e, dy.cols),
-                       dx.row_range(begin, count), dweight.row_range(e * dy.cols, dy.cols), nullptr, Write::kOverwrite);
+                       dx.row_range(begin, count), own, nullptr, Write::kOverwrite);
   });
 }
 
