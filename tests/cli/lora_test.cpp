@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/program.h"
 
@@ -49,6 +50,39 @@ class LoraRun : public testing::Test {
 };
 std::unique_ptr<Folder> LoraRun::folder_;
 bool LoraRun::ready_ = false;
+
+// The commands of docs/howto/fine-tune.md, on a small model that came from another program's folder.
+TEST_F(LoraRun, CommandsOfTheHowTo) {
+  const std::string model = *folder_ / "published";
+  ASSERT_EQ(fw::test::run({"export", base(), model}).code, 0);
+  const std::string page = slurp(FW_SOURCE_DIR "/docs/howto/fine-tune.md");
+  const size_t from = page.find("## A published model"), to = page.find("| `model_type`");
+  ASSERT_TRUE(from != std::string::npos && to != std::string::npos && from < to);
+  std::istringstream lines(page.substr(from, to - from));
+  int commands = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("    fastweight ")) continue;
+    std::istringstream words(line);
+    Args args;
+    for (std::string word; words >> word;) {
+      if (word == "MODEL") word = model;
+      if (word == "my.txt" || word == "held-out.txt") word = *folder_ / "text";
+      if (word == "tuned" || word == "for-others") word = *folder_ / ("of-the-page-" + word);
+      args.push_back(word == "500" ? "3" : word);
+    }
+    args.erase(args.begin());
+    if (args[0] == "train") args = args + Args{"--batch", "2", "--length", "32", "--threads", "1"};
+    if (args[0] == "eval") args = args + Args{"--context", "32"};
+    const Outcome outcome = fw::test::run(args);
+    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.err;
+    EXPECT_FALSE(outcome.out.empty()) << line;
+    ++commands;
+  }
+  EXPECT_EQ(commands, 10);
+  EXPECT_NE(slurp(*folder_ / "of-the-page-for-others/model.safetensors"), slurp(model + "/model.safetensors"));
+  EXPECT_EQ(nlohmann::json::parse(slurp(*folder_ / "of-the-page-for-others/config.json")),
+            nlohmann::json::parse(slurp(model + "/config.json")));
+}
 
 TEST_F(LoraRun, WritesAdaptersAndLeavesTheBaseAlone) {
   const nlohmann::json config = nlohmann::json::parse(slurp(tuned() + "/model/adapter_config.json"));
