@@ -326,6 +326,8 @@ void Train::load(Options& options) {
   apply_threads(o_.threads);
   allow_too_much_memory(!o_.check_memory);
   if (o_.resume && !options.said("data", "document_end")) o_.data.document_end = documents_end();
+  // A rate below the default of its end goes down to a tenth, as the defaults do.
+  if (!options.said("train", "min_lr") && o_.train.min_lr > o_.train.lr) o_.train.min_lr = o_.train.lr / 10;
   validate(o_.train);
   if (!(o_.dry_run || o_.profile) || !o_.data.text.empty()) validate(o_.data);
   for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text},

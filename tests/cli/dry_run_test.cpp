@@ -85,6 +85,14 @@ TEST(DryRun, PlansAGpusMemoryWithoutOne) {
   EXPECT_THAT(run(small + Args{"--memory", "much"}).err, HasSubstr("expected a size such as 22G"));
 }
 
+TEST(DryRun, ARateBelowTheDefaultEndGoesDownToATenth) {
+  EXPECT_THAT(run({"train", "--dry-run", "--lr", "1e-4"}).out, HasSubstr("min_lr = 1e-05"));
+  EXPECT_THAT(run({"train", "--dry-run", "--lr", "1e-3"}).out, HasSubstr("min_lr = 0.0002"));
+  const Outcome both = run({"train", "--dry-run", "--lr", "1e-4", "--min-lr", "2e-4"});
+  EXPECT_EQ(both.code, 2);
+  EXPECT_THAT(both.err, HasSubstr("min_lr: expected a number >= 0 and <= lr"));
+}
+
 TEST(DryRun, WhatTheRunWouldRefuseItRefuses) {
   Folder folder;
   spill(folder / "text", small_text());
