@@ -195,7 +195,7 @@ void write_qwen3_5_text(const ModelConfig& c, Json& json) {
 HfTensor qwen3_5_tensor(const ModelConfig& c, const ParamSpec& spec) {
   const auto [layer, part] = layer_name(spec.name);
   if (layer < 0) return outer_tensor(spec.name);
-  const auto named = [&](std::string_view theirs) { return HfTensor{in_layer(layer, theirs)}; };
+  const auto named = [at = layer](std::string_view theirs) { return HfTensor{in_layer(at, theirs)}; };
   if (part == "attn_norm.weight") return named("input_layernorm.weight");
   if (part == "mlp_norm.weight") return named("post_attention_layernorm.weight");
   if (!part.starts_with("attn.")) return named(part);
@@ -288,7 +288,7 @@ HfTensor olmo_hybrid_tensor(const ModelConfig& c, const ParamSpec& spec) {
   const auto [layer, part] = layer_name(spec.name);
   if (layer < 0) return outer_tensor(spec.name);
   const bool attention = c.layer_kind(layer) == LayerKind::kAttention;
-  const auto named = [&](std::string_view theirs) { return HfTensor{in_layer(layer, theirs)}; };
+  const auto named = [at = layer](std::string_view theirs) { return HfTensor{in_layer(at, theirs)}; };
   if (part == "attn_norm.weight")
     return named(attention ? "post_attention_layernorm.weight" : "input_layernorm.weight");
   if (part == "mlp_norm.weight")
