@@ -52,7 +52,7 @@ bool ends_with_module(const LoraTarget& target, const std::string& end) {
 }
 
 Json parsed_config(const std::string& path) {
-  const Json json = parse_json(read_file(path, size_t{1} << 24), "'" + path + "'");
+  Json json = parse_json(read_file(path, size_t{1} << 24), "'" + path + "'");
   if (!json.is_object()) fail_usage("'{}': expected an object, got {}", path, shown(json));
   return json;
 }

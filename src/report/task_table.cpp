@@ -220,7 +220,7 @@ Plot task_lengths(const std::vector<TaskResult>& results) {
 PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base) {
   PictureResult pictures =
       write_run_curves(task_curves(results), CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
-  const std::string script = plot_script(task_lengths(results));
+  std::string script = plot_script(task_lengths(results));
   if (script.empty()) return pictures;
   PictureResult lengths =
       draw_picture("picture of accuracies over lengths", base + "-lengths", 1080, 540, [&] { return script; });

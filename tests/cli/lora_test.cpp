@@ -67,7 +67,7 @@ TEST_F(LoraRun, CommandsOfTheHowTo) {
     for (std::string word; words >> word;) {
       if (word == "MODEL") word = model;
       if (word == "my.txt" || word == "held-out.txt") word = *folder_ / "text";
-      if (word == "tuned" || word == "for-others") word = *folder_ / ("of-the-page-" + word);
+      if (word == "tuned" || word == "for-others") word.insert(0, *folder_ / "of-the-page-");
       args.push_back(word == "500" ? "3" : word);
     }
     args.erase(args.begin());

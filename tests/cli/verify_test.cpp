@@ -16,7 +16,6 @@ namespace fw::test {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 class Verify : public ::testing::Test {
  protected:
