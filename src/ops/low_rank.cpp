@@ -3,21 +3,14 @@
 // dB += dy^T u, dA += scale (dy B)^T x, dx += scale (dy B) A.
 #include "base/arena_mark.h"
 #include "ops/exec.h"
+#include "ops/new_matrix.h"
 
 namespace fw {
 namespace {
 
-// As rows of activations lie: at multiples of 64 bytes.
-template <class T>
-Mat<T> low_rank_rows(Arena& arena, int64_t rows, int64_t rank) {
-  constexpr int64_t kAlign = 64 / static_cast<int64_t>(sizeof(T));
-  const int64_t stride = (rank + kAlign - 1) / kAlign * kAlign;
-  return {arena.alloc<T>(rows * stride), rows, rank, stride};
-}
-
 template <class T>
 Mat<T> scaled(const Exec<T>& exec, const LowRank<Wide<T>>& of, Mat<const T> x) {
-  const Mat<T> y = low_rank_rows<T>(exec.arena, x.rows, x.cols);
+  const Mat<T> y = new_matrix<T>(exec.arena, x.rows, x.cols);
   exec.device.fill(y.data, 0, static_cast<size_t>(y.rows * y.stride) * sizeof(T));
   exec.head_add_forward(x, of.scale, x.cols, y);
   return y;
@@ -26,7 +19,7 @@ Mat<T> scaled(const Exec<T>& exec, const LowRank<Wide<T>>& of, Mat<const T> x) {
 // u [T, rank]
 template <class T>
 Mat<T> scaled_down(const Exec<T>& exec, const LowRank<Wide<T>>& of, Mat<const T> x) {
-  const Mat<T> down = low_rank_rows<T>(exec.arena, x.rows, of.a.values.rows);
+  const Mat<T> down = new_matrix<T>(exec.arena, x.rows, of.a.values.rows);
   exec.linear_forward(x, of.a, nullptr, down, Write::kOverwrite);
   return scaled<T>(exec, of, down);
 }
@@ -64,7 +57,7 @@ void Exec<T>::linear_backward(Mat<const T> dy, Mat<const T> x, Weight<W> weight,
   for (int64_t i = 0; i < weight.low_ranks; ++i) {
     const LowRank<W>& of = weight.low_rank[i];
     const ArenaMark mark(arena);
-    const Mat<T> u = scaled_down(*this, of, x), du = low_rank_rows<T>(arena, dy.rows, u.cols);
+    const Mat<T> u = scaled_down(*this, of, x), du = new_matrix<T>(arena, dy.rows, u.cols);
     linear_backward(dy.col_range(of.first, of.b.values.rows), u, of.b, du, of.db, nullptr, Write::kOverwrite);
     linear_backward(scaled<T>(*this, of, du), x, of.a, dx, of.da, nullptr, Write::kAccumulate);
   }

@@ -4,18 +4,11 @@
 
 #include "base/arena_mark.h"
 #include "base/plan_device.h"
+#include "ops/new_matrix.h"
 #include "ops/profile.h"
 
 namespace fw {
 namespace {
-
-// As rows of activations lie: at multiples of 64 bytes.
-template <class T>
-Mat<T> rows_of(Arena& arena, int64_t rows, int64_t cols) {
-  constexpr int64_t kAlign = 64 / static_cast<int64_t>(sizeof(T));
-  const int64_t stride = (cols + kAlign - 1) / kAlign * kAlign;
-  return {arena.alloc<T>(rows * stride), rows, cols, stride};
-}
 
 // Whether a kernel of its own may run: none adds what a low rank gives.
 template <class T>
@@ -35,7 +28,7 @@ void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* n
     if (is_one_kernel(exec, weight) && normed_linear_on_cuda(exec, x, norm, eps, weight, bias, swiglu, y)) return;
   }
   const ArenaMark mark(exec.arena);
-  const Mat<T> h = rows_of<T>(exec.arena, x.rows, x.cols);
+  const Mat<T> h = new_matrix<T>(exec.arena, x.rows, x.cols);
   exec.rmsnorm_forward(x, norm, eps, h, exec.arena.template alloc<Wide<T>>(x.rows));
   swiglu ? swiglu_linear_forward(exec, Mat<const T>(h), weight, y)
          : exec.linear_forward(h, weight, bias, y, Write::kOverwrite);
@@ -50,7 +43,7 @@ void swiglu_linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> 
     if (is_one_kernel(exec, weight) && swiglu_linear_on_cuda(exec, x, weight, y)) return;
   }
   const ArenaMark mark(exec.arena);
-  const Mat<T> both = rows_of<T>(exec.arena, x.rows, 2 * y.cols);
+  const Mat<T> both = new_matrix<T>(exec.arena, x.rows, 2 * y.cols);
   exec.linear_forward(x, weight, nullptr, both, Write::kOverwrite);
   exec.swiglu_forward(both.col_range(0, y.cols), both.col_range(y.cols, y.cols), y);
 }

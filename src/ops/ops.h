@@ -54,10 +54,10 @@ struct WideOf<Bf16> {
 template <class T>
 using Wide = typename WideOf<T>::Type;
 
-// A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that
-// Params keeps, for products whose operands are bf16.
 template <class W>
 struct LowRank;
+// A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that
+// Params keeps, for products whose operands are bf16.
 template <class W>
 struct Weight {
   Mat<const W> values;
