@@ -221,31 +221,29 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   arena.rewind(mark);
 }
 
-template <class T>
-const SeqLayout& Recurrences<T>::stretched(int64_t rows) {
-  if (rows == 1) return layout_;
-  for (const Stretched& s : stretched_) {
-    if (s.rows == rows) return s.layout;
-  }
-  std::vector<int64_t> offsets = layout_.offsets();
+namespace {
+
+// With several rows a token.
+SeqLayout stretched(const SeqLayout& layout, int64_t rows) {
+  std::vector<int64_t> offsets = layout.offsets();
   for (int64_t& offset : offsets) offset *= rows;
-  stretched_.push_back({rows, SeqLayout(std::move(offsets))});
-  return stretched_.back().layout;
+  return SeqLayout(std::move(offsets));
 }
+
+}  // namespace
 
 template <class T>
 const Recurrence<T>& Recurrences<T>::of(const RecurrenceShape& shape, const SeqLayout& layout) {
   const int threads = num_threads();
   if (threads_ != threads || layout_.offsets() != layout.offsets()) {
     planned_.clear();
-    stretched_.clear();
     layout_ = layout;
     threads_ = threads;
   }
   for (const Planned& p : planned_) {
     if (p.shape == shape) return p.recurrence;
   }
-  planned_.push_back({shape, Recurrence<T>(shape, stretched(shape.rows), device_)});
+  planned_.push_back({shape, Recurrence<T>(shape, stretched(layout_, shape.rows), device_)});
   return planned_.back().recurrence;
 }
 

@@ -102,12 +102,6 @@ class Recurrences {
   const Device& device_;
   int threads_ = 0;   // a plan's workspace depends on their number
   SeqLayout layout_;  // that all are planned for
-  struct Stretched {
-    int64_t rows;
-    SeqLayout layout;
-  };
-  std::deque<Stretched> stretched_;  // the same with several rows a token
-  const SeqLayout& stretched(int64_t rows);
   std::deque<Planned> planned_;
 };
 
