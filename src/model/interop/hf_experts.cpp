@@ -16,14 +16,10 @@ struct ExpertDefaults {
   int64_t experts, top_k, size, shared;
 };
 
-// The loss of the balance counts in transformers where the router's logits are asked for.
+// transformers adds the loss of the balance only with output_router_logits.
 double read_balance(const Keys& keys) {
   const double coefficient = keys.number("router_aux_loss_coef", 0.001);
   return keys.truth("output_router_logits", false) ? coefficient : 0;
-}
-
-void check_count(const Keys& keys, const char* key, int64_t value) {
-  if (value < 1 || value > int64_t{1} << 24) fail_usage("{}: {}: expected 1 to 2^24, got {}", keys.where(), key, value);
 }
 
 void read_qwen_experts(const Keys& keys, ModelConfig& c, const ExpertDefaults& standard) {

@@ -15,11 +15,6 @@ constexpr const char *kLinearType = "linear_attention", *kFullType = "full_atten
 constexpr int64_t kInterval = 4;         // every fourth layer is attention
 constexpr double kOlmoOutputEps = 1e-5;  // of the recurrent layers' output norm, whatever the configuration says
 
-// Sizes that others are computed from; validate() has the exact limits.
-void check_count(const Keys& keys, const char* key, int64_t value) {
-  if (value < 1 || value > int64_t{1} << 24) fail_usage("{}: {}: expected 1 to 2^24, got {}", keys.where(), key, value);
-}
-
 void read_sizes(const Keys& keys, ModelConfig& c, int64_t vocab, int64_t hidden, int64_t intermediate, int64_t layers) {
   c.vocab_size = keys.whole("vocab_size", vocab);
   c.hidden_size = keys.whole("hidden_size", hidden);
@@ -67,6 +62,10 @@ HfTensor outer_tensor(const std::string& name) {
 std::string in_layer(int64_t layer, std::string_view part) { return fmt::format("model.layers.{}.{}", layer, part); }
 
 }  // namespace
+
+void check_count(const Keys& keys, const char* key, int64_t value) {
+  if (value < 1 || value > int64_t{1} << 24) fail_usage("{}: {}: expected 1 to 2^24, got {}", keys.where(), key, value);
+}
 
 void read_layer_types(const Keys& keys, ModelConfig& c) {
   const int64_t interval = keys.whole("full_attention_interval", kInterval);

@@ -11,6 +11,8 @@
 namespace fw::hf {
 
 // ---- what their readers have in common, for other hybrids too
+// Throws Error(kUsage) for a size outside of 1 to 2^24. validate() has the exact limits.
+void check_count(const Keys& keys, const char* key, int64_t value);
 // layer_types ("linear_attention" is recurrent, "full_attention" attention), or every full_attention_interval-th layer.
 void read_layer_types(const Keys& keys, ModelConfig& c);
 Json write_layer_types(const ModelConfig& c);
