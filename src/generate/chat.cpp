@@ -62,13 +62,12 @@ ChatFormat chat_format(const std::string& folder, const Tokenizer& tokenizer) {
     }
     token_of(tokenizer, mark);
   }
-  const std::string start(kStart), end(kEnd);
   ChatFormat format;
-  format.before_system = start + "system\n";
-  format.after_system = end + "\n";
-  format.before_user = start + "user\n";
-  format.after_user = end + "\n" + start + "assistant\n";
-  format.end = end;
+  format.before_system = fmt::format("{}system\n", kStart);
+  format.after_system = fmt::format("{}\n", kEnd);
+  format.before_user = fmt::format("{}user\n", kStart);
+  format.after_user = fmt::format("{}\n{}assistant\n", kEnd, kStart);
+  format.end = kEnd;
   format.between = "\n";
   format.end_token = token_of(tokenizer, kEnd);
   return format;
