@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "support/error_of.h"
+#include "train/checkpoint.h"
 #include "train/memory_plan.h"
 #include "training_support.h"
 
@@ -86,6 +87,31 @@ TEST(LoraRun, ResumesToTheBitAndOnlyWithTheSameBaseAndRank) {
     return read_text(folder.path() + run + "/model/adapter_model.safetensors");
   };
   EXPECT_EQ(adapters("/parted"), adapters("/whole"));
+}
+
+// The files have rows in the order of that program's tensors, the model in its own.
+TEST(LoraRun, CheckpointsOfAdaptersWithAnotherProgramsNames) {
+  const TempFolder folder;
+  const auto adapted = [] {
+    LanguageModel<float> model = load_model<float>(FW_SOURCE_DIR "/tests/conformance/models/qwen3_next");
+    model.add_adapters({{2, 4.0, false, {}}, "base", true});
+    return model;
+  };
+  LanguageModel<float> model = adapted(), loaded = adapted();
+  Random random(5);
+  for (const ParamSpec& spec : model.trained().specs()) {
+    std::vector<float> values(static_cast<size_t>(spec.size()));
+    for (float& x : values) x = static_cast<float>(random.normal());
+    model.trained().write_values(spec, values);
+  }
+  AdamW optimizer({}, model.trained()), other({}, loaded.trained());
+  TrainerState state;
+  state.step = 1;
+  state.adapters = "LoRA";
+  write_checkpoint(folder.path(), state, model, optimizer, *byte_tokenizer());
+  const std::string path = checkpoint_path(folder.path(), 1);
+  load_checkpoint(path, verify_checkpoint(path), loaded, other);
+  EXPECT_EQ(values_of(loaded.trained()), values_of(model.trained()));
 }
 
 // A step is one batch; the norm is summed in another order.
