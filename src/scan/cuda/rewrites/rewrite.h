@@ -49,7 +49,7 @@ class Rewrite {
   // Queues what makes the tensors behind the rewrite, of its call i.
   virtual ForwardTensors open(const ForwardTensors& front, int i, void* workspace) const = 0;
   virtual BackwardTensors open(const BackwardTensors& front, int i, void* workspace) const = 0;
-  // Queues the way back to what is asked for in front. behind: what open() returned, of the last call.
+  // Queues the conversion of the results in behind, which open() returned for the last call, to those of front.
   virtual void close(const ForwardTensors& front, const ForwardTensors& behind, void* workspace) const = 0;
   virtual void close(const BackwardTensors& front, const BackwardTensors& behind, void* workspace) const = 0;
 
