@@ -283,6 +283,11 @@ std::vector<Case> cases() {
       {"groups, window, dim 128", 4, 1, 128, 70, {150}},
       {"dim 96", 2, 1, 96, 0, {100}},
       {"dim 48, rows apart", 2, 2, 48, 40, {129}, {}, false, 8},
+      {"dim 256", 1, 1, 256, 0, {200}},
+      {"dim 200, rows apart", 2, 1, 200, 0, {100}, {}, false, 8},
+      {"packed, dim 256, window", 2, 1, 256, 70, {65, 3, 130}},
+      {"packed, neighbours without numbers, dim 256", 2, 2, 256, 0, {130, 40, 65}, {}, true},
+      {"history, dim 256", 2, 1, 256, 0, {70, 1}, {100, 64}},
       {"packed", 2, 1, 64, 0, {5, 130, 63, 0, 64, 1}},
       {"packed, window", 2, 2, 64, 33, {100, 7, 190}},
       {"packed, neighbours without numbers", 2, 1, 64, 50, {70, 100, 129, 3, 64}, {}, true},
@@ -296,6 +301,7 @@ std::vector<Case> cases() {
   };
 #ifndef FW_CUDA_EMULATION
   list.push_back({"2048 tokens, 8 heads of 128", 8, 8, 128, 0, {2048}});
+  list.push_back({"2048 tokens, 8 heads of 256", 8, 2, 256, 0, {2048}});
   list.push_back({"window 2048 of 4096 tokens, groups of four", 8, 2, 128, 2048, {4096}});
   list.push_back({"window 512 of 3000 tokens, packed", 4, 2, 64, 512, {1000, 3000, 17, 2049}});
 #endif
