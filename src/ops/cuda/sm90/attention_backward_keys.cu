@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     });
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dk[i] *= args.scale;
-    if (args.theta != 0) rotate_back<kDim>(dk, rotations, place_of_first(args, tile) + key - sight.offset);
+    if (args.theta != 0) rotate_back<kDim>(dk, rotations, position_of_first(args, tile) + key - sight.offset);
     const int row = tile.key + rows, valid = tile.keys - rows;
     leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf,
                 kLeaveBarrier + worker);
