@@ -150,18 +150,18 @@ std::optional<uint16_t> as_f16(float x) {
     if (by > 24 || (value & ((1u << by) - 1)) != 0) return std::nullopt;
     return value >> by;
   };
-  std::optional<uint32_t> rest;
+  std::optional<uint32_t> magnitude;
   if (exponent == -127) {
-    if (fraction == 0) rest = 0;  // zero; a float's subnormal is below a half's
-  } else if (exponent > 15) {     // infinity and NaN have 128
-    if (exponent == 128 && shifted(fraction, 13)) rest = 0x7c00u | fraction >> 13;
+    if (fraction == 0) magnitude = 0;  // zero; a float's subnormal is below a half's
+  } else if (exponent > 15) {          // infinity and NaN have 128
+    if (exponent == 128 && shifted(fraction, 13)) magnitude = 0x7c00u | fraction >> 13;
   } else if (exponent >= -14) {
-    if (shifted(fraction, 13)) rest = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;
+    if (shifted(fraction, 13)) magnitude = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;
   } else {
-    rest = shifted(0x800000u | fraction, -1 - exponent);
+    magnitude = shifted(0x800000u | fraction, -1 - exponent);
   }
-  if (!rest) return std::nullopt;
-  return static_cast<uint16_t>(sign | *rest);
+  if (!magnitude) return std::nullopt;
+  return static_cast<uint16_t>(sign | *magnitude);
 }
 
 // Parameters as tensors of a file: f32, or f16 or bf16 where every value is one of those. Owns what it converted until

@@ -114,7 +114,7 @@ StateView ModelState<T>::view(Tensor& tensor) const {
   }
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
-  most = std::bit_ceil(most);  // so that it seldom gets another place
+  most = std::bit_ceil(most);  // so that it is seldom allocated anew
   std::vector<void*> table(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
     for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();

@@ -37,7 +37,7 @@ class ObserverOnHost final : public PassObserver<T> {
   }
 
  private:
-  // [rows, cols] without the rest of its rows.
+  // [rows, cols] without what else its rows have.
   template <class Value>
   Mat<W> matrix(Mat<Value> from, std::vector<W>& to) {
     if (from.data == nullptr || from.rows == 0) return {};

@@ -27,7 +27,7 @@ struct RecurrenceInputs {
 #define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
   // Where the shape's log-decays are logits: these in place of g, with a_log [heads of g] (absent: 0) and dt_bias
-  // [heads of g, width]. Other gates that are logits lie in the places of their values.
+  // [heads of g, width]. Other gates that are logits lie in place of their values.
   Mat<T> g_logits;
   Wide<T>*a_log = nullptr, *dt_bias = nullptr;
   Wide<T>* precond_center = nullptr;  // [H]

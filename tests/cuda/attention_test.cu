@@ -37,7 +37,7 @@ struct Case {
 
 struct Problem {
   const Case& c;
-  std::vector<int64_t> places() const {
+  std::vector<int64_t> past_lengths() const {
     return c.history.empty() ? std::vector<int64_t>(1) : std::vector<int64_t>(c.history.begin(), c.history.end());
   }
   std::vector<AttentionSequence> sequences;
@@ -74,10 +74,10 @@ struct Problem {
   }
 };
 
-// (x, y) of the halves of a head at a place back by the angle of the place.
-void rotate_back(const Case& c, int64_t place, double* head) {
+// (x, y) of the halves of a head at a position back by its angle.
+void rotate_back(const Case& c, int64_t position, double* head) {
   for (int i = 0; c.theta > 0 && i < c.dim / 2; ++i) {
-    const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i],
+    const double angle = static_cast<double>(position) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i],
                  y = head[i + c.dim / 2];
     head[i] = x * std::cos(angle) + y * std::sin(angle);
     head[i + c.dim / 2] = y * std::cos(angle) - x * std::sin(angle);
@@ -110,7 +110,7 @@ Results run(const Problem& p, int blocks = kBlocks) {
   args.query_rows = p.query_rows, args.key_rows = p.key_rows;
   args.scale = 1 / std::sqrt(static_cast<float>(c.dim));
   args.sm_count = blocks;
-  DeviceBuffer<int64_t> positions(p.places());
+  DeviceBuffer<int64_t> positions(p.past_lengths());
   args.theta = c.theta;
   if (!c.history.empty()) args.positions = positions.data();
   args.tiles = query_tiles.data(),
@@ -138,12 +138,12 @@ Expected reference(const Problem& p) {
     const AttentionSequence& s = p.sequences[n];
     for (int h = 0; h < c.heads; ++h) {
       for (int i = 0; i < s.queries; ++i) {
-        const int place = i + s.keys - s.queries, from = c.window == 0 ? 0 : std::max(0, place - c.window + 1);
+        const int position = i + s.keys - s.queries, from = c.window == 0 ? 0 : std::max(0, position - c.window + 1);
         const size_t row = static_cast<size_t>(s.query + i) * p.q_row + h * c.dim;
         const auto key_row = [&](int j) { return static_cast<size_t>(s.key + j) * p.kv_row + h / p.group * c.dim; };
-        std::vector<double> score(static_cast<size_t>(place - from + 1));
+        std::vector<double> score(static_cast<size_t>(position - from + 1));
         double top = -INFINITY, sum = 0;
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           double dot = 0;
           for (int d = 0; d < c.dim; ++d) dot += from_bf16(p.q[row + d]) * from_bf16(p.k[key_row(j) + d]);
           top = std::max(top, score[j - from] = dot * scale);
@@ -152,7 +152,7 @@ Expected reference(const Problem& p) {
         e.lse[static_cast<size_t>(h) * p.query_rows + s.query + i] = (top + std::log(sum)) * 1.4426950408889634;
         double delta = 0;
         std::vector<double> dp(score.size());
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           score[j - from] /= sum;
           for (int d = 0; d < c.dim; ++d) {
             e.o[row + d] += score[j - from] * from_bf16(p.v[key_row(j) + d]);
@@ -160,7 +160,7 @@ Expected reference(const Problem& p) {
           }
           delta += score[j - from] * dp[j - from];
         }
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           const double ds = score[j - from] * (dp[j - from] - delta) * scale;
           for (int d = 0; d < c.dim; ++d) {
             e.dq[row + d] += ds * from_bf16(p.k[key_row(j) + d]);

@@ -160,7 +160,7 @@ TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
     models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
   EXPECT_LE(relative(logits, std::span(all).subspan(static_cast<size_t>(37) * 67, 67)), kBound);
 
-  const TempFolder folder;  // of this process alone: ctest runs the halves of this program side by side
+  const TempFolder folder;  // of this process alone: ctest runs the parts of this program side by side
   const std::string path = folder.path("state.safetensors"), rule = models.host.config().rule;
   state.save(path, rule, models.device.hash());
   ModelState<float> moved(models.host.config(), 1);
@@ -318,7 +318,7 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
 }
 
-// The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole
+// The values of a parameter are split in two on the device: logits, losses, values and moments have the bits of whole
 // ones, of values half way between two bf16 numbers too.
 class DeviceMasters : public ::testing::TestWithParam<Named> {};
 TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {

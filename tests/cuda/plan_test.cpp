@@ -169,17 +169,16 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   for (const auto& [rule, forward, backward] :
        {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n",
-                   "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
-        {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
+                   "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
+        {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
         {"comba", "erase_over_decay -> k256/prepare (sums) -> k256/forward (sums)\n",
-         "erase_over_decay -> k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join -> "
+         "erase_over_decay -> k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join -> "
          "erase_over_decay\n"},
         {"qdelta", "k256/prepare (sums) -> k256/forward (sums)\n",
-         "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
-        {"kaczmarz", "k256/prepare -> k256/forward\n",
-         "k256/reverse -> k256/gradients_gains (two halves) -> k256/join\n"},
+         "k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join\n"},
+        {"kaczmarz", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients_gains (split K) -> k256/join\n"},
         {"kda", "k256/prepare_keys -> k256/forward (keys)\n",
-         "k256/reverse (keys) -> k256/gradients_keys (two halves) -> k256/join\n"}}) {
+         "k256/reverse (keys) -> k256/gradients_keys (split K) -> k256/join\n"}}) {
     for (const int K : {129, 256}) {
       fw_desc desc = descriptor(rule);
       desc.K = K;

@@ -97,8 +97,8 @@ TEST(Small, HeadsThatShareKeys) {
   }
 }
 
-// Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys in two halves.
-TEST(Small, FormedGatesAndKeysInHalves) {
+// Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys split along K.
+TEST(Small, FusedGatesAndSplitKeys) {
   uint64_t seed = 940;
   for (const char* name : {"kda", "gated_deltanet2", "gla"}) {
     const Rule rule = preset(name).rule;
@@ -198,7 +198,7 @@ TEST(Small, K256Keys) {
   }
 }
 
-// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in
+// Blocks that stay take one chunk after another: many sequences, so that the coords of later chunks have to be found in
 // time.
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};

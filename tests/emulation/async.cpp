@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kMark = 0x6d62617272696572u & ~uint64_t{0xffff};
 constexpr int kMaxCount = (1 << 20) - 1;
 
-// Of another block of the cluster: `word` is what lies at the place of `barrier` there.
+// Of another block of the cluster: `word` is what lies at the offset of `barrier` there.
 std::size_t barrier_index(Block& of, uint64_t word, const uint64_t* barrier, const char* what) {
   Block& block = Block::current();
   const unsigned me = position.thread;

@@ -3,8 +3,8 @@
 //
 //   o_i = sum_j P_ij v_j,  P_ij = exp(scale q_i . k_j - lse_i)  over the keys j that query i sees
 //
-// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key). It sees
-// the keys up to its own place, of those the last `window` (0: all).
+// Query i of a sequence of N queries and M keys stands at position i + M - N (the last query is at the last key). It
+// sees the keys up to its own position, of those the last `window` (0: all).
 //
 //   attention_forward             o, and lse where it is asked for
 //   attention_backward_queries    delta_i = o_i . dO_i and dq
@@ -56,7 +56,7 @@ struct AttentionArgs {
   // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they
   // were before. 0: not turned.
   double theta = 0;
-  const int64_t* positions = nullptr;  // [sequences]: the place of a sequence's first query; null: 0. Device memory
+  const int64_t* positions = nullptr;  // [sequences]: the position of a sequence's first query; null: 0. Device memory
 };
 
 // Tiles of queries for the first two, of keys for the third. Throw Error(kInternal) for tensors that they cannot take,

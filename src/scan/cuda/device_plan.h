@@ -102,9 +102,9 @@ struct BackwardRegions {
   Region head_sums;          // GradientArgs::head_sums
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
-  // float [2, .., tokens, HV], of DevicePlan::k256: what both halves make of gradients of one scalar per token and the
+  // float [2, .., tokens, HV], of DevicePlan::k256: what both calls make of gradients of one scalar per token and the
   // slopes of q and k
-  Region halves;
+  Region k256_scalars;
   Region ready;  // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::overlap_grad_with_scan
   Region token;  // of token_backward
   SegmentRegions segments;

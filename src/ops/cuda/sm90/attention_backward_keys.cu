@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       FW_UNROLL
       for (float& x : dk) x *= args.scale;
       if constexpr (kDim <= 128) {
-        if (args.theta != 0) rotate_back<kDim>(dk, rotations, place_of_first(args, tile) + key - sight.offset);
+        if (args.theta != 0) rotate_back<kDim>(dk, rotations, position_of_first(args, tile) + key - sight.offset);
       }
       leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf,
                   kLeaveBarrier + worker);

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dq[i] *= args.scale;
     if constexpr (kDim <= 128) {
-      if (args.theta != 0) rotate_back<kDim>(dq, rotations, place_of_first(args, tile) + query);
+      if (args.theta != 0) rotate_back<kDim>(dq, rotations, position_of_first(args, tile) + query);
     }
     leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim,
                 shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);

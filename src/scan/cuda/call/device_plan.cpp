@@ -77,7 +77,7 @@ struct ReversePass {
 
 // Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan.
 // Sequences of different lengths count as equal ones, all as long as the longest and with as many chunks in all. Blocks
-// of short ones are soon over and leave their places to others.
+// of short ones are soon over and leave their SMs to others.
 struct SegmentShape {
   Costs costs;
   int64_t sm_count, chunks, tiles, blocks, map_blocks;
@@ -284,7 +284,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const auto specs = token_specs(rule);
   const int64_t numbers =
       std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
-  r.halves = regions.take(2 * (numbers + 2) * scalar, device.k256);
+  r.k256_scalars = regions.take(2 * (numbers + 2) * scalar, device.k256);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.overlap_grad_with_scan);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K),
                                               static_cast<int32_t>(plan.V), plan.longest, device.sm_count),

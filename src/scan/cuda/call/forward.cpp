@@ -96,7 +96,7 @@ class ForwardRun {
     if (save) args.backward_lo = lo_tiles(device_.saved.hi_lo, kept_);
     args.pairs = save ? kept_.at<IntraChunk>(device_.saved.pairs) : nullptr;
     args.keeps_intra_chunk = (pipeline_.prepare.leaves & kIntraChunk) != 0;
-    if (!save && args.keeps_intra_chunk) {  // A and P in the place of chunk tiles, after the numbers
+    if (!save && args.keeps_intra_chunk) {  // A and P in place of chunk tiles, after the numbers
       args.pairs = reinterpret_cast<IntraChunk*>(static_cast<RowScales*>(args.forward) + device_.chunks * plan_.HV);
       static_assert(sizeof(RowScales) + sizeof(IntraChunk) <= sizeof(FwdTiles<64>));
     }
@@ -114,7 +114,7 @@ class ForwardRun {
     scan_.uses_decay_cutoff = decay_cutoff_arg(plan_, device_, problem_);
   }
   void prepare_k256() {
-    K256PrepareArgs args = k256_places(device_, saved_, space_);
+    K256PrepareArgs args = k256_prepare_args(device_, saved_, space_);
     args.problem = problem_;
     args.z = space_.at<uint16_t>(device_.forward.z);
     k256_prepare(args, pipeline_.prepare.kernel, device_.chunks, plan_.stream);

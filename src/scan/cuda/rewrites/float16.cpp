@@ -50,14 +50,13 @@ TokenTensor<float> StagedFloat16::rows_at(const TokenTensor<float>& like, const 
   return contiguous_rows(like, plan_.T, static_cast<char*>(workspace) + row.region.offset, row.bf16);
 }
 
-void StagedFloat16::add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const {
+void StagedFloat16::add(const TokenTensor<float>& tensor, const TokenTensor<float>& rows, Float16Args& args) const {
   Float16Task& task = args.tasks[args.count++];
-  task.halves.data = halves.f16;
-  task.halves.stride_b = halves.stride_b, task.halves.stride_t = halves.stride_t,
-  task.halves.stride_h = halves.stride_h;
+  task.f16.data = tensor.f16;
+  task.f16.stride_b = tensor.stride_b, task.f16.stride_t = tensor.stride_t, task.f16.stride_h = tensor.stride_h;
   task.rows = token_arg(plan_, rows);
-  task.heads = static_cast<int32_t>(halves.heads);
-  task.dim = static_cast<int32_t>(halves.dim);
+  task.heads = static_cast<int32_t>(tensor.heads);
+  task.dim = static_cast<int32_t>(tensor.dim);
 }
 
 Float16Tokens StagedFloat16::tokens() const {
@@ -68,10 +67,10 @@ Inputs<float> StagedFloat16::inputs(const Inputs<float>& in, void* workspace) co
   Inputs<float> made = in;
   Float16Args args;
   for (size_t i = 0; i < kTokenTensors; ++i) {
-    const TokenTensor<float>& halves = in.*kInputTokens<float>[i];
-    if (halves.f16 == nullptr) continue;
-    made.*kInputTokens<float>[i] = rows_at(halves, values_[i], workspace);
-    add(halves, made.*kInputTokens<float>[i], args);
+    const TokenTensor<float>& tensor = in.*kInputTokens<float>[i];
+    if (tensor.f16 == nullptr) continue;
+    made.*kInputTokens<float>[i] = rows_at(tensor, values_[i], workspace);
+    add(tensor, made.*kInputTokens<float>[i], args);
   }
   from_float16(args, tokens(), plan_.stream);
   return made;
@@ -109,8 +108,8 @@ void StagedFloat16::close(const ForwardTensors& front, const ForwardTensors& beh
 void StagedFloat16::close(const BackwardTensors& front, const BackwardTensors& behind, void*) const {
   Float16Args args;
   for (const auto token : kInputTokens<float>) {
-    const TokenTensor<float>& halves = front.grads.*token;
-    if (halves.f16 != nullptr) add(halves, behind.grads.*token, args);
+    const TokenTensor<float>& tensor = front.grads.*token;
+    if (tensor.f16 != nullptr) add(tensor, behind.grads.*token, args);
   }
   to_float16(args, tokens(), plan_.stream);
 }

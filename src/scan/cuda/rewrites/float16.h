@@ -31,7 +31,7 @@ class StagedFloat16 final : public Rewrite {
   };
   Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
   TokenTensor<float> rows_at(const TokenTensor<float>& like, const Row& row, void* workspace) const;
-  void add(const TokenTensor<float>& halves, const TokenTensor<float>& rows, Float16Args& args) const;
+  void add(const TokenTensor<float>& tensor, const TokenTensor<float>& rows, Float16Args& args) const;
   Float16Tokens tokens() const;
 
   const Plan& plan_;

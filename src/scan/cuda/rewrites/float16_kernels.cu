@@ -59,7 +59,7 @@ struct Tasks {
 };
 
 template <int kN>
-FW_DEVICE void load_halves(const uint16_t* from, float (&x)[kN]) {
+FW_DEVICE void load_f16(const uint16_t* from, float (&x)[kN]) {
   if constexpr (kN == 8) {
     const uint4 a = *reinterpret_cast<const uint4*>(from);
     const uint32_t words[4] = {a.x, a.y, a.z, a.w};
@@ -72,7 +72,7 @@ FW_DEVICE void load_halves(const uint16_t* from, float (&x)[kN]) {
   }
 }
 template <int kN>
-FW_DEVICE void store_halves(uint16_t* to, const float (&x)[kN]) {
+FW_DEVICE void store_f16(uint16_t* to, const float (&x)[kN]) {
   if constexpr (kN == 8) {
     *reinterpret_cast<uint4*>(to) =
         make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]), half_pair(x[6], x[7]));
@@ -89,16 +89,16 @@ FW_DEVICE void convert_rows(const Float16Task& x, int pieces, const Float16Token
   for (int64_t i = int64_t{block_index_x()} * kThreads + thread_index(); i < all; i += step) {
     const int64_t row = i / pieces, token = row / x.heads, b = token / tokens.batch, t = token - b * tokens.batch;
     const int channel = static_cast<int>(i - row * pieces) * kN, head = static_cast<int>(row - token * x.heads);
-    uint16_t* const halves = static_cast<uint16_t*>(x.halves.data) + b * x.halves.stride_b + t * x.halves.stride_t +
-                             head * x.halves.stride_h + channel;
+    uint16_t* const f16 =
+        static_cast<uint16_t*>(x.f16.data) + b * x.f16.stride_b + t * x.f16.stride_t + head * x.f16.stride_h + channel;
     const int64_t at = b * x.rows.stride_b + t * x.rows.stride_t + head * x.rows.stride_h;
     const Rows rows{static_cast<char*>(x.rows.data) + at * (x.rows.bf16 != 0 ? 2 : 4), 0, x.rows.bf16};
     float values[kN];
     if constexpr (kBack) {
       load_channels(rows, 0, channel, x.dim, values);
-      store_halves(halves, values);
+      store_f16(f16, values);
     } else {
-      load_halves(halves, values);
+      load_f16(f16, values);
       store_channels(rows, 0, channel, x.dim, values);
     }
   }
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) float16_kernel(const __grid_constant
 
 // Rows of 16-byte vectors wherever a head begins (contiguous ones of the workspace are, if dim is a multiple of 8).
 bool whole(const Float16Task& x) {
-  const uint64_t strides = static_cast<uint64_t>(x.halves.stride_b | x.halves.stride_t | x.halves.stride_h);
-  return x.dim % 8 == 0 && strides % 8 == 0 && (reinterpret_cast<uintptr_t>(x.halves.data) & 15) == 0;
+  const uint64_t strides = static_cast<uint64_t>(x.f16.stride_b | x.f16.stride_t | x.f16.stride_h);
+  return x.dim % 8 == 0 && strides % 8 == 0 && (reinterpret_cast<uintptr_t>(x.f16.data) & 15) == 0;
 }
 
 template <bool kBack>

@@ -11,7 +11,7 @@ namespace fw::cuda {
 // The float16 side's TokenArg has the strides of its 16-bit elements and is not looked at as bf16; the other says what
 // it is. divisor: unused.
 struct Float16Task {
-  TokenArg halves, rows;
+  TokenArg f16, rows;
   int32_t heads = 0, dim = 0;
 };
 struct Float16Args {

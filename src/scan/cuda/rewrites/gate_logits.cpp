@@ -28,7 +28,7 @@ GateTokens tokens_of(const Plan& plan) {
   return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)};
 }
 
-// Where FusedGates has a gate's law and the place of its values; null: kernels never form it themselves.
+// Where FusedGates has a gate's law and the address of its values; null: kernels never form it themselves.
 struct FusedMembers {
   GateLaw<float> FusedGates::*law = nullptr;
   float* FusedGates::Numbers::*values = nullptr;
@@ -57,7 +57,7 @@ auto* law_in(Fused& fused, const GateSpec& spec) {
 }
 
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels
-// and places read.
+// and the buffers read.
 FusedGates token_activations(const Plan& plan) {
   FusedGates fused;
   if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips))
@@ -129,7 +129,7 @@ FusedGates fused_activations(const Plan& plan, bool chunk_form) {
 }
 
 // Of these the ones that they do take. traits: of the call, with the logits in place of values (backward: and the
-// places of gradients).
+// buffers of gradients).
 FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws,
                             const CallTraits& traits, bool backward, bool made) {
   if (!laws.any()) return {};
@@ -282,15 +282,15 @@ bool GateLogits::takes_values(const Gate& gate, const Inputs<float>& in, const F
   return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
 }
 
-FusedGates GateLogits::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
-                                   char* saved) const {
-  FusedGates placed = fused;
+FusedGates GateLogits::with_value_buffers(const FusedGates& fused, const Inputs<float>& in, void* workspace,
+                                          char* saved) const {
+  FusedGates buffered = fused;
   for (const Gate& gate : gates_) {
     if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
-    placed.numbers.*members_of(gate.spec).values =
+    buffered.numbers.*members_of(gate.spec).values =
         reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
-  return placed;
+  return buffered;
 }
 
 Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, const Inputs<float>& in) {
@@ -342,7 +342,7 @@ ForwardTensors GateLogits::open(const ForwardTensors& front, int, void* workspac
   behind.forms.made_last = last_ && std::any_of(gates_.begin(), gates_.end(),
                                                 [&](const Gate& gate) { return takes_values(gate, front.in, gates); });
   behind.in = values(front.in, gates, workspace, saved, false);
-  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  behind.forms.gates = with_value_buffers(gates, front.in, workspace, saved);
   return behind;
 }
 
@@ -352,7 +352,7 @@ BackwardTensors GateLogits::open(const BackwardTensors& front, int, void* worksp
   BackwardTensors behind = front;
   behind.forms.parts = fused_parts(gates, front.grads, workspace);
   behind.in = values(front.in, gates, workspace, saved, saved != nullptr);
-  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  behind.forms.gates = with_value_buffers(gates, front.in, workspace, saved);
   behind.grads = gradients(front.in, gates, front.grads, workspace);
   return behind;
 }

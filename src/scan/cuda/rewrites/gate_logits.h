@@ -54,9 +54,9 @@ class GateLogits final : public Rewrite {
   // backward. made: backward, of a forward that has left the values of numbers, by whatever kernel.
   FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const;
   FusedGates expected(bool backward) const;
-  // `fused` with the places where kernels leave the values of numbers that they form: in `saved`, or, where that is
+  // `fused` with the buffers where kernels leave the values of numbers that they form: in `saved`, or, where that is
   // null, in the workspace.
-  FusedGates with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace, char* saved) const;
+  FusedGates with_value_buffers(const FusedGates& fused, const Inputs<float>& in, void* workspace, char* saved) const;
   // Where gradients() leaves what a_log and dt_bias take; null: they want nothing of log-decays that are fused.
   float* fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const;
 
