@@ -147,6 +147,23 @@ TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
   }
 }
 
+// Kernels of a decoded token's rows run in passes of several tokens too.
+TEST_P(DeviceModel, FewTokensAreThoseOfTheCpu) {
+  Pair models(GetParam().config);
+  const std::vector<int32_t> ids = random_ids(8, 9);
+  std::vector<float> got(67), want(67);
+  for (const size_t count : {2, 5}) {
+    ModelState<float> state(models.device.config(), 1, cuda_device()), of_host(models.host.config(), 1);
+    const SeqLayout layout({0, static_cast<int64_t>(count)}), next({0, 1});
+    models.device.forward_last(std::span(ids).first(count), layout, state, Mat<float>(got.data(), 1, 67));
+    models.host.forward_last(std::span(ids).first(count), layout, of_host, Mat<float>(want.data(), 1, 67));
+    EXPECT_LE(relative(got, want), kBound) << count;
+    models.device.forward_last(std::span(ids).subspan(count, 1), next, state, Mat<float>(got.data(), 1, 67));
+    models.host.forward_last(std::span(ids).subspan(count, 1), next, of_host, Mat<float>(want.data(), 1, 67));
+    EXPECT_LE(relative(got, want), kBound) << "and one more";
+  }
+}
+
 TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   Pair models(GetParam().config);
   const std::vector<int32_t> ids = random_ids(40, 9);
