@@ -6,6 +6,8 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <ranges>
 #include <set>
 #include <string>
 #include <utility>
@@ -258,6 +260,24 @@ std::vector<Named> models() {
                            })},
       {"mesa", tiny("gated_deltanet2", {"mesa", "window"})},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
+      // All experts are chosen: of nearly equal scores bf16 may choose otherwise than the CPU (DeviceExperts below).
+      {"experts", with(tiny("gated_deltanet", {"recurrent", "attention"}),
+                       [](ModelConfig& c) {
+                         c.mlp = "experts";
+                         c.experts.num_experts = c.experts.top_k = 4;
+                         c.experts.intermediate_size = 40, c.experts.shared_size = 24;
+                         c.experts.shared_gate = true;
+                         c.experts.balance = 0.1;
+                       })},
+      {"sigmoid_experts", with(tiny("kda", {"mla", "recurrent"}),
+                               [](ModelConfig& c) {
+                                 c.mla.kv_rank = 16, c.mla.key_dim = c.mla.value_dim = 32, c.mla.shared_key_dim = 8;
+                                 c.mlp = "experts";
+                                 c.experts.num_experts = c.experts.top_k = 3;
+                                 c.experts.router = "sigmoid", c.experts.correction_bias = true;
+                                 c.experts.intermediate_size = 24, c.experts.shared_size = 24;
+                                 c.experts.dense_layers = 1, c.experts.scale = 2.4;
+                               })},
   };
 }
 INSTANTIATE_TEST_SUITE_P(Models, DeviceModel, ::testing::ValuesIn(models()),
@@ -333,6 +353,62 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kMlp, false), undisturbed);
   EXPECT_EQ(run(Recompute::kAll, false), undisturbed);
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
+}
+
+// Experts that not every token passes. bf16 chooses otherwise where two scores are nearly equal, so most tokens are
+// compared, not all.
+ModelConfig chosen_experts() {
+  ModelConfig c = tiny("gated_deltanet", {"recurrent", "attention"});
+  c.mlp = "experts";
+  c.experts.num_experts = 8, c.experts.top_k = 3;
+  c.experts.groups = 4, c.experts.top_groups = 3;
+  c.experts.intermediate_size = 40, c.experts.shared_size = 24;
+  c.experts.shared_gate = true;
+  return c;
+}
+
+TEST(DeviceExpertModel, MostTokensAreThoseOfTheCpu) {
+  Pair models(chosen_experts());
+  const SeqLayout layout({0, 70, 75, 130});
+  const std::vector<int32_t> ids = random_ids(layout.tokens(), 7), targets = random_ids(layout.tokens(), 8);
+  std::vector<float> want(ids.size() * 67), got(want.size());
+  models.host.forward_all(ids, layout, nullptr, Mat<float>(want.data(), layout.tokens(), 67));
+  models.device.forward_all(ids, layout, nullptr, Mat<float>(got.data(), layout.tokens(), 67));
+  const auto near = std::ranges::count_if(std::views::iota(size_t{0}, ids.size()), [&](size_t t) {
+    return relative(std::span(got).subspan(67 * t, 67), std::span(want).subspan(67 * t, 67)) <= kBound;
+  });
+  EXPECT_GE(near, 100) << "of 130 tokens";
+  const double scale = 1.0 / static_cast<double>(ids.size());
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, scale),
+                loss = models.device.forward_backward(ids, targets, layout, scale);
+  EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
+  const std::vector<int64_t> load = models.device.take_expert_load(), of_host = models.host.take_expert_load();
+  ASSERT_EQ(load.size(), 16U);
+  int64_t elsewhere = 0;
+  for (size_t i = 0; i < load.size(); ++i) elsewhere += std::abs(load[i] - of_host[i]);
+  EXPECT_LE(elsewhere, 2 * 30);
+  for (const size_t layer : {0, 8})
+    EXPECT_EQ(std::accumulate(load.begin() + static_cast<int64_t>(layer),
+                              load.begin() + static_cast<int64_t>(layer) + 8, int64_t{0}),
+              3 * 130);
+}
+
+TEST(DeviceExpertModel, TrainsWithTheSameBitsRecomputed) {
+  const auto run = [&](Recompute level) {
+    LanguageModel<float> model(chosen_experts(), cuda_device());
+    Random random(3);
+    model.init(random);
+    model.set_recompute(level);
+    AdamW optimizer({}, model.params());
+    std::vector<float> all;
+    for (uint64_t i = 0; i < 2; ++i) all.push_back(static_cast<float>(step(model, optimizer, i)));
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      all.insert(all.end(), view.span().begin(), view.span().end());
+    }
+    return all;
+  };
+  EXPECT_EQ(run(Recompute::kAll), run(Recompute::kNone));
 }
 
 // The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole
