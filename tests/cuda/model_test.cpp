@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <numeric>
 #include <ranges>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -569,6 +571,58 @@ TEST(DeviceStepPlan, FitsWhatItIsGivenWithTheSameBits) {
     EXPECT_NE(std::string(error.what()).find(fmt::format("{} bytes", plan.total())), std::string::npos) << error.what();
   }
   EXPECT_GE(seen.size(), 4U);
+}
+
+// A model that only runs keeps the bf16 weights of its files as they are, with the same bits.
+TEST(DeviceFolder, Bf16WeightsStayBf16) {
+  const TempFolder folder;
+  ModelConfig config = chosen_experts();
+  config.tie_word_embeddings = false;
+  LanguageModel<float> made(config);
+  Random random(3);
+  made.init(random);
+  save_model(folder.path(), made);
+  std::deque<std::vector<Bf16>> rounded;
+  // One matrix is float32, or none.
+  const auto write = [&](bool all) {
+    SafetensorsWriter writer;
+    for (const ParamSpec& spec : made.params().specs()) {
+      const HostView<float> view = made.params().host_values(spec);
+      if (!spec.operand() || (!all && spec.name == "lm_head.weight")) {
+        writer.add_copy<float>(spec.name, spec.shape, view.span());
+        continue;
+      }
+      std::vector<Bf16>& numbers = rounded.emplace_back(view.span().size());
+      round_to_bf16(static_cast<int64_t>(numbers.size()), view.span().data(), numbers.data());
+      writer.add(spec.name, "BF16", spec.shape, std::as_bytes(std::span(numbers)));
+    }
+    writer.write(folder.path("model.safetensors"));
+  };
+  const std::vector<int32_t> ids = random_ids(70, 4);
+  const auto load = [&](LoadFor use) {
+    CountingDevice device;
+    const LanguageModel<float> model = load_model<float>(folder.path(), device, use);
+    return std::pair(model.hash(), device.peak());
+  };
+  const auto logits = [&](LoadFor use) {
+    LanguageModel<float> model = load_model<float>(folder.path(), cuda_device(), use);
+    std::vector<float> all(ids.size() * 67);
+    model.forward_all(ids, SeqLayout({0, 70}), nullptr, Mat<float>(all.data(), 70, 67));
+    return all;
+  };
+  write(true);
+  const auto [hash, bytes] = load(LoadFor::kTraining);
+  const auto [same, fewer] = load(LoadFor::kForward);
+  EXPECT_EQ(same, hash);
+  EXPECT_EQ(logits(LoadFor::kForward), logits(LoadFor::kTraining));
+  int64_t operands = 0;
+  for (const ParamSpec& spec : made.params().specs()) operands += spec.operand() ? spec.size() : 0;
+  EXPECT_LE(fewer + static_cast<size_t>(2 * operands), bytes);
+  write(false);
+  const auto [mixed, all_halves] = load(LoadFor::kForward);
+  EXPECT_EQ(all_halves, bytes);
+  EXPECT_NE(mixed, hash);
+  EXPECT_EQ(load(LoadFor::kTraining).first, mixed);
 }
 
 }  // namespace
