@@ -289,6 +289,13 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   size_ = static_cast<size_t>(info.st_size);
 }
 
+void MappedFile::forget(std::span<const std::byte> part) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page,
+                  end = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) / page * page;
+  if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);  // a hint
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }

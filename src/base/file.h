@@ -49,6 +49,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  // Gives back the memory of those of the bytes that fill pages; they are read again when they are looked at.
+  void forget(std::span<const std::byte> part) const;
 
  private:
   const std::byte* data_ = nullptr;

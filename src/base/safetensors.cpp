@@ -316,7 +316,10 @@ uint64_t checksum_of(std::string_view header, size_t offset, std::span<const std
 
 int64_t TensorInfo::count() const { return element_count(shape); }
 
-SafetensorsReader::SafetensorsReader(const std::string& path) : map_(path), name_(path) { parse(map_.bytes()); }
+SafetensorsReader::SafetensorsReader(const std::string& path) : map_(path), name_(path) {
+  parse(map_.bytes());
+  forget(map_.bytes());  // the checksum is of all
+}
 
 SafetensorsReader::SafetensorsReader(std::span<const std::byte> content, const std::string& name) : name_(name) {
   parse(content);

@@ -34,6 +34,8 @@ class SafetensorsReader {
   // Error(kUsage) naming file, tensor, what was expected and what came, when it is missing or dtype or shape differ.
   template <class T>
   void read(const std::string& name, std::span<const int64_t> shape, std::span<T> out) const;
+  // Of a mapped file: its memory is free until the bytes are read again.
+  void forget(std::span<const std::byte> bytes) const { map_.forget(bytes); }
 
  private:
   void parse(std::span<const std::byte> content);

@@ -139,7 +139,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   for (const std::string& warning : warnings) say_aside("warning: {}\n", warning);
   if (const OtherTensors others(folder); !others.empty())
     say_aside("'{}': left aside, since they are no part of the text model: {}\n", folder, others.description());
-  OpenModel open{folder, adapters, load_model<float>(folder, device_named(device)), nullptr, {}};
+  OpenModel open{folder, adapters, load_model<float>(folder, device_named(device), LoadFor::kForward), nullptr, {}};
   check_finite(open.model, folder);
   if (!adapters.empty()) load_adapters(adapters, open.model);
   const int64_t vocab_size = open.model.config().vocab_size;

@@ -35,6 +35,10 @@ size_t arena_block(const Device& device) {
 // before it takes any memory.
 void require_layers(const ModelConfig& c, const Device& device) {
   if (device.kind() == FW_DEVICE_CPU) return;
+  if (c.mlp == "experts" && c.experts.num_experts > cuda::kinds::kMostExperts) {
+    fail_usage("device: expected the CPU, or at most {} experts of a layer on CUDA devices, got {}",
+               cuda::kinds::kMostExperts, c.experts.num_experts);
+  }
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const MixerSpec spec = c.layer_spec(i);
     const auto* mesa = std::get_if<MesaSpec>(&spec);

@@ -123,8 +123,12 @@ class LanguageModel {
 // a model is ours, in one file.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
+// kForward: the model will not be trained. With bf16 activations the files' weights then stay bf16, 2 bytes each, if
+// all operands of products are.
+enum class LoadFor { kTraining, kForward };
 template <class T>
-LanguageModel<T> load_model(const std::string& folder, Device& device = host_device());
+LanguageModel<T> load_model(const std::string& folder, Device& device = host_device(),
+                            LoadFor use = LoadFor::kTraining);
 // The configuration of such a folder; `warnings` gets what its config.json has that is not looked at
 // (interop/hf_config.h).
 ModelConfig read_model_config(const std::string& folder, StringList* warnings = nullptr);

@@ -124,6 +124,15 @@ ModelFiles::ModelFiles(const std::string& folder) : name_(folder + kFile) {
   }
 }
 
+const std::byte* ModelFiles::bytes_of(const std::string& name, const std::string& dtype,
+                                      std::span<const int64_t> shape) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return nullptr;
+  const TensorInfo& tensor = found->second;
+  const bool same = tensor.dtype == dtype && std::ranges::equal(tensor.shape, shape);
+  return same ? tensor.bytes.data() : nullptr;
+}
+
 void ModelFiles::fail_missing(const std::string& name) const {
   fail_usage("'{}': tensor '{}' is missing: none of the shards has it", name_, excerpt(name));
 }

@@ -25,15 +25,23 @@ class ModelFiles {
   const std::map<std::string, std::string>& metadata() const { return files_.front().metadata(); }
   // What messages call it: the file, or the index.
   const std::string& name() const { return name_; }
-  // As SafetensorsReader::read().
+  // As SafetensorsReader::read(); the file's memory is free again.
   template <class T>
   void read(const std::string& name, std::span<const int64_t> shape, std::span<T> out) const {
-    const auto file = file_of_.find(name);
-    if (file == file_of_.end() && files_.size() > 1) fail_missing(name);
-    (file == file_of_.end() ? files_.front() : *file->second).read<T>(name, shape, out);
+    const SafetensorsReader& file = file_with(name);
+    file.read<T>(name, shape, out);
+    file.forget(tensors_.at(name).bytes);
   }
+  // The bytes of a tensor of this type and shape; null where it has another. forget() them.
+  const std::byte* bytes_of(const std::string& name, const std::string& dtype, std::span<const int64_t> shape) const;
+  void forget(const std::string& name) const { file_with(name).forget(tensors_.at(name).bytes); }
 
  private:
+  const SafetensorsReader& file_with(const std::string& name) const {
+    const auto file = file_of_.find(name);
+    if (file == file_of_.end() && files_.size() > 1) fail_missing(name);
+    return file == file_of_.end() ? files_.front() : *file->second;
+  }
   [[noreturn]] void fail_missing(const std::string& name) const;
   std::string name_;
   std::deque<SafetensorsReader> files_;

@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/nearest.h"
+#include "base/plan_device.h"
 #include "base/printable.h"
 #include "base/python_json.h"
 #include "base/safetensors.h"
@@ -301,8 +302,98 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
   write_file_atomic(folder + "/config.json", config.dump(2) + "\n");
 }
 
+namespace {
+
+// Where the values of a parameter lie in the files.
+struct WeightSource {
+  HfTensor tensor;
+  std::vector<int64_t> shape;  // of the tensor as the file has it
+  std::vector<HfPart> parts;   // experts one by one in its place
+};
+
+WeightSource source_of(const Folder& folder, const ModelFiles& files, const ParamSpec& spec) {
+  WeightSource source;
+  source.tensor = folder.tensor(spec, files);
+  source.shape = shape_in_file(folder, files, source.tensor.name, whole_shape(source.tensor, spec));
+  if (folder.hf.is_null() || !spec.stacked || files.has(source.tensor.name)) return source;
+  std::vector<HfPart> single = single_experts(source.tensor.name, spec);
+  if (files.has(single.front().name)) source.parts = std::move(single);
+  return source;
+}
+
+// Whether all operands of products are bf16 in the files.
+bool only_bf16(const Folder& folder, const ModelFiles& files) {
+  const auto is_bf16 = [&](const std::string& name) {
+    const auto found = files.tensors().find(name);
+    return found != files.tensors().end() && found->second.dtype == "BF16";
+  };
+  PlanDevice device;
+  const LanguageModel<float> planned(folder.config, device);
+  return std::ranges::all_of(planned.params().specs(), [&](const ParamSpec& spec) {
+    if (!spec.operand()) return true;
+    const WeightSource source = source_of(folder, files, spec);
+    if (source.parts.empty()) return is_bf16(source.tensor.name);
+    return std::ranges::all_of(source.parts, [&](const HfPart& part) { return is_bf16(part.name); });
+  });
+}
+
+// Calls body(bytes, first value) for the tensors of the source, if all are of this type and the parameter's values in
+// their order. Returns whether they are.
+template <class Body>
+bool for_tensors(const WeightSource& source, const ModelFiles& files, const ParamSpec& spec, const char* dtype,
+                 const Body& body) {
+  if (source.tensor.rows > 0) return false;
+  std::vector<std::pair<std::span<const std::byte>, int64_t>> found;
+  const auto add = [&](const std::string& name, std::span<const int64_t> shape, int64_t first) {
+    if (files.bytes_of(name, dtype, shape) == nullptr) return false;
+    found.emplace_back(files.tensors().at(name).bytes, first);
+    return true;
+  };
+  bool all = true;
+  for (const HfPart& part : source.parts) all = all && add(part.name, part.shape, part.first);
+  if (source.parts.empty()) all = add(source.tensor.name, source.shape, 0);
+  if (!all || spec.size() == 0) return false;
+  for (const auto& [bytes, first] : found) body(bytes, first);
+  return true;
+}
+
 template <class T>
-LanguageModel<T> load_model(const std::string& folder, Device& device) {
+void read_values(const WeightSource& source, const ModelFiles& files, std::span<T> out) {
+  for (const HfPart& part : source.parts) {
+    const int64_t count = part.shape[0] * part.shape[1];
+    files.read<T>(part.name, part.shape, out.subspan(static_cast<size_t>(part.first), static_cast<size_t>(count)));
+  }
+  if (source.parts.empty()) files.read<T>(source.tensor.name, source.shape, out);
+}
+
+// Straight into the parameter where it takes the values as they are; `values` is what else they pass.
+template <class T>
+void read_parameter(const WeightSource& source, const ModelFiles& files, const ParamSpec& spec, Params<T>& params,
+                    std::vector<T>& values) {
+  const HfTensor& tensor = source.tensor;
+  if (params.takes_bf16(spec) && for_tensors(source, files, spec, "BF16", [&](auto bytes, int64_t first) {
+        params.write_bf16(spec, first, bytes);
+      })) {
+    for (const HfPart& part : source.parts) files.forget(part.name);
+    if (source.parts.empty()) files.forget(tensor.name);
+    return;
+  }
+  if (tensor.rows == 0) {
+    if (const std::span<T> own = params.values_in_place(spec); !own.empty()) return read_values(source, files, own);
+  }
+  values.resize(static_cast<size_t>(tensor.rows > 0 ? tensor.rows * spec.size() / spec.shape[0] : spec.size()));
+  read_values<T>(source, files, values);
+  if (tensor.rows > 0) {
+    params.write_values(spec, part_of<T>(tensor, spec, values));
+  } else {
+    params.write_values(spec, values);
+  }
+}
+
+}  // namespace
+
+template <class T>
+LanguageModel<T> load_model(const std::string& folder, Device& device, LoadFor use) {
   Folder source = read_config(folder + "/config.json");
   const ModelFiles reader(folder);
   const std::string& path = reader.name();
@@ -317,20 +408,20 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
     require_memory(
         expected * sizeof(T), fmt::format("the model '{}'", folder),
         "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
-  LanguageModel<T> model(source.config, device);
+  const bool on_gpu = device.kind() == FW_DEVICE_CUDA && !only_plans(device);
+  LanguageModel<T> model(source.config, device,
+                         on_gpu && use == LoadFor::kForward && only_bf16(source, reader) ? MasterFormat::kBf16
+                                                                                         : MasterFormat::kBf16PlusLow);
   model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
+  std::vector<WeightSource> sources;
   std::vector<std::string> names;
-  for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec, reader).name);
-  std::unordered_set<std::string> known(names.begin(), names.end());
-  std::vector<std::vector<HfPart>> parts(names.size());
-  for (size_t i = 0; i < names.size(); ++i) {
-    const ParamSpec& spec = params.specs()[i];
-    if (source.hf.is_null() || !spec.stacked || reader.has(names[i])) continue;
-    std::vector<HfPart> single = single_experts(names[i], spec);
-    if (!reader.has(single.front().name)) continue;
-    for (const HfPart& part : single) known.insert(part.name);
-    parts[i] = std::move(single);
+  std::unordered_set<std::string> known;
+  for (const ParamSpec& spec : params.specs()) {
+    const WeightSource& of = sources.emplace_back(source_of(source, reader, spec));
+    names.push_back(of.tensor.name);
+    known.insert(of.tensor.name);
+    for (const HfPart& part : of.parts) known.insert(part.name);
   }
   for (const auto& [name, info] : reader.tensors()) {
     if (known.count(name) != 0 || source.is_aside(name) || is_known(reader, name, source.config)) continue;
@@ -341,25 +432,12 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   std::vector<T> values;
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    const HfTensor tensor = source.tensor(spec, reader);
-    const std::vector<int64_t> shape = whole_shape(tensor, spec);
-    values.resize(static_cast<size_t>(tensor.rows > 0 ? tensor.rows * spec.size() / spec.shape[0] : spec.size()));
-    for (const HfPart& part : parts[i]) {
-      const int64_t count = part.shape[0] * part.shape[1];
-      reader.read<T>(part.name, part.shape,
-                     std::span(values).subspan(static_cast<size_t>(part.first), static_cast<size_t>(count)));
-    }
-    if (parts[i].empty()) reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
-    if (tensor.rows > 0) {
-      params.write_values(spec, part_of<T>(tensor, spec, values));
-    } else {
-      params.write_values(spec, values);
-    }
+    read_parameter(sources[i], reader, spec, params, values);
     // The embedding is declared first, and is the head where there is none.
     if (i > 0 || !source.config.tie_word_embeddings || !reader.has(kHead)) continue;
-    std::vector<T> of_head(values.size());
-    reader.read<T>(kHead, shape_in_file(source, reader, kHead, shape), of_head);
-    if (of_head != values) {
+    std::vector<T> of_head(static_cast<size_t>(spec.size()));
+    reader.read<T>(kHead, shape_in_file(source, reader, kHead, whole_shape(sources[i].tensor, spec)), of_head);
+    if (!std::ranges::equal(params.host_values(spec).span(), of_head)) {
       fail_usage(
           "'{}': {}: expected the embedding's values, as {} = true says, got others: set the key to false where the "
           "head is a matrix of its own",
@@ -376,7 +454,7 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
 
 template void save_model<float>(const std::string&, const LanguageModel<float>&);
 template void save_model<double>(const std::string&, const LanguageModel<double>&);
-template LanguageModel<float> load_model<float>(const std::string&, Device&);
-template LanguageModel<double> load_model<double>(const std::string&, Device&);
+template LanguageModel<float> load_model<float>(const std::string&, Device&, LoadFor);
+template LanguageModel<double> load_model<double>(const std::string&, Device&, LoadFor);
 
 }  // namespace fw

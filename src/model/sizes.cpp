@@ -56,6 +56,13 @@ constexpr ReleasedSize kReleased[] = {
     {"qwen3.5-27b", R"({"model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408,
       "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
       "tie_word_embeddings": false, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-35b-a3b", R"({"model_type": "qwen3_5_moe_text", "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3.5-122b-a10b", R"({"model_type": "qwen3_5_moe_text", "hidden_size": 3072, "num_hidden_layers": 48,
+      "num_attention_heads": 32, "linear_num_value_heads": 64, "moe_intermediate_size": 1024,
+      "shared_expert_intermediate_size": 1024, "rope_parameters": {"rope_theta": 1e7}})"},
+    {"qwen3-next-80b-a3b", R"({"model_type": "qwen3_next", "rope_parameters": {"rope_theta": 1e7}})"},
+    {"kimi-linear-48b-a3b", R"({"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 32, "head_dim": 128,
+      "short_conv_kernel_size": 4, "full_attn_layers": [4, 8, 12, 16, 20, 24, 27]}})"},
     {"olmo-hybrid-7b", R"({"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": null}})"},
 };
 

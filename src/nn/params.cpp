@@ -205,6 +205,20 @@ void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T>
 }
 
 template <class T>
+std::span<T> Params<T>::values_in_place(const ParamSpec& spec) {
+  if (split() || !device_->host_memory()) return {};
+  return values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
+}
+
+template <class T>
+void Params<T>::write_bf16(const ParamSpec& spec, int64_t at, std::span<const std::byte> numbers) {
+  if (!takes_bf16(spec)) fail_internal("parameter '{}': bf16 numbers for values that are not split", spec.name);
+  const int64_t first = spec.offset + at;
+  device_->from_host(rounded_.data() + first, numbers.data(), numbers.size());
+  if (low_.size() > 0) device_->fill(low_.data() + first, 0, numbers.size());
+}
+
+template <class T>
 void Params<T>::decay_all() {
   for (ParamSpec& spec : specs_) spec.weight_decay = !spec.buffer;
   if (device_ != nullptr) write_pieces();

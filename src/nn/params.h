@@ -117,6 +117,11 @@ class Params {
   HostView<T> host_values(const ParamSpec& spec) const;
   HostView<T> host_grads(const ParamSpec& spec) const { return grads_.host(spec.offset, spec.size()); }
   void write_values(const ParamSpec& spec, std::span<const T> values) { write_part(spec, 0, values); }
+  // The parameter's values themselves, to be filled; empty where the host cannot reach them or they are split.
+  std::span<T> values_in_place(const ParamSpec& spec);
+  // From bf16 numbers, of any alignment, from value `at` of an operand on, where values are split.
+  bool takes_bf16(const ParamSpec& spec) const { return split() && spec.operand(); }
+  void write_bf16(const ParamSpec& spec, int64_t at, std::span<const std::byte> numbers);
 
   // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws
   // Error(kInternal) unless each continues the one before.

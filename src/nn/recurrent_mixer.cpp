@@ -382,9 +382,11 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   const Weight<Wide<T>> out = params.weight(index_.o_proj, spec_.hidden, spec_.value_size());
   if (c.few) {
+    const bool has_addend = pass.addend.data != nullptr;
+    if (has_addend) pass.exec.copy_rows(pass.addend, y);
     gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm),
                          static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, out, y,
-                         pass.last_write());
+                         has_addend ? Write::kAccumulate : pass.last_write());
     return kept;
   }
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);

@@ -185,6 +185,7 @@ struct ExpertRows {
   int32_t* offsets = nullptr;       // [E + 1]: rows of expert e begin at offsets[e]
   int32_t* source = nullptr;        // [R]: row r is choice source[r] % k of token source[r] / k
   int32_t* row_of = nullptr;        // [R]: the row of choice j of token t is row_of[t k + j]
+  int32_t* expert = nullptr;        // [R]: of row r
 };
 
 // A loss and the number of positions that were scored.

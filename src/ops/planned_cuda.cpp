@@ -182,6 +182,11 @@ struct Plan {
   static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) {
     plan_sums(exec, 1, x, true);
   }
+  static void route_forward(E exec, const RouterShape& shape, Mat<const T> logits, const W*, Mat<T>, const ExpertRows&,
+                            Mat<T>, int64_t*) {
+    const ArenaMark mark(exec.arena);
+    const cuda::RouteScratch scratch(exec.arena, logits.rows, shape);
+  }
 
   static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
                                 const PassLayout& layout, Pages<T> past, Pages<T>, Mat<T> o, Mat<W>) {
@@ -276,6 +281,7 @@ const Ops<T>& planned_cuda_ops() {
     ops.mamba3_expand_backward = &P::mamba3_expand_backward;
     ops.mamba3_gate_backward = &P::mamba3_gate_backward;
     ops.mesa_lambda_backward = &P::mesa_lambda_backward;
+    ops.route_forward = &P::route_forward;
     ops.attention_forward = &P::attention_forward;
     ops.attention_backward = &P::attention_backward;
     ops.attention_step = &P::attention_step;

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <deque>
 #include <map>
+#include <numeric>
+#include <ranges>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -147,6 +151,23 @@ TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
   }
 }
 
+// Kernels of a decoded token's rows run in passes of several tokens too.
+TEST_P(DeviceModel, FewTokensAreThoseOfTheCpu) {
+  Pair models(GetParam().config);
+  const std::vector<int32_t> ids = random_ids(8, 9);
+  std::vector<float> got(67), want(67);
+  for (const size_t count : {2, 5}) {
+    ModelState<float> state(models.device.config(), 1, cuda_device()), of_host(models.host.config(), 1);
+    const SeqLayout layout({0, static_cast<int64_t>(count)}), next({0, 1});
+    models.device.forward_last(std::span(ids).first(count), layout, state, Mat<float>(got.data(), 1, 67));
+    models.host.forward_last(std::span(ids).first(count), layout, of_host, Mat<float>(want.data(), 1, 67));
+    EXPECT_LE(relative(got, want), kBound) << count;
+    models.device.forward_last(std::span(ids).subspan(count, 1), next, state, Mat<float>(got.data(), 1, 67));
+    models.host.forward_last(std::span(ids).subspan(count, 1), next, of_host, Mat<float>(want.data(), 1, 67));
+    EXPECT_LE(relative(got, want), kBound) << "and one more";
+  }
+}
+
 TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   Pair models(GetParam().config);
   const std::vector<int32_t> ids = random_ids(40, 9);
@@ -241,6 +262,24 @@ std::vector<Named> models() {
                            })},
       {"mesa", tiny("gated_deltanet2", {"mesa", "window"})},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
+      // All experts are chosen: of nearly equal scores bf16 may choose otherwise than the CPU (DeviceExperts below).
+      {"experts", with(tiny("gated_deltanet", {"recurrent", "attention"}),
+                       [](ModelConfig& c) {
+                         c.mlp = "experts";
+                         c.experts.num_experts = c.experts.top_k = 4;
+                         c.experts.intermediate_size = 40, c.experts.shared_size = 24;
+                         c.experts.shared_gate = true;
+                         c.experts.balance = 0.1;
+                       })},
+      {"sigmoid_experts", with(tiny("kda", {"mla", "recurrent"}),
+                               [](ModelConfig& c) {
+                                 c.mla.kv_rank = 16, c.mla.key_dim = c.mla.value_dim = 32, c.mla.shared_key_dim = 8;
+                                 c.mlp = "experts";
+                                 c.experts.num_experts = c.experts.top_k = 3;
+                                 c.experts.router = "sigmoid", c.experts.correction_bias = true;
+                                 c.experts.intermediate_size = 24, c.experts.shared_size = 24;
+                                 c.experts.dense_layers = 1, c.experts.scale = 2.4;
+                               })},
   };
 }
 INSTANTIATE_TEST_SUITE_P(Models, DeviceModel, ::testing::ValuesIn(models()),
@@ -316,6 +355,62 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kMlp, false), undisturbed);
   EXPECT_EQ(run(Recompute::kAll, false), undisturbed);
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
+}
+
+// Experts that not every token passes. bf16 chooses otherwise where two scores are nearly equal, so most tokens are
+// compared, not all.
+ModelConfig chosen_experts() {
+  ModelConfig c = tiny("gated_deltanet", {"recurrent", "attention"});
+  c.mlp = "experts";
+  c.experts.num_experts = 8, c.experts.top_k = 3;
+  c.experts.groups = 4, c.experts.top_groups = 3;
+  c.experts.intermediate_size = 40, c.experts.shared_size = 24;
+  c.experts.shared_gate = true;
+  return c;
+}
+
+TEST(DeviceExpertModel, MostTokensAreThoseOfTheCpu) {
+  Pair models(chosen_experts());
+  const SeqLayout layout({0, 70, 75, 130});
+  const std::vector<int32_t> ids = random_ids(layout.tokens(), 7), targets = random_ids(layout.tokens(), 8);
+  std::vector<float> want(ids.size() * 67), got(want.size());
+  models.host.forward_all(ids, layout, nullptr, Mat<float>(want.data(), layout.tokens(), 67));
+  models.device.forward_all(ids, layout, nullptr, Mat<float>(got.data(), layout.tokens(), 67));
+  const auto near = std::ranges::count_if(std::views::iota(size_t{0}, ids.size()), [&](size_t t) {
+    return relative(std::span(got).subspan(67 * t, 67), std::span(want).subspan(67 * t, 67)) <= kBound;
+  });
+  EXPECT_GE(near, 100) << "of 130 tokens";
+  const double scale = 1.0 / static_cast<double>(ids.size());
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, scale),
+                loss = models.device.forward_backward(ids, targets, layout, scale);
+  EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
+  const std::vector<int64_t> load = models.device.take_expert_load(), of_host = models.host.take_expert_load();
+  ASSERT_EQ(load.size(), 16U);
+  int64_t elsewhere = 0;
+  for (size_t i = 0; i < load.size(); ++i) elsewhere += std::abs(load[i] - of_host[i]);
+  EXPECT_LE(elsewhere, 2 * 30);
+  for (const size_t layer : {0, 8})
+    EXPECT_EQ(std::accumulate(load.begin() + static_cast<int64_t>(layer),
+                              load.begin() + static_cast<int64_t>(layer) + 8, int64_t{0}),
+              3 * 130);
+}
+
+TEST(DeviceExpertModel, TrainsWithTheSameBitsRecomputed) {
+  const auto run = [&](Recompute level) {
+    LanguageModel<float> model(chosen_experts(), cuda_device());
+    Random random(3);
+    model.init(random);
+    model.set_recompute(level);
+    AdamW optimizer({}, model.params());
+    std::vector<float> all;
+    for (uint64_t i = 0; i < 2; ++i) all.push_back(static_cast<float>(step(model, optimizer, i)));
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      all.insert(all.end(), view.span().begin(), view.span().end());
+    }
+    return all;
+  };
+  EXPECT_EQ(run(Recompute::kAll), run(Recompute::kNone));
 }
 
 // The values of a parameter are split in two on the device: logits, losses, values and moments have the bits of whole
@@ -476,6 +571,58 @@ TEST(DeviceStepPlan, FitsWhatItIsGivenWithTheSameBits) {
     EXPECT_NE(std::string(error.what()).find(fmt::format("{} bytes", plan.total())), std::string::npos) << error.what();
   }
   EXPECT_GE(seen.size(), 4U);
+}
+
+// A model that only runs keeps the bf16 weights of its files as they are, with the same bits.
+TEST(DeviceFolder, Bf16WeightsStayBf16) {
+  const TempFolder folder;
+  ModelConfig config = chosen_experts();
+  config.tie_word_embeddings = false;
+  LanguageModel<float> made(config);
+  Random random(3);
+  made.init(random);
+  save_model(folder.path(), made);
+  std::deque<std::vector<Bf16>> rounded;
+  // One matrix is float32, or none.
+  const auto write = [&](bool all) {
+    SafetensorsWriter writer;
+    for (const ParamSpec& spec : made.params().specs()) {
+      const HostView<float> view = made.params().host_values(spec);
+      if (!spec.operand() || (!all && spec.name == "lm_head.weight")) {
+        writer.add_copy<float>(spec.name, spec.shape, view.span());
+        continue;
+      }
+      std::vector<Bf16>& numbers = rounded.emplace_back(view.span().size());
+      round_to_bf16(static_cast<int64_t>(numbers.size()), view.span().data(), numbers.data());
+      writer.add(spec.name, "BF16", spec.shape, std::as_bytes(std::span(numbers)));
+    }
+    writer.write(folder.path("model.safetensors"));
+  };
+  const std::vector<int32_t> ids = random_ids(70, 4);
+  const auto load = [&](LoadFor use) {
+    CountingDevice device;
+    const LanguageModel<float> model = load_model<float>(folder.path(), device, use);
+    return std::pair(model.hash(), device.peak());
+  };
+  const auto logits = [&](LoadFor use) {
+    LanguageModel<float> model = load_model<float>(folder.path(), cuda_device(), use);
+    std::vector<float> all(ids.size() * 67);
+    model.forward_all(ids, SeqLayout({0, 70}), nullptr, Mat<float>(all.data(), 70, 67));
+    return all;
+  };
+  write(true);
+  const auto [hash, bytes] = load(LoadFor::kTraining);
+  const auto [same, fewer] = load(LoadFor::kForward);
+  EXPECT_EQ(same, hash);
+  EXPECT_EQ(logits(LoadFor::kForward), logits(LoadFor::kTraining));
+  int64_t operands = 0;
+  for (const ParamSpec& spec : made.params().specs()) operands += spec.operand() ? spec.size() : 0;
+  EXPECT_LE(fewer + static_cast<size_t>(2 * operands), bytes);
+  write(false);
+  const auto [mixed, all_bf16] = load(LoadFor::kForward);
+  EXPECT_EQ(all_bf16, bytes);
+  EXPECT_NE(mixed, hash);
+  EXPECT_EQ(load(LoadFor::kTraining).first, mixed);
 }
 
 }  // namespace

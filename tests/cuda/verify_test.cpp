@@ -82,6 +82,24 @@ TEST(DeviceVectors, Models) {
   }
 }
 
+// Released hybrids, with and without experts.
+TEST(DeviceVectors, Hybrids) {
+  const std::string vectors = shared_path("vectors_hf/models");
+  if (vectors.empty()) GTEST_SKIP() << kNoShared;
+  ModelConformanceOptions options;
+  options.device = &cuda_device();
+  for (const auto& entry : std::filesystem::directory_iterator(vectors)) {
+    const std::string name = entry.path().filename().string();
+    if (device_info().emulated && name != "qwen3_next" && name != "kimi_linear") continue;
+    SCOPED_TRACE(name);
+    const std::vector<Comparison> found = check_model(entry.path().string(), options);
+    ASSERT_EQ(found.size(), 3U);
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].what, (std::array{"logits", "loss", "gradients"})[i]);
+    expect_passes(found);
+    EXPECT_GT(found[0].error, 1e-4);  // bf16 it was
+  }
+}
+
 // One that the device lacks is no failure to read.
 TEST(DeviceVectors, AModelThatTheDeviceLacksIsUnknown) {
   ModelConfig config;

@@ -579,8 +579,10 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
     EXPECT_EQ(error(config), "");
   ModelConfig experts = small_config("kda");
   experts.mlp = "experts";
-  EXPECT_NE(error(experts).find("expected the CPU: layers called experts do not run on CUDA devices"),
-            std::string::npos);
+  experts.experts.num_experts = 8192;
+  EXPECT_EQ(error(experts), "");
+  experts.experts.num_experts = 8193;
+  EXPECT_NE(error(experts).find("at most 8192 experts of a layer on CUDA devices, got 8193"), std::string::npos);
   ModelConfig latent = config_of({"recurrent", "mla"});
   latent.mla.kv_rank = 192;
   EXPECT_EQ(error(latent), "");

@@ -51,7 +51,7 @@ TEST(Sizes, AHybridsWindowsAreThePapers) {
   EXPECT_EQ(spec.head_dim, 128);
 }
 
-// As transformers counts them, head and embedding once where they are tied.
+// As transformers counts them, head and embedding once where they are tied, and Kimi's correction biases with them.
 TEST(Sizes, ReleasedHybridsHaveTheirNumberOfParameters) {
   const auto count = [](const char* name) {
     ModelConfig config;
@@ -64,6 +64,10 @@ TEST(Sizes, ReleasedHybridsHaveTheirNumberOfParameters) {
   EXPECT_EQ(count("qwen3.5-4b"), 4205751296);
   EXPECT_EQ(count("qwen3.5-9b"), 8953803264);
   EXPECT_EQ(count("qwen3.5-27b"), 26895998464);
+  EXPECT_EQ(count("qwen3.5-35b-a3b"), 34660610688);
+  EXPECT_EQ(count("qwen3.5-122b-a10b"), 122111526912);
+  EXPECT_EQ(count("qwen3-next-80b-a3b"), 79674391296);
+  EXPECT_EQ(count("kimi-linear-48b-a3b"), 49122681728);
   EXPECT_EQ(count("olmo-hybrid-7b"), 7430870688);
 }
 
@@ -86,7 +90,8 @@ TEST(Sizes, AnUnknownOneIsAnErrorWithTheNearest) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
                  "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, qwen3.5-0.8b, qwen3.5-2b, "
-                 "qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, olmo-hybrid-7b, got '1.3'; did you mean '1.3b'?");
+                 "qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3.5-122b-a10b, qwen3-next-80b-a3b, "
+                 "kimi-linear-48b-a3b, olmo-hybrid-7b, got '1.3'; did you mean '1.3b'?");
   }
 }
 

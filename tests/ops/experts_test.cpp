@@ -18,8 +18,9 @@ struct OwnedRows {
       : offsets(static_cast<size_t>(experts + 1)),
         source(static_cast<size_t>(tokens * chosen)),
         row_of(source.size()),
-        rows{experts, chosen, offsets.data(), source.data(), row_of.data()} {}
-  std::vector<int32_t> offsets, source, row_of;
+        expert(source.size()),
+        rows{experts, chosen, offsets.data(), source.data(), row_of.data(), expert.data()} {}
+  std::vector<int32_t> offsets, source, row_of, expert;
   ExpertRows rows;
 };
 
@@ -156,6 +157,7 @@ TEST(Route, TiesAndNaN) {
     EXPECT_EQ(routed.rows.offsets, (std::vector<int32_t>{0, 3, 6, 6, 6, 6, 6}));
     EXPECT_EQ(routed.rows.source, (std::vector<int32_t>{0, 2, 4, 1, 3, 5}));
     EXPECT_EQ(routed.rows.row_of, (std::vector<int32_t>{0, 3, 1, 4, 2, 5}));
+    EXPECT_EQ(routed.rows.expert, (std::vector<int32_t>{0, 0, 0, 1, 1, 1}));
     EXPECT_EQ(routed.load, (std::vector<int64_t>{4, 4, 1, 1, 1, 1}));
   }
 }

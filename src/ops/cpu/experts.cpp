@@ -69,14 +69,8 @@ void sort_rows(const ExpertRows& rows, int64_t tokens, int64_t* load) {
   std::vector<int32_t> next(rows.offsets, rows.offsets + rows.experts);
   for (int64_t i = 0; i < count; ++i) rows.row_of[i] = next[static_cast<size_t>(rows.source[i])]++;
   for (int64_t i = 0; i < count; ++i) rows.source[rows.row_of[i]] = static_cast<int32_t>(i);
-}
-
-// The expert of every row.
-std::vector<int32_t> experts_of(const ExpertRows& rows) {
-  std::vector<int32_t> experts(static_cast<size_t>(rows.offsets[rows.experts]));
   for (int64_t e = 0; e < rows.experts; ++e)
-    std::fill(experts.begin() + rows.offsets[e], experts.begin() + rows.offsets[e + 1], static_cast<int32_t>(e));
-  return experts;
+    std::fill(rows.expert + rows.offsets[e], rows.expert + rows.offsets[e + 1], static_cast<int32_t>(e));
 }
 
 // What a token's chosen scores are divided by.
@@ -122,11 +116,10 @@ void route_forward(const Exec<T>&, const RouterShape& shape, Mat<const T> logits
     }
   });
   sort_rows(rows, logits.rows, load);
-  const std::vector<int32_t> experts = experts_of(rows);
   for_row_blocks(RowBlocks::cut(logits.rows, k), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int32_t* own_rows = rows.row_of + t * k;
-      const auto score = [&](int64_t j) { return scores.row(t)[experts[static_cast<size_t>(own_rows[j])]]; };
+      const auto score = [&](int64_t j) { return scores.row(t)[rows.expert[own_rows[j]]]; };
       const T factor = static_cast<T>(shape.scale) / divisor<T>(shape, score);
       for (int64_t j = 0; j < k; ++j) *weights.row(own_rows[j]) = factor * score(j);
     }
@@ -139,7 +132,6 @@ template <class T>
 void route_backward(const Exec<T>&, const RouterShape& shape, Mat<const T> dweights, Mat<const T> scores,
                     const ExpertRows& rows, Mat<const T> weights, T balance, Mat<T> dlogits) {
   const int64_t E = shape.experts, k = shape.chosen, tokens = scores.rows;
-  const std::vector<int32_t> experts = experts_of(rows);
   std::vector<T> pull(static_cast<size_t>(E));  // of the balance, on an expert's share
   for (int64_t e = 0; e < E; ++e)
     pull[static_cast<size_t>(e)] = balance * static_cast<T>(E) * static_cast<T>(rows.offsets[e + 1] - rows.offsets[e]) /
@@ -149,7 +141,7 @@ void route_backward(const Exec<T>&, const RouterShape& shape, Mat<const T> dweig
       const T* s = scores.row(t);
       T* ds = dlogits.row(t);
       const int32_t* own_rows = rows.row_of + t * k;
-      const auto expert = [&](int64_t j) { return experts[static_cast<size_t>(own_rows[j])]; };
+      const auto expert = [&](int64_t j) { return rows.expert[own_rows[j]]; };
       std::fill_n(ds, E, T(0));
       if (balance != T(0)) {
         T all = 0, mean = 0;

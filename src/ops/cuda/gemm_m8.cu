@@ -234,11 +234,38 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
   if (int64_t{block_index_x()} * kTileRows < a.out) few_rows_tile<T, kWarps, Front::kNone, false>(a);
 }
 
+// Rows sorted by expert. A block of y = r has up to kGemmM8MaxM rows from r on, if those in front of r of its expert
+// are whole blocks'; else none.
+template <class T>
+struct GemmM8Experts {
+  GemmM8Args<T> all;  // `out` rows of the weight are an expert's
+  const int32_t *offsets, *expert;
+};
+template <class T>
+FW_DEVICE bool own_rows(const GemmM8Experts<T>& a, GemmM8Args<T>& own) {
+  constexpr int kMost = static_cast<int>(kGemmM8MaxM);
+  const int row = static_cast<int>(block_index_y()), expert = a.expert[row], begin = a.offsets[expert],
+            end = a.offsets[expert + 1];
+  if ((row - begin) % kMost != 0) return false;
+  own = a.all;
+  own.x += row * own.x_stride;
+  own.y += row * own.y_stride;
+  own.weight += expert * own.out * own.weight_stride;
+  own.rows = min(end - row, kMost);
+  return true;
+}
+template <class T, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
+    few_rows_experts_kernel(const GemmM8Experts<T> a) {
+  GemmM8Args<T> own;
+  if (own_rows(a, own)) few_rows_tile<T, kWarps, Front::kNone, false>(own);
+}
+
 constexpr int kRowWarps = 4;
 
 // The rows of x: a.rows of them.
 template <class T, int N>
-__global__ void __launch_bounds__(kRowWarps * 32) few_rows_kernel(const GemmM8Args<T> a) {
+FW_DEVICE void few_rows(const GemmM8Args<T>& a) {
   const int64_t o = int64_t{block_index_x()} * kRowWarps + warp_index();
   const int lane = static_cast<int>(lane_index());
   grid_dependency_wait();
@@ -262,6 +289,16 @@ __global__ void __launch_bounds__(kRowWarps * 32) few_rows_kernel(const GemmM8Ar
     const float sum = warp_sum(sums[m]);
     if (lane == m && m < a.rows) a.y[m * a.y_stride + o] = stored<T>(sum + before_sum(a, m, o));
   }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kRowWarps * 32) few_rows_kernel(const GemmM8Args<T> a) {
+  few_rows<T, N>(a);
+}
+template <class T, int N>
+__global__ void __launch_bounds__(kRowWarps * 32) few_rows_experts_row_kernel(const GemmM8Experts<T> a) {
+  GemmM8Args<T> own;
+  if (own_rows(a, own)) few_rows<T, N>(own);
 }
 
 // Bytes of shared memory of a block.
@@ -335,6 +372,38 @@ void gemm_m8_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat<
   }
 }
 
+template <class T>
+void gemm_m8_experts(Mat<const T> x, const ExpertRows& rows, Mat<const T> weight, Mat<T> y, void* stream) {
+  if (x.rows == 0 || y.cols == 0) return;
+  const GemmM8Experts<T> a{{x.data, weight.data, nullptr, y.data, x.stride, weight.stride, y.stride, x.cols, y.cols},
+                           rows.offsets,
+                           rows.expert};
+  const auto count = static_cast<unsigned>(x.rows);
+  const auto blocks_of = [&](int64_t outputs) { return static_cast<unsigned>((y.cols + outputs - 1) / outputs); };
+  const bool packets =
+      x.cols % kPacket<T> == 0 && in_packets<T>(x.data, x.stride) && in_packets<T>(weight.data, weight.stride);
+  const auto rows_of = [&]<int N>() {
+    launch_overlapped(few_rows_experts_row_kernel<T, N>, Dim3{blocks_of(kRowWarps), count}, kRowWarps * 32, 0, stream,
+                      a);
+  };
+  if (!packets) return rows_of.template operator()<1>();
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const auto tiles = [&]<int kWarps>() {
+      launch_overlapped(few_rows_experts_kernel<T, kWarps>, Dim3{blocks_of(kTileRows), count}, kWarps * 32,
+                        static_cast<size_t>(shared_of(kWarps, Front::kNone, kGemmM8MaxM, x.cols)), stream, a);
+    };
+    const int warps = warps_for(x.cols);
+    if (warps == 1) return tiles.template operator()<1>();
+    if (warps == 4) return tiles.template operator()<4>();
+    if (warps == 8) return tiles.template operator()<8>();
+    tiles.template operator()<16>();
+  } else {
+    rows_of.template operator()<kPacket<T>>();
+  }
+}
+
+template void gemm_m8_experts<float>(Mat<const float>, const ExpertRows&, Mat<const float>, Mat<float>, void*);
+template void gemm_m8_experts<Bf16>(Mat<const Bf16>, const ExpertRows&, Mat<const Bf16>, Mat<Bf16>, void*);
 template void gemm_m8_linear<float>(Mat<const float>, Mat<const float>, const float*, Mat<float>, Write, void*);
 template void gemm_m8_linear<Bf16>(Mat<const Bf16>, Mat<const Bf16>, const float*, Mat<Bf16>, Write, void*);
 

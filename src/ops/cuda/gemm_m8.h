@@ -18,4 +18,13 @@ inline constexpr int64_t kGemmM8MaxM = 8;
 template <class T>
 void gemm_m8_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat<T> y, Write write, void* stream);
 
+// The same of rows sorted by expert: W [E out, in] has a weight [out, in] of each. A weight is read once for every
+// kGemmM8MaxM rows of its expert, so this is for a few rows of each. `rows` is read before the kernel in front is over,
+// as the weight is.
+inline bool takes_gemm_m8_experts(const ExpertRows& rows, int64_t count) {
+  return count <= 65535 && (count <= 64 * rows.chosen || count <= 4 * rows.experts);
+}
+template <class T>
+void gemm_m8_experts(Mat<const T> x, const ExpertRows& rows, Mat<const T> weight, Mat<T> y, void* stream);
+
 }  // namespace fw::cuda

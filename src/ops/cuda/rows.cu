@@ -1,5 +1,5 @@
-// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table; and a sum of two
-// flat ranges.
+// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table, tokens to their
+// experts; and a sum of two flat ranges.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/sequences.cuh"
@@ -51,6 +51,17 @@ struct TableRows {
   Mat<const T> table;
   Mat<T> to;
   FW_DEVICE Move<T> row(int64_t t) const { return {table.data + ids[t] * table.stride, to.data + t * to.stride}; }
+};
+
+template <class T>
+struct RowsOfExperts {
+  Mat<const T> from;
+  Mat<T> to;
+  const int32_t* source;
+  int chosen;
+  FW_DEVICE Move<T> row(int64_t r) const {
+    return {from.data + source[r] / chosen * from.stride, to.data + r * to.stride};
+  }
 };
 
 template <class T, int N, class Rows>
@@ -143,6 +154,12 @@ void embedding_forward(const Exec<T>& exec, const int32_t* ids, Weight<Wide<T>> 
   move_rows<T>(TableRows<T>{ids, table, out}, out.rows, out.cols, aligned(table) && aligned(out), exec.device.stream());
 }
 
+template <class T>
+void gather_expert_rows(const Exec<T>& exec, Mat<const T> x, const ExpertRows& rows, Mat<T> to) {
+  move_rows<T>(RowsOfExperts<T>{x, to, rows.source, static_cast<int>(rows.chosen)}, to.rows, to.cols,
+               aligned(x) && aligned(to), exec.device.stream());
+}
+
 // In rows of 4,096 numbers, so that the blocks' numbers stay small, and what is left of them.
 template <class T>
 void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to) {
@@ -158,13 +175,14 @@ void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to
   add(whole, 1, n - whole);
 }
 
-#define FW_INSTANTIATE(T)                                                                    \
-  template void copy_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                          \
-  template void add_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                           \
-  template void subtract_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                      \
-  template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);       \
-  template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);    \
-  template void embedding_forward<T>(const Exec<T>&, const int32_t*, Weight<float>, Mat<T>); \
+#define FW_INSTANTIATE(T)                                                                       \
+  template void copy_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                             \
+  template void add_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                              \
+  template void gather_expert_rows<T>(const Exec<T>&, Mat<const T>, const ExpertRows&, Mat<T>); \
+  template void subtract_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                         \
+  template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);          \
+  template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);       \
+  template void embedding_forward<T>(const Exec<T>&, const int32_t*, Weight<float>, Mat<T>);    \
   template void add_values<T>(const Exec<T>&, const float*, int64_t, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

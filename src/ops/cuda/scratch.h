@@ -178,6 +178,36 @@ struct RotaryBackwardScratch {
   }
 };
 
+// Routing: a tile is the choices that a block sorts. The warps of a block, a token each, have 3 E words of shared
+// memory each. Few tokens are routed and sorted by one block, without scratch.
+inline constexpr int kRouteTile = 1024;
+inline constexpr int64_t kFewRouted = 64, kFewChoices = 2048, kMostRouteShared = 200 * 1024;
+inline int route_warps(int64_t experts) {
+  return static_cast<int>(std::clamp<int64_t>(kMostRouteShared / 2 / (12 * experts), 1, 8));
+}
+struct RouteScratch {
+  int32_t *choices = nullptr, *counts = nullptr;  // [T k]; [tiles, E]; null: one block
+  float* weights = nullptr;                       // [T k]
+  int warps = 0;
+  size_t shared_bytes = 0;  // of the block that chooses
+
+  RouteScratch() = default;
+  RouteScratch(Arena& arena, int64_t tokens, const RouterShape& shape) : warps(route_warps(shape.experts)) {
+    const int64_t of_warp = 12 * shape.experts, all = tokens * shape.chosen;
+    const auto few = static_cast<int>(std::clamp<int64_t>(tokens, 1, 2 * warps));
+    const int64_t few_bytes = 8 * all + 4 * (shape.experts + 1) + few * of_warp;
+    if (tokens <= kFewRouted && all <= kFewChoices && few_bytes <= kMostRouteShared) {
+      warps = few;
+      shared_bytes = static_cast<size_t>(few_bytes);
+      return;
+    }
+    shared_bytes = static_cast<size_t>(warps * of_warp);
+    choices = arena.alloc<int32_t>(all);
+    weights = arena.alloc<float>(all);
+    counts = arena.alloc<int32_t>(parts_of(all, kRouteTile) * shape.experts);
+  }
+};
+
 // Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 256 channels, and no keys of
 // earlier passes.
 template <class T, class... Mats>

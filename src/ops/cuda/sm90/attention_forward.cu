@@ -37,11 +37,11 @@ struct ForwardMaps {
 // [kKeys, kDim] as panels of kKeys rows.
 template <int kDim>
 FW_DEVICE void issue_block(const TensorMap& map, int head, int row, char* to, uint64_t* full) {
-  constexpr int kHalves = ForwardShape<kDim>::kKeys / 64;
+  constexpr int kPanels = ForwardShape<kDim>::kKeys / 64;
   mbarrier_expect(full, ForwardShape<kDim>::kBlock);
   FW_UNROLL
-  for (int half = 0; half < kHalves; ++half)
-    issue_k_half<kDim>(map, head, row + 64 * half, to + half * kSw128Bytes, kHalves * kSw128Bytes, full);
+  for (int half = 0; half < kPanels; ++half)
+    issue_k_half<kDim>(map, head, row + 64 * half, to + half * kSw128Bytes, kPanels * kSw128Bytes, full);
 }
 
 // The blocks of keys that a tile's queries see.
