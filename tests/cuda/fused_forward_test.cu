@@ -1,5 +1,5 @@
-// The fused forward (scan/cuda/sm90/fused) against the recurrence token by token in double, from the same rounded
-// inputs: lengths around a chunk's end, packed sequences, grouped heads, states, every step and norm that it takes,
+// The fused forward (scan/cuda/sm90/fused) against the recurrence token by token in double, from the same inputs.
+// Lengths around a chunk's end, packed sequences, grouped heads and states. Every step and norm that it takes, and
 // decays from none to 0.
 #include <algorithm>
 #include <cmath>
@@ -33,11 +33,11 @@ struct FusedCase {
   double norm_eps = 1e-6;
   Gain gain = Gain::kGate;
   bool has_decay = true;
-  double decay = 1;          // factor of the log-decays
-  int resets = 0;            // every so many tokens the decay is 0; 0: never
-  double alike = 1;          // how far keys are from one; 0: they are all the same
+  double decay = 1;           // factor of the log-decays
+  int resets = 0;             // every so many tokens the decay is 0; 0: never
+  double alike = 1;           // how far keys are from one; 0: they are all the same
   bool bf16_numbers = false;  // g and beta
-  bool damaged = false;      // every second sequence has no numbers in its rows
+  bool damaged = false;       // every second sequence has no numbers in its rows
   double bound = 6e-3;
 };
 
@@ -168,8 +168,12 @@ FusedOutputs run_fused(const FusedCase& c, const FusedInputs& in) {
   if (c.gain != Gain::kOne) x.in.beta = number(step, step16);
   const auto state = [&](DeviceBuffer<float>& wide, DeviceBuffer<uint16_t>& half) {
     const int64_t head = kDim * kDim;
-    return StateArg{c.state_bf16 ? static_cast<void*>(half.data()) : wide.data(), c.HV * head, head,
-                    c.value_first ? 1 : kDim, c.value_first ? kDim : 1, c.state_bf16 ? 1 : 0};
+    return StateArg{c.state_bf16 ? static_cast<void*>(half.data()) : wide.data(),
+                    c.HV * head,
+                    head,
+                    c.value_first ? 1 : kDim,
+                    c.value_first ? kDim : 1,
+                    c.state_bf16 ? 1 : 0};
   };
   if (c.has_initial) args.initial_state = state(initial, initial16);
   if (c.has_final) args.final_state = state(final_state, final16);
@@ -242,7 +246,8 @@ void test_fused(const FusedCase& c, uint64_t seed) {
                                [](float a, float b) { return a == b || (a != a && b != b); });
   const bool good = o <= c.bound && state <= c.bound && same;
   if (!good) ++failures;
-  std::printf("%-34s o %.1e  state %.1e%s%s\n", c.name.c_str(), o, state, same ? "" : "  OTHER BITS", good ? "" : "  FAILED");
+  std::printf("%-34s o %.1e  state %.1e%s%s\n", c.name.c_str(), o, state, same ? "" : "  OTHER BITS",
+              good ? "" : "  FAILED");
   std::fflush(stdout);
 }
 

@@ -41,9 +41,9 @@ FW_DEVICE void invert_diagonal(const char* rows, int column, float (&x)[16]) {
   }
 }
 
-// Stores the inverse twice, with rows and columns exchanged: lanes 0 to 15, times `factor`, into the diagonal block of
-// T's tile for block_column(); lanes 16 to 31, times `factor`, by way of `scratch` into the diagonal block of A's tile.
-// Leaves in `a` what the lane holds of A_ww^T as a left operand.
+// Stores the inverse twice, times `factor`, with rows and columns exchanged. Lanes 0 to 15 store it into the diagonal
+// block of T's tile for block_column(); lanes 16 to 31 by way of `scratch` into that of A's tile. Leaves in `a` what
+// the lane holds of A_ww^T as a left operand.
 FW_DEVICE void store_diagonal(const float (&x)[16], float factor, char* t_tile, char* scratch, uint32_t a_tile,
                               const FusedLane& own, uint32_t (&a)[4]) {
   const int column = own.lane & 15;
@@ -58,9 +58,9 @@ FW_DEVICE void store_diagonal(const float (&x)[16], float factor, char* t_tile, 
     *reinterpret_cast<uint4*>(to) = make_uint4(y[0], y[1], y[2], y[3]);
   }
   sync_warp();
-  ldmatrix_x4(a, shared_address(scratch) + static_cast<uint32_t>(((own.matrix & 1) * 8 + own.line) *
-                                                                     FusedShape::kInverseRow +
-                                                                 (own.matrix >> 1) * 16));
+  ldmatrix_x4(
+      a, shared_address(scratch) + static_cast<uint32_t>(((own.matrix & 1) * 8 + own.line) * FusedShape::kInverseRow +
+                                                         (own.matrix >> 1) * 16));
   stmatrix_x4_trans(a_tile + own.right(16 * own.warp, 2 * own.warp), a);
 }
 

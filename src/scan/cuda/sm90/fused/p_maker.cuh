@@ -1,5 +1,5 @@
-// The maker of P = scale |q_i|^-1 2^(G_i - G_j) (q_i.k_j), j <= i, of every chunk: four warps, 16 rows each. Warp 0 also
-// makes the next chunk's decays and loads stages, warp 1 stores O.
+// The maker of P = scale |q_i|^-1 2^(G_i - G_j) (q_i.k_j), j <= i, of every chunk: four warps, 16 rows each.
+// Warp 0 also makes the next chunk's decays and loads stages, warp 1 stores O.
 #pragma once
 
 #include "scan/cuda/sm90/fused/copies.cuh"
@@ -39,9 +39,9 @@ FW_DEVICE int query_row(const FusedLane& own) {
 }
 
 // The factors of the chunk's rows of Q.
-FW_DEVICE void make_query_numbers(const FusedBlock& block, int slot, const FusedLane& own) {
+FW_DEVICE void make_query_scalars(const FusedBlock& block, int slot, const FusedLane& own) {
   const Problem& x = block.args.problem;
-  ChunkNumbers& numbers = block.numbers(slot);
+  ChunkScalars& scalars = block.scalars(slot);
   float factor = x.scale;
   if (x.rule.q_norm == Norm::kL2) {
     const char* const rows = block.shared + slot * FusedShape::kStage + FusedShape::kQ + 16 * own.warp * 128;
@@ -49,17 +49,17 @@ FW_DEVICE void make_query_numbers(const FusedBlock& block, int slot, const Fused
   }
   if (own.line < 4) {  // each row once
     const int row = query_row(own);
-    numbers.query[row] = factor;
-    numbers.read[row] = factor * numbers.gamma[row];
+    scalars.query[row] = factor;
+    scalars.read[row] = factor * scalars.gamma[row];
   }
   sync_warp();
 }
 
 // P of the warp's rows into its tile; blocks on the right of the diagonal stay 0.
-FW_DEVICE void store_p(const ChunkNumbers& numbers, const float (&product)[32], uint32_t tile, const FusedLane& own) {
+FW_DEVICE void store_p(const ChunkScalars& scalars, const float (&product)[32], uint32_t tile, const FusedLane& own) {
   const int row = 16 * own.warp + own.row;
-  const float query[2] = {numbers.query[row], numbers.query[row + 8]};
-  const float left[2] = {query[0] * numbers.from_block[row], query[1] * numbers.from_block[row + 8]};
+  const float query[2] = {scalars.query[row], scalars.query[row + 8]};
+  const float left[2] = {query[0] * scalars.from_block[row], query[1] * scalars.from_block[row + 8]};
   FW_UNROLL
   for (int column = 0; column < 4; ++column) {
     if (column > own.warp) continue;
@@ -67,17 +67,17 @@ FW_DEVICE void store_p(const ChunkNumbers& numbers, const float (&product)[32], 
     if (column < own.warp) {
       FW_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float2 f = float2_at(numbers.to_block[own.warp - 1] + 16 * column + 8 * half + own.pair);
+        const float2 f = float2_at(scalars.to_block[own.warp - 1] + 16 * column + 8 * half + own.pair);
         const float* s = product + 8 * column + 4 * half;
         p[4 * half] = f.x * s[0] * left[0], p[4 * half + 1] = f.y * s[1] * left[0];
         p[4 * half + 2] = f.x * s[2] * left[1], p[4 * half + 3] = f.y * s[3] * left[1];
       }
     } else {
-      const float decay[2] = {numbers.decay[row], numbers.decay[row + 8]};
+      const float decay[2] = {scalars.decay[row], scalars.decay[row + 8]};
       FW_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int j = 8 * half + own.pair;
-        const float2 g = float2_at(numbers.decay + 16 * column + j);
+        const float2 g = float2_at(scalars.decay + 16 * column + j);
         const float* s = product + 8 * column + 4 * half;
         p[4 * half] = j > own.row ? 0.0f : exp2_fast(decay[0] - g.x) * query[0] * s[0];
         p[4 * half + 1] = j + 1 > own.row ? 0.0f : exp2_fast(decay[0] - g.y) * query[0] * s[1];
@@ -85,13 +85,13 @@ FW_DEVICE void store_p(const ChunkNumbers& numbers, const float (&product)[32], 
         p[4 * half + 3] = j + 1 > own.row + 8 ? 0.0f : exp2_fast(decay[1] - g.y) * query[1] * s[3];
       }
     }
-    stmatrix_x4(tile + own.down(16 * own.warp, 2 * column), {pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]),
-                                                             pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7])});
+    stmatrix_x4(tile + own.down(16 * own.warp, 2 * column),
+                {pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7])});
   }
 }
 
 FW_DEVICE void make_p(const FusedBlock& block) {
-  const FusedLane own;
+  const FusedLane own(static_cast<int>(lane_index()));
   const int chunks = block.chunks;
   FusedBarriers& barriers = block.barriers;
   FusedDecays decays(block, own.lane);
@@ -109,12 +109,12 @@ FW_DEVICE void make_p(const FusedBlock& block) {
     float product[32];
     barriers.stages.wait_full(ring);
     multiply_shared_rows(product, block.stage(slot) + FusedShape::kQ, block.stage(slot) + FusedShape::kK);
-    mbarrier_wait(barriers.numbers + slot, ring.parity);
-    make_query_numbers(block, slot, own);
+    mbarrier_wait(barriers.scalars + slot, ring.parity);
+    make_query_scalars(block, slot, own);
     mbarrier_wait(barriers.pair_empty + buffer, (c >> 1 & 1) ^ 1);
     wgmma_wait<0>();
     keep(product);
-    store_p(block.numbers(slot), product, block.pair(buffer) + FusedShape::kP, own);
+    store_p(block.scalars(slot), product, block.pair(buffer) + FusedShape::kP, own);
     fence_async_shared();
     sync_warp();
     if (own.lane == 0) mbarrier_arrive(barriers.p_full + buffer);

@@ -19,9 +19,9 @@ namespace fw::cuda {
 inline constexpr int kFusedStages = 3, kFusedThreads = 512, kGroupThreads = 128;
 inline constexpr int kFusedK = 128;
 
-// Numbers of the 64 tokens of a chunk. With G_i the sum of the log-decays (base 2) up to token i, e the last token
+// Scalars of the 64 tokens of a chunk. With G_i the sum of the log-decays (base 2) up to token i, e the last token
 // before the 16 rows that i belongs to, and C the last token of the chunk:
-struct ChunkNumbers {
+struct ChunkScalars {
   float decay[kChunk];       // G_i
   float from_block[kChunk];  // 2^(G_i - G_e)
   // [block - 1]: 2^(G_e - G_j) for columns j on the left of row block `block`. Every exponent is at most 0.
@@ -37,13 +37,13 @@ struct ChunkNumbers {
 
 struct FusedBarriers {
   RingBarriers<kFusedStages> stages;  // q, k and v of a chunk
-  uint64_t numbers[kFusedStages];     // the decays and steps of ChunkNumbers
+  uint64_t scalars[kFusedStages];     // the decays and steps of ChunkScalars
   uint64_t a_full[2], p_full[2], pair_empty[2];
   uint64_t o_full[2], o_empty[2];  // by 64 values
   FW_DEVICE void init() {
     constexpr int kWarps = 4, kStateWarps = 8;
     stages.init(1, kStateWarps);
-    for (int i = 0; i < kFusedStages; ++i) mbarrier_init(numbers + i, 1);
+    for (int i = 0; i < kFusedStages; ++i) mbarrier_init(scalars + i, 1);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(a_full + i, kWarps);
       mbarrier_init(p_full + i, kWarps);
@@ -57,8 +57,8 @@ struct FusedBarriers {
 // Where the CTA's sequence and head begin in the tensors, in shared memory: the makers have no registers for it.
 struct FusedRows {
   char *q, *k, *v, *o;
-  const char *g, *step;  // may be null
-  int q_head, k_head, v_head, o_head, batch, token;
+  const char *g, *step;  // null: no decay, and a step of 1
+  int n, q_head, k_head, v_head, o_head, batch, token;
 };
 
 // Bytes in shared memory. Matrices of 128 channels are two SW128 tiles.
@@ -69,10 +69,10 @@ struct FusedShape {
   static constexpr int kA = 0, kP = kSw128Bytes, kPair = 2 * kSw128Bytes;
   static constexpr int kT = kPairs + 2 * kPair;  // T left of its diagonal blocks, and those blocks' inverses; twice
   static constexpr int kO = kT + 2 * kSw128Bytes;
-  static constexpr int kNumbers = kO + kMatrix;
+  static constexpr int kScalars = kO + kMatrix;
   // Of each warp of A's maker: its diagonal block of T, 16 rows of 20 floats; then the inverse, rows of 48 bytes.
   static constexpr int kDiagonalRow = 80, kInverseRow = 48, kDiagonal = 16 * kDiagonalRow;
-  static constexpr int kDiagonals = kNumbers + kFusedStages * static_cast<int>(sizeof(ChunkNumbers));
+  static constexpr int kDiagonals = kScalars + kFusedStages * static_cast<int>(sizeof(ChunkScalars));
   static constexpr int kBarriers = kDiagonals + 4 * kDiagonal;
   static constexpr int kRows = kBarriers + static_cast<int>(sizeof(FusedBarriers));
   static constexpr int kShared = kRows + static_cast<int>(sizeof(FusedRows));
@@ -94,8 +94,8 @@ struct FusedBlock {
   uint32_t base;  // address of `shared`
   int length, chunks;
 
-  FW_DEVICE ChunkNumbers& numbers(int slot) const {
-    return reinterpret_cast<ChunkNumbers*>(shared + FusedShape::kNumbers)[slot];
+  FW_DEVICE ChunkScalars& scalars(int slot) const {
+    return reinterpret_cast<ChunkScalars*>(shared + FusedShape::kScalars)[slot];
   }
   FW_DEVICE uint32_t stage(int slot) const { return base + static_cast<uint32_t>(slot * FusedShape::kStage); }
   FW_DEVICE uint32_t pair(int buffer) const {
@@ -110,24 +110,24 @@ struct FusedBlock {
 FW_DEVICE void find_fused_rows(const FusedForwardArgs& args, int n, int hv, FusedRows& to) {
   const Problem& x = args.problem;
   const bool packed = x.sequences.offsets != nullptr;
-  to.batch = packed ? 0 : n, to.token = packed ? x.sequences.offsets[n] : 0, to.o_head = hv;
+  to.n = n, to.batch = packed ? 0 : n, to.token = packed ? x.sequences.offsets[n] : 0, to.o_head = hv;
   const auto row = [&](const TokenArg& a, int head) {
     const int64_t at = to.batch * a.stride_b + to.token * a.stride_t + head * a.stride_h;
     return a.data == nullptr ? nullptr : static_cast<char*>(a.data) + (a.bf16 != 0 ? 2 : 4) * at;
   };
   to.q_head = hv / x.in.q.divisor, to.k_head = hv / x.in.k.divisor, to.v_head = hv / x.in.v.divisor;
   to.q = row(x.in.q, to.q_head), to.k = row(x.in.k, to.k_head), to.v = row(x.in.v, to.v_head), to.o = row(args.o, hv);
-  to.g = row(x.in.g, hv / x.in.g.divisor), to.step = row(x.in.beta, hv / x.in.beta.divisor);
+  to.g = row(x.in.g, hv / x.in.g.divisor),
+  to.step = x.rule.gain == Gain::kOne ? nullptr : row(x.in.beta, hv / x.in.beta.divisor);
 }
 
-// The lane and warp of a group, of which the compiler does not know that they come of the thread index: it would read
-// that anew in every round, for 50 cycles each time.
+// A lane of a group's warp, and what it has of fragments.
 struct FusedLane {
   int lane, warp;
-  int row, pair;    // of a fragment: row lane / 4 (and 8 below), columns 2 (lane % 4) and the next
+  int row, pair;     // of a fragment: row lane / 4 (and 8 below), columns 2 (lane % 4) and the next
   int matrix, line;  // that the lane names to ldmatrix and stmatrix
-  FW_DEVICE FusedLane()
-      : lane(shuffle(static_cast<int>(lane_index()), static_cast<int>(lane_index()))),
+  FW_DEVICE explicit FusedLane(int own)
+      : lane(own),
         warp(shuffle(warp_in_group(), 0)),
         row(lane >> 2),
         pair(2 * (lane & 3)),
