@@ -93,6 +93,14 @@ FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, in
       "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
       : "memory");
 }
+// The same rows and channels from a SW128 tile in shared memory to the tensor; what lies outside of it is not written.
+// It belongs to a group of stores as bulk_store() does.
+FW_DEVICE void tensor_store(const void* shared_from, const TensorMap& map, int column, int head, int token, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4, %5}], [%0];" ::"r"(
+                   shared_address(shared_from)),
+               "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch)
+               : "memory");
+}
 FW_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to),

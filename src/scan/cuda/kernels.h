@@ -151,6 +151,17 @@ struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
 
+// ---- fused/: the whole forward in one kernel, of calls and tensors that fuses_forward() takes (pipeline.h)
+
+struct FusedForwardArgs {
+  Problem problem;  // initial_state unused
+  TokenShape shape;
+  TokenArg o;
+  StateArg initial_state, final_state;  // may be absent (zero; not written)
+  float norm_eps = 0, gain_eps = 0;     // of the rule: fused_forward() sets them
+};
+void fused_forward(const FusedForwardArgs& args, void* stream);
+
 // What tells the scans' first passes over segments how long a state lasts (sm90/scan/decay_cutoff.cuh), of rules whose
 // step is a symmetric contraction.
 struct DecayCutoffArg {

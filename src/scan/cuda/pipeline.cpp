@@ -200,7 +200,7 @@ bool gradients_fuse_gates(const CallTraits& t) {
   return !channel_own_key(t) && channel_streams(t);
 }
 bool prepare_fuses_scalars(const CallTraits& t) {
-  if (t.rule.uses_precond()) return false;
+  if (t.rule.uses_precond() || t.one_kernel) return false;
   const PrepareKernel kernel = select_prepare(t).kernel;
   return kernel == PrepareKernel::kSums || kernel == PrepareKernel::kScalarRows ||
          (kernel == PrepareKernel::kChannelPlain && !channel_erase(t.rule));
@@ -248,7 +248,7 @@ Pipeline plan_forward(const CallTraits& traits, const Plan& plan, const DevicePl
     t.has_m = !p.makes_m;
     p.add(StageKind::kPrecond);
   }
-  if (t.raw) {
+  if (t.raw || t.one_kernel) {
     p.scan = select_forward_scan(t, kNoTiles);
   } else {
     p.prepare = select_prepare(t);

@@ -185,6 +185,26 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
   return r;
 }
 
+// Whether forward as one kernel takes less time than prepare and scan. It has an SM for each sequence and value head,
+// for each chunk and for two more while its pipeline fills.
+bool fused_forward_pays(const Plan& plan, const DevicePlan& device) {
+  constexpr double kChunkTime = 2.9, kPrepareTime = 1.6;  // microseconds of an SM (H200)
+  constexpr int64_t kFirstChunks = 2;
+  const SegmentShape shape(plan, device);
+  if (shape.chunks == 0) return false;
+  const int64_t heads = (shape.tiles + shape.chunks - 1) / shape.chunks,
+                rounds = (heads + shape.sm_count - 1) / shape.sm_count;
+  const double fused = kChunkTime * static_cast<double>(rounds * (shape.chunks + kFirstChunks)),
+               apart = shape.forward(1) +
+                       kPrepareTime * static_cast<double>(shape.tiles) / static_cast<double>(shape.sm_count);
+  return fused < kWorthIt * apart;
+}
+bool takes_fused_forward(const Plan& plan, const DevicePlan& device) {
+  constexpr int64_t kDim = 128;
+  return fused_forward_rule(plan.rule) && plan.K == kDim && plan.V == kDim && plan.segment == 0 && !device.segments &&
+         plan.checkpoints.interval == 0 && device.arch >= Arch::kSm90 && fused_forward_pays(plan, device);
+}
+
 // Whether and how the gradients begin alongside the reverse scan.
 void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device);
@@ -376,6 +396,7 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
           cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
+    device.fused_forward = takes_fused_forward(plan, device);
     device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);
     if (!device.k256) plan_gradients(plan, device);
   }

@@ -22,6 +22,8 @@ class ForwardRun {
     CallTraits traits = call_traits(problem_, device);
     if (device.chunk_form) {
       traits.sm_count = static_cast<int32_t>(persistent_ctas());
+      traits.one_kernel =
+          saved == nullptr && fuses_forward(problem_, device, token_shape(plan), token_arg(plan, out.o));
     } else {
       make_token_args();
       add_states(token_, traits);
@@ -150,7 +152,9 @@ class ForwardRun {
     scan_.final_index = tables_.ends_of;
   }
   void scan() {
-    if (pipeline_.scan == ForwardScan::kRaw) {
+    if (pipeline_.scan == ForwardScan::kFused) {
+      fused_forward(fused_args(), plan_.stream);
+    } else if (pipeline_.scan == ForwardScan::kRaw) {
       if (!device_.segments) raw_ = raw_args();
       additive_scan(raw_, device_.k_tile, plan_.stream);
     } else if (device_.k256) {
@@ -166,6 +170,15 @@ class ForwardRun {
   }
 
   // ---- From the raw tensors
+  FusedForwardArgs fused_args() const {
+    FusedForwardArgs args;
+    args.problem = problem_;
+    args.shape = token_shape(plan_);
+    args.o = token_arg(plan_, out_.o);
+    args.initial_state = at_slots(plan_, problem_.initial_state, false);
+    args.final_state = at_slots(plan_, state_arg(plan_, out_.final_state), true);
+    return args;
+  }
   AdditiveScanArgs raw_args() const {
     AdditiveScanArgs scan;
     scan.problem = problem_;

@@ -253,21 +253,23 @@ char* GateLogits::saved_gates(const void* saved) const {
   return static_cast<char*>(const_cast<void*>(saved)) + saved_from(kernels_bytes_);
 }
 
-FusedGates GateLogits::fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
+FusedGates GateLogits::fused(const Inputs<float>& in, const Inputs<float>* grads, bool saves) const {
   if (!last_) return {};
   FusedGates laws = laws_;
   laws.a_log = head_arg(in.decay.a_log);
   laws.dt_bias = head_arg(in.decay.dt_bias);
   CallTraits traits = call_traits(problem_shape(plan_), device_);
   traits.in = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, in));
+  traits.one_kernel = grads == nullptr && !saves && device_.fused_forward;
   if (grads != nullptr) traits.d = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, *grads));
-  return fused_in_kernels(plan_, device_, laws, traits, grads != nullptr, made);
+  return fused_in_kernels(plan_, device_, laws, traits, grads != nullptr, grads != nullptr && saves);
 }
 
 FusedGates GateLogits::expected(bool backward) const {
   if (!last_) return {};
-  return fused_in_kernels(plan_, device_, laws_, expected_traits(plan_, device_), backward,
-                          backward && device_.saved.bytes > 0);
+  CallTraits traits = expected_traits(plan_, device_);
+  traits.one_kernel = traits.one_kernel && !backward;
+  return fused_in_kernels(plan_, device_, laws_, traits, backward, backward && device_.saved.bytes > 0);
 }
 
 float* GateLogits::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
@@ -337,7 +339,7 @@ Inputs<float> GateLogits::gradients(const Inputs<float>& in, const FusedGates& f
 
 ForwardTensors GateLogits::open(const ForwardTensors& front, int, void* workspace) const {
   char* const saved = saved_gates(front.saved);
-  const FusedGates gates = fused(front.in, nullptr, false);
+  const FusedGates gates = fused(front.in, nullptr, front.saved != nullptr);
   ForwardTensors behind = front;
   behind.forms.made_last = last_ && std::any_of(gates_.begin(), gates_.end(),
                                                 [&](const Gate& gate) { return takes_values(gate, front.in, gates); });

@@ -51,8 +51,8 @@ class GateLogits final : public Rewrite {
   char* saved_gates(const void* saved) const;
 
   // Of the laws that kernels may take, with the parameters of `in`, those that they do take forward or, with `grads`,
-  // backward. made: backward, of a forward that has left the values of numbers, by whatever kernel.
-  FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const;
+  // backward. saves: forward does; backward: it has left the values of numbers, by whatever kernel.
+  FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool saves) const;
   FusedGates expected(bool backward) const;
   // `fused` with the buffers where kernels leave the values of numbers that they form: in `saved`, or, where that is
   // null, in the workspace.
