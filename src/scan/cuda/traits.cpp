@@ -131,7 +131,7 @@ CallTraits expected_traits(const Plan& plan, const DevicePlan& device) {
     if (!spec.used) continue;
     const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
     const int64_t heads = spec.heads == TokenHeads::kKey ? plan.H : plan.HV, dim = spec.channels(plan.K, plan.V);
-    bool bf16 = plan.bf16_io && !spec.one() && !(plan.f16_io && i == static_cast<size_t>(TokenIndex::g)),
+    bool bf16 = plan.bf16_io && !spec.one() && !(plan.f32_gates && i == static_cast<size_t>(TokenIndex::g)),
          d_bf16 = bf16 && (!key_row || plan.H == plan.HV);
     // Values made of logits, and what becomes gradients of logits.
     for (const GateSpec& gate : gates) {

@@ -118,7 +118,7 @@ bool is_fused(const FusedGates& fused, const GateSpec& gate) {
 // or none.
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   FusedGates fused;
-  if (plan.f16_io) return fused;  // their logits are float32 rows
+  if (plan.f32_gates) return fused;  // their logits are float32 rows
   if (!chunk_form) return token_activations(plan);
   fused = channel_activations(plan);
   const FusedGates numbers = scalar_activations(plan);
