@@ -24,7 +24,7 @@ class FusedForward : public ::testing::Test {
 ProblemOptions many_heads(uint64_t seed) {
   ProblemOptions options;
   std::vector<int64_t> offsets = {0, 450, 450, 455, 900};
-  for (int n = 0; !emulated() && n < 90; ++n) offsets.push_back(offsets.back() + 448 + n % 3);
+  for (int n = 0; !emulated() && n < 60; ++n) offsets.push_back(offsets.back() + 448 + n % 3);
   options.sequences = SeqLayout(offsets);
   options.H = 1, options.HV = 2;
   options.K = options.V = 128;

@@ -8,6 +8,7 @@
 #include "rule/gates.h"
 #include "scan/backend.h"
 #include "scan/cuda/rewrites/rewrite.h"
+#include "scan/cuda/rule_traits.h"
 #include "support/recurrence.h"
 
 namespace fw::cuda {
@@ -69,7 +70,7 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
               EXPECT_TRUE(!own.rule.can_divide_erase_gate() || own.rule.erase == Gate::kScalar);
               EXPECT_FALSE(takes_split_k(own));
               EXPECT_EQ(kernels.device.chunk_form, takes_chunks(plan) || takes_chunks(own));
-              EXPECT_EQ(own.bf16_io, type == FW_BF16 || takes_chunks(plan));
+              EXPECT_EQ(own.bf16_io, type == FW_BF16 || (takes_chunks(plan) && (type == FW_F16 || !uses_hi_lo(rule))));
               behind_forward = std::max(behind_forward, kernels.device.forward.bytes);
               behind_backward = std::max(behind_backward, kernels.device.backward.bytes);
               keys += own.K;
@@ -83,7 +84,7 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
             for (const KernelCall& kernels : call.kernels()) saved += kernels.device.saved.bytes;
             EXPECT_GE(call.saved_bytes(), saved);
             EXPECT_EQ(text.find("stage_rows -> ") != std::string::npos,
-                      type == FW_F16 || (type == FW_F32 && takes_chunks(plan)));
+                      type == FW_F16 || (type == FW_F32 && takes_chunks(plan) && !uses_hi_lo(rule)));
             EXPECT_EQ(text.find("dplr -> ") != std::string::npos, rule.general_erase());
             EXPECT_EQ(text.find("key_from_decay -> ") != std::string::npos, !rule.uses_k());
             EXPECT_EQ(text.find("erase_over_decay -> ") != std::string::npos, rule.can_divide_erase_gate());

@@ -2,15 +2,18 @@
 
 #include <fmt/format.h>
 
+#include "scan/cuda/rule_traits.h"
 #include "scan/cuda/token_arg.h"
 
 namespace fw::cuda {
 
 namespace {
 
-// float32 tensors whose rows are whole vectors as bf16: others gain nothing by being bf16.
+// float32 tensors whose rows are whole vectors as bf16: others gain nothing by being bf16. With steps above 1 errors of
+// keys may grow from token to token, and kernels take the lo parts of float32 keys (LoTiles).
 bool stages_f32(const Plan& plan) {
-  return !plan.bf16_io && !plan.f16_io && takes_chunks(plan) && plan.K % 8 == 0 && plan.V % 8 == 0;
+  return !plan.bf16_io && !plan.f16_io && takes_chunks(plan) && plan.K % 8 == 0 && plan.V % 8 == 0 &&
+         !uses_hi_lo(plan.rule);
 }
 
 }  // namespace

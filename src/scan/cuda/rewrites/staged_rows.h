@@ -2,7 +2,7 @@
 // workspace in their place, and what those leave is rounded into the caller's. In the chunk form, whose products take
 // bf16 operands, tensors of channels that are float16 (FW_F16) or float32 are rows of bf16. Other float16 tensors
 // (log-decays, logits, token scalars, and all in the token form) are rows of float32, and float32 ones stay where they
-// are. A call that has no io_dtype is staged where its rows are whole vectors as bf16.
+// are. A call that has no io_dtype is staged where its rows are whole vectors as bf16 and steps are at most 1.
 #pragma once
 
 #include <array>
