@@ -1,7 +1,8 @@
 # Device code: built where a GPU is and nvcc, or where it is asked for (FW_CUDA=ON, `make gpu`). Other builds are CPU-only and say so: nvcc takes twenty
 # minutes for it on two cores.
 #   folders sm90/ (of src/gpu, src/scan/cuda, src/ops/cuda)   sm_90a only; spills and serialised warp-group products are errors there (but for
-#                                                             additive/gradients.cu: one index spilled a turn is faster than the form without)
+#                                                             additive/gradients.cu: one index spilled a turn is faster than the form without;
+#                                                             fused/forward.cu: 28 bytes a chunk, where the registers of an SM are all given away)
 #   all other kernels                                         sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
@@ -82,7 +83,7 @@ if(FW_HAS_CUDA)
   else()
     set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_80,code=sm_80)
     set(hot ${sm90_kernel_sources})
-    list(FILTER hot EXCLUDE REGEX "additive/gradients")
+    list(FILTER hot EXCLUDE REGEX "additive/gradients|fused/forward")
     set_property(SOURCE ${hot} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-warn-spills,-Werror)
   endif()
 else()

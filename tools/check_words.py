@@ -47,6 +47,20 @@ WORDS = {
     r"comput(?:e|es|ed) again": "recompute, recomputes, recomputed",
     r"multiprocessors?\b(?!\")": "SM",
 }
+# Words that are refused as names only, since English has them as well: (name, what is written instead, folders). The
+# text is C++ or CUDA without its comments and strings. "in_place" and "InPlace" are the field's.
+ALL = ("src/", "tests/", "bench/")
+ENGINE = ("src/gpu/", "src/ops/", "src/scan/", "src/nn/", "src/model/", "src/train/")
+NAMES = [
+    (r"(?:\w*_)?places?(?:_\w*)?|(?:\w*[a-z0-9_])?Places?(?![a-z])\w*", "pos, index, offset, row, slot, coord", ALL),
+    (r"(?:\w*_)?halves(?:_\w*)?|(?:\w*[a-z0-9_])?Halves(?![a-z])\w*", "f16, parts, split_k, rotate_half", ALL),
+    (r"(?:\w*_)?rests?(?:_\w*)?|(?:\w*[a-z0-9_])?Rests?(?![a-z])\w*", "lo (of hi and lo), remaining, tail", ENGINE),
+]
+IN_PLACE = re.compile(r"in_?place", re.IGNORECASE)
+# Comments of device code say position, index, offset or memory: a place is only what something is "in place of".
+DEVICE = ("src/gpu/", "src/ops/", "src/scan/")
+ENGLISH = re.compile(r"\b(?:in|takes?|took|taking) (?:its |their |the )?place\b|\blast places?\b|^\W*place of\b", re.IGNORECASE)
+COMMENT_OR_STRING = re.compile(r'R"([^()\s]*)\(.*?\)\1"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
 KINDS = (".cpp", ".cu", ".cuh", ".h", ".def", ".c", ".md", ".cmake", ".py")
 # Where one of them is right: the word of a driver or of another program.
 ALLOWED = {("multiprocessor", "src/cli/"), ("multiprocessor", "tests/cli/"), ("multiprocessor", "docs/json.md"), ("multiprocessor", "python/")}
@@ -57,6 +71,32 @@ LATER = {
 ALLOWED |= {(word, place) for word, places in LATER.items() for place in places}
 
 
+def blank(match: re.Match) -> str:
+    """Spaces of the same lines."""
+    return re.sub(r"[^\n]", " ", match[0])
+
+
+def names_in(name: str, text: str):
+    """(line, word, better) of private names in a file of C++ or CUDA."""
+    if not name.startswith(ALL) or name.startswith("tests/abi/") or name.endswith((".md", ".cmake", ".py")):
+        return
+    code = COMMENT_OR_STRING.sub(blank, text)
+    for word, better, folders in NAMES:
+        if not name.startswith(folders):
+            continue
+        for match in re.finditer(rf"\b(?:{word})\b", code):
+            if not IN_PLACE.search(match[0]):
+                yield text.count("\n", 0, match.start()) + 1, match[0], better
+    if not name.startswith(DEVICE):
+        return
+    for comment in COMMENT_OR_STRING.finditer(text):
+        if not comment[0].startswith("/"):
+            continue
+        for number, line in enumerate(comment[0].split("\n"), text.count("\n", 0, comment.start()) + 1):
+            if match := re.search(r"\bplaces?\b", ENGLISH.sub("", line), re.IGNORECASE):
+                yield number, match[0], "position, index, offset, memory"
+
+
 def main() -> int:
     pattern = re.compile("|".join(rf"(?<![\w])(?P<w{i}>{word})(?!\w)" for i, word in enumerate(WORDS)))
     better = list(WORDS.values())
@@ -65,7 +105,11 @@ def main() -> int:
     for name in files:
         if not name.endswith(KINDS) or name.startswith(("docs/notes/", "docs/results/")) or name in ("CHANGELOG.md", "docs/performance.md", "tools/check_words.py"):
             continue
-        for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), 1):
+        text = (ROOT / name).read_text(errors="replace")
+        for number, word, instead in names_in(name, text):
+            print(f"{name}:{number}: '{word}': expected {instead} (docs/internals/glossary.md)")
+            wrong += 1
+        for number, line in enumerate(text.splitlines(), 1):
             for match in pattern.finditer(line):
                 if any(match[0].startswith(word) and name.startswith(place) for word, place in ALLOWED):
                     continue

@@ -54,11 +54,11 @@ void run() {
                          {"0.4B d", 1024, 1024},
                          {"low rank", 2048, 128}}) {
     const auto bytes = static_cast<size_t>(s.out * s.in) * 2;
-    const size_t places = kPool / bytes;
+    const size_t copies = kPool / bytes;
     for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
       const double ms = graph_ms([&](cudaStream_t stream) {
                           for (size_t i = 0; i < kProducts; ++i) {
-                            const auto* weight = reinterpret_cast<const Bf16*>(pool + i % places * bytes);
+                            const auto* weight = reinterpret_cast<const Bf16*>(pool + i % copies * bytes);
                             const Mat<const Bf16> from(x, rows, s.in), w(weight, s.out, s.in);
                             const Mat<Bf16> to(y, rows, s.out);
                             if (rows <= kGemmM8MaxM) {

@@ -215,7 +215,7 @@ void mamba3(Device& device, const std::vector<int64_t>& n) {
   Mamba3Spec spec;
   spec.hidden = hidden, spec.heads = H, spec.head_dim = P, spec.groups = G, spec.state = N,
   spec.mimo_rank = R > 1 ? R : 0, spec.angles = shape.angles;
-  spec.rotate_half = shape.halves, spec.decay = {false, 1e-4};
+  spec.rotate_half = shape.rotate_half, spec.decay = {false, 1e-4};
   print("mamba3 mixer", text, time_mixer(s, spec, hidden));
   SsdSpec ssd;
   ssd.hidden = hidden, ssd.heads = H, ssd.head_dim = P, ssd.groups = G, ssd.state = N, ssd.conv_size = 4;

@@ -124,7 +124,7 @@ Key::Key(std::string key_name, std::string key_value_name, const std::string& ke
       help(key_help),
       target(key_target),
       range(std::move(key_range)) {
-  if (const size_t place = help.find("{}"); place != std::string::npos) help.replace(place, 2, joined(range.names));
+  if (const size_t at = help.find("{}"); at != std::string::npos) help.replace(at, 2, joined(range.names));
 }
 
 KeyRange between(int64_t low, int64_t high) {

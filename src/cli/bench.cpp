@@ -58,8 +58,8 @@ class Bench : public Command {
     declare_memory_check(options, check_memory_);
     options
         .add("device", "NAME", &device_,
-             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 "
-             "unless it is given")
+             "cpu or cuda; of the recurrence on cuda: times by events on the device, --operands bf16 unless it is "
+             "given")
         .words = {"cpu", "cuda"};
     options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options
@@ -80,8 +80,9 @@ class Bench : public Command {
     options.add("value_dim", "N", &recurrence_.value_dim, "value dimension");
     options
         .add("dtype", "TYPE", &recurrence_.dtype,
-             "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32")
-        .words = {"f32", "f64", "bf16"};
+             "of the tensors of tokens: f32, f64 or bf16; with --device cuda f32, bf16 or f16. States and sums are "
+             "float32 but with f64; without: f32, with --device cuda bf16")
+        .words = {"f32", "f64", "bf16", "f16"};
     options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {
         "f32", "bf16"};
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
@@ -90,8 +91,13 @@ class Bench : public Command {
                 "with --device cuda: tokens of the segments that long sequences are cut into, a multiple of 64; 0: the "
                 "library's choice, -1: none");
     options
-        .add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)")
+        .add("gates", "HOW", &recurrence_.gates,
+             "values, or with --device cuda logits (of --dtype, with a_log and dt_bias)")
         .words = {"values", "logits"};
+    options
+        .add("state_layout", "NAME", &recurrence_.state_layout,
+             "with --device cuda: of the states that decoding reads and writes, v_first [V, K] or k_first [K, V]")
+        .words = {"v_first", "k_first"};
     options.add("decay_scale", "X", &recurrence_.decay_scale,
                 "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
@@ -231,6 +237,7 @@ int Bench::run(Options& options) {
   check(options);
   if (!json_.empty()) check_output(options, "--json", json_);
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
+  if (device_ == "cuda" && !options.given("dtype")) recurrence_.dtype = "bf16";
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale))
@@ -240,6 +247,8 @@ int Bench::run(Options& options) {
                recurrence_.beside, recurrence_.beside_tokens);
   if (recurrence_.segment != 0 && (device_ != "cuda" || recurrence_.segment < -1 || recurrence_.segment % 64 > 0))
     fail_usage("--segment: expected 0 or, with --device cuda, -1 or a multiple of 64; got {}", recurrence_.segment);
+  if (recurrence_.state_layout != "v_first" && (recurrence_.state_layout != "k_first" || device_ != "cuda"))
+    fail_usage("--state-layout: expected v_first or, with --device cuda, k_first, got '{}'", recurrence_.state_layout);
   if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits")
     fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
   if (recurrence_.rules.empty()) {

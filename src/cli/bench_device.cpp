@@ -16,6 +16,7 @@
 #include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
+#include "base/f16.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "cli/bench_report.h"
@@ -50,7 +51,27 @@ int64_t count_of(const fw_tensor& t) {
 }
 
 double bytes_of(const fw_tensor& t) {
-  return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_BF16 ? 2 : 4));
+  return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_F32 ? 4 : 2));
+}
+
+fw_dtype dtype_of(const std::string& name) {
+  if (name == "bf16") return FW_BF16;
+  if (name == "f16") return FW_F16;
+  if (name == "f32") return FW_F32;
+  fail_usage("--dtype: expected bf16, f16 or f32 with --device cuda, got '{}'", name);
+}
+
+// As bytes of a tensor of that type.
+std::string bytes_as(fw_dtype dtype, const std::vector<float>& values) {
+  std::string bytes(values.size() * (dtype == FW_F32 ? 4 : 2), '\0');
+  const auto n = static_cast<int64_t>(values.size());
+  if (dtype == FW_BF16)
+    round_to_bf16(n, values.data(), reinterpret_cast<Bf16*>(bytes.data()));
+  else if (dtype == FW_F16)
+    round_to_f16(n, values.data(), reinterpret_cast<F16*>(bytes.data()));
+  else
+    std::copy_n(reinterpret_cast<const char*>(values.data()), bytes.size(), bytes.data());
+  return bytes;
 }
 
 // The random tokens that a rule's problems repeat.
@@ -89,7 +110,8 @@ class Problem {
     fw_desc_init(&desc);
     desc.rule = to_c(rule);
     desc.device = FW_DEVICE_CUDA;
-    desc.io_dtype = FW_BF16;
+    const fw_dtype io = dtype_of(bench.dtype);
+    if (io != FW_F32) desc.io_dtype = io;
     if (bench.operands != "f32") desc.operands = FW_BF16;
     desc.form = form_of(bench.form);
     desc.gates = to_c(pattern.shape.gates);
@@ -111,14 +133,14 @@ class Problem {
             (field.optional && !is_parameter(field.name)))
           continue;
         const bool per_token = of_tokens(field.name);
-        const fw_dtype dtype = per_token && (shape.size() == 3 || is_logits(pattern, field.name)) ? FW_BF16 : FW_F32;
+        const fw_dtype dtype = per_token && (shape.size() == 3 || is_logits(pattern, field.name)) ? io : FW_F32;
         in.*named.tensor = tensor(shape, per_token, dtype, &(pattern.in.*field.values));
         grads.*named.tensor = tensor(shape, per_token, dtype, nullptr);
       }
     }
     const std::vector<int64_t> o_shape{pattern.shape.sequences.tokens(), bench.value_heads, bench.value_dim};
-    out.o = tensor(o_shape, true, FW_BF16, nullptr);
-    d.o = tensor(o_shape, true, FW_BF16, &pattern.d.o);
+    out.o = tensor(o_shape, true, io, nullptr);
+    d.o = tensor(o_shape, true, io, &pattern.d.o);
   }
 
   double input_bytes() const {
@@ -149,16 +171,13 @@ class Problem {
       shape[0] = desc.T;
       shape.insert(shape.begin(), desc.B);
     }
-    const size_t element = dtype == FW_BF16 ? sizeof(Bf16) : sizeof(float);
+    const size_t element = dtype == FW_F32 ? 4 : 2;
     const DeviceMemory& memory = memory_.emplace_back(rows * row * element);
     if (values != nullptr) {
-      const std::vector<float> wide(values->begin(), values->begin() + static_cast<int64_t>(pattern_rows * row));
-      std::vector<Bf16> bits(dtype == FW_BF16 ? wide.size() : 0);
-      if (dtype == FW_BF16) round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
-      const DeviceMemory pattern(pattern_rows * row * element);
-      pattern.from_host(
-          dtype == FW_BF16 ? static_cast<const void*>(bits.data()) : static_cast<const void*>(wide.data()),
-          pattern.size());
+      const std::string bytes =
+          bytes_as(dtype, {values->begin(), values->begin() + static_cast<int64_t>(pattern_rows * row)});
+      const DeviceMemory pattern(bytes.size());
+      pattern.from_host(bytes.data(), bytes.size());
       for (size_t r = 0; r < rows; r += pattern_rows) {
         device_copy(static_cast<char*>(memory.data()) + r * row * element, pattern.data(),
                     std::min(pattern_rows, rows - r) * row * element, nullptr);
@@ -265,12 +284,14 @@ DecodeResult measure_decode(const ReferenceProblem& pattern, const RecurrenceBen
   std::deque<Problem> sets;
   std::deque<DeviceMemory> states;
   DecodeResult r;
-  const std::vector<int64_t> shape{sequences, bench.value_heads, bench.value_dim, bench.key_dim},
+  const bool v_first = bench.state_layout == "v_first";
+  const int64_t rows = v_first ? bench.value_dim : bench.key_dim, columns = v_first ? bench.key_dim : bench.value_dim;
+  const std::vector<int64_t> shape{sequences, bench.value_heads, rows, columns},
       precond_shape{sequences, bench.heads, bench.key_dim};
   double total = 0;
   while (sets.empty() || (total < static_cast<double>(kRotation) && sets.size() < 8)) {
     Problem& p = sets.emplace_back(pattern, bench, 1);
-    p.desc.state_layout = FW_STATE_V_FIRST;
+    p.desc.state_layout = v_first ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
     const auto make_state = [&](const std::vector<int64_t>& dims) {
       size_t count = 1;
       for (const int64_t n : dims) count *= static_cast<size_t>(n);
@@ -310,10 +331,10 @@ PlainJson bench_device(const RecurrenceBench& given) {
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const DeviceInfo info = device_info();
   const double bandwidth = copy_bandwidth();
-  say("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians "
+  say("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, {} tensors, {} products; medians "
       "(best) of {}\n",
       info.name, info.driver, 1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads,
-      bench.key_dim, bench.value_dim, bench.operands == "f32" ? "f32" : "bf16", bench.repeats);
+      bench.key_dim, bench.value_dim, bench.dtype, bench.operands == "f32" ? "f32" : "bf16", bench.repeats);
   Table table;
   table.column("rule", Table::Align::kLeft);
   table.column("form", Table::Align::kLeft);
@@ -363,8 +384,10 @@ PlainJson bench_device(const RecurrenceBench& given) {
             {"HV", bench.value_heads},
             {"K", bench.key_dim},
             {"V", bench.value_dim}}},
+          {"dtype", bench.dtype},
           {"operands", bench.operands},
           {"gates", bench.gates},
+          {"state_layout", bench.state_layout},
           {"decay_scale", bench.decay_scale},
           {"segment", bench.segment},
           {"repeats", bench.repeats},

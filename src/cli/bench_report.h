@@ -37,8 +37,9 @@ void reset_peak();         // where the system allows it (Linux: /proc/self/clea
 struct RecurrenceBench {
   std::vector<std::string> rules;
   int64_t batch = 1, tokens = 2048, heads = 16, value_heads = 0, key_dim = 128, value_dim = 128, chunk = 0, repeats = 7;
-  std::string dtype = "f32", operands = "f32", form = "auto", gates = "values";
-  int64_t segment = 0;  // the descriptor's, with a device
+  std::string dtype = "f32", operands = "f32", form = "auto", gates = "values",
+              state_layout = "v_first";  // of decoding with a device
+  int64_t segment = 0;                   // the descriptor's, with a device
   // with a device: so many sequences of so many tokens after the others, all packed in one
   int64_t beside = 0, beside_tokens = 16;
   double decay_scale = 1;  // of log-decays, which are minus the softplus of normal numbers
@@ -47,8 +48,9 @@ fw_form form_of(const std::string& name);  // auto, chunk, token
 // How many values the inputs of a rule have, for so many tokens of all sequences.
 double input_values(const Rule& rule, const RecurrenceBench& bench, double tokens);
 nlohmann::json bench_recurrence(const RecurrenceBench& bench);
-// The same on the CUDA device, by events on it; tensors of tokens are bf16 (one value a head: float32), products of
-// bf16 operands unless operands is "f32". gates "logits": all gates are bf16 logits, log-decays with a_log and dt_bias.
+// The same on the CUDA device, by events on it. Tensors of tokens are of dtype, bf16, f16 or f32 (one value a head:
+// float32), products of bf16 operands unless operands is "f32". gates "logits": all gates are logits of dtype,
+// log-decays with a_log and dt_bias.
 nlohmann::json bench_device(const RecurrenceBench& bench);
 
 struct ModelBench {

@@ -108,6 +108,11 @@ FW_DEVICE float rcp_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+FW_DEVICE float rsqrt_fast(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Of angles from -pi to pi, to 5e-7.
 FW_DEVICE float sin_fast(float x) {

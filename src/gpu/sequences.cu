@@ -118,11 +118,11 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
     const int64_t* const from = sequences + first;
     const int some = static_cast<int>(std::min(most, count - first)), at = static_cast<int>(first);
     const int before = static_cast<int>(from[0]), base = static_cast<int>(chunks);
-    const auto place = [&](auto lengths) { lengths(from, at, some, before, base, offsets, chunk_base, stream); };
+    const auto upload = [&](auto lengths) { lengths(from, at, some, before, base, offsets, chunk_base, stream); };
     if (is_short) {
-      place(some <= few ? upload_lengths<uint16_t, 2 * kFew> : upload_lengths<uint16_t, 2 * kMany>);
+      upload(some <= few ? upload_lengths<uint16_t, 2 * kFew> : upload_lengths<uint16_t, 2 * kMany>);
     } else {
-      place(some <= few ? upload_lengths<int32_t, kFew> : upload_lengths<int32_t, kMany>);
+      upload(some <= few ? upload_lengths<int32_t, kFew> : upload_lengths<int32_t, kMany>);
     }
     for (int i = 0; i < some; ++i) chunks += (from[i + 1] - from[i] + kChunk - 1) / kChunk;
   }

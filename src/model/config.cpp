@@ -159,11 +159,11 @@ NormSpec ModelConfig::norm_spec() const {
   return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps, norm == "zero_centered_rms"};
 }
 
-NormPlace ModelConfig::norm_place(int64_t layer) const {
+NormPosition ModelConfig::norm_position(int64_t layer) const {
   const LayerKind kind = layer_kind(layer);
   const bool behind =
       (kind == LayerKind::kAttention && attention.post_norm) || (kind == LayerKind::kWindow && window.post_norm);
-  return behind ? NormPlace::kBehind : NormPlace::kBefore;
+  return behind ? NormPosition::kBehind : NormPosition::kBefore;
 }
 
 std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {

@@ -127,7 +127,7 @@ struct ModelConfig {
   int64_t dense_layers() const;  // first ones without experts, or all
   MlpSpec mlp_spec(int64_t layer) const;
   NormSpec norm_spec() const;
-  NormPlace norm_place(int64_t layer) const;
+  NormPosition norm_position(int64_t layer) const;
   std::vector<StateTensor> layer_state(int64_t layer) const;  // of its mixer, then of its MLP
   GateKind gate_kind() const;
   InitScheme init_scheme() const;

@@ -364,7 +364,7 @@ class EngineOf final : public Engine<Wide<T>> {
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
       const MixerSpec mixer = c.layer_spec(i);
-      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(), c.norm_place(i),
+      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(), c.norm_position(i),
                         static_cast<int64_t>(mixer_state(mixer).size()), params,
                         [&](const std::string& prefix) { return make_mixer<T>(mixer, prefix, params); });
     }
@@ -458,7 +458,7 @@ class EngineOf final : public Engine<Wide<T>> {
   };
 
   // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes
-  // them alone. A task of recall asks at one place in eight, a choice is scored after a long context.
+  // them alone. A task of recall asks at one position in eight, a choice is scored after a long context.
   static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
     const auto scored = [](int32_t target) { return target >= 0; };
     const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));

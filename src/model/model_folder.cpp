@@ -151,18 +151,18 @@ std::optional<uint16_t> as_f16(float x) {
     if (by > 24 || (value & ((1u << by) - 1)) != 0) return std::nullopt;
     return value >> by;
   };
-  std::optional<uint32_t> rest;
+  std::optional<uint32_t> magnitude;
   if (exponent == -127) {
-    if (fraction == 0) rest = 0;  // zero; a float's subnormal is below a half's
-  } else if (exponent > 15) {     // infinity and NaN have 128
-    if (exponent == 128 && shifted(fraction, 13)) rest = 0x7c00u | fraction >> 13;
+    if (fraction == 0) magnitude = 0;  // zero; a float's subnormal is below a half's
+  } else if (exponent > 15) {          // infinity and NaN have 128
+    if (exponent == 128 && shifted(fraction, 13)) magnitude = 0x7c00u | fraction >> 13;
   } else if (exponent >= -14) {
-    if (shifted(fraction, 13)) rest = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;
+    if (shifted(fraction, 13)) magnitude = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;
   } else {
-    rest = shifted(0x800000u | fraction, -1 - exponent);
+    magnitude = shifted(0x800000u | fraction, -1 - exponent);
   }
-  if (!rest) return std::nullopt;
-  return static_cast<uint16_t>(sign | *rest);
+  if (!magnitude) return std::nullopt;
+  return static_cast<uint16_t>(sign | *magnitude);
 }
 
 // Parameters as tensors of a file: f32, or f16 or bf16 where every value is one of those. Owns what it converted until
@@ -379,8 +379,7 @@ void read_parameter(const WeightSource& source, const ModelFiles& files, const P
     return;
   }
   if (tensor.rows == 0) {
-    if (const std::span<T> place = params.values_in_place(spec); !place.empty())
-      return read_values(source, files, place);
+    if (const std::span<T> own = params.values_in_place(spec); !own.empty()) return read_values(source, files, own);
   }
   values.resize(static_cast<size_t>(tensor.rows > 0 ? tensor.rows * spec.size() / spec.shape[0] : spec.size()));
   read_values<T>(source, files, values);
@@ -409,11 +408,10 @@ LanguageModel<T> load_model(const std::string& folder, Device& device, LoadFor u
     require_memory(
         expected * sizeof(T), fmt::format("the model '{}'", folder),
         "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
-  const bool has_halves = device.kind() == FW_DEVICE_CUDA && !only_plans(device);
+  const bool on_gpu = device.kind() == FW_DEVICE_CUDA && !only_plans(device);
   LanguageModel<T> model(source.config, device,
-                         has_halves && use == LoadFor::kForward && only_bf16(source, reader)
-                             ? MasterFormat::kBf16
-                             : MasterFormat::kBf16PlusLow);
+                         on_gpu && use == LoadFor::kForward && only_bf16(source, reader) ? MasterFormat::kBf16
+                                                                                         : MasterFormat::kBf16PlusLow);
   model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
   std::vector<WeightSource> sources;

@@ -114,7 +114,7 @@ StateView ModelState<T>::view(Tensor& tensor) const {
   }
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
-  most = std::bit_ceil(most);  // so that it seldom gets another place
+  most = std::bit_ceil(most);  // so that it is seldom allocated anew
   std::vector<void*> table(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
     for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
@@ -200,8 +200,16 @@ std::vector<int64_t> ModelState<T>::file_shape(const Tensor& tensor, const std::
 }
 
 template <class T>
+bool ModelState<T>::is_v_first(const Tensor& tensor) const {
+  return tensor.spec.v_first && device_->kind() == FW_DEVICE_CUDA;
+}
+
+template <class T>
 std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
-  if (tensor.spec.kind != StateKind::kCache) return read(tensor, tensor.values, sequences_ * tensor.spec.size());
+  if (tensor.spec.kind != StateKind::kCache) {
+    std::vector<T> values = read(tensor, tensor.values, sequences_ * tensor.spec.size());
+    return is_v_first(tensor) ? transposed(values, tensor.spec.shape[2], tensor.spec.shape[1]) : values;
+  }
   std::vector<T> all;
   for (size_t n = 0; n < tensor.pages.size(); ++n) {
     int64_t left = positions_[n] * tensor.spec.shape[1];
@@ -284,6 +292,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
       reader.read<T>(name, shape, std::span<T>(values));
       ++expected;
       if (tensor.spec.kind != StateKind::kCache) {
+        if (is_v_first(tensor)) values = transposed(values, tensor.spec.shape[1], tensor.spec.shape[2]);
         write(tensor, values, tensor.values);
         continue;
       }

@@ -88,6 +88,7 @@ class ModelState {
   std::string layout() const;  // for the metadata
   std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;
   std::vector<T> rows(const Tensor& tensor) const;  // as its file has them
+  bool is_v_first(const Tensor& tensor) const;      // on this device
   static std::vector<T> read(const Tensor& tensor, const Buffer<std::byte>& from, int64_t count);
   static void write(const Tensor& tensor, std::span<const T> values, Buffer<std::byte>& to);
   void grow(Tensor& tensor, int64_t sequence, int64_t tokens) const;

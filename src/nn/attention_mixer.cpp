@@ -9,7 +9,7 @@
 namespace fw {
 namespace {
 
-constexpr int kKeyState = 0, kValueState = 1;  // places of mixer_state()'s tensors
+constexpr int kKeyState = 0, kValueState = 1;  // indices of mixer_state()'s tensors
 
 }  // namespace
 

@@ -133,7 +133,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const LayerState<T> of_mlp =
       state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
 
-  if (place_ == NormPlace::kBehind) {
+  if (norm_position_ == NormPosition::kBehind) {
     behind_half(pass, r, mixer_norm_, c.mixer_in, c.mixer_out, c.mixer_rstd,
                 [&](Mat<const T> x, Mat<T> y) { run_mixer(pass, pass, x, of_mixer, y, c); });
     if (!pass.keep) arena.rewind(mark);
@@ -209,7 +209,7 @@ void Block<T>::mixer_backward(const Pass<T>& pass, Context& c, Mat<const T> x, M
   pass.exec.contexts.rewind(contexts);
 }
 
-// The halves' inputs are the residual stream itself, which is kept, so no norm is recomputed.
+// The inputs of mixer and MLP are the residual stream itself, which is kept, so no norm is recomputed.
 template <class T>
 void Block<T>::backward_behind(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   Arena& arena = pass.exec.arena;
@@ -232,7 +232,7 @@ void Block<T>::backward_behind(const Pass<T>& pass, Context& c, Mat<T> dx) const
 
 template <class T>
 void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
-  if (place_ == NormPlace::kBehind) return backward_behind(pass, c, dx);
+  if (norm_position_ == NormPosition::kBehind) return backward_behind(pass, c, dx);
   Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);

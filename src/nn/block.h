@@ -2,7 +2,7 @@
 // x + norm(mixer(x)), then x + norm(mlp(x)).
 //
 // The residual stream is handed from block to block as two parts, x and a delta still to be added, so that each
-// addition runs in one pass with the norm after it. On a GPU, after halves that take_norm(), as their sum, which the
+// addition runs in one pass with the norm after it. On a GPU, after sublayers that take_norm(), as their sum, which the
 // last product of a half makes.
 #pragma once
 
@@ -46,10 +46,10 @@ class Block {
   // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's
   // state: `mixer_tensors` of the mixer, then those of the MLP.
   template <class MakeMixer>
-  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, NormPlace place, int64_t mixer_tensors,
-        Params<Wide<T>>& params, MakeMixer make_mixer)
+  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, NormPosition norm_position,
+        int64_t mixer_tensors, Params<Wide<T>>& params, MakeMixer make_mixer)
       : hidden_(mlp.hidden),
-        place_(place),
+        norm_position_(norm_position),
         mixer_tensors_(mixer_tensors),
         mixer_norm_(norm, prefix + "attn_norm", params),
         mixer_(make_mixer(prefix + "attn.")) {
@@ -84,7 +84,7 @@ class Block {
   Mat<T> recompute_norm(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
 
   int64_t hidden_;
-  NormPlace place_;
+  NormPosition norm_position_;
   int64_t mixer_tensors_;
   RowNorm<T> mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;

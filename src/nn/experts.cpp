@@ -45,7 +45,7 @@ void Experts<T>::route(const Pass<T>& pass, Mat<const T> x, Context& c) const {
   const int64_t rows = x.rows * router.chosen;
   c.rows = {router.experts, router.chosen, arena.alloc<int32_t>(router.experts + 1)};
   c.rows.source = arena.alloc<int32_t>(rows);
-  c.rows.place = arena.alloc<int32_t>(rows);
+  c.rows.row_of = arena.alloc<int32_t>(rows);
   c.rows.expert = arena.alloc<int32_t>(rows);
   c.weights = new_column<T>(arena, rows);
   c.scores = new_matrix<T>(arena, x.rows, router.experts);

@@ -1,5 +1,5 @@
 // Where the gain gate beta [T, HV] comes from: bound * sigmoid of a projection of the token or of one learned number.
-// It is multiplied by a factor of the token's place in its sequence (the ablations of the Kaczmarz paper). The same
+// It is multiplied by a factor of the token's position in its sequence (the ablations of the Kaczmarz paper). The same
 // sigmoid can be the decay too: a single gate, decay = 1 - gain.
 #pragma once
 

@@ -21,7 +21,7 @@ Initialiser uniform_init(double bound);  // [-bound, bound)
 Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in);
 // a = log U(low, 16), the uniform kept away from 0 so that a is finite.
 Initialiser decay_a_init(double low);
-// Value i of a parameter is f(i): what depends on a channel's place alone. f may be called by several threads at once.
+// Value i of a parameter is f(i): what depends on a channel's index alone. f may be called by several threads at once.
 Initialiser index_init(std::function<double(double)> f);
 // delta = softplus^-1(dt), dt log-uniform in [1e-3, 0.1] and at least 1e-4.
 Initialiser decay_delta_init();

@@ -37,10 +37,10 @@ void init_random(const std::vector<ParamSpec>& specs, Random& random,
                  const std::function<void(const ParamSpec& spec, int64_t at, std::span<const T> values)>& write,
                  int log_piece = kLogPiece);
 
-// The same values, drawn on the CUDA device where they lie: `to` as ParamValues has them, numbers_of(spec) the place of
-// its float copy in to.numbers or -1. What no LinearDraw makes, which is little, comes from the host through `write` as
-// above. random as above. False, and nothing is done, where a spec does not say what it draws, or all draw fewer than
-// `at_least` numbers: for those the host is as fast.
+// The same values, drawn on the CUDA device where they lie: `to` as ParamValues has them, numbers_of(spec) the offset
+// of its float copy in to.numbers or -1. What no LinearDraw makes, which is little, comes from the host through `write`
+// as above. random as above. False, and nothing is done, where a spec does not say what it draws, or all draw fewer
+// than `at_least` numbers: for those the host is as fast.
 // what Params::init() gives for at_least; the bits do not depend on it
 inline int64_t init_on_device_from = int64_t{1} << 23;
 bool init_random_on_cuda(

@@ -21,6 +21,7 @@ struct StateTensor {
   StateKind kind = StateKind::kMatrix;
   std::vector<int64_t> shape;  // of one sequence; of one page of a cache
   bool wide = false;           // of the type of statistics (Wide<T>), not of activations
+  bool v_first = false;        // [heads, K, V], but on a GPU, where it is [heads, V, K]
   int64_t size() const {
     int64_t n = 1;
     for (const int64_t s : shape) n *= s;
@@ -30,6 +31,20 @@ struct StateTensor {
 
 // of a page: growth is seldom and costs no copy, and an unfinished page wastes little
 constexpr int64_t kCacheRows = 256;
+
+// From [.., rows, columns] to [.., columns, rows].
+template <class T>
+std::vector<T> transposed(const std::vector<T>& values, int64_t rows, int64_t columns) {
+  std::vector<T> to(values.size());
+  const auto size = static_cast<size_t>(rows * columns);
+  for (size_t first = 0; first < values.size(); first += size) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c)
+        to[first + static_cast<size_t>(c * rows + r)] = values[first + static_cast<size_t>(r * columns + c)];
+    }
+  }
+  return to;
+}
 
 // One declared tensor of N sequences, of the type that the device stores it in.
 struct StateView {

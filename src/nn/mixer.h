@@ -49,7 +49,7 @@ struct Pass {
   // norm) itself.
   const RowNorm<T>* norm = nullptr;
   bool adds = false;
-  // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null:
+  // Of other sublayers that take_norm(), on a GPU: what the last product's result is added to, which is kept; null:
   // nothing.
   Mat<const T> addend = {};
   // Of a layer with experts, in training: the coefficient of its balance (ops.def: route_backward), and where it counts

@@ -12,7 +12,7 @@ namespace fw {
 
 enum class NormKind { kRms, kLayer };
 // Where a block has its norms: before mixer and MLP, or behind them.
-enum class NormPlace { kBefore, kBehind };
+enum class NormPosition { kBefore, kBehind };
 
 struct NormSpec {
   NormKind kind = NormKind::kRms;

@@ -19,8 +19,9 @@ struct RecurrenceView {
   int64_t heads, v_heads, key_dim, value_dim;  // H, HV, K, V
   // q, k, v after convolution, gates after their activation, s and a before the pass
   const RecurrenceInputs<T>& in;
-  Mat<const T> o;    // [T, HV V]: the recurrence's output, before the norm
-  double scale = 0;  // of the read vector; 0: K^-1/2
+  Mat<const T> o;        // [T, HV V]: the recurrence's output, before the norm
+  double scale = 0;      // of the read vector; 0: K^-1/2
+  bool v_first = false;  // s is [N, HV, V, K], not [N, HV, K, V]
 };
 
 template <class T>

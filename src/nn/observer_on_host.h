@@ -10,6 +10,7 @@
 
 #include "base/bf16.h"
 #include "base/device.h"
+#include "nn/layer_state.h"
 #include "nn/observer.h"
 
 namespace fw {
@@ -31,13 +32,17 @@ class ObserverOnHost final : public PassObserver<T> {
 #include "rule/tokens.def"
     in.precond_center = numbers(view.in.precond_center, view.heads, precond_center_);
     in.s = numbers(view.in.s, states * view.v_heads * view.key_dim * view.value_dim, s_);
+    if (in.s != nullptr && view.v_first) {
+      s_ = transposed(s_, view.value_dim, view.key_dim);
+      in.s = s_.data();
+    }
     in.a = numbers(view.in.a, states * view.heads * view.key_dim, a_);
     const Mat<W> o = matrix(view.o, o_);
     to_.recurrence({view.rule, view.layout, view.heads, view.v_heads, view.key_dim, view.value_dim, in, o, view.scale});
   }
 
  private:
-  // [rows, cols] without the rest of its rows.
+  // [rows, cols] without what else its rows have.
   template <class Value>
   Mat<W> matrix(Mat<Value> from, std::vector<W>& to) {
     if (from.data == nullptr || from.rows == 0) return {};

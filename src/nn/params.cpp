@@ -29,9 +29,9 @@ void for_parts(int64_t n, const Body& body) {
   parallel_for((n + kPiece - 1) / kPiece, [&](int64_t i) { body(i * kPiece, std::min(n, (i + 1) * kPiece)); });
 }
 
-// Places of the parameters that are no operands, one after the other, by their offset; returns the size of all.
+// Offsets of the parameters that are no operands, one after the other, by their offset; returns the size of all.
 template <class T>
-int64_t place_numbers(const std::vector<ParamSpec>& specs, std::unordered_map<int64_t, int64_t>& at) {
+int64_t assign_numbers(const std::vector<ParamSpec>& specs, std::unordered_map<int64_t, int64_t>& at) {
   int64_t numbers = 0;
   for (const ParamSpec& spec : specs) {
     if (spec.operand()) continue;
@@ -90,7 +90,7 @@ void Params<T>::allocate(Device& device, MasterFormat master_format) {
     return write_pieces();
   }
   if (!std::is_same_v<T, float>) fail_internal("parameters: expected floats to split");
-  const int64_t numbers = place_numbers<T>(specs_, number_at_);
+  const int64_t numbers = assign_numbers<T>(specs_, number_at_);
   rounded_ = Buffer<Bf16>(device, extent_);
   if (master_format == MasterFormat::kBf16PlusLow) low_ = Buffer<uint16_t>(device, extent_);
   numbers_ = Buffer<T>(device, numbers);
@@ -193,9 +193,9 @@ void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T>
   if constexpr (std::is_same_v<T, float>) {
     for_parts(static_cast<int64_t>(values.size()), [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-        const SplitValue halves = split_value(std::bit_cast<uint32_t>(values[i]));
-        rounded[i] = {halves.rounded};
-        low[i] = halves.rest;
+        const SplitValue split = split_value(std::bit_cast<uint32_t>(values[i]));
+        rounded[i] = {split.rounded};
+        low[i] = split.low;
       }
     });
   }
@@ -265,7 +265,7 @@ void Params<T>::init(Random& random) {
 template <class T>
 void Params<T>::zero_grads() {
   if (frozen_) {
-    if (unread_at_.empty()) unread_grads_ = Buffer<T>(*device_, place_numbers<T>(specs_, unread_at_));
+    if (unread_at_.empty()) unread_grads_ = Buffer<T>(*device_, assign_numbers<T>(specs_, unread_at_));
     return unread_grads_.zero();
   }
   if (grads_.size() == extent_) return grads_.zero();

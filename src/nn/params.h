@@ -39,10 +39,10 @@ struct ParamSpec {
   bool operand() const { return (shape.size() == 2 || stacked) && !fp32_param; }
 };
 
-// How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest
+// How the values are kept: as they are, or (float only) split into the bf16 that products read and what that leaves out
 // (ops/split_value.h). The two together are the float to the bit and take 4 bytes a value. The few values that are no
 // operands have float copies.
-// Of parameters that are not trained, kBf16 drops the rest: 2 bytes a value.
+// Of parameters that are not trained, kBf16 drops that: 2 bytes a value.
 enum class MasterFormat { kFp32, kBf16PlusLow, kBf16 };
 
 template <class T>
@@ -160,7 +160,7 @@ class Params {
 
   std::vector<ParamSpec> specs_;
   MasterFormat master_format_ = MasterFormat::kFp32;
-  // of split values: the places in numbers_ of those that have one, by the parameter's offset
+  // of split values: the offsets in numbers_ of those that have one, by the parameter's offset
   std::unordered_map<int64_t, int64_t> number_at_;
   std::unordered_map<int, std::vector<LowRank<T>>> low_rank_;  // by the first parameter
   bool frozen_ = false;

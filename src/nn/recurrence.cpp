@@ -48,7 +48,7 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.HV = shape.v_heads;
   desc_.K = shape.key_dim;
   desc_.V = shape.value_dim;
-  desc_.state_layout = FW_STATE_K_FIRST;
+  desc_.state_layout = shape.v_first ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
   desc_.seqlens.bits = 64;
   desc_.seqlens.cu_seqlens = layout.offsets().data();
   desc_.seqlens.num_sequences = layout.count();
@@ -114,8 +114,19 @@ fw_tensor contiguous(T* data, std::initializer_list<int64_t> shape) {
   if (data == nullptr) return fw_tensor{};
   return fw_tensor_of(data, kDtype<T>, static_cast<int>(shape.size()), shape.begin());
 }
+template <class T>
+fw_tensor contiguous(T* data, const std::array<int64_t, 4>& shape) {
+  if (data == nullptr) return fw_tensor{};
+  return fw_tensor_of(data, kDtype<T>, static_cast<int>(shape.size()), shape.data());
+}
 
 }  // namespace
+
+template <class T>
+std::array<int64_t, 4> Recurrence<T>::state_shape() const {
+  const bool v_first = desc_.state_layout == FW_STATE_V_FIRST;
+  return {sequences_, desc_.HV, v_first ? desc_.V : desc_.K, v_first ? desc_.K : desc_.V};
+}
 
 template <class T>
 fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const {
@@ -137,7 +148,7 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const 
     c.a_log = contiguous(in.a_log, {heads});
   }
   c.precond_center = contiguous(in.precond_center, {d.H});
-  c.initial_state = contiguous(in.s, {sequences_, d.HV, d.K, d.V});
+  c.initial_state = contiguous(in.s, state_shape());
   c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});
   return c;
 }
@@ -185,7 +196,7 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
   fw_outputs c_out;
   fw_outputs_init(&c_out);
   c_out.o = heads_tensor(o, desc_.HV, step);
-  c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
+  c_out.final_state = contiguous(final_s, state_shape());
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
   if (step) {
     check(fw_plan_step(step_plan_.get(), &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
@@ -214,7 +225,7 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   fw_outputs c_d;
   fw_outputs_init(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
-  c_d.final_state = contiguous(d_final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
+  c_d.final_state = contiguous(d_final_s, state_shape());
   check(fw_plan_backward(plan_.get(), &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
                          workspace_bytes),
         "recurrence backward");

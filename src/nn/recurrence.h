@@ -27,11 +27,11 @@ struct RecurrenceInputs {
 #define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
   // Where the shape's log-decays are logits: these in place of g, with a_log [heads of g] (absent: 0) and dt_bias
-  // [heads of g, width]. Other gates that are logits lie in the places of their values.
+  // [heads of g, width]. Other gates that are logits lie in place of their values.
   Mat<T> g_logits;
   Wide<T>*a_log = nullptr, *dt_bias = nullptr;
   Wide<T>* precond_center = nullptr;  // [H]
-  Wide<T>* s = nullptr;               // initial state [N, HV, K, V]
+  Wide<T>* s = nullptr;               // initial state [N, HV, K, V], or [N, HV, V, K] (RecurrenceShape::v_first)
   Wide<T>* a = nullptr;               // initial preconditioner state [N, H, K]
 };
 
@@ -40,9 +40,10 @@ struct RecurrenceShape {
   Rule rule;
   int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
   fw_form form = FW_FORM_AUTO;
-  double scale = 0;  // of the read vector; 0: K^-1/2
-  int64_t rows = 1;  // that a token of the layout has in the tensors, one after the other
-  Gates gates = {};  // those that are logits
+  double scale = 0;      // of the read vector; 0: K^-1/2
+  int64_t rows = 1;      // that a token of the layout has in the tensors, one after the other
+  Gates gates = {};      // those that are logits
+  bool v_first = false;  // states are [N, HV, V, K], which a GPU's kernels read fastest
   bool operator==(const RecurrenceShape&) const = default;
 };
 
@@ -68,6 +69,7 @@ class Recurrence {
 
  private:
   // Tokens as those of one packed sequence, or (a step) as one of each sequence.
+  std::array<int64_t, 4> state_shape() const;
   fw_inputs inputs(const RecurrenceInputs<T>& in, bool step) const;
 
   struct DestroyPlan {

@@ -278,6 +278,7 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
 template <class T>
 const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates) const {
   RecurrenceShape shape{spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form};
+  shape.v_first = pass.exec.device.kind() == FW_DEVICE_CUDA;
   shape.gates = gates;
   return pass.recurrences.of(shape, pass.layout.host);
 }
@@ -376,8 +377,8 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());
   recurrence.forward(c.tokens, c.o, s, a, c.saved, arena);
   if (pass.observer != nullptr) {
-    pass.observer->recurrence(
-        {spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
+    pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim,
+                               c.tokens, c.o, 0, pass.exec.device.kind() == FW_DEVICE_CUDA});
   }
 
   const Weight<Wide<T>> out = params.weight(index_.o_proj, spec_.hidden, spec_.value_size());

@@ -161,7 +161,7 @@ class RecurrentMixer final : public Mixer<T> {
   Indices index_;
   struct {
     int s = -1, a = -1, tail = -1;
-  } state_;  // places of mixer_state()'s tensors
+  } state_;  // indices of mixer_state()'s tensors
   std::unique_ptr<QueryKey<T>> query_key_;
   std::unique_ptr<GainGate<T>> gain_;
 };

@@ -28,7 +28,7 @@ std::vector<ParamSpec> mixer_parameters(const SelectiveSpec& spec, const std::st
     list.push_back({prefix + "A_log", {D, spec.state}, decay_rows_init(spec.state), false});
     list.back().fp32_param = true;
   }
-  const std::vector<ParamSpec> rest = {
+  const std::vector<ParamSpec> others = {
       {prefix + "D", {D}, constant_init(1.0), false},
       {prefix + "in_proj.weight", {2 * D, spec.hidden}, projection_init(spec.init, 2 * D, spec.hidden), true},
       {prefix + "conv1d.weight", {D, 1, spec.conv_size}, conv, true},
@@ -38,7 +38,7 @@ std::vector<ParamSpec> mixer_parameters(const SelectiveSpec& spec, const std::st
       {step + ".bias", {D}, mamba ? decay_delta_init() : constant_init(0.0), false},
       {prefix + "out_proj.weight", {spec.hidden, D}, projection_init(spec.init, spec.hidden, D), true},
   };
-  list.insert(list.end(), rest.begin(), rest.end());
+  list.insert(list.end(), others.begin(), others.end());
   return list;
 }
 

@@ -1,4 +1,4 @@
-// Which functions run on which device: the one place that knows all backends.
+// Which functions run on which device: the one file that knows all backends.
 #pragma once
 
 #include <string_view>

@@ -23,7 +23,7 @@ enum class GateKind { kNone, kSilu, kSigmoid };
 // maps of a head. Of RWKV-7's layers: tanh(x) and relu(x)^2.
 enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct, kTanh, kSquaredRelu };
 
-// A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
+// A factor of a token's position t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
 enum class PositionFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
 
 enum class Rotation { kForward, kBackward };
@@ -34,7 +34,7 @@ enum class Rotation { kForward, kBackward };
 enum class ScanLaw { kMamba, kLonghorn };
 // Tokens between the states that a selective scan keeps for its backward pass.
 constexpr int64_t kScanChunk = 16;
-// Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's
+// Rows for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's
 // number + i.
 constexpr int64_t chunk_checkpoints(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
 // The same of mamba3_rotary: angles are summed in the digits that are kept between passes from chunk to chunk, and in a
@@ -150,7 +150,7 @@ struct Rwkv7Shape {
 // - H heads with a state of N x P,
 // - G groups of heads that share queries and keys,
 // - R rows a token (1: SISO),
-// - NA rotated pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
+// - NA rotated pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `rotate_half`.
 struct Mamba3Shape {
   int64_t heads = 0;     // H
   int64_t groups = 1;    // G, divides H
@@ -158,7 +158,7 @@ struct Mamba3Shape {
   int64_t head_dim = 0;  // P
   int64_t rank = 1;      // R
   int64_t angles = 0;    // NA <= N / 2
-  bool halves = false;
+  bool rotate_half = false;
 };
 // Its decay rate -max(f(x), floor): f = softplus, or f(x) = 1 + x from 0 on and 1 / (1 - x) below.
 struct Mamba3Decay {
@@ -184,7 +184,7 @@ struct ExpertRows {
   int64_t experts = 0, chosen = 0;  // E, k
   int32_t* offsets = nullptr;       // [E + 1]: rows of expert e begin at offsets[e]
   int32_t* source = nullptr;        // [R]: row r is choice source[r] % k of token source[r] / k
-  int32_t* place = nullptr;         // [R]: the row of choice j of token t is place[t k + j]
+  int32_t* row_of = nullptr;        // [R]: the row of choice j of token t is row_of[t k + j]
   int32_t* expert = nullptr;        // [R]: of row r
 };
 
@@ -214,12 +214,13 @@ struct ParamPieces {
 };
 
 // The values of all parameters as the optimiser takes them: numbers, or (values null) split into the bf16 that products
-// read and the rest (split_value.h). The split ones come with float copies of the few that operations read as numbers.
+// read and what that leaves out, low (split_value.h). The split ones come with float copies of the few that operations
+// read as numbers.
 template <class W>
 struct ParamValues {
   W* values = nullptr;
   Bf16* rounded = nullptr;
-  uint16_t* rest = nullptr;
+  uint16_t* low = nullptr;
   W* numbers = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// fw_short_conv_* of the C header on top of the engine's kernels (short_conv.h): checks, places of the workspace.
+// fw_short_conv_* of the C header on top of the engine's kernels (short_conv.h): checks, layout of the workspace.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -130,15 +130,15 @@ ConvPlan make_conv_plan(const fw_short_conv* given) {
 }
 
 // Parts of the workspace, one after the other.
-class Places {
+class WorkspaceCursor {
  public:
-  explicit Places(void* base) : base_(static_cast<char*>(base)) {}
+  explicit WorkspaceCursor(void* base) : base_(static_cast<char*>(base)) {}
   template <class T>
   T* next(int64_t count) {
-    T* const place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    T* const address = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
     constexpr size_t kAlign = 256;
     bytes_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    return place;
+    return address;
   }
   size_t bytes() const { return bytes_; }
 
@@ -155,14 +155,14 @@ struct ConvSpace {
   size_t bytes = 0;
   ConvSpace(const ConvPlan& plan, bool backward, void* base) {
     if (!plan.cuda) return;
-    Places places(base);
-    offsets = places.next<int64_t>(plan.sequences + 1);
-    if (plan.device_offsets != nullptr) scratch = places.next<int32_t>(2 * (plan.sequences + 1));
+    WorkspaceCursor cursor(base);
+    offsets = cursor.next<int64_t>(plan.sequences + 1);
+    if (plan.device_offsets != nullptr) scratch = cursor.next<int32_t>(2 * (plan.sequences + 1));
     if (backward) {
-      partial = places.next<float>(plan.runs() * plan.conv.D * plan.conv.W);
-      partial_bias = places.next<float>(plan.runs() * plan.conv.D);
+      partial = cursor.next<float>(plan.runs() * plan.conv.D * plan.conv.W);
+      partial_bias = cursor.next<float>(plan.runs() * plan.conv.D);
     }
-    bytes = places.bytes();
+    bytes = cursor.bytes();
   }
 };
 

@@ -2,6 +2,8 @@
 // the structural traits that kernels dispatch on. Plain data: device code includes this file and nothing of rule.h.
 #pragma once
 
+#include <cstdint>
+
 #include "fastweight/fastweight.h"
 
 namespace fw {
@@ -77,6 +79,17 @@ constexpr GainParts gain_parts(Gain gain) {
   }
   return {};
 }
+// The gains that have a part, a bit each: in device code one shift, where the switch would be a jump through a table.
+constexpr uint32_t gains_with(bool GainParts::*part) {
+  uint32_t gains = 0;
+  for (int i = 0; i < 32; ++i) gains |= gain_parts(static_cast<Gain>(i)).*part ? uint32_t{1} << i : 0;
+  return gains;
+}
+template <bool GainParts::*kPart>
+constexpr bool gain_has(Gain gain) {
+  constexpr uint32_t kGains = gains_with(kPart);
+  return (kGains >> static_cast<int>(gain) & 1) != 0;
+}
 
 struct Rule {
   Decay decay = Decay::kNone;
@@ -129,13 +142,15 @@ struct Rule {
   }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (is_delta() && erase == Gate::kTied) || write == Gate::kTied; }
-  constexpr bool uses_beta() const { return uses_gain() && gain_parts(gain).beta; }
+  constexpr bool uses_beta() const { return uses_gain() && gain_has<&GainParts::beta>(gain); }
   // Whether |k|^2 of the normalised key enters a coefficient.
-  constexpr bool gain_uses_key_norm() const { return gain_parts(gain).key_norm; }
+  constexpr bool gain_uses_key_norm() const { return gain_has<&GainParts::key_norm>(gain); }
   // Whether k.(M k) does.
-  constexpr bool uses_key_form() const { return normaliser != Normaliser::kNone || gain_parts(gain).key_form; }
+  constexpr bool uses_key_form() const {
+    return normaliser != Normaliser::kNone || gain_has<&GainParts::key_form>(gain);
+  }
   // Whether e and z come times a norm and w over it (front.h: GainPair).
-  constexpr bool gain_uses_rho() const { return gain_parts(gain).rho; }
+  constexpr bool gain_uses_rho() const { return gain_has<&GainParts::rho>(gain); }
   constexpr bool uses_lambda() const { return is_delta() && feedback == Feedback::kLearned; }
   constexpr bool uses_read_correction() const { return read == Read::kCorrected; }
   constexpr bool uses_precond() const { return precond != Precond::kNone; }

@@ -104,11 +104,12 @@ void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, co
   call.backward(in, d, grads, saved, workspace);
 }
 
-void fill(const fw::Call& call, fw_sizes* sizes) {
+// step_bytes: what a step of the same descriptor wants.
+void fill(const fw::Call& call, size_t step_bytes, fw_sizes* sizes) {
   const size_t size = not_null(sizes, "sizes").size;
   fw::check_struct_size<fw_sizes>(size, kFirstBytes<fw_sizes>, "sizes", "fw_sizes");
   fw_sizes all = defaults<fw_sizes>();
-  all.forward = call.forward_bytes();
+  all.forward = std::max(call.forward_bytes(), step_bytes);
   all.forward_saving = call.forward_saving_bytes();
   all.backward = call.backward_bytes();
   all.backward_alone = call.backward_alone_bytes();
@@ -221,7 +222,12 @@ void* fw_alloc(size_t bytes) {
 void fw_free(void* memory) { std::free(memory); }
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
-  return guarded([&] { fill(*make_call(descriptor(desc)), sizes); });
+  return guarded([&] {
+    const fw_desc all = descriptor(desc);
+    // Where fw_step takes the descriptor its form may want more, as float32 rows of float16 tensors do.
+    const bool steps = all.state_pool.final_slots == nullptr && all.checkpoints.interval == 0;
+    fill(*make_call(all), steps ? make_call(step_of(all), true)->forward_bytes() : 0, sizes);
+  });
 }
 
 fw_status fw_device_check(int32_t device) {
@@ -275,7 +281,7 @@ fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
 void fw_plan_destroy(fw_plan* plan) { delete plan; }
 
 fw_status fw_plan_sizes(const fw_plan* plan, fw_sizes* sizes) {
-  return guarded([&] { fill(call_of(plan, plan != nullptr && plan->step), sizes); });
+  return guarded([&] { fill(call_of(plan, plan != nullptr && plan->step), 0, sizes); });
 }
 
 fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved,

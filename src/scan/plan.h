@@ -64,6 +64,7 @@ struct Plan {
   fw_dtype dtype = FW_F32;
   bool bf16_io = false;        // tensors of tokens may be bf16,
   bool f16_io = false;         // or float16
+  bool f32_gates = false;      // with bf16_io: log-decays and logits are float32 all the same (rewrites/staged_rows.h)
   bool bf16_operands = false;  // of the chunk form's products
   fw_form form = FW_FORM_AUTO;
   fw_state_layout state_layout = FW_STATE_K_FIRST;

@@ -37,7 +37,7 @@ class TextMatcher {
     int32_t value = -1;    // its value
     uint32_t shorter = 0;  // a node with the next shorter word that ends here, 0: none
   };
-  struct PlaceHash {
+  struct EdgeHash {
     size_t operator()(uint64_t edge_key) const {
       return static_cast<size_t>((edge_key ^ edge_key >> 31) * 0x9e3779b97f4a7c15u >> 5);
     }
@@ -46,7 +46,7 @@ class TextMatcher {
   uint32_t next(uint32_t node, char c) const;
 
   std::vector<Node> nodes_{Node{}};
-  std::unordered_map<uint64_t, uint32_t, PlaceHash> children_;
+  std::unordered_map<uint64_t, uint32_t, EdgeHash> children_;
   std::array<uint32_t, 256> first_{};  // children of the root, 0: none
 };
 

@@ -140,7 +140,7 @@ class Packed : public ByteSource {
   // More packed bytes into the empty buffer; false at the file's end.
   bool refill() {
     const size_t n = file_->read(in_);
-    rest_ = std::span(in_).first(n);
+    remaining_ = std::span(in_).first(n);
     return n > 0;
   }
   [[noreturn]] void fail_damaged(const char* format, std::string_view what) const {
@@ -148,7 +148,7 @@ class Packed : public ByteSource {
   }
 
   std::string path_;
-  std::span<char> rest_;  // packed bytes that wait
+  std::span<char> remaining_;  // packed bytes that wait
 
  private:
   std::unique_ptr<ByteSource> file_;
@@ -168,19 +168,19 @@ class GzipBytes final : public Packed {
   size_t read(std::span<char> out) override {
     size_t used = 0;
     while (used < out.size()) {
-      if (rest_.empty() && !refill()) {
+      if (remaining_.empty() && !refill()) {
         if (!between_) fail_damaged("gzip", "it ends in the middle");
         break;
       }
       if (between_) begin_member();
-      if (rest_.empty()) continue;
+      if (remaining_.empty()) continue;
       const size_t room = std::min(out.size() - used, size_t{1} << 30);
-      stream_.next_in = reinterpret_cast<Bytef*>(rest_.data());
-      stream_.avail_in = static_cast<uInt>(rest_.size());
+      stream_.next_in = reinterpret_cast<Bytef*>(remaining_.data());
+      stream_.avail_in = static_cast<uInt>(remaining_.size());
       stream_.next_out = reinterpret_cast<Bytef*>(out.data() + used);
       stream_.avail_out = static_cast<uInt>(room);
       const int status = inflate(&stream_, Z_NO_FLUSH);
-      rest_ = rest_.last(stream_.avail_in);
+      remaining_ = remaining_.last(stream_.avail_in);
       used += room - stream_.avail_out;
       if (status == Z_MEM_ERROR) throw std::bad_alloc();
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
@@ -195,8 +195,8 @@ class GzipBytes final : public Packed {
   // do).
   void begin_member() {
     if (began_) {
-      while (!rest_.empty() && rest_[0] == '\0') rest_ = rest_.subspan(1);
-      if (rest_.empty()) return;
+      while (!remaining_.empty() && remaining_[0] == '\0') remaining_ = remaining_.subspan(1);
+      if (remaining_.empty()) return;
       inflateReset(&stream_);
     }
     began_ = true;
@@ -221,11 +221,11 @@ class ZstdBytes final : public Packed {
     ZSTD_outBuffer to = {out.data(), out.size(), 0};
     while (to.pos < to.size) {
       // With unwritten bytes of its own the decoder goes on without new ones.
-      if (rest_.empty() && !more_inside_ && !refill()) {
+      if (remaining_.empty() && !more_inside_ && !refill()) {
         if (inside_) fail_damaged("Zstandard", "it ends in the middle");
         break;
       }
-      ZSTD_inBuffer from = {rest_.data(), rest_.size(), 0};
+      ZSTD_inBuffer from = {remaining_.data(), remaining_.size(), 0};
       const size_t status = ZSTD_decompressStream(stream_, &to, &from);
       if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge) {
         fail_usage(
@@ -235,7 +235,7 @@ class ZstdBytes final : public Packed {
             path_);
       }
       if (ZSTD_isError(status)) fail_damaged("Zstandard", ZSTD_getErrorName(status));
-      rest_ = rest_.subspan(from.pos);
+      remaining_ = remaining_.subspan(from.pos);
       inside_ = status != 0;
       more_inside_ = inside_ && to.pos == to.size;
     }

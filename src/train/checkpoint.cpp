@@ -54,8 +54,8 @@ std::string checksum_of_file(const std::string& path) {
 int64_t step_of_name(const std::string& name) {
   if (!name.starts_with(kPrefix)) return -1;
   int64_t step = -1;
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-  if (error != std::errc() || rest != name.data() + name.size() || step < 0) return -1;
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || stop != name.data() + name.size() || step < 0) return -1;
   return name == fmt::format("{}{}", kPrefix, step) ? step : -1;
 }
 

@@ -208,7 +208,7 @@ void DataParallel<T>::share_values(Params<W>& params) {
 
 template <class T>
 void DataParallel<T>::complete(Params<W>& params) {
-  if (incomplete_) all_gather(params.all_values().rest, ranges_);
+  if (incomplete_) all_gather(params.all_values().low, ranges_);
   incomplete_ = false;
 }
 

@@ -71,7 +71,7 @@ class DataParallel {
   GradientSums sums_;
   std::vector<ParamRange> groups_, ranges_;  // of the norm's sums; of the ranks
   std::vector<ParamRange> numbers_;          // of the ranks: what lies where among the float copies of split values
-  bool incomplete_ = false;                  // halves of values are missing here that other ranks have
+  bool incomplete_ = false;                  // low parts of values are missing here that other ranks have
   int first_group_ = 0, last_group_ = 0;     // of this rank
   BasicAdamW<T> optimizer_;
   Buffer<W> sum_;       // this rank's part of the gradient

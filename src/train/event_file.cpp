@@ -88,11 +88,11 @@ std::string kept_records(const std::string& path, int64_t step) {
   if (!file_exists(path)) return {};
   const std::string content = read_file(path);
   std::string kept;
-  std::string_view rest = content;
-  while (const auto payload = first_payload(rest)) {
+  std::string_view remaining = content;
+  while (const auto payload = first_payload(remaining)) {
     const size_t size = kHead + payload->size() + kTail;
-    if (step_of(*payload) <= step) kept.append(rest.substr(0, size));
-    rest.remove_prefix(size);
+    if (step_of(*payload) <= step) kept.append(remaining.substr(0, size));
+    remaining.remove_prefix(size);
   }
   return kept;
 }

@@ -85,8 +85,8 @@ int64_t json_step(std::string_view line) {
 
 bool csv_step_at_most(std::string_view line, int64_t step) {
   int64_t value = 0;
-  const auto [rest, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-  return error == std::errc() && rest != line.data() + line.size() && *rest == ',' && value <= step;
+  const auto [stop, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+  return error == std::errc() && stop != line.data() + line.size() && *stop == ',' && value <= step;
 }
 
 std::FILE* open_to_append(const std::string& path) {

@@ -18,7 +18,7 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;                      // decoupled, for parameters with ParamSpec::weight_decay
   MomentFormat moments = MomentFormat::kFloat32;  // kBf16: of float parameters
-  // of the random numbers that moments in bf16 are rounded with, with the number of the update and the place
+  // of the random numbers that moments in bf16 are rounded with, with the number of the update and the index
   uint64_t seed = 0;
 };
 

@@ -38,7 +38,7 @@ class Parts final : public TextSource {
         source_ = open_text(part.path, rules());
         source_->next();
         skip(*source_, part.begin);
-        rest_ = part.end - part.begin;
+        remaining_ = part.end - part.begin;
         return true;
       }
       source_.reset();
@@ -48,8 +48,8 @@ class Parts final : public TextSource {
   }
 
   size_t read(std::span<char> out) override {
-    const size_t n = source_->read(out.first(static_cast<size_t>(std::min<uint64_t>(out.size(), rest_))));
-    rest_ -= n;
+    const size_t n = source_->read(out.first(static_cast<size_t>(std::min<uint64_t>(out.size(), remaining_))));
+    remaining_ -= n;
     return n;
   }
 
@@ -71,7 +71,7 @@ class Parts final : public TextSource {
       for (line_ = 0; line_ < part.begin; ++line_) source_->next();
       passing_ = false;
     }
-    rest_ = kAll;
+    remaining_ = kAll;
     return line_++ < part.end && source_->next();
   }
 
@@ -80,8 +80,8 @@ class Parts final : public TextSource {
   bool passing_ = false;  // over texts that are not of the part
   size_t part_ = 0;
   std::unique_ptr<TextSource> source_;
-  uint64_t line_ = 0;     // texts of JSON lines that were begun
-  uint64_t rest_ = kAll;  // bytes of this text
+  uint64_t line_ = 0;          // texts of JSON lines that were begun
+  uint64_t remaining_ = kAll;  // bytes of this text
 };
 
 // Bytes of text in a file.

@@ -26,7 +26,7 @@ std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const LineRu
 std::vector<TextPart> whole_texts(const std::vector<std::string>& paths);
 
 // The end of the texts, one after the other, is held out, from where the share begins. In a plain text it is held out
-// from the first document after that place, or the first line without a separator. Of JSON lines whole texts. Reads
+// from the first document after that offset, or the first line without a separator. Of JSON lines whole texts. Reads
 // each file once to see how much text is in it, and the one with the cut again; on_bad is told of nothing.
 // Error(kUsage) naming a file without text.
 struct TextSplit {
@@ -35,7 +35,7 @@ struct TextSplit {
 TextSplit hold_out(const std::vector<std::string>& paths, const LineRules& lines, const std::string& separator,
                    double share);
 
-// The first place at or after `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
+// The first offset at or after `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
 uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator);
 
 }  // namespace fw

@@ -29,19 +29,19 @@ class FileText final : public TextSource {
 
 class MemoryText final : public TextSource {
  public:
-  MemoryText(std::string_view text, const std::string& name) : name_(name), rest_(text) {}
+  MemoryText(std::string_view text, const std::string& name) : name_(name), remaining_(text) {}
   const std::string& name() const override { return name_; }
   bool next() override { return !std::exchange(begun_, true); }
   size_t read(std::span<char> out) override {
-    const size_t n = std::min(out.size(), rest_.size());
-    if (n > 0) std::memcpy(out.data(), rest_.data(), n);
-    rest_.remove_prefix(n);
+    const size_t n = std::min(out.size(), remaining_.size());
+    if (n > 0) std::memcpy(out.data(), remaining_.data(), n);
+    remaining_.remove_prefix(n);
     return n;
   }
 
  private:
   std::string name_;
-  std::string_view rest_;
+  std::string_view remaining_;
   bool begun_ = false;
 };
 
@@ -144,18 +144,18 @@ class JsonLines final : public TextSource {
   bool next_line() {
     line_.clear();
     for (bool any = false;; any = true) {
-      if (rest_.empty()) {
-        rest_ = std::span(buffer_).first(bytes_->read(buffer_));
-        if (rest_.empty()) return any && !line_.empty();
+      if (remaining_.empty()) {
+        remaining_ = std::span(buffer_).first(bytes_->read(buffer_));
+        if (remaining_.empty()) return any && !line_.empty();
       }
-      const auto* end = static_cast<const char*>(std::memchr(rest_.data(), '\n', rest_.size()));
-      const size_t length = end != nullptr ? static_cast<size_t>(end - rest_.data()) : rest_.size();
+      const auto* end = static_cast<const char*>(std::memchr(remaining_.data(), '\n', remaining_.size()));
+      const size_t length = end != nullptr ? static_cast<size_t>(end - remaining_.data()) : remaining_.size();
       if (line_.size() + length > kLongestLine) {
         fail_usage("{}:{}: expected lines of JSON of at most {} MiB, this one is longer", path_, number_ + 1,
                    kLongestLine >> 20);
       }
-      line_.append(rest_.data(), length);
-      rest_ = rest_.subspan(end != nullptr ? length + 1 : length);
+      line_.append(remaining_.data(), length);
+      remaining_ = remaining_.subspan(end != nullptr ? length + 1 : length);
       if (end != nullptr) return true;
     }
   }
@@ -187,7 +187,7 @@ class JsonLines final : public TextSource {
   LineRules rules_;
   std::unique_ptr<ByteSource> bytes_;
   std::vector<char> buffer_;
-  std::span<char> rest_;
+  std::span<char> remaining_;
   std::string line_, text_;
   size_t at_ = 0;
   int64_t number_ = 0;

@@ -70,8 +70,8 @@ void TokenFile::parse(std::span<const std::byte> content) {
   if (header.version > 2) {
     fits = counts && offsets_end <= content.size() && content.size() - offsets_end >= sizeof trailer;
     if (fits) trailer = load<TokenTrailer>(content.data() + offsets_end);
-    const uint64_t rest = fits ? content.size() - offsets_end - sizeof trailer : 0;
-    fits = fits && trailer.exceptions <= header.tokens && rest == trailer.exceptions * sizeof(TokenBytes);
+    const uint64_t remaining = fits ? content.size() - offsets_end - sizeof trailer : 0;
+    fits = fits && trailer.exceptions <= header.tokens && remaining == trailer.exceptions * sizeof(TokenBytes);
   }
   if (!fits) {
     fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_,

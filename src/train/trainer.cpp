@@ -363,7 +363,7 @@ struct Trainer::Impl {
     resumed = true;
   }
 
-  // One optimiser step; a step without finite loss and norm changes only counters and the place in the data.
+  // One optimiser step; a step without finite loss and norm changes only counters and the position in the data.
   void do_step() {
     const auto start = std::chrono::steady_clock::now();
     std::vector<Batch> batches;

@@ -22,7 +22,7 @@ struct Config {
   bool on = false;
   uint64_t seed = 1;
   StringList layers{"a"};
-  IntList places{1, 2};
+  IntList offsets{1, 2};
   int64_t window = 2048, heads = 4;
 
   KeyTables tables() {
@@ -35,7 +35,7 @@ struct Config {
               {"on", "", "a switch", &on, any_value()},
               {"seed", "N", "seed", &seed, any_value()},
               {"layers", "NAME,NAME,...", "list", &layers, any_value()},
-              {"places", "N,N,...", "list", &places, any_value()}}},
+              {"offsets", "N,N,...", "list", &offsets, any_value()}}},
             {"mixer.window",
              "Windows",
              {{"window", "N", "tokens", &window, at_least(1)}, {"num_heads", "N", "heads", &heads, any_value()}}}};
@@ -56,7 +56,7 @@ std::string range_error(void (*change)(Config&), bool as_in_run_file = false) {
 TEST(Keys, JsonGoesBothWaysWithTablesInside) {
   Config config;
   config.size = 7, config.rate = 0.1, config.kind = "none", config.on = true, config.seed = uint64_t{1} << 62;
-  config.layers = {"a", "b"}, config.places = {}, config.window = 64;
+  config.layers = {"a", "b"}, config.offsets = {}, config.window = 64;
   Json json = Json::object();
   keys_to_json(config.tables(), json);
   EXPECT_EQ(json.at("mixer"), Json::parse(R"({"window": {"window": 64, "num_heads": 4}})"));
@@ -90,8 +90,8 @@ TEST(Keys, JsonErrorsNameTheKey) {
   EXPECT_EQ(read_error({{"layers", "a"}}), "file: layers: expected an array of strings, got \"a\"");
   EXPECT_EQ(read_error(Json::parse(R"({"layers": ["a", 1]})")),
             "file: layers: expected an array of strings, got [\"a\",1]");
-  EXPECT_EQ(read_error(Json::parse(R"({"places": [1, 1.5]})")),
-            "file: places: expected an array of whole numbers, got [1,1.5]");
+  EXPECT_EQ(read_error(Json::parse(R"({"offsets": [1, 1.5]})")),
+            "file: offsets: expected an array of whole numbers, got [1,1.5]");
 }
 
 TEST(Keys, ValuesOutOfRangeNameTheKeyAndWhatWasExpected) {

@@ -193,7 +193,7 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
   EXPECT_THAT(run(command({"--prompts", path("bad.jsonl")})).err, HasSubstr("bad.jsonl:1"));
 }
 
-// More texts than places, some longer than others; printed in the order of the lines.
+// More texts than slots, some longer than others; printed in the order of the lines.
 TEST_F(Generate, ABatchGivesWhatEachTextGivesAlone) {
   spill(path("lines"), "key\n\nthe state\nit\nand the\na");
   for (const char* seed : {"3", "4"}) {

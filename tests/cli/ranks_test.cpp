@@ -149,7 +149,7 @@ TEST_F(RanksOfMpi, OneIsKilledAllStopAndTheRunGoesOnWithAnotherNumber) {
   EXPECT_EQ(resumed.code, 0) << resumed.err;
 }
 
-// The same bits, too: a run of fixed length that is killed at a place and goes on with another number of ranks.
+// The same bits, too: a run of fixed length that is killed at a step and goes on with another number of ranks.
 TEST_F(RanksOfMpi, AKilledRunEndsInTheBitsOfAnUndisturbedOne) {
   ASSERT_EQ(run(config("whole") + Args{"--sums", "apart"}).code, 0);
   for (const int next : {1, 2}) {

@@ -27,7 +27,7 @@ Json info(const std::string& path) {
 // What a paper, or its published script where the paper is silent, says of a model and its training.
 struct Published {
   const char* file;
-  const char* place;  // paper and section
+  const char* source;  // paper and section
   double parameters, within;
   int64_t layers;  // recurrent ones
   double state;    // numbers in the matrices of a recurrent layer
@@ -130,7 +130,7 @@ std::string value_of(const std::string& text, const std::string& key) {
 
 TEST(Recipes, AreThePapersModels) {
   for (const Published& row : published()) {
-    SCOPED_TRACE(std::string(row.file) + ": " + row.place);
+    SCOPED_TRACE(std::string(row.file) + ": " + row.source);
     const Json model = info(kFolder + "/" + row.file + ".toml");
     ASSERT_TRUE(model.contains("parameters"));
     EXPECT_NEAR(model["parameters"].get<double>(), row.parameters, row.within);
@@ -147,7 +147,7 @@ TEST(Recipes, AreThePapersModels) {
 
 TEST(Recipes, AreThePapersTraining) {
   for (const Published& row : published()) {
-    SCOPED_TRACE(std::string(row.file) + ": " + row.place);
+    SCOPED_TRACE(std::string(row.file) + ": " + row.source);
     const std::string text = slurp(kFolder + "/" + row.file + ".toml");
     const auto number = [&](const char* key) { return std::stod(value_of(text, key)); };
     const std::string init = value_of(text, "init");
@@ -160,8 +160,8 @@ TEST(Recipes, AreThePapersTraining) {
     EXPECT_EQ(number("weight_decay"), row.weight_decay);
     EXPECT_EQ(number("clip"), 1);
     // Only Preconditioned DeltaNet says where its warm-up starts.
-    EXPECT_EQ(value_of(text, "warmup_from"), std::string(row.place).starts_with("Preconditioned") ? "4e-5" : "");
-    EXPECT_EQ(value_of(text, "adam_eps"), std::string(row.place).starts_with("Q-Delta") ? "1e-15" : "");
+    EXPECT_EQ(value_of(text, "warmup_from"), std::string(row.source).starts_with("Preconditioned") ? "4e-5" : "");
+    EXPECT_EQ(value_of(text, "adam_eps"), std::string(row.source).starts_with("Q-Delta") ? "1e-15" : "");
   }
 }
 

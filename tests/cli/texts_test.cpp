@@ -139,9 +139,9 @@ TEST_F(TextsOfRuns, AnOlderRunKeepsItsData) {
   const std::string tokens = slurp(at("run/data/train.tokens"));
   std::string config = slurp(at("run/config.toml"));
   for (const char* line : {"document_end = false\n", "skip_bad = false\n", "sample_every = 0\n"}) {
-    const size_t place = config.find(line);
-    ASSERT_NE(place, std::string::npos) << line;
-    config.erase(place, std::string(line).size());
+    const size_t pos = config.find(line);
+    ASSERT_NE(pos, std::string::npos) << line;
+    config.erase(pos, std::string(line).size());
   }
   spill(at("run/config.toml"), config);
   const Outcome more = good({"train", "--resume", "--out", at("run"), "--steps", "8"});

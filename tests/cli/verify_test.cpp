@@ -74,10 +74,10 @@ TEST(Conformance, AWrongValueFails) {
   uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof header);
   double value = 0;  // doubles come first: the one here is of the first gradient or output
-  char* place = file.data() + sizeof header + header;
-  std::memcpy(&value, place, sizeof value);
+  char* at = file.data() + sizeof header + header;
+  std::memcpy(&value, at, sizeof value);
   value *= 1 + 1e-6;
-  std::memcpy(place, &value, sizeof value);
+  std::memcpy(at, &value, sizeof value);
   spill(folder / "ops.safetensors", file);
   EXPECT_EQ(run({"verify", folder / "ops.safetensors"}).code, 1);
 }

@@ -47,7 +47,7 @@ struct DeviceTensor {
   Tensor shape;
   DeviceBuffer<float> f;
   DeviceBuffer<uint16_t> h;
-  explicit DeviceTensor(const Tensor& t) : shape(t), f(floats(t)), h(halves(t)) {}
+  explicit DeviceTensor(const Tensor& t) : shape(t), f(floats(t)), h(bf16_of(t)) {}
   TokenArg arg(int T, bool packed, int HV) {
     void* data = shape.bf16 ? static_cast<void*>(h.data()) : static_cast<void*>(f.data());
     return {data,
@@ -76,7 +76,7 @@ struct DeviceTensor {
       for (const double x : t.x) y.push_back(static_cast<float>(x));
     return y;
   }
-  static std::vector<uint16_t> halves(const Tensor& t) {
+  static std::vector<uint16_t> bf16_of(const Tensor& t) {
     std::vector<uint16_t> y;
     if (t.bf16)
       for (const double x : t.x) y.push_back(std::isnan(x) ? 0x7fc0 : to_bf16(x));

@@ -37,7 +37,7 @@ struct Case {
 
 struct Problem {
   const Case& c;
-  std::vector<int64_t> places() const {
+  std::vector<int64_t> past_lengths() const {
     return c.history.empty() ? std::vector<int64_t>(1) : std::vector<int64_t>(c.history.begin(), c.history.end());
   }
   std::vector<AttentionSequence> sequences;
@@ -74,10 +74,10 @@ struct Problem {
   }
 };
 
-// (x, y) of the halves of a head at a place back by the angle of the place.
-void rotate_back(const Case& c, int64_t place, double* head) {
+// (x, y) of the halves of a head at a position back by its angle.
+void rotate_back(const Case& c, int64_t position, double* head) {
   for (int i = 0; c.theta > 0 && i < c.dim / 2; ++i) {
-    const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i],
+    const double angle = static_cast<double>(position) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i],
                  y = head[i + c.dim / 2];
     head[i] = x * std::cos(angle) + y * std::sin(angle);
     head[i + c.dim / 2] = y * std::cos(angle) - x * std::sin(angle);
@@ -110,7 +110,7 @@ Results run(const Problem& p, int blocks = kBlocks) {
   args.query_rows = p.query_rows, args.key_rows = p.key_rows;
   args.scale = 1 / std::sqrt(static_cast<float>(c.dim));
   args.sm_count = blocks;
-  DeviceBuffer<int64_t> positions(p.places());
+  DeviceBuffer<int64_t> positions(p.past_lengths());
   args.theta = c.theta;
   if (!c.history.empty()) args.positions = positions.data();
   args.tiles = query_tiles.data(),
@@ -138,12 +138,12 @@ Expected reference(const Problem& p) {
     const AttentionSequence& s = p.sequences[n];
     for (int h = 0; h < c.heads; ++h) {
       for (int i = 0; i < s.queries; ++i) {
-        const int place = i + s.keys - s.queries, from = c.window == 0 ? 0 : std::max(0, place - c.window + 1);
+        const int position = i + s.keys - s.queries, from = c.window == 0 ? 0 : std::max(0, position - c.window + 1);
         const size_t row = static_cast<size_t>(s.query + i) * p.q_row + h * c.dim;
         const auto key_row = [&](int j) { return static_cast<size_t>(s.key + j) * p.kv_row + h / p.group * c.dim; };
-        std::vector<double> score(static_cast<size_t>(place - from + 1));
+        std::vector<double> score(static_cast<size_t>(position - from + 1));
         double top = -INFINITY, sum = 0;
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           double dot = 0;
           for (int d = 0; d < c.dim; ++d) dot += from_bf16(p.q[row + d]) * from_bf16(p.k[key_row(j) + d]);
           top = std::max(top, score[j - from] = dot * scale);
@@ -152,7 +152,7 @@ Expected reference(const Problem& p) {
         e.lse[static_cast<size_t>(h) * p.query_rows + s.query + i] = (top + std::log(sum)) * 1.4426950408889634;
         double delta = 0;
         std::vector<double> dp(score.size());
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           score[j - from] /= sum;
           for (int d = 0; d < c.dim; ++d) {
             e.o[row + d] += score[j - from] * from_bf16(p.v[key_row(j) + d]);
@@ -160,7 +160,7 @@ Expected reference(const Problem& p) {
           }
           delta += score[j - from] * dp[j - from];
         }
-        for (int j = from; j <= place; ++j) {
+        for (int j = from; j <= position; ++j) {
           const double ds = score[j - from] * (dp[j - from] - delta) * scale;
           for (int d = 0; d < c.dim; ++d) {
             e.dq[row + d] += ds * from_bf16(p.k[key_row(j) + d]);
@@ -283,6 +283,11 @@ std::vector<Case> cases() {
       {"groups, window, dim 128", 4, 1, 128, 70, {150}},
       {"dim 96", 2, 1, 96, 0, {100}},
       {"dim 48, rows apart", 2, 2, 48, 40, {129}, {}, false, 8},
+      {"dim 256", 1, 1, 256, 0, {200}},
+      {"dim 200, rows apart", 2, 1, 200, 0, {100}, {}, false, 8},
+      {"packed, dim 256, window", 2, 1, 256, 70, {65, 3, 130}},
+      {"packed, neighbours without numbers, dim 256", 2, 2, 256, 0, {130, 40, 65}, {}, true},
+      {"history, dim 256", 2, 1, 256, 0, {70, 1}, {100, 64}},
       {"packed", 2, 1, 64, 0, {5, 130, 63, 0, 64, 1}},
       {"packed, window", 2, 2, 64, 33, {100, 7, 190}},
       {"packed, neighbours without numbers", 2, 1, 64, 50, {70, 100, 129, 3, 64}, {}, true},
@@ -296,6 +301,7 @@ std::vector<Case> cases() {
   };
 #ifndef FW_CUDA_EMULATION
   list.push_back({"2048 tokens, 8 heads of 128", 8, 8, 128, 0, {2048}});
+  list.push_back({"2048 tokens, 8 heads of 256", 8, 2, 256, 0, {2048}});
   list.push_back({"window 2048 of 4096 tokens, groups of four", 8, 2, 128, 2048, {4096}});
   list.push_back({"window 512 of 3000 tokens, packed", 4, 2, 64, 512, {1000, 3000, 17, 2049}});
 #endif

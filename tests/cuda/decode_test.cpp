@@ -4,7 +4,7 @@
 // - alongside others,
 // - recorded,
 // - after a prompt in between,
-// - in a place that another sequence has left.
+// - in a slot that another sequence has left.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -82,7 +82,7 @@ ProblemOptions shapes_of(uint64_t seed) {
 // Logits of channels that prepare and gradients take as they are, and those alongside values, which they do not. The
 // cases are every law, keys of both tiles and between, decays so strong that they are bounded, and value heads with
 // gates of their own.
-TEST(DeviceGates, FormedInThePlacesOfValues) {
+TEST(DeviceGates, FusedInPlaceOfValues) {
   uint64_t seed = 970;
   for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
     for (const GateActivation given : kDecayActivations) {

@@ -44,11 +44,11 @@ struct Matrix {
   Matrix(Random& random, int64_t r, int64_t c, int64_t padding) : rows(r), cols(c), stride(c + padding) {
     bits.assign(static_cast<size_t>((rows + 2 * kAround) * stride), to_bf16(std::nan("")));
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < cols; ++j) bits[place(i, j)] = to_bf16(random(1));
+      for (int64_t j = 0; j < cols; ++j) bits[index(i, j)] = to_bf16(random(1));
     }
   }
-  size_t place(int64_t i, int64_t j) const { return static_cast<size_t>((kAround + i) * stride + j); }
-  double operator()(int64_t i, int64_t j) const { return from_bf16(bits[place(i, j)]); }
+  size_t index(int64_t i, int64_t j) const { return static_cast<size_t>((kAround + i) * stride + j); }
+  double operator()(int64_t i, int64_t j) const { return from_bf16(bits[index(i, j)]); }
 };
 
 // A matrix on the device, or rows of it.
@@ -57,7 +57,7 @@ struct OnDevice {
   DeviceBuffer<uint16_t> memory;
   explicit OnDevice(const Matrix& matrix) : m(matrix), memory(matrix.bits) {}
   Mat<Bf16> mat(int64_t first, int64_t count) {
-    return Mat<Bf16>(reinterpret_cast<Bf16*>(memory.data()) + static_cast<int64_t>(m.place(first, 0)), count, m.cols,
+    return Mat<Bf16>(reinterpret_cast<Bf16*>(memory.data()) + static_cast<int64_t>(m.index(first, 0)), count, m.cols,
                      m.stride);
   }
 };
@@ -93,7 +93,7 @@ struct Problem {
     return dy.memory.download();
   }
   bool same_row(const Bits& a, const Bits& b, int64_t row) const {
-    const auto begin = static_cast<std::ptrdiff_t>(y.place(row, 0));
+    const auto begin = static_cast<std::ptrdiff_t>(y.index(row, 0));
     return std::equal(a.begin() + begin, a.begin() + begin + s.width(), b.begin() + begin);
   }
 };
@@ -125,7 +125,7 @@ void check_shape(const Shape& s) {
                    size = s.swiglu ? 1.1 * std::abs(factor) + std::abs(want) : 1;
       if (s.swiglu) want *= factor / (1 + std::exp(-want));
       if (s.added != Added::kNothing) want += s.added == Added::kItself ? p.y(m, o) : p.addend(m, o);
-      const double error = std::abs(from_bf16(got[p.y.place(m, o)]) - want) / (std::abs(want) / 256 + sums * size);
+      const double error = std::abs(from_bf16(got[p.y.index(m, o)]) - want) / (std::abs(want) / 256 + sums * size);
       worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
     }
   }
@@ -133,7 +133,7 @@ void check_shape(const Shape& s) {
   if (!(worst <= 1)) fail("values");
   Bits around = got;
   for (int64_t m = 0; m < s.rows; ++m) {
-    for (int64_t o = 0; o < s.width(); ++o) around[p.y.place(m, o)] = p.y.bits[p.y.place(m, o)];
+    for (int64_t o = 0; o < s.width(); ++o) around[p.y.index(m, o)] = p.y.bits[p.y.index(m, o)];
   }
   if (around != p.y.bits) fail("wrote beside its rows or columns");
   if (p.run(0, s.rows) != got) fail("bits of a second run");

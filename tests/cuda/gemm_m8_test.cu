@@ -88,9 +88,9 @@ void check_shape(const Shape& s) {
   double worst = 0;
   for (int64_t m = 0; m < s.rows; ++m) {
     for (int64_t o = 0; o < s.out + s.padding; ++o) {
-      const size_t place = static_cast<size_t>(m * (s.out + s.padding) + o);
+      const size_t index = static_cast<size_t>(m * (s.out + s.padding) + o);
       if (o >= s.out) {
-        if (!std::isnan(value(got[place]))) fail("wrote beside its columns");
+        if (!std::isnan(value(got[index]))) fail("wrote beside its columns");
         continue;
       }
       double want = s.bias ? value(p.bias[static_cast<size_t>(o)]) : 0.0;
@@ -98,8 +98,8 @@ void check_shape(const Shape& s) {
         want += value(p.x[static_cast<size_t>(m * (s.in + s.padding) + c)]) *
                 value(p.weight[static_cast<size_t>(o * (s.in + s.padding) + c)]);
       }
-      if (s.accumulate) want += value(p.y[place]);
-      const double error = std::abs(value(got[place]) - want) /
+      if (s.accumulate) want += value(p.y[index]);
+      const double error = std::abs(value(got[index]) - want) /
                            (unit * std::abs(want) + sums * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3));
       worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
     }

@@ -181,7 +181,7 @@ TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
     models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
   EXPECT_LE(relative(logits, std::span(all).subspan(static_cast<size_t>(37) * 67, 67)), kBound);
 
-  const TempFolder folder;  // of this process alone: ctest runs the halves of this program side by side
+  const TempFolder folder;  // of this process alone: ctest runs the parts of this program side by side
   const std::string path = folder.path("state.safetensors"), rule = models.host.config().rule;
   state.save(path, rule, models.device.hash());
   ModelState<float> moved(models.host.config(), 1);
@@ -413,7 +413,7 @@ TEST(DeviceExpertModel, TrainsWithTheSameBitsRecomputed) {
   EXPECT_EQ(run(Recompute::kAll), run(Recompute::kNone));
 }
 
-// The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole
+// The values of a parameter are split in two on the device: logits, losses, values and moments have the bits of whole
 // ones, of values half way between two bf16 numbers too.
 class DeviceMasters : public ::testing::TestWithParam<Named> {};
 TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
@@ -619,8 +619,8 @@ TEST(DeviceFolder, Bf16WeightsStayBf16) {
   for (const ParamSpec& spec : made.params().specs()) operands += spec.operand() ? spec.size() : 0;
   EXPECT_LE(fewer + static_cast<size_t>(2 * operands), bytes);
   write(false);
-  const auto [mixed, all_halves] = load(LoadFor::kForward);
-  EXPECT_EQ(all_halves, bytes);
+  const auto [mixed, all_bf16] = load(LoadFor::kForward);
+  EXPECT_EQ(all_bf16, bytes);
   EXPECT_NE(mixed, hash);
   EXPECT_EQ(load(LoadFor::kTraining).first, mixed);
 }

@@ -151,6 +151,44 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
   }
 }
 
+// Forward is one kernel where sequences and value heads fill the SMs, K and V are 128 and nothing asks for what it has
+// not: an H200 has 132.
+TEST(DevicePlan, ForwardIsOneKernelWhereHeadsFillTheDevice) {
+  const auto is_fused = [](const fw_desc& desc) {
+    return plan_text(desc).find("kernels forward: fused/forward\n") != std::string::npos;
+  };
+  struct Shape {
+    int64_t B, T, H, HV;
+    bool fused;
+  };
+  for (const Shape& s : {Shape{8, 8192, 16, 16, true}, Shape{4, 8192, 16, 64, true}, Shape{4, 4096, 16, 16, false},
+                         Shape{1, 32768, 16, 16, false}, Shape{8, 64, 16, 16, false}}) {
+    for (const char* rule : {"gated_deltanet", "deltanet", "kaczmarz"}) {
+      fw_desc desc = descriptor(rule);
+      desc.B = s.B, desc.T = s.T, desc.H = s.H, desc.HV = s.HV;
+      EXPECT_EQ(is_fused(desc), s.fused) << plan_text(desc);
+    }
+  }
+  fw_desc desc = descriptor("gated_deltanet");
+  desc.B = 8, desc.T = 8192;
+  EXPECT_NE(plan_text(desc).find("fused forward: grid 128, where nothing is saved; else prepare/scalar"),
+            std::string::npos)
+      << plan_text(desc);
+  const auto without = [&](auto change) {
+    fw_desc other = desc;
+    change(other);
+    return !is_fused(other);
+  };
+  EXPECT_TRUE(without([](fw_desc& d) { d.segment = -1; }));
+  EXPECT_TRUE(without([](fw_desc& d) { d.checkpoints.interval = 64; }));
+  EXPECT_TRUE(without([](fw_desc& d) { d.K = 64; }));
+  EXPECT_TRUE(without([](fw_desc& d) { d.V = 256; }));
+  EXPECT_TRUE(without([](fw_desc& d) { d.io_dtype = FW_F32; }));
+  for (const char* rule : {"gated_deltanet_neg", "kda", "mamba2", "qdelta", "comba", "precond_gated_deltanet"}) {
+    EXPECT_TRUE(without([&](fw_desc& d) { fw_rule_preset(rule, &d.rule); })) << rule;
+  }
+}
+
 // Rows of vectors of 8 channels take the kernels of the tile's own K.
 TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
   const auto kernels = [](const char* rule, int K) {
@@ -169,17 +207,16 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   for (const auto& [rule, forward, backward] :
        {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n",
-                   "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
-        {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (two halves) -> k256/join\n"},
+                   "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
+        {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
         {"comba", "erase_over_decay -> k256/prepare (sums) -> k256/forward (sums)\n",
-         "erase_over_decay -> k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join -> "
+         "erase_over_decay -> k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join -> "
          "erase_over_decay\n"},
         {"qdelta", "k256/prepare (sums) -> k256/forward (sums)\n",
-         "k256/reverse (sums) -> k256/gradients_sums (two halves) -> k256/join\n"},
-        {"kaczmarz", "k256/prepare -> k256/forward\n",
-         "k256/reverse -> k256/gradients_gains (two halves) -> k256/join\n"},
+         "k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join\n"},
+        {"kaczmarz", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients_gains (split K) -> k256/join\n"},
         {"kda", "k256/prepare_keys -> k256/forward (keys)\n",
-         "k256/reverse (keys) -> k256/gradients_keys (two halves) -> k256/join\n"}}) {
+         "k256/reverse (keys) -> k256/gradients_keys (split K) -> k256/join\n"}}) {
     for (const int K : {129, 256}) {
       fw_desc desc = descriptor(rule);
       desc.K = K;

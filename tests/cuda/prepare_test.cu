@@ -575,11 +575,11 @@ std::vector<Case> named_cases() {
       Case& floats = add(name + " float32", rule);  // rounded before they meet
       floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2,
       floats.types = Types::kFloat;
-      Case& all = add(name + " float32 with rests", rule);
+      Case& all = add(name + " float32 with lo", rule);
       all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.keys_lo = true,
       all.T = 130;
       if (rule.uses_g()) all.decays = {-0.05};
-      Case& odd = add(name + " float32 with rests, K 40", rule);
+      Case& odd = add(name + " float32 with lo, K 40", rule);
       odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.keys_lo = true,
       odd.K = 40, odd.HV = 4;
       Case& unaligned = add(name + " rows not aligned", rule);

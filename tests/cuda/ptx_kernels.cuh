@@ -83,8 +83,8 @@ __global__ void scalar_kernel(const __grid_constant__ ScalarArgs args) {
   y[6] = float_bits(cos_fast(x));
 }
 
-// ---- Any number of threads: what a thread stores and then adds to a place of its own, three times over: sums[n][4],
-// to[3][n][4].
+// ---- Any number of threads: what a thread stores and then adds to an address of its own, three times over:
+// sums[n][4], to[3][n][4].
 struct AddThereArgs {
   float4* sums;
   float4* to;

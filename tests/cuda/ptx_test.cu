@@ -92,8 +92,8 @@ void test_matrices() {
       for (unsigned i = 0; i < 4; ++i)
         for (unsigned e = 0; e < 2; ++e) {
           const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
-          const unsigned place = i * 64 + (kind ? column * 8 + row : row * 8 + column);
-          test.equal(place, back[kind * 256 + place], (lane * 4 + i) * 2 + e);
+          const unsigned index = i * 64 + (kind ? column * 8 + row : row * 8 + column);
+          test.equal(index, back[kind * 256 + index], (lane * 4 + i) * 2 + e);
         }
   }
 }
@@ -242,9 +242,9 @@ void test_tensor() {
   TensorArgs args{{}, 0, 0, 0, 0, to.data()};
   test.equal(0, make_tensor_map(tensor, kB, kT, kHeads, kDim, args.map), true);
   // column, head, token, batch
-  const int places[][4] = {{0, 0, 0, 0}, {0, 2, 6, 1}, {64, 1, 0, 1}, {0, 1, 64, 0}, {64, 2, 64, 1}};
-  for (const auto& place : places) {
-    args.column = place[0], args.head = place[1], args.token = place[2], args.batch = place[3];
+  const int corners[][4] = {{0, 0, 0, 0}, {0, 2, 6, 1}, {64, 1, 0, 1}, {0, 1, 64, 0}, {64, 2, 64, 1}};
+  for (const auto& corner : corners) {
+    args.column = corner[0], args.head = corner[1], args.token = corner[2], args.batch = corner[3];
     launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
     const auto sw128 = to.download();
     for (int row = 0; row < 64; ++row) {
@@ -269,8 +269,8 @@ void test_tensor() {
         const int c = args.column + column, t = args.token + row;
         const std::size_t at = std::size_t{kToBatch} + static_cast<std::size_t>(t) * kToToken + kToHead;
         const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
-        const auto place = static_cast<std::size_t>(row * 64 + ((column / 8) ^ (row & 7)) * 8 + column % 8);
-        test.equal(place, sw128[place], expected);
+        const auto index = static_cast<std::size_t>(row * 64 + ((column / 8) ^ (row & 7)) * 8 + column % 8);
+        test.equal(index, sw128[index], expected);
       }
     }
   }

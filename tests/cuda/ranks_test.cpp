@@ -148,7 +148,7 @@ struct Trained {
 };
 
 // Two steps of five batches, whose last has no token. Of ranks that have not completed the values, those of rank 0 lack
-// halves of the others'.
+// low parts of the others'.
 Trained train(int size, MomentFormat format, GradientSums sums, Carrier carrier = Carrier::kStaged,
               bool complete = true) {
   Trained trained;
@@ -195,7 +195,7 @@ void expect_same(const Trained& got, const Trained& want) {
   EXPECT_EQ(got.moments, want.moments);
 }
 
-// Values are split here: the halves that passes do not read are gathered at the end alone.
+// Values are split here: the low parts, which passes do not read, are gathered at the end alone.
 TEST(DeviceRanks, AnyNumberHasTheBitsOfOne) {
   for (const MomentFormat format : {MomentFormat::kFloat32, MomentFormat::kBf16}) {
     const Trained one = train(1, format, GradientSums::kApart);

@@ -32,7 +32,7 @@ struct Case {
   // have the same ones, which TMA does not take.
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
-  bool pairs = false;    // rows, with A, P and numbers in the place of chunk tiles: forward
+  bool pairs = false;    // rows, with A, P and numbers in place of chunk tiles: forward
   bool keys = false;     // QETiles, and XMTiles forward, Khat, A and P in reverse (not with rows)
   bool tma = true;       // TMA may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows

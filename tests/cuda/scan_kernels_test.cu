@@ -347,7 +347,7 @@ void test_forward(const Case& c) {
             final_state.add(got.final_state.at(at.state_at(n, hv, k, i)), s[static_cast<size_t>(k) * padded + i]);
       }
     }
-    // Rounding where the kernel rounds leaves what float32 sums and different roundings of equal halves change; outputs
+    // Rounding where the kernel rounds leaves what float32 sums and different roundings of ties change; outputs
     // in bf16 are themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
     if (c.out) report("o", rounds, o, limit);

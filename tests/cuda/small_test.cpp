@@ -2,7 +2,12 @@
 // sequences, grouped heads, each decay kind, delta and additive, all key sizes, channel gates, the preconditioner.
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "cuda/device_runs.h"
+#ifdef FW_CUDA_EMULATION
+#include "emulation/gpu.h"
+#endif
 #include "gpu/device.h"
 #include "scan/cuda/pipeline.h"
 
@@ -97,8 +102,30 @@ TEST(Small, HeadsThatShareKeys) {
   }
 }
 
-// Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys in two halves.
-TEST(Small, FormedGatesAndKeysInHalves) {
+#ifdef FW_CUDA_EMULATION
+// The fused forward, which a device of one SM takes for so few heads. On a GPU fused_forward_test runs it at such
+// shapes.
+TEST(Small, ForwardInOneKernel) {
+  const int before = cuda::emulation::gpu.sm_count;
+  cuda::emulation::gpu.sm_count = 1;
+  ProblemOptions options;
+  options.sequences = SeqLayout({0, 450, 450});
+  options.H = 1, options.HV = 2;
+  options.K = options.V = 128;
+  options.seed = 938;
+  const Problem problem = of_bf16_numbers(random_problem(preset("gated_deltanet").rule, options));
+  HeaderRun run = device_run(FW_FORM_CHUNK);
+  run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  std::string text;
+  run.plan_text = &text;
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+  EXPECT_NE(text.find("kernels forward: fused/forward\n"), std::string::npos) << text;
+  cuda::emulation::gpu.sm_count = before;
+}
+#endif
+
+// Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys split along K.
+TEST(Small, FusedGatesAndSplitKeys) {
   uint64_t seed = 940;
   for (const char* name : {"kda", "gated_deltanet2", "gla"}) {
     const Rule rule = preset(name).rule;
@@ -198,7 +225,7 @@ TEST(Small, K256Keys) {
   }
 }
 
-// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in
+// Blocks that stay take one chunk after another: many sequences, so that the coords of later chunks have to be found in
 // time.
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kMark = 0x6d62617272696572u & ~uint64_t{0xffff};
 constexpr int kMaxCount = (1 << 20) - 1;
 
-// Of another block of the cluster: `word` is what lies at the place of `barrier` there.
+// Of another block of the cluster: `word` is what lies at the offset of `barrier` there.
 std::size_t barrier_index(Block& of, uint64_t word, const uint64_t* barrier, const char* what) {
   Block& block = Block::current();
   const unsigned me = position.thread;
@@ -105,8 +105,19 @@ void check_bulk(const void* global, const void* shared, uint32_t bytes, const ch
   block.shared(Block::kSharedBase + block.offset(shared, what), bytes, 16, what, me);
 }
 
-void store(void* to, const void* from, uint32_t bytes) {
-  check_bulk(to, from, bytes, "bulk_store");
+// 16 bytes of a tensor; null: outside of it. Such pieces are inside or outside as a whole.
+const char* piece_of(const TensorBox& box, int64_t channel, int64_t head, int64_t token, int64_t batch) {
+  const int64_t at[4] = {channel, head, token, batch};
+  const char* piece = box.data;
+  for (int i = 0; i < 4; ++i) {
+    if (at[i] < 0 || at[i] >= box.extent[i]) return nullptr;
+    piece += at[i] * box.stride[i];
+  }
+  return piece;
+}
+
+void store(void* to, const void* from, uint32_t bytes, const char* what) {
+  check_bulk(to, from, bytes, what);
   races::touch(from, bytes);
   races::read(from, bytes);
   races::write(to, bytes);
@@ -284,15 +295,8 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
     Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024",
                           offset);
   const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
-  // Pieces of 16 bytes are inside or outside as a whole.
-  const auto piece_at = [=](int row, int piece) -> const char* {
-    const int64_t at[4] = {column + 8 * piece, head, token + row, batch};
-    const char* from = box.data;
-    for (int i = 0; i < 4; ++i) {
-      if (at[i] < 0 || at[i] >= box.extent[i]) return nullptr;
-      from += at[i] * box.stride[i];
-    }
-    return from;
+  const auto piece_at = [=](int row, int piece) {
+    return emulation::piece_of(box, column + 8 * piece, head, token + row, batch);
   };
   for (int row = 0; row < box.rows; ++row) {
     for (int piece = 0; piece < 8; ++piece) {
@@ -321,7 +325,24 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
     load();
 }
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
-  emulation::store(global_to, shared_from, bytes);
+  emulation::store(global_to, shared_from, bytes, "bulk_store");
+}
+// As so many stores of 16 bytes, of those that are inside of the tensor.
+void tensor_store(const void* shared_from, const TensorMap& map, int column, int head, int token, int batch) {
+  emulation::TensorBox box;
+  std::memcpy(&box, &map, sizeof box);
+  const uint32_t offset = Block::current().offset(shared_from, "tensor_store");
+  if (offset % 1024 != 0)
+    Block::current().fail(position.thread, "tensor_store from offset %u of shared memory: must be a multiple of 1024",
+                          offset);
+  for (int row = 0; row < box.rows; ++row) {
+    for (int piece = 0; piece < 8; ++piece) {
+      if (const char* to = emulation::piece_of(box, column + 8 * piece, head, token + row, batch))
+        emulation::store(const_cast<char*>(to),
+                         static_cast<const char*>(shared_from) + row * 128 + ((piece ^ (row & 7)) << 4), 16,
+                         "tensor_store");
+    }
+  }
 }
 void fence_async_shared() { emulation::races::fence(); }
 void wait_for_count(const uint32_t* counter, uint32_t least) {

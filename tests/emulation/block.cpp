@@ -191,13 +191,13 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
 
-  place_ = position;
+  own_position_ = position;
   go();
 }
 
 void Block::go() {
   current_block = this;
-  position = place_;
+  position = own_position_;
   position.thread = ready_.front();
   ready_.pop_front();
   races::proxy = races::kFound ? &thread().proxy : nullptr;
@@ -547,7 +547,7 @@ void Block::fail(unsigned thread, const char* format, ...) {
 }
 
 void Block::report_deadlock() {
-  if (current_block != this) position = place_;  // found by its cluster
+  if (current_block != this) position = own_position_;  // found by its cluster
   std::fprintf(stderr, "emulation: no thread of the block can go on\n");
   for (unsigned i = 0, end; i < shape_.threads; i = end) {
     const Thread& first = *threads_[i];

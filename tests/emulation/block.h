@@ -1,4 +1,4 @@
-// One block of a grid: its threads as fibers, the order they run in, and the places where they meet. And a cluster of
+// One block of a grid: its threads as fibers, the order they run in, and the barriers where they meet. And a cluster of
 // blocks, which run in turn, each until its threads wait for a common barrier or for another block.
 #pragma once
 
@@ -171,7 +171,7 @@ class Block {
 
   GridShape shape_{};
   const std::function<void()>* kernel_ = nullptr;
-  Position place_{};  // of the block, without the thread
+  Position own_position_{};  // of the block, without the thread
   std::unique_ptr<char, FreeDeleter> shared_;
   bool early_ = false, waited_ = false;  // waited_: some thread for the grid in front
   std::vector<unsigned> grid_waiters_, cluster_waiters_;

@@ -143,6 +143,7 @@ inline float log2_fast(float x) { return std::log2(emulation::flushed(x)); }
 inline float sin_fast(float x) { return std::sin(emulation::flushed(x)); }
 inline float cos_fast(float x) { return std::cos(emulation::flushed(x)); }
 inline float rcp_fast(float x) { return emulation::flushed(1.0f / emulation::flushed(x)); }
+inline float rsqrt_fast(float x) { return emulation::flushed(1.0f / std::sqrt(emulation::flushed(x))); }
 
 // ---- Matrices of a warp
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address);
@@ -175,6 +176,7 @@ void mbarrier_wait(uint64_t* barrier, int parity);
 void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier);
 void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier);
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes);
+void tensor_store(const void* shared_from, const TensorMap& map, int column, int head, int token, int batch);
 inline void bulk_prefetch(const void* /*global_from*/, uint32_t /*bytes*/) {}
 void bulk_commit();
 template <int N>

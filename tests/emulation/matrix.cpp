@@ -136,7 +136,7 @@ class SharedMatrix {
   }
   // The rows' 16-byte pieces, numbered.
   const char* piece(int number, int rows, unsigned thread) const {
-    const Place first = place(number, rows);
+    const Coord first = coord(number, rows);
     return Block::current().shared(address(first.row, first.k), 16, 16, "wgmma", thread);
   }
   // All of it: put(row, k, value).
@@ -145,18 +145,18 @@ class SharedMatrix {
     for (int number = 0; number < 2 * rows; ++number) {
       uint16_t bits[8];
       std::memcpy(bits, piece(number, rows, thread), sizeof bits);
-      const Place first = place(number, rows);
+      const Coord first = coord(number, rows);
       for (int i = 0; i < 8; ++i)
         put(first.row + (transposed_ ? i : 0), first.k + (transposed_ ? 0 : i), bf16_value(bits[i]));
     }
   }
 
  private:
-  struct Place {
+  struct Coord {
     int row, k;
   };
-  Place place(int number, int rows) const {
-    return transposed_ ? Place{number % (rows / 8) * 8, number / (rows / 8)} : Place{number / 2, number % 2 * 8};
+  Coord coord(int number, int rows) const {
+    return transposed_ ? Coord{number % (rows / 8) * 8, number / (rows / 8)} : Coord{number / 2, number % 2 * 8};
   }
   uint32_t address(int row, int k) const {
     const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(k);

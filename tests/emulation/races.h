@@ -80,7 +80,7 @@ class Proxy {
 };
 // Of the thread that runs; null outside of blocks.
 inline thread_local Proxy* proxy = nullptr;
-// Events have two places, of threads and of their proxies.
+// Events have two clocks, of threads and of their proxies.
 inline void* of_proxies(void* event) { return static_cast<char*>(event) + kLastEvents; }
 inline void acquire(void* event) {
   __tsan_acquire(event);
@@ -102,15 +102,15 @@ inline void touch(const void* from, std::size_t bytes) {
 }
 inline void read(const void* from, std::size_t bytes) { __tsan_read_range(const_cast<void*>(from), bytes); }
 inline void write(void* to, std::size_t bytes) { __tsan_write_range(to, bytes); }
-// Places of which only the addresses matter: one for each of the last 64 times that something happened. Memory of their
-// own, since what ThreadSanitizer knows of a place goes when its memory does.
+// Slots of which only the addresses matter: one for each of the last 64 times that something happened. Memory of their
+// own, since what ThreadSanitizer knows of a slot goes when its memory does.
 class Events {
  public:
-  void* at(uint64_t number) { return &places_[number % kLastEvents]; }
-  void renew() { places_ = std::make_unique<char[]>(2 * kLastEvents); }
+  void* at(uint64_t number) { return &slots_[number % kLastEvents]; }
+  void renew() { slots_ = std::make_unique<char[]>(2 * kLastEvents); }
 
  private:
-  std::unique_ptr<char[]> places_ = std::make_unique<char[]>(2 * kLastEvents);
+  std::unique_ptr<char[]> slots_ = std::make_unique<char[]>(2 * kLastEvents);
 };
 // While it lives, what its thread does is the emulator's business and no access of a kernel's.
 class Quiet {

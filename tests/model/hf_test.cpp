@@ -581,8 +581,8 @@ TEST(HfConfig, OtherTypesAndShapesComeBack) {
   model.init(random);
   write_file_atomic(source.path("config.json"), gated_config().dump());
   SafetensorsWriter writer;
-  std::vector<std::vector<uint16_t>> halves;
-  halves.reserve(model.params().specs().size());
+  std::vector<std::vector<uint16_t>> words;
+  words.reserve(model.params().specs().size());
   for (const ParamSpec& spec : model.params().specs()) {
     const std::span<float> values =
         model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
@@ -590,16 +590,16 @@ TEST(HfConfig, OtherTypesAndShapesComeBack) {
       writer.add<float>(spec.name, {1, 1, spec.size(), 1}, std::span<const float>(values));
       continue;
     }
-    halves.emplace_back();
+    words.emplace_back();
     const bool f16 = spec.name.ends_with("norm.weight");
     // 1, smallest, -0, ...
     const std::vector<uint16_t> some = {0x3c00, 0x0001, 0x8000, 0x03ff, 0x7bff, 0xb555, 0x0400};
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, &values[i], sizeof(bits));
-      halves.back().push_back(f16 ? some[i % some.size()] : static_cast<uint16_t>(bits >> 16));
+      words.back().push_back(f16 ? some[i % some.size()] : static_cast<uint16_t>(bits >> 16));
     }
-    writer.add(spec.name, f16 ? "F16" : "BF16", spec.shape, std::as_bytes(std::span(halves.back())));
+    writer.add(spec.name, f16 ? "F16" : "BF16", spec.shape, std::as_bytes(std::span(words.back())));
   }
   writer.write(source.path("model.safetensors"));
 

@@ -148,8 +148,8 @@ TEST(Hybrids, ConfigurationsSayWhatLayersAre) {
   EXPECT_TRUE(attention.output_gate && attention.qk_norm && attention.qk_norm_zero_centered);
   EXPECT_EQ(attention.rotated, 4);
   const ModelConfig olmo = config_from_hf(hf_config_of(kModels + "olmo_hybrid"), "here");
-  EXPECT_EQ(olmo.norm_place(0), NormPlace::kBefore);
-  EXPECT_EQ(olmo.norm_place(1), NormPlace::kBehind);
+  EXPECT_EQ(olmo.norm_position(0), NormPosition::kBefore);
+  EXPECT_EQ(olmo.norm_position(1), NormPosition::kBehind);
   EXPECT_EQ(olmo.attention.rope_theta, 0);
   EXPECT_EQ(olmo.resolved_rule().gain_bound, 2);
 

@@ -223,15 +223,15 @@ TEST_P(ModelLayers, GradientsEqualCentralDifferences) {
   const auto loss = [&] { return model.evaluate(ids, targets, layout).nll; };
   for (const ParamSpec& spec : model.params().specs()) {
     double diff = 0, norm = 0, largest = 0;
-    const std::vector<size_t> places = sample_indices(static_cast<size_t>(spec.size()), 6, 3);
-    for (const size_t i : places) {
+    const std::vector<size_t> indices = sample_indices(static_cast<size_t>(spec.size()), 6, 3);
+    for (const size_t i : indices) {
       const size_t at = static_cast<size_t>(spec.offset) + i;
       const double expected = difference(loss, model.params().values()[at], 2e-5);
       diff += (grads[at] - expected) * (grads[at] - expected);
       norm += expected * expected;
       largest = std::max(largest, std::abs(grads[at]));
     }
-    const double share = std::sqrt(square * static_cast<double>(places.size()) / static_cast<double>(grads.size()));
+    const double share = std::sqrt(square * static_cast<double>(indices.size()) / static_cast<double>(grads.size()));
     EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * share))
         << spec.name << ": |difference| " << std::sqrt(norm);
     // A window of one sees itself only: neither queries nor keys matter.
@@ -314,10 +314,10 @@ TEST_P(ModelLayers, CarriesStateForward) {
     ModelState<double> from = middle;
     return model.evaluate(i.subspan(12), t.subspan(12), SeqLayout({0, 18}), &from).nll;
   };
-  const std::vector<size_t> places = sample_indices(grads.size(), 80, 1);
-  for (const size_t at : places) error += std::pow(grads[at] - difference(loss, model.params().values()[at], 2e-5), 2);
+  const std::vector<size_t> indices = sample_indices(grads.size(), 80, 1);
+  for (const size_t at : indices) error += std::pow(grads[at] - difference(loss, model.params().values()[at], 2e-5), 2);
   EXPECT_LE(std::sqrt(error),
-            1e-6 * std::sqrt(norm * static_cast<double>(places.size()) / static_cast<double>(grads.size())));
+            1e-6 * std::sqrt(norm * static_cast<double>(indices.size()) / static_cast<double>(grads.size())));
 }
 
 TEST_P(ModelLayers, StateFilesAndForksGoOnBitForBit) {

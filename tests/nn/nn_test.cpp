@@ -83,7 +83,7 @@ TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
   expect_old();
 }
 
-// Split into halves: host and operations find what whole ones have, and a matrix of products no numbers.
+// Split in two: host and operations find what whole ones have, and a matrix of products no numbers.
 TEST(Params, SplitValuesAreTheSameNumbers) {
   const auto make = [](MasterFormat master_format) {
     Params<float> params;
@@ -260,7 +260,7 @@ class Triple final : public Mixer<T> {
 
 TEST(Block, TakesAnyMixer) {
   Params<double> params;
-  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, NormPlace::kBefore, 0,
+  const Block<double> block("b.", {6, 10, InitScheme::kXavier}, {NormKind::kRms, 6, 1e-5}, NormPosition::kBefore, 0,
                             params, [](const std::string& prefix) {
                               EXPECT_EQ(prefix, "b.attn.");
                               return std::make_unique<Triple<double>>();

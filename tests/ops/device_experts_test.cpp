@@ -33,11 +33,11 @@ void compare_twice(const Case& one, const Body& body, int roundings = 1) {
 
 // Rows in a device's memory.
 struct DeviceRows {
-  Buffer<int32_t> offsets, source, place, expert;
+  Buffer<int32_t> offsets, source, row_of, expert;
   ExpertRows rows;
   DeviceRows(Device& device, int64_t experts, int64_t chosen, int64_t count)
-      : offsets(device, experts + 1), source(device, count), place(device, count), expert(device, count) {
-    rows = {experts, chosen, offsets.data(), source.data(), place.data(), expert.data()};
+      : offsets(device, experts + 1), source(device, count), row_of(device, count), expert(device, count) {
+    rows = {experts, chosen, offsets.data(), source.data(), row_of.data(), expert.data()};
   }
   // So many rows of each expert, in the order of the choices.
   DeviceRows(Device& device, const std::vector<int32_t>& counts, int64_t chosen)
@@ -53,7 +53,7 @@ struct DeviceRows {
     offsets.write(0, ends);
     expert.write(0, of);
     source.write(0, same);
-    place.write(0, same);
+    row_of.write(0, same);
   }
 };
 
@@ -67,7 +67,7 @@ template <class R>
 void keep_rows(R& run, const DeviceRows& rows) {
   keep_whole(run, "offsets", rows.offsets);
   keep_whole(run, "source", rows.source);
-  keep_whole(run, "place", rows.place);
+  keep_whole(run, "row_of", rows.row_of);
   keep_whole(run, "expert", rows.expert);
 }
 
@@ -104,7 +104,7 @@ TEST_P(DeviceExperts, Route) {
         keep_rows(run, rows);
         keep_whole(run, "load", load);
         run.on.exec.route_forward(shape, logits.mat(), nullptr, logits.mat(), rows.rows, weights.mat(), nullptr);
-        run.keep("scores in the logits' place", logits);
+        run.keep("scores in the logits' row_of", logits);
         keep_rows(run, rows);
 
         auto given = run.matrix(s.tokens, s.experts, s.pad, 0.1, 0.9), dweights = run.matrix(s.tokens * s.chosen, 1, 0),
@@ -119,7 +119,7 @@ TEST_P(DeviceExperts, Route) {
   }
 }
 
-// Equal scores and scores that are no numbers: the smallest experts, and every row has a place.
+// Equal scores and scores that are no numbers: the smallest experts, and every row has a row_of.
 TEST_P(DeviceExperts, TiesAndNaN) {
   for (const double x : {0.0, std::nan("")}) {
     for (const int64_t tokens : {int64_t{3}, int64_t{66}}) {
@@ -132,10 +132,10 @@ TEST_P(DeviceExperts, TiesAndNaN) {
                               weights.mat(), nullptr);
         const auto n = static_cast<int32_t>(tokens);
         EXPECT_EQ(rows.offsets.to_vector(), (std::vector<int32_t>{0, n, 2 * n, 2 * n, 2 * n, 2 * n, 2 * n}));
-        const std::vector<int32_t> source = rows.source.to_vector(), place = rows.place.to_vector();
+        const std::vector<int32_t> source = rows.source.to_vector(), row_of = rows.row_of.to_vector();
         for (int32_t t = 0; t < n; ++t) {
           for (int32_t j = 0; j < 2; ++j) {
-            EXPECT_EQ(place[static_cast<size_t>(2 * t + j)], j * n + t);
+            EXPECT_EQ(row_of[static_cast<size_t>(2 * t + j)], j * n + t);
             EXPECT_EQ(source[static_cast<size_t>(j * n + t)], 2 * t + j);
           }
         }
@@ -277,9 +277,9 @@ TEST_P(DeviceExperts, RowsThereAndBack) {
       run.keep("dx", dx);
       run.keep("ds", ds);
       run.on.exec.scale_rows_backward(dy.mat(), from.mat(), s_of.mat(), dy.mat(), ds.mat());
-      run.keep("dx in place", dy);
+      run.keep("dx in row_of", dy);
       run.on.exec.scale_rows_forward(from.mat(), s_of.mat(), from.mat());
-      run.keep("scaled in place", from);
+      run.keep("scaled in row_of", from);
     });
   }
 }

@@ -8,7 +8,7 @@
 namespace fw::testing {
 namespace {
 
-// Pieces that begin at odd places, of one value and of none, long ones; some decay, some have numbers beside them.
+// Pieces that begin at odd offsets, of one value and of none, long ones; some decay, some have numbers beside them.
 std::vector<ParamPiece> pieces() {
   return {{0, 4096, 1},        {4096, 5, 0, 3},  {4101, 1, 1}, {4102, 0, 0},
           {4103, 2000, 0, 16}, {6112, 16384, 1}, {22496, 7, 1}};
@@ -48,17 +48,17 @@ State run(Device& device, bool split, bool narrow, uint64_t first = 0) {
       v(device, narrow ? 0 : kSize), grads(device, kSize);
   Buffer<Bf16> rounded(device, split ? kSize : 0), m_bf16(device, narrow ? kSize : 0),
       v_bf16(device, narrow ? kSize : 0);
-  Buffer<uint16_t> rest(device, split ? kSize : 0);
+  Buffer<uint16_t> low(device, split ? kSize : 0);
   if (split) {
     std::vector<Bf16> upper;
     std::vector<uint16_t> lower;
     for (const float x : values) {
-      const SplitValue halves = split_value(std::bit_cast<uint32_t>(x));
-      upper.push_back({halves.rounded});
-      lower.push_back(halves.rest);
+      const SplitValue both = split_value(std::bit_cast<uint32_t>(x));
+      upper.push_back({both.rounded});
+      lower.push_back(both.low);
     }
     rounded.write(0, upper);
-    rest.write(0, lower);
+    low.write(0, lower);
   } else {
     whole.write(0, values);
   }
@@ -69,13 +69,13 @@ State run(Device& device, bool split, bool narrow, uint64_t first = 0) {
     step.update = t;
     step.first = first;
     on.exec.adamw(step, ParamPieces{memory.data(), memory.size()}, grads.data(),
-                  ParamValues<float>{whole.data(), rounded.data(), rest.data(), numbers.data()},
+                  ParamValues<float>{whole.data(), rounded.data(), low.data(), numbers.data()},
                   MomentValues<float>{m.data(), v.data(), m_bf16.data(), v_bf16.data()});
   }
   State state;
   if (split) {
     const std::vector<Bf16> upper = rounded.to_vector();
-    const std::vector<uint16_t> lower = rest.to_vector();
+    const std::vector<uint16_t> lower = low.to_vector();
     for (size_t i = 0; i < upper.size(); ++i)
       state.values.push_back(std::bit_cast<float>(join_value({upper[i].bits, lower[i]})));
   } else {
@@ -128,7 +128,7 @@ TEST_P(DeviceOptimizer, HasTheHostsBitsSplitAndWholeWithMomentsOfEitherFormat) {
 }
 
 // Another range of the same parameters draws other numbers, and moments in bf16 stay near those in float.
-TEST_P(DeviceOptimizer, MomentsInBf16AreNearAndTheirRoundingIsOfThePlace) {
+TEST_P(DeviceOptimizer, MomentsInBf16AreNearAndTheirRoundingIsOfTheIndex) {
   const State wide = run_there(splits(), false), narrow = run_there(splits(), true),
               elsewhere = run_there(splits(), true, 1 << 20);
   EXPECT_NE(narrow.m, elsewhere.m);

@@ -97,25 +97,25 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
   const std::vector<double> bias = shape.bias ? on.random_wide(cols) : std::vector<double>(static_cast<size_t>(cols)),
                             dbias0 = on.random_wide(cols);
 
-  // The input of sequence n at a place of its own, which may lie before its first.
-  const auto input = [&](int64_t n, int64_t place, int64_t c) {
-    if (place >= 0) return x[static_cast<size_t>((layout.begin(n) + place) * cols + c)];
-    return tails ? tail[static_cast<size_t>((n * kept + kept + place) * cols + c)] : 0.0;
+  // The input of sequence n at a position of its own, which may lie before its first.
+  const auto input = [&](int64_t n, int64_t position, int64_t c) {
+    if (position >= 0) return x[static_cast<size_t>((layout.begin(n) + position) * cols + c)];
+    return tails ? tail[static_cast<size_t>((n * kept + kept + position) * cols + c)] : 0.0;
   };
   std::vector<double> want_y(x.size()), want_dx(x.size()), want_dweight = dweight0, want_dbias = dbias0, want_tail;
   for (int64_t n = 0; n < layout.count(); ++n) {
-    for (int64_t place = 0; place < layout.length(n); ++place) {
+    for (int64_t position = 0; position < layout.length(n); ++position) {
       for (int64_t c = 0; c < cols; ++c) {
-        const size_t at = static_cast<size_t>((layout.begin(n) + place) * cols + c);
+        const size_t at = static_cast<size_t>((layout.begin(n) + position) * cols + c);
         double p = bias[static_cast<size_t>(c)];
         for (int64_t j = 0; j < width; ++j)
-          p += weight[static_cast<size_t>(c * width + width - 1 - j)] * input(n, place - j, c);
+          p += weight[static_cast<size_t>(c * width + width - 1 - j)] * input(n, position - j, c);
         const double s = 1 / (1 + std::exp(-p)), dp = dy[at] * s * (1 + p * (1 - s));
         want_y[at] = p * s;
         want_dbias[static_cast<size_t>(c)] += dp;
         for (int64_t j = 0; j < width; ++j) {
-          want_dweight[static_cast<size_t>(c * width + width - 1 - j)] += dp * input(n, place - j, c);
-          if (place >= j)
+          want_dweight[static_cast<size_t>(c * width + width - 1 - j)] += dp * input(n, position - j, c);
+          if (position >= j)
             want_dx[at - static_cast<size_t>(j * cols)] += weight[static_cast<size_t>(c * width + width - 1 - j)] * dp;
         }
       }

@@ -17,10 +17,10 @@ struct OwnedRows {
   OwnedRows(int64_t experts, int64_t chosen, int64_t tokens)
       : offsets(static_cast<size_t>(experts + 1)),
         source(static_cast<size_t>(tokens * chosen)),
-        place(source.size()),
+        row_of(source.size()),
         expert(source.size()),
-        rows{experts, chosen, offsets.data(), source.data(), place.data(), expert.data()} {}
-  std::vector<int32_t> offsets, source, place, expert;
+        rows{experts, chosen, offsets.data(), source.data(), row_of.data(), expert.data()} {}
+  std::vector<int32_t> offsets, source, row_of, expert;
   ExpertRows rows;
 };
 
@@ -109,7 +109,7 @@ struct RouteOp {
   Values<T> forward(const Values<T>& in) const {
     Routed<T> routed(*this, in[0]);
     std::vector<T> weights, shares(static_cast<size_t>(shape.experts));
-    for (const int32_t place : routed.rows.place) weights.push_back(routed.weights[static_cast<size_t>(place)]);
+    for (const int32_t row : routed.rows.row_of) weights.push_back(routed.weights[static_cast<size_t>(row)]);
     for (int64_t t = 0; t < tokens; ++t) {
       const T* s = routed.scores.view().row(t);
       const T all = std::accumulate(s, s + shape.experts, T(0));
@@ -124,7 +124,7 @@ struct RouteOp {
   Values<T> backward(const Values<T>& in, const Values<T>& douts, const Values<T>&) const {
     Routed<T> routed(*this, in[0]);
     std::vector<T> dweights(douts[0].size());
-    for (size_t i = 0; i < dweights.size(); ++i) dweights[static_cast<size_t>(routed.rows.place[i])] = douts[0][i];
+    for (size_t i = 0; i < dweights.size(); ++i) dweights[static_cast<size_t>(routed.rows.row_of[i])] = douts[0][i];
     Strided<T> dlogits(tokens, shape.experts);
     // The loss is the sum over the tokens; route_backward's coefficient is a token's.
     host_ops<T>().route_backward(host_exec<T>(), shape, routed.column(dweights), routed.scores.view(), routed.rows.rows,
@@ -149,14 +149,14 @@ TEST(Route, WeightsAndGradients) {
 
 TEST(Route, BitsDoNotDependOnThreads) { check_threads(RouteOp{{RouterScore::kSoftmax, 37, 5}, 900}, "route"); }
 
-// Equal scores and scores that are no numbers: the smallest experts, and every row has a place.
+// Equal scores and scores that are no numbers: the smallest experts, and every row has an index.
 TEST(Route, TiesAndNaN) {
   for (const double x : {0.0, std::nan("")}) {
     RouteOp op{{RouterScore::kSigmoid, 6, 2}, 3};
     RouteOp::Routed<double> routed(op, std::vector<double>(18, x));
     EXPECT_EQ(routed.rows.offsets, (std::vector<int32_t>{0, 3, 6, 6, 6, 6, 6}));
     EXPECT_EQ(routed.rows.source, (std::vector<int32_t>{0, 2, 4, 1, 3, 5}));
-    EXPECT_EQ(routed.rows.place, (std::vector<int32_t>{0, 3, 1, 4, 2, 5}));
+    EXPECT_EQ(routed.rows.row_of, (std::vector<int32_t>{0, 3, 1, 4, 2, 5}));
     EXPECT_EQ(routed.rows.expert, (std::vector<int32_t>{0, 0, 0, 1, 1, 1}));
     EXPECT_EQ(routed.load, (std::vector<int64_t>{4, 4, 1, 1, 1, 1}));
   }

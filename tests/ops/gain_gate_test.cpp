@@ -133,11 +133,11 @@ struct PositionFactorOp {
     std::vector<double> y = in[0];
     for (size_t n = 0; n + 1 < offsets.size(); ++n) {
       for (int64_t t = offsets[n]; t < offsets[n + 1]; ++t) {
-        const double place = static_cast<double>((positions.empty() ? 0 : positions[n]) + t - offsets[n] + 1);
+        const double position = static_cast<double>((positions.empty() ? 0 : positions[n]) + t - offsets[n] + 1);
         double f = 1;
-        if (factor == PositionFactor::kInverse) f = 1 / place;
-        if (factor == PositionFactor::kInverseSqrt) f = std::pow(place, -0.5);
-        if (factor == PositionFactor::kInverseLog) f = 1 / std::log(1 + place);
+        if (factor == PositionFactor::kInverse) f = 1 / position;
+        if (factor == PositionFactor::kInverseSqrt) f = std::pow(position, -0.5);
+        if (factor == PositionFactor::kInverseLog) f = 1 / std::log(1 + position);
         for (int64_t c = 0; c < cols; ++c) y[static_cast<size_t>(t * cols + c)] *= f;
       }
     }

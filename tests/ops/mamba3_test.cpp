@@ -174,7 +174,8 @@ struct RotaryOp {
                 x[c] = in[which][t * width() + (r * shape.groups + h * shape.groups / H) * N + c] +
                        in[2 + which][(h * R + r) * N + c];
               for (int64_t a = 0; a < NA; ++a) {
-                double &first = x[shape.halves ? a : 2 * a], &second = x[shape.halves ? a + N / 2 : 2 * a + 1];
+                double &first = x[shape.rotate_half ? a : 2 * a],
+                       &second = x[shape.rotate_half ? a + N / 2 : 2 * a + 1];
                 const double x0 = first, x1 = second, angle = theta[h * NA + a];
                 first = std::cos(angle) * x0 - std::sin(angle) * x1;
                 second = std::sin(angle) * x0 + std::cos(angle) * x1;

@@ -1,4 +1,4 @@
-// Floats in two halves, and the random numbers and the rounding of moments in bf16.
+// Floats split in two, and the random numbers and the rounding of moments in bf16.
 #include "ops/split_value.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::vector<uint32_t> patterns() {
   return list;
 }
 
-TEST(SplitValue, ItsHalvesAreTheFloatToTheBit) {
+TEST(SplitValue, ItsPartsAreTheFloatToTheBit) {
   for (const uint32_t bits : patterns()) {
     const uint32_t joined = join_value(split_value(bits));
     if (std::isnan(value(bits))) {

@@ -98,18 +98,18 @@ TEST(Reduction, DplrIsTwoTokensOfARuleThatErasesAfterItsDecay) {
   for (std::vector<double>* x : {&two.in.q, &two.in.k, &two.in.g, &two.in.erase_key}) x->assign(2 * p.in.q.size(), 0.0);
   two.in.v.assign(2 * p.in.v.size(), 0.0);
   two.d.o.assign(2 * p.d.o.size(), 0.0);
-  const auto place = [](std::vector<double>& to, const std::vector<double>& from, size_t width, size_t offset) {
+  const auto put = [](std::vector<double>& to, const std::vector<double>& from, size_t width, size_t offset) {
     for (size_t i = 0; i < from.size(); ++i) to[(2 * (i / width) + offset) * width + i % width] = from[i];
   };
   std::vector<double> key(p.in.g.size());
   for (size_t i = 0; i < key.size(); ++i) key[i] = p.in.erase_key[i] / std::exp(p.in.g[i]);
-  place(two.in.k, p.in.erase_write, row, 0);
-  place(two.in.erase_key, key, row, 0);
-  place(two.in.g, p.in.g, row, 0);
-  place(two.in.q, p.in.q, row, 1);
-  place(two.in.k, p.in.k, row, 1);
-  place(two.in.v, p.in.v, value_row, 1);
-  place(two.d.o, p.d.o, value_row, 1);
+  put(two.in.k, p.in.erase_write, row, 0);
+  put(two.in.erase_key, key, row, 0);
+  put(two.in.g, p.in.g, row, 0);
+  put(two.in.q, p.in.q, row, 1);
+  put(two.in.k, p.in.k, row, 1);
+  put(two.in.v, p.in.v, value_row, 1);
+  put(two.d.o, p.d.o, value_row, 1);
 
   const ReferenceOutputs out = two.forward();
   ReferenceOutputs expected{{}, out.final_state, {}};

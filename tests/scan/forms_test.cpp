@@ -132,7 +132,7 @@ TEST(Scan, AnyChunkSizeGivesTheSame) {
   }
 }
 
-// Decays of 0, -1e4 and -inf in random places: finite and right, forward and backward.
+// Decays of 0, -1e4 and -inf at random tokens: finite and right, forward and backward.
 TEST(Scan, ExtremeDecays) {
   int64_t turn = 0;
   for (const Rule& rule : all_rules()) {

@@ -59,11 +59,11 @@ bool is_stream(const std::string& name) {
 // What a float32 call gives, rounded where the call's tensor is narrow. The preconditioner adds to the gradient of k
 // after the heads have written theirs: there the sum is of a rounded number, one more rounding (2^-8 of the parts).
 template <class Struct>
-void expect_rounded(Type type, std::span<const ReferenceField<Struct>> fields, const Struct& halves, const Struct& f32,
+void expect_rounded(Type type, std::span<const ReferenceField<Struct>> fields, const Struct& f16, const Struct& f32,
                     Bf16Tensors kind, bool precond, const std::string& what) {
   for (const auto& field : fields) {
     const std::string name = field.name;
-    const std::vector<double>&got = halves.*field.values, &wide = f32.*field.values;
+    const std::vector<double>&got = f16.*field.values, &wide = f32.*field.values;
     ASSERT_EQ(got.size(), wide.size()) << what << " " << name;
     const bool narrow = of_tokens(name) && (kind == Bf16Tensors::kAll || is_stream(name));
     double largest = 0;
@@ -203,15 +203,15 @@ TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   desc.dtype = FW_F32;
   ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK);
   Bf16 q[2] = {};
-  float rest[4] = {};
+  float others[4] = {};
   const int64_t shape[4] = {1, 1, 1, 2};
   fw_inputs in;
   fw_outputs out;
   fw_inputs_init(&in);
   fw_outputs_init(&out);
   in.q = fw_tensor_of(q, FW_BF16, 4, shape);
-  in.k = in.v = fw_tensor_of(rest, FW_F32, 4, shape);
-  out.o = fw_tensor_of(rest + 2, FW_F32, 4, shape);
+  in.k = in.v = fw_tensor_of(others, FW_F32, 4, shape);
+  out.o = fw_tensor_of(others + 2, FW_F32, 4, shape);
   std::vector<float> memory(sizes.forward / sizeof(float) + 32);
   void* space = memory.data();
   size_t room = memory.size() * sizeof(float);

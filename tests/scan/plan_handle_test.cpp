@@ -126,6 +126,29 @@ TEST(PlanHandle, StepsWithPlansMadeForThem) {
   EXPECT_THAT(fw_last_error(), HasSubstr("plan: expected one that was created without `step`"));
 }
 
+TEST(PlanHandle, AStepFitsTheWorkspaceOfItsDescriptor) {
+  for (const char* rule : {"gated_deltanet", "kda", "mamba2", "retnet", "precond_gated_deltanet", "dplr"}) {
+    for (const fw_device device : {FW_DEVICE_CPU, FW_DEVICE_CUDA}) {
+      for (const int32_t io : {int32_t{FW_F32}, int32_t{FW_BF16}, int32_t{FW_F16}}) {
+        for (const int64_t tokens : {1, 5}) {
+          fw_desc desc;
+          fw_desc_init(&desc);
+          ASSERT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
+          desc.device = device;
+          desc.B = 3, desc.T = tokens, desc.H = desc.HV = 2, desc.K = desc.V = 64;
+          desc.operands = FW_BF16;
+          if (io != FW_F32) desc.io_dtype = io;
+          fw_sizes sizes;
+          fw_sizes_init(&sizes);
+          ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+          EXPECT_GE(sizes.forward, sizes_of(plan_of(desc, true)).forward)
+              << rule << ", device " << device << ", type " << io << ", " << tokens << " tokens";
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanHandle, RefusesWhatItCannotDo) {
   Call call;
   fw_plan* plan = nullptr;

@@ -15,7 +15,8 @@ namespace {
 
 struct Kind {
   int64_t K = 64;
-  bool float16 = false, logits = false, chunks = true;
+  fw_dtype type = FW_BF16;  // of the tensors of tokens
+  bool logits = false, chunks = true;
 };
 
 Plan plan_of(const Rule& rule, const Kind& kind) {
@@ -23,7 +24,7 @@ Plan plan_of(const Rule& rule, const Kind& kind) {
   plan.rule = rule;
   plan.B = plan.N = 2, plan.T = plan.longest = 70;
   plan.H = plan.HV = 2, plan.K = kind.K, plan.V = 64;
-  plan.f16_io = kind.float16, plan.bf16_io = !kind.float16;
+  plan.f16_io = kind.type == FW_F16, plan.bf16_io = kind.type == FW_BF16;
   plan.bf16_operands = kind.chunks;
   plan.segment = -1;
   plan.state_layout = FW_STATE_V_FIRST;
@@ -46,10 +47,10 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
   for (const Rule& rule : testing::all_rules()) {
     if (cuda_backend().lacks(rule, 2, 2) != nullptr) continue;
     for (const int64_t K : {64, 160}) {
-      for (const bool float16 : {false, true}) {
+      for (const fw_dtype type : {FW_BF16, FW_F16, FW_F32}) {
         for (const bool logits : {false, true}) {
           for (const bool chunks : {false, true}) {
-            const Kind kind{K, float16, logits, chunks};
+            const Kind kind{K, type, logits, chunks};
             const Plan plan = plan_of(rule, kind);
             const RewrittenCall call(plan, 132);
             const std::string text = to_text(call);
@@ -68,7 +69,7 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
               EXPECT_TRUE(!own.rule.can_divide_erase_gate() || own.rule.erase == Gate::kScalar);
               EXPECT_FALSE(takes_split_k(own));
               EXPECT_EQ(kernels.device.chunk_form, takes_chunks(plan) || takes_chunks(own));
-              EXPECT_EQ(own.bf16_io, !float16 || kernels.device.chunk_form);
+              EXPECT_EQ(own.bf16_io, type == FW_BF16 || takes_chunks(plan));
               behind_forward = std::max(behind_forward, kernels.device.forward.bytes);
               behind_backward = std::max(behind_backward, kernels.device.backward.bytes);
               keys += own.K;
@@ -81,7 +82,8 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
             size_t saved = 0;
             for (const KernelCall& kernels : call.kernels()) saved += kernels.device.saved.bytes;
             EXPECT_GE(call.saved_bytes(), saved);
-            EXPECT_EQ(text.find("float16 -> ") != std::string::npos, float16);
+            EXPECT_EQ(text.find("stage_rows -> ") != std::string::npos,
+                      type == FW_F16 || (type == FW_F32 && takes_chunks(plan)));
             EXPECT_EQ(text.find("dplr -> ") != std::string::npos, rule.general_erase());
             EXPECT_EQ(text.find("key_from_decay -> ") != std::string::npos, !rule.uses_k());
             EXPECT_EQ(text.find("erase_over_decay -> ") != std::string::npos, rule.can_divide_erase_gate());
@@ -93,10 +95,10 @@ TEST(Rewrites, GiveKernelsACallThatTheyTake) {
   }
   // Each in front of others and alone.
   for (const char* const front :
-       {"", "float16 -> ", "gates -> ", "float16 -> gates -> ", "dplr -> ", "float16 -> dplr -> ", "gates -> dplr -> ",
-        "float16 -> gates -> dplr -> ", "key_from_decay -> ", "float16 -> gates -> key_from_decay -> ",
-        "erase_over_decay -> ", "float16 -> erase_over_decay -> ",
-        "twice: ", "float16 -> twice: ", "key_from_decay -> twice: ", "float16 -> gates -> twice: "})
+       {"", "stage_rows -> ", "gates -> ", "stage_rows -> gates -> ", "dplr -> ", "stage_rows -> dplr -> ",
+        "gates -> dplr -> ", "stage_rows -> gates -> dplr -> ", "key_from_decay -> ",
+        "stage_rows -> gates -> key_from_decay -> ", "erase_over_decay -> ", "stage_rows -> erase_over_decay -> ",
+        "twice: ", "stage_rows -> twice: ", "key_from_decay -> twice: ", "stage_rows -> gates -> twice: "})
     EXPECT_TRUE(fronts.contains(front)) << front;
 }
 

@@ -66,10 +66,10 @@ struct Pool {
     in.k = fw_tensor_of(ones.data(), FW_F32, 4, rows);
     in.v = fw_tensor_of(v.data(), FW_F32, 4, rows);
     out.o = fw_tensor_of(o.data(), FW_F32, 4, rows);
-    place(states, in.initial_state);
+    bind(states, in.initial_state);
     out.final_state = in.initial_state;
   }
-  static void place(std::vector<float>& pool, fw_tensor& tensor) {
+  static void bind(std::vector<float>& pool, fw_tensor& tensor) {
     const int64_t shape[4] = {static_cast<int64_t>(pool.size()), 1, 1, 1};
     tensor = fw_tensor_of(pool.data(), FW_F32, 4, shape);
   }
@@ -113,7 +113,7 @@ TEST(Speculation, StatesOfTokensMayLieInAnotherPool) {
   p.desc.speculation.token_slots = token_slots;
   p.desc.speculation.columns = 2;
   p.desc.speculation.num_slots = 7;
-  Pool::place(drafts, p.out.final_state);
+  Pool::bind(drafts, p.out.final_state);
   ASSERT_EQ(p.step(), "");
   EXPECT_EQ(p.o, (std::vector<float>{301, 303, 9, 9, 105, 111}));
   EXPECT_EQ(p.states, (std::vector<float>{100, 200, 300, 400, 500}));

@@ -42,9 +42,9 @@ struct Call {
     fw_sizes_init(&sizes);
     EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
     std::vector<unsigned char> memory(sizes.forward + 64);
-    void* place = memory.data();
+    void* aligned = memory.data();
     size_t room = memory.size();
-    return fw_forward(&desc, &in, &out, nullptr, 0, std::align(64, sizes.forward, place, room), sizes.forward);
+    return fw_forward(&desc, &in, &out, nullptr, 0, std::align(64, sizes.forward, aligned, room), sizes.forward);
   }
   std::vector<T> x, g, beta;
   fw_desc desc;

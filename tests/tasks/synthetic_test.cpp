@@ -72,7 +72,7 @@ TEST(Mqar, LabelsAndCeilingsOfThePaper) {
   }
 }
 
-TEST(Mqar, KeysStandAtPlacesOfThePowerLaw) {
+TEST(Mqar, KeysStandAtPositionsOfThePowerLaw) {
   const auto task = make_task("mqar", {.length = 512, .pairs = 1});
   constexpr int kCount = 20000;
   std::array<double, 3> below{};  // shares before the quarter points of [2, 510)

@@ -351,7 +351,7 @@ TEST(HuggingFace, IdsOutsideTheVocabularyAndHoles) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"-1"}, [&] { t->decode({-1}); }));
 }
 
-TEST(HuggingFace, RefusedByNameAndPlace) {
+TEST(HuggingFace, RefusedByNameAndPosition) {
   struct Case {
     const char* pointer;
     Json value;

@@ -154,8 +154,8 @@ std::string charsmap(const std::map<std::string, std::string>& changes) {
   std::vector<uint32_t> units((nodes.size() + 2) * 256, 0);
   for (const auto& [node, block] : nodes) {
     const uint32_t label = node.empty() ? 0 : static_cast<unsigned char>(node.back());
-    const uint32_t place = node.empty() ? 0 : nodes[node.substr(0, node.size() - 1)] * 256 ^ label;
-    units[place] = (place ^ block * 256) << 10 | label | (values.contains(node) ? 1u << 8 : 0);
+    const uint32_t index = node.empty() ? 0 : nodes[node.substr(0, node.size() - 1)] * 256 ^ label;
+    units[index] = (index ^ block * 256) << 10 | label | (values.contains(node) ? 1u << 8 : 0);
     if (values.contains(node)) units[block * 256] = 1u << 31 | values[node];
   }
   std::string bytes = little_endian(static_cast<uint32_t>(units.size() * 4));

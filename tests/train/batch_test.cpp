@@ -23,7 +23,7 @@ std::shared_ptr<const TokenFile> file_of(const std::string& text, const std::str
 
 std::string text_of(const std::vector<int32_t>& ids) { return byte_tokenizer()->decode(ids); }
 
-// A text in which every place can be told from its next three bytes.
+// A text in which every position can be told from its next three bytes.
 std::string numbered(int count) {
   std::string text;
   for (int i = 0; i < count; ++i) {
@@ -46,11 +46,11 @@ TEST(Batch, ShapeAndTargetsInOneDocument) {
     for (size_t w = 0; w < 4; ++w) {
       const std::string window = text_of({batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32),
                                           batch.ids.begin() + static_cast<std::ptrdiff_t>(w * 32 + 32)});
-      const size_t place = text.find(window);
-      ASSERT_NE(place, std::string::npos);
+      const size_t position = text.find(window);
+      ASSERT_NE(position, std::string::npos);
       for (size_t t = 0; t < 32; ++t) {
         // The token after the window too; nothing after the end of the document.
-        const int32_t expected = place + t + 1 < text.size() ? text[place + t + 1] : -1;
+        const int32_t expected = position + t + 1 < text.size() ? text[position + t + 1] : -1;
         ASSERT_EQ(batch.targets[w * 32 + t], expected);
       }
     }
@@ -105,16 +105,16 @@ TEST(Batch, AnEpochHasEveryWindowOnceAndTheNextAnotherOrder) {
   std::vector<std::vector<size_t>> epochs;
   std::set<size_t> firsts;
   for (int e = 0; e < 20; ++e) {
-    std::vector<size_t> places;
-    for (int64_t w = 0; w < 92; ++w) places.push_back(text.find(text_of(source.next().ids)));
-    std::vector<size_t> sorted = places;
+    std::vector<size_t> positions;
+    for (int64_t w = 0; w < 92; ++w) positions.push_back(text.find(text_of(source.next().ids)));
+    std::vector<size_t> sorted = positions;
     std::sort(sorted.begin(), sorted.end());
     for (size_t w = 0; w < sorted.size(); ++w)
       ASSERT_EQ(sorted[w], sorted[0] + 16 * w) << "windows do not lie side by side";
     ASSERT_LT(sorted[0], 16u);
     firsts.insert(sorted[0]);
-    epochs.push_back(places);
-    EXPECT_NE(places, sorted);
+    epochs.push_back(positions);
+    EXPECT_NE(positions, sorted);
     EXPECT_DOUBLE_EQ(source.epoch(), e + 1);
   }
   EXPECT_EQ(std::set<std::vector<size_t>>(epochs.begin(), epochs.end()).size(), epochs.size());

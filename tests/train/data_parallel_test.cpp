@@ -108,7 +108,7 @@ TEST(DataParallel, AnyNumberOfRanksHasTheBitsOfOne) {
   }
 }
 
-// Whose random rounding goes by the place among all parameters.
+// Whose random rounding goes by the index among all parameters.
 TEST(DataParallel, SoWithMomentsInBf16) {
   const Trained one = train(1, small_model(), MomentFormat::kBf16);
   EXPECT_FALSE(one.first.empty());

@@ -8,7 +8,7 @@ namespace fw::cuda {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;  // of a block
 
-// The place in a ring of buffers and the parity of its round.
+// The index in a ring of buffers and the parity of its round.
 template <int kDepth>
 struct Ring {
   int slot = 0, parity = 0;

@@ -10,7 +10,7 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 namespace fw::cuda {
 
-// ---- *to += x, there, without waiting. Of this thread's accesses of the same place in order, and of those
+// ---- *to += x, there, without waiting. Of this thread's accesses of the same address in order, and of those
 // alone.
 FW_DEVICE void add_there(float4* to, const float4& x) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
@@ -93,6 +93,14 @@ FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, in
       "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
       : "memory");
 }
+// The same rows and channels from a SW128 tile in shared memory to the tensor; what lies outside of it is not written.
+// It belongs to a group of stores as bulk_store() does.
+FW_DEVICE void tensor_store(const void* shared_from, const TensorMap& map, int column, int head, int token, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4, %5}], [%0];" ::"r"(
+                   shared_address(shared_from)),
+               "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch)
+               : "memory");
+}
 FW_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to),
@@ -126,26 +134,26 @@ FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" :
 FW_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// The same in two halves and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives
+// The same in two steps and showing nothing: what cluster_copy() loads is seen by its barrier. A thread that arrives
 // waits before it arrives again.
 FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-// Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`,
-// whose barrier at the place of `barrier` expects the bytes. Both blocks must have begun and not be over until it has
+// Copies shared memory of this block to the offset of `to` in the shared memory of the cluster's block number `rank`,
+// whose barrier at the offset of `barrier` expects the bytes. Both blocks must have begun and not be over until it has
 // come: one cluster barrier in front, one after the wait for it. Of clusters of more than one block: in a kernel
 // without clusters it is an illegal instruction.
 FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "{\n"
-      ".reg .b32 place, there;\n"
-      "mapa.shared::cluster.u32 place, %0, %4;\n"
-      "mapa.shared::cluster.u32 there, %3, %4;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [there];\n"
+      ".reg .b32 dst, bar;\n"
+      "mapa.shared::cluster.u32 dst, %0, %4;\n"
+      "mapa.shared::cluster.u32 bar, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [dst], [%1], %2, [bar];\n"
       "}" ::"r"(shared_address(to)),
       "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
-// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a
+// The same offset in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a
 // cluster_sync() is before the first access and one after the last.
 template <class T>
 FW_DEVICE T* cluster_memory(T* shared, int rank) {

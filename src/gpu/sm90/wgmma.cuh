@@ -6,10 +6,10 @@
 // next.
 //
 // Matrices in shared memory lie in SW128 tiles of 64 columns (128 bytes a row, rows in order), base aligned to 1024
-// bytes, where the 16-byte piece p of row r is at place p ^ (r % 8). With rows = M or N and columns = K ("K-major", no
-// transpose) step k of 16 of the inner dimension is wgmma_descriptor(SW128 tile + 32 k, 16, 1024), k < 4; the next four
-// are in the next SW128 tile. With rows = K and columns = M or N (transpose) it is wgmma_descriptor(SW128 tile + 2048
-// k, distance of SW128 tiles in bytes, 1024).
+// bytes, where the 16-byte piece p of row r is at position p ^ (r % 8). With rows = M or N and columns = K ("K-major",
+// no transpose) step k of 16 of the inner dimension is wgmma_descriptor(SW128 tile + 32 k, 16, 1024), k < 4; the next
+// four are in the next SW128 tile. With rows = K and columns = M or N (transpose) it is wgmma_descriptor(SW128 tile +
+// 2048 k, distance of SW128 tiles in bytes, 1024).
 #pragma once
 
 namespace fw::cuda {

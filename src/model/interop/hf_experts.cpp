@@ -92,24 +92,24 @@ HfTensor qwen3_next_tensor(const ModelConfig& c, const ParamSpec& spec) {
   const RecurrentMixerSpec mixer = c.mixer_spec();
   const int64_t per_key = mixer.v_heads / mixer.heads, K = mixer.key_dim, values = per_key * mixer.value_dim,
                 stride = 2 * (K + values);
-  struct Place {
+  struct Source {
     std::string_view ours;
     const char* theirs;
     int64_t first, block, stride;
   };
-  const Place places[] = {{"q_proj.weight", "in_proj_qkvz", 0, K, stride},
-                          {"k_proj.weight", "in_proj_qkvz", K, K, stride},
-                          {"v_proj.weight", "in_proj_qkvz", 2 * K, values, stride},
-                          {"g_proj.weight", "in_proj_qkvz", 2 * K + values, values, stride},
-                          {"b_proj.weight", "in_proj_ba", 0, per_key, 2 * per_key},
-                          {"a_proj.weight", "in_proj_ba", per_key, per_key, 2 * per_key}};
-  for (const Place& place : places) {
-    if (part.substr(5) != place.ours) continue;
-    HfTensor tensor = in_layer_of(layer, fmt::format("linear_attn.{}.weight", place.theirs));
-    tensor.first = place.first;
-    tensor.rows = mixer.heads * place.stride;
-    tensor.block = place.block;
-    tensor.stride = place.stride;
+  const Source sources[] = {{"q_proj.weight", "in_proj_qkvz", 0, K, stride},
+                            {"k_proj.weight", "in_proj_qkvz", K, K, stride},
+                            {"v_proj.weight", "in_proj_qkvz", 2 * K, values, stride},
+                            {"g_proj.weight", "in_proj_qkvz", 2 * K + values, values, stride},
+                            {"b_proj.weight", "in_proj_ba", 0, per_key, 2 * per_key},
+                            {"a_proj.weight", "in_proj_ba", per_key, per_key, 2 * per_key}};
+  for (const Source& source : sources) {
+    if (part.substr(5) != source.ours) continue;
+    HfTensor tensor = in_layer_of(layer, fmt::format("linear_attn.{}.weight", source.theirs));
+    tensor.first = source.first;
+    tensor.rows = mixer.heads * source.stride;
+    tensor.block = source.block;
+    tensor.stride = source.stride;
     return tensor;
   }
   return qwen3_5_tensor(c, spec);

@@ -155,9 +155,9 @@ LayerName layer_name(std::string_view name) {
   LayerName result;
   if (!name.starts_with(kLayers)) return result;
   const char* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kLayers.size(), end, result.layer);
-  if (error != std::errc() || rest == end || *rest != '.') return {};
-  result.part = std::string_view(rest + 1, static_cast<size_t>(end - rest - 1));
+  const auto [stop, error] = std::from_chars(name.data() + kLayers.size(), end, result.layer);
+  if (error != std::errc() || stop == end || *stop != '.') return {};
+  result.part = std::string_view(stop + 1, static_cast<size_t>(end - stop - 1));
   return result;
 }
 

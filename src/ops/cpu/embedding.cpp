@@ -1,5 +1,5 @@
 // Embedding: rows of a table. The backward pass adds rows of equal ids in the order of the tokens. A task owns a slice
-// of the columns. So no two tasks write the same place and the sums do not depend on the threads.
+// of the columns. So no two tasks write the same element and the sums do not depend on the threads.
 #include <cstring>
 
 #include "ops/cpu/operations.h"

@@ -67,8 +67,8 @@ void sort_rows(const ExpertRows& rows, int64_t tokens, int64_t* load) {
     rows.offsets[e + 1] += rows.offsets[e];
   }
   std::vector<int32_t> next(rows.offsets, rows.offsets + rows.experts);
-  for (int64_t i = 0; i < count; ++i) rows.place[i] = next[static_cast<size_t>(rows.source[i])]++;
-  for (int64_t i = 0; i < count; ++i) rows.source[rows.place[i]] = static_cast<int32_t>(i);
+  for (int64_t i = 0; i < count; ++i) rows.row_of[i] = next[static_cast<size_t>(rows.source[i])]++;
+  for (int64_t i = 0; i < count; ++i) rows.source[rows.row_of[i]] = static_cast<int32_t>(i);
   for (int64_t e = 0; e < rows.experts; ++e)
     std::fill(rows.expert + rows.offsets[e], rows.expert + rows.offsets[e + 1], static_cast<int32_t>(e));
 }
@@ -118,10 +118,10 @@ void route_forward(const Exec<T>&, const RouterShape& shape, Mat<const T> logits
   sort_rows(rows, logits.rows, load);
   for_row_blocks(RowBlocks::cut(logits.rows, k), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int32_t* places = rows.place + t * k;
-      const auto score = [&](int64_t j) { return scores.row(t)[rows.expert[places[j]]]; };
+      const int32_t* own_rows = rows.row_of + t * k;
+      const auto score = [&](int64_t j) { return scores.row(t)[rows.expert[own_rows[j]]]; };
       const T factor = static_cast<T>(shape.scale) / divisor<T>(shape, score);
-      for (int64_t j = 0; j < k; ++j) *weights.row(places[j]) = factor * score(j);
+      for (int64_t j = 0; j < k; ++j) *weights.row(own_rows[j]) = factor * score(j);
     }
   });
 }
@@ -140,8 +140,8 @@ void route_backward(const Exec<T>&, const RouterShape& shape, Mat<const T> dweig
     for (int64_t t = begin; t < end; ++t) {
       const T* s = scores.row(t);
       T* ds = dlogits.row(t);
-      const int32_t* places = rows.place + t * k;
-      const auto expert = [&](int64_t j) { return rows.expert[places[j]]; };
+      const int32_t* own_rows = rows.row_of + t * k;
+      const auto expert = [&](int64_t j) { return rows.expert[own_rows[j]]; };
       std::fill_n(ds, E, T(0));
       if (balance != T(0)) {
         T all = 0, mean = 0;
@@ -152,10 +152,10 @@ void route_backward(const Exec<T>&, const RouterShape& shape, Mat<const T> dweig
       const T sum = divisor<T>(shape, [&](int64_t j) { return s[expert(j)]; });
       T common = 0;
       if (shape.normalised) {
-        for (int64_t j = 0; j < k; ++j) common += *dweights.row(places[j]) * *weights.row(places[j]);
+        for (int64_t j = 0; j < k; ++j) common += *dweights.row(own_rows[j]) * *weights.row(own_rows[j]);
       }
       for (int64_t j = 0; j < k; ++j)
-        ds[expert(j)] += (static_cast<T>(shape.scale) * *dweights.row(places[j]) - common) / sum;
+        ds[expert(j)] += (static_cast<T>(shape.scale) * *dweights.row(own_rows[j]) - common) / sum;
       if (shape.score == RouterScore::kSigmoid) {
         for (int64_t e = 0; e < E; ++e) ds[e] *= s[e] * (T(1) - s[e]);
       } else {
@@ -181,7 +181,7 @@ void sum_expert_rows(const Exec<T>&, Mat<const T> from, const ExpertRows& rows, 
     for (int64_t t = begin; t < end; ++t) {
       T* out = to.row(t);
       for (int64_t j = 0; j < rows.chosen; ++j) {
-        const T* in = from.row(rows.place[t * rows.chosen + j]);
+        const T* in = from.row(rows.row_of[t * rows.chosen + j]);
         const bool adds = j > 0 || write == Write::kAccumulate;
         for (int64_t c = 0; c < to.cols; ++c) out[c] = adds ? out[c] + in[c] : in[c];
       }

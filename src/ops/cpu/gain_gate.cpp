@@ -1,5 +1,5 @@
-// The gain gate where it is no plain sigmoid of a projection: one learned number, factors of a token's place, a decay
-// that is what the gain leaves.
+// The gain gate where it is no plain sigmoid of a projection: one learned number, factors of a token's position, a
+// decay that is what the gain leaves.
 #include <algorithm>
 #include <cmath>
 

@@ -18,7 +18,7 @@ void for_columns(int64_t cols, const Body& body) {
                [&](int64_t i) { body(i * kColumns, std::min(cols, (i + 1) * kColumns)); });
 }
 
-// The input of sequence n at a place that may lie before its first token; null: zero.
+// The input of sequence n at a position that may lie before its first token; null: zero.
 template <class T>
 const T* input_at(Mat<const T> x, const SeqLayout& layout, const T* tail, int64_t width, int64_t n, int64_t position) {
   if (position >= 0) return x.row(layout.begin(n) + position);

@@ -21,7 +21,7 @@ struct Pair {
   int64_t first, second;
 };
 Pair pair_of(const Mamba3Shape& shape, int64_t a) {
-  return shape.halves ? Pair{a, a + shape.state / 2} : Pair{2 * a, 2 * a + 1};
+  return shape.rotate_half ? Pair{a, a + shape.state / 2} : Pair{2 * a, 2 * a + 1};
 }
 
 // tanh of all angles, once for heads that share them.

@@ -117,9 +117,9 @@ void mamba3_weights_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const
       for (int64_t h = 0; h < shape.heads; ++h) {
         T both = 0;
         for (int64_t r = 0; r < R; ++r) both += dgate.row(t * R + r)[h];
-        const T lam = sigmoid(trap.row(t)[h]), rest = sigmoid(-trap.row(t)[h]), of_now = dnow.row(t)[h] + both;
-        dtrap.row(t)[h] = dt.row(t)[h] * (of_now - before[h]) * lam * rest;
-        d_dt.row(t)[h] += lam * of_now + rest * before[h];
+        const T lam = sigmoid(trap.row(t)[h]), complement = sigmoid(-trap.row(t)[h]), of_now = dnow.row(t)[h] + both;
+        dtrap.row(t)[h] = dt.row(t)[h] * (of_now - before[h]) * lam * complement;
+        d_dt.row(t)[h] += lam * of_now + complement * before[h];
         dg.row(t)[h] = drow_g.row(t * R)[h];
         before[h] = dahead.row(t)[h] + both;
       }

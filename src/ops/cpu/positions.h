@@ -5,7 +5,8 @@
 
 namespace fw {
 
-// body(t, place) for every token: place counts from 0 at the sequence's first token, those of earlier passes included.
+// body(t, position) for every token: position counts from 0 at the sequence's first token, those of earlier passes
+// included.
 template <class Body>
 void for_each_position(const PassLayout& layout, const Body& body) {
   for (int64_t n = 0; n < layout.host.count(); ++n) {

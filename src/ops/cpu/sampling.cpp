@@ -35,8 +35,8 @@ void penalise(std::span<T> logits, std::span<const int32_t> recent, const Sampli
   }
 }
 
-// The place in `weights` (falling) that a random number falls into.
-size_t place_of(std::span<const double> weights, double total, double uniform) {
+// The index in `weights` (falling) that a random number falls into.
+size_t index_at(std::span<const double> weights, double total, double uniform) {
   const double point = uniform * total;
   double sum = 0;
   for (size_t i = 0; i + 1 < weights.size(); ++i) {
@@ -87,7 +87,7 @@ int32_t choose(std::span<const T> logits, const Sampling& sampling, double unifo
         std::find_if(weights.begin() + 1, weights.end(), [&](double w) { return w < sampling.min_p * weights[0]; });
     keep(static_cast<size_t>(first_less - weights.begin()));
   }
-  return ids[place_of(weights, total, uniform)];
+  return ids[index_at(weights, total, uniform)];
 }
 
 }  // namespace

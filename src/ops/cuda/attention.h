@@ -3,13 +3,14 @@
 //
 //   o_i = sum_j P_ij v_j,  P_ij = exp(scale q_i . k_j - lse_i)  over the keys j that query i sees
 //
-// Query i of a sequence of N queries and M keys stands at place i + M - N (the last query is at the last key). It sees
-// the keys up to its own place, of those the last `window` (0: all).
+// Query i of a sequence of N queries and M keys stands at position i + M - N (the last query is at the last key). It
+// sees the keys up to its own position, of those the last `window` (0: all).
 //
 //   attention_forward             o, and lse where it is asked for
 //   attention_backward_queries    delta_i = o_i . dO_i and dq
 //   attention_backward_keys       dk and dv from delta: after it on the stream
-// The two passes back compute the scores twice (7 products instead of 5) so that no sum is made by two blocks.
+// The two passes back compute the scores twice (7 products instead of 5; of heads above 128 channels three times, 8) so
+// that no sum is made by two blocks.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@
 namespace fw::cuda {
 
 inline constexpr int kAttentionRows = 128;  // of a tile: queries, or keys in attention_backward_keys
+inline constexpr int kAttentionMostDim = 256;
 
 // The rows of one sequence that a block owns. Rows of tensors count over all sequences.
 struct AttentionTile {
@@ -38,7 +40,7 @@ struct AttentionSequence {
 // Tiles of all queries (keys), those with most work first; window as below.
 std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> sequences, bool of_keys, int64_t window);
 
-// Tensors [rows, heads, dim], dim a multiple of 8 up to 128, rows and heads at multiples of 16 bytes. Q, o, dO, dq have
+// Tensors [rows, heads, dim], dim a multiple of 8 up to kAttentionMostDim, rows and heads at multiples of 16 bytes. Q, o, dO, dq have
 // `heads` heads; k, v, dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device memory.
 struct AttentionArgs {
   TokenArg q, k, v, o, d_o, dq, dk, dv;
@@ -54,7 +56,7 @@ struct AttentionArgs {
   // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they
   // were before. 0: not turned.
   double theta = 0;
-  const int64_t* positions = nullptr;  // [sequences]: the place of a sequence's first query; null: 0. Device memory
+  const int64_t* positions = nullptr;  // [sequences]: the position of a sequence's first query; null: 0. Device memory
 };
 
 // Tiles of queries for the first two, of keys for the third. Throw Error(kInternal) for tensors that they cannot take,

@@ -2,7 +2,7 @@
 // (decode_attention.cu):
 // - a row of a head spread over the lanes of a group of threads,
 // - groups that take keys in turn,
-// - the place of a query among its keys.
+// - the position of a query among its keys.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ struct PlainArgs {
   Mat<const T> q, k, v, o = {}, d_o = {};
   Mat<T> out = {}, dk = {}, dv = {};  // out: o, or dq
   Pages<T> past_k, past_v;
-  PassPlaces places;
+  PassSequences sequences;
   int heads = 0, group = 0, dim = 0, lanes = 0;
   int64_t window = 0;
   float scale = 0;
@@ -79,14 +79,14 @@ struct Group {
 
 // Token t in its sequence: `past` keys lie in pages, then come those of the pass.
 struct Stand {
-  int64_t n, begin, end, past, place, first;  // first: the first key that t sees
+  int64_t n, begin, end, past, last, first;  // first: the first key that t sees
   template <class T>
   FW_DEVICE Stand(const PlainArgs<T>& a, int64_t t) {
-    n = a.places.sequence_of(t);
-    begin = a.places.offsets[n], end = a.places.offsets[n + 1];
-    past = a.past_k.rows > 0 ? a.places.before(n) : 0;
-    place = past + t - begin;
-    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
+    n = a.sequences.sequence_of(t);
+    begin = a.sequences.offsets[n], end = a.sequences.offsets[n + 1];
+    past = a.past_k.rows > 0 ? a.sequences.before(n) : 0;
+    last = past + t - begin;
+    first = a.window > 0 ? max(int64_t{0}, last - a.window + 1) : 0;
   }
   template <class T>
   FW_DEVICE const T* row(const Mat<const T>& now, const Pages<T>& pages, int64_t position, int column) const {

@@ -16,10 +16,10 @@ constexpr int kThreads = 128;
 constexpr int64_t kRun = kBiasRun;  // rows of a block
 constexpr int kAhead = 8;           // rows that are on their way at a time
 
-struct Place {
+struct ColumnRun {
   int64_t column, first, end;
 };
-FW_DEVICE Place place(int64_t rows, int64_t cols, int64_t run) {
+FW_DEVICE ColumnRun column_run(int64_t rows, int64_t cols, int64_t run) {
   const int64_t blocks = (cols + kThreads - 1) / kThreads, block = block_index_x();
   const int64_t first = block / blocks * run;
   return {block % blocks * kThreads + thread_index(), first, min(rows, first + run)};
@@ -31,7 +31,7 @@ unsigned grid(int64_t rows, int64_t cols, int64_t run) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_bias_kernel(const float* bias, T* y, int64_t rows, int64_t cols, int64_t stride, int64_t run) {
-  const Place at = place(rows, cols, run);
+  const ColumnRun at = column_run(rows, cols, run);
   const float b = at.column < cols ? bias[at.column] : 0.0f;
   follow();
   if (at.column >= cols) return;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     bias_sums_kernel(const T* dy, int64_t rows, int64_t cols, int64_t stride, float* partial) {
-  const Place at = place(rows, cols, kRun);
+  const ColumnRun at = column_run(rows, cols, kRun);
   if (at.column >= cols) return;
   float sum = 0;
   for (int64_t first = at.first; first < at.end; first += kAhead) {

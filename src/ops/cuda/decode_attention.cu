@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
   grid_dependency_wait();
   grid_dependency_launch();
   const SeenRows seen(a, n);
-  const int64_t begin = seen.first + run * seen.run, end = min(seen.place + 1, begin + seen.run);
+  const int64_t begin = seen.first + run * seen.run, end = min(seen.last + 1, begin + seen.run);
   if (begin >= end) return;
-  const RowsFrom<T> places(a.past_k, a.past_v, n, begin);
+  const RowsFrom<T> past_rows(a.past_k, a.past_v, n, begin);
   const T *own_k = a.k.data + n * a.k.stride + column, *own_v = a.v.data + n * a.v.stride + column;
   using Part = RowPart<N, kVectors>;
   Part q[kHeads], total[kHeads];
@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
       const int64_t position = at + int64_t{r} * group.count;
       if (position >= end) continue;
       T *past_k, *past_v;
-      places.find(position - begin, past_k, past_v);
-      const T* k = position == seen.place ? own_k : past_k + column;
-      const T* v = position == seen.place ? own_v : past_v + column;
+      past_rows.find(position - begin, past_k, past_v);
+      const T* k = position == seen.last ? own_k : past_k + column;
+      const T* v = position == seen.last ? own_v : past_v + column;
       FW_UNROLL for (int i = 0; i < kVectors; ++i) {
         const int c = (group.lane + i * a.lanes) * N;
         if (c >= a.dim) continue;
@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
     if (group.lane == 0) tops[h * group.count + group.index] = top[h], sums[h * group.count + group.index] = sum[h];
   }
   const int thread = static_cast<int>(thread_index());
-  if (end == seen.place + 1 && head % a.group == 0) {
+  if (end == seen.last + 1 && head % a.group == 0) {
     T *to_k, *to_v;
-    places.find(seen.place - begin, to_k, to_v);
+    past_rows.find(seen.last - begin, to_k, to_v);
     for (int c = thread; c < a.dim; c += kRowThreads) to_k[column + c] = own_k[c], to_v[column + c] = own_v[c];
   }
   sync_threads();
@@ -165,7 +165,8 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
     fail_internal("attention_step: expected pages and sequences of one token");
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
-  DecodeArgs<T> of{.plain = {.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)}};
+  DecodeArgs<T> of{
+      .plain = {.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .sequences = PassSequences(layout)}};
   PlainArgs<T>& a = of.plain;
   a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads),
   a.dim = static_cast<int>(shape.dim);

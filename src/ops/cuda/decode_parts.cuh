@@ -15,17 +15,17 @@ struct DecodeArgs {
   double theta = 0;  // of whole heads of q and k that decode_tiles() turns; 0: they are as they should be
 };
 
-// The rows that the token of sequence n sees: [first, place], the last its own, in runs of `run`.
+// The rows that the token of sequence n sees: [first, last], the last its own, in runs of `run`.
 struct SeenRows {
-  int64_t place, first, run;
+  int64_t last, first, run;
   template <class T>
   FW_DEVICE SeenRows(const PlainArgs<T>& a, int64_t n) {
-    place = a.places.before(n);
-    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
-    const int64_t share = (place - first + kDecodeRuns) / kDecodeRuns;  // of place - first + 1 rows, rounded up
+    last = a.sequences.before(n);
+    first = a.window > 0 ? max(int64_t{0}, last - a.window + 1) : 0;
+    const int64_t share = (last - first + kDecodeRuns) / kDecodeRuns;  // of last - first + 1 rows, rounded up
     run = max(kDecodeRun, (share + 31) / 32 * 32);
   }
-  FW_DEVICE int64_t runs() const { return (place - first) / run + 1; }
+  FW_DEVICE int64_t runs() const { return (last - first) / run + 1; }
 };
 
 // Where rows from a position of sequence n on lie, in pages of keys and of values, which lie alike. Divisions take
@@ -42,8 +42,8 @@ struct RowsFrom {
       : keys(&of_keys), values(&of_values), n(sequence), rows(static_cast<uint32_t>(of_keys.rows)) {
     const uint32_t pages = static_cast<uint32_t>(keys->per_sequence);
     if (position >> 32 == 0) {
-      const uint32_t place = static_cast<uint32_t>(position), before = place / rows;
-      page = before % pages, row = place - before * rows;
+      const uint32_t pos = static_cast<uint32_t>(position), before = pos / rows;
+      page = before % pages, row = pos - before * rows;
     } else {
       page = static_cast<uint32_t>(position / keys->rows % keys->per_sequence),
       row = static_cast<uint32_t>(position % keys->rows);

@@ -7,7 +7,7 @@
 // The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait,
 // as a product does for its weight. What the token itself loads comes after the wait: its key and value are the last
 // row of the last run, whose block also puts them where they belong. Its query and key are turned here where they are
-// to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
+// to be (rotary position embedding): the position, and so the query's sines, are known ahead of the wait.
 //   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run, two ahead over all
 //   runs of the block; the warps' sums meet after each run
 #include <algorithm>
@@ -51,9 +51,9 @@ struct OwnRow {
   float2 rotations[kDim / 2];
   Bf16 rows[2][kDim];
 
-  FW_DEVICE void make_turns(const RotaryShares& shares, int64_t place, int lane) {
+  FW_DEVICE void make_turns(const RotaryShares& shares, int64_t position, int lane) {
     FW_UNROLL for (int c = lane; c < kDim / 2; c += 32) {
-      const float angle = rotary_angle(shares.of[c], place);
+      const float angle = rotary_angle(shares.of[c], position);
       rotations[c] = make_float2(cos_fast(angle), sin_fast(angle));
     }
   }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   if (first_run >= runs) return;  // the other blocks want the room
   const auto begin_of = [&](int run) { return seen.first + run * seen.run; };
   // From here on rows are counted from their run's first. The token's own is the last of the last run.
-  const auto rows_of = [&](int run) { return static_cast<int>(min(seen.place + 1 - begin_of(run), seen.run)); };
+  const auto rows_of = [&](int run) { return static_cast<int>(min(seen.last + 1 - begin_of(run), seen.run)); };
   constexpr int kWarpBytes = kTilesAhead * 2 * DecodeTiles<kDim>::kBytes;
   char* const own_tiles = shared_memory() + warp * kWarpBytes;
   const DecodeTiles<kDim> tiles{shared_address(own_tiles)};
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   // The next tile to be asked for, and the one that has the token's own row, once it has been.
   int asked_run = first_run, asked = mine_from, own_stage = -1, own_at = 0;
   bool waited = false;
-  RowsFrom<Bf16> places(a.past_k, a.past_v, n, begin_of(first_run));
+  RowsFrom<Bf16> past_rows(a.past_k, a.past_v, n, begin_of(first_run));
   const auto put_own = [&] {
     FW_UNROLL for (int which = 0; which < 2; ++which) {
       if (lane < kPackets)
@@ -150,14 +150,14 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
   const auto ask = [&](int stage) {
     if (asked_run < runs && asked >= rows_of(asked_run)) {  // the warp has no more of this run
       asked_run += runs_at_once, asked = mine_from;
-      if (asked_run < runs) places = RowsFrom<Bf16>(a.past_k, a.past_v, n, begin_of(asked_run));
+      if (asked_run < runs) past_rows = RowsFrom<Bf16>(a.past_k, a.past_v, n, begin_of(asked_run));
     }
     if (asked_run < runs && asked < rows_of(asked_run)) {
       const int rows = rows_of(asked_run), own = asked_run + 1 == runs ? rows - 1 : rows;
       const int first = asked + lane / kPackets;
       Bf16 *k, *v;
-      if (asked + kRowsOfTile <= own && places.together(asked, kRowsOfTile)) {
-        places.find(first, k, v);
+      if (asked + kRowsOfTile <= own && past_rows.together(asked, kRowsOfTile)) {
+        past_rows.find(first, k, v);
         const int64_t step = kRowsAtOnce * a.past_k.width;
         k += column + packet * 8, v += column + packet * 8;
         FW_UNROLL for (int i = 0; i < kRowsOfTile / kRowsAtOnce; ++i, k += step, v += step) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
         FW_NO_UNROLL for (int i = 0; i < kRowsOfTile; i += kRowsAtOnce) {
           const bool there = first + i < rows;
           if (first + i == own && there) continue;
-          places.find(there ? first + i : 0, k, v);
+          past_rows.find(there ? first + i : 0, k, v);
           cp_async_16(tiles.at(stage, 0, lane / kPackets + i, packet), k + column + packet * 8, there);
           cp_async_16(tiles.at(stage, 1, lane / kPackets + i, packet), v + column + packet * 8, there);
         }
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
 
   const bool rotated = of.theta != 0;
   if (rotated) {
-    own_row.make_turns(rotations, seen.place, lane);
+    own_row.make_turns(rotations, seen.last, lane);
     sync_warp();
   }
   grid_dependency_wait();

@@ -1,5 +1,5 @@
 // First values of parameters. A block goes through one piece of the host's generator, mt19937_64: of 312 words the next
-// 312 are made in two halves, each by 156 threads, since word i + 312 is of words i, i + 1 and i + 156. A thread then
+// 312 are made in two steps, each by 156 threads, since word i + 312 is of words i, i + 1 and i + 156. A thread then
 // makes a value of one number or two that follow one another. A pass over 312 numbers waits for three barriers; with
 // some hundred pieces the device draws a billion values in less than a tenth of a second.
 #include "base/buffer.h"
@@ -45,9 +45,9 @@ FW_DEVICE void store(const DrawArgs& a, const DrawnRange& range, int64_t i, doub
     a.to.values[range.at + i] = x;
     return;
   }
-  const SplitValue halves = split_value(float_bits(x));
-  a.to.rounded[range.at + i] = {halves.rounded};
-  a.to.rest[range.at + i] = halves.rest;
+  const SplitValue split = split_value(float_bits(x));
+  a.to.rounded[range.at + i] = {split.rounded};
+  a.to.low[range.at + i] = split.low;
   if (range.numbers >= 0) a.to.numbers[range.numbers + i] = x;
 }
 

@@ -29,19 +29,19 @@ struct Operands {
   static constexpr int kWidest = 8;
   bool in_packets(int /*numbers*/) const { return true; }
 };
-template <class T, class... Rest>
-struct Operands<T, Rest...> {
-  static constexpr int kCount = 1 + static_cast<int>(sizeof...(Rest));
+template <class T, class... Ts>
+struct Operands<T, Ts...> {
+  static constexpr int kCount = 1 + static_cast<int>(sizeof...(Ts));
   // Numbers of a packet: 16 bytes of the widest type.
-  static constexpr int kWidest = std::min(16 / static_cast<int>(sizeof(T)), Operands<Rest...>::kWidest);
+  static constexpr int kWidest = std::min(16 / static_cast<int>(sizeof(T)), Operands<Ts...>::kWidest);
   T* data;
   int64_t stride;
-  Operands<Rest...> rest;
+  Operands<Ts...> tail;
 
-  explicit Operands(Mat<T> first, Mat<Rest>... others) : data(first.data), stride(first.stride), rest(others...) {}
+  explicit Operands(Mat<T> first, Mat<Ts>... others) : data(first.data), stride(first.stride), tail(others...) {}
   bool in_packets(int numbers) const {
     return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * static_cast<size_t>(numbers)) == 0 &&
-           stride % numbers == 0 && rest.in_packets(numbers);
+           stride % numbers == 0 && tail.in_packets(numbers);
   }
 };
 
@@ -57,30 +57,30 @@ struct Held {
   template <int At, int K>
   FW_DEVICE void get(float (&)[K][N]) const {}
 };
-template <int N, class T, class... Rest>
-struct Held<N, Operands<T, Rest...>> {
+template <int N, class T, class... Ts>
+struct Held<N, Operands<T, Ts...>> {
   Packet<std::remove_const_t<T>, N> first;
-  Held<N, Operands<Rest...>> rest;
+  Held<N, Operands<Ts...>> tail;
 
-  FW_DEVICE void load(const Operands<T, Rest...>& from, int64_t row, int64_t c) {
+  FW_DEVICE void load(const Operands<T, Ts...>& from, int64_t row, int64_t c) {
     first.load(from.data + row * from.stride + c);
-    rest.load(from.rest, row, c);
+    tail.load(from.tail, row, c);
   }
   template <int At, int K>
   FW_DEVICE void get(float (&x)[K][N]) const {
     first.get(x[At]);
-    rest.template get<At + 1>(x);
+    tail.template get<At + 1>(x);
   }
 };
 
 template <int At, int N, int K>
 FW_DEVICE void store_row(const Operands<>&, int64_t, int64_t, const float (&)[K][N]) {}
-template <int At, int N, int K, class T, class... Rest>
-FW_DEVICE void store_row(const Operands<T, Rest...>& to, int64_t row, int64_t c, const float (&x)[K][N]) {
+template <int At, int N, int K, class T, class... Ts>
+FW_DEVICE void store_row(const Operands<T, Ts...>& to, int64_t row, int64_t c, const float (&x)[K][N]) {
   Packet<T, N> packet;
   packet.set(x[At]);
   packet.store(to.data + row * to.stride + c);
-  store_row<At + 1>(to.rest, row, c, x);
+  store_row<At + 1>(to.tail, row, c, x);
 }
 
 struct Nothing {};
@@ -112,9 +112,9 @@ struct Cut {
   int64_t row_blocks(int64_t rows_of_block) const { return (rows + rows_of_block - 1) / rows_of_block; }
 };
 
-struct Place {
+struct PacketCoord {
   int64_t block, packet, row;  // block: of rows; row: of the block's
-  FW_DEVICE explicit Place(const Cut& cut) {
+  FW_DEVICE explicit PacketCoord(const Cut& cut) {
     const unsigned of = block_index_x() / static_cast<unsigned>(cut.column_blocks), thread = thread_index();
     block = of;
     packet = (int64_t{block_index_x() - of * static_cast<unsigned>(cut.column_blocks)} << cut.log_across) +
@@ -127,10 +127,10 @@ template <int N, int kAhead, class F, class In, class Out>
 __global__ void __launch_bounds__(kElementThreads)
     elementwise_kernel(const F f, const In in, const Out out, const Cut cut) {
   follow();
-  const Place place(cut);
-  if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
-                first = place.block * down * kAhead + place.row;
+  const PacketCoord coord(cut);
+  if (coord.packet >= cut.packets) return;
+  const int64_t c = coord.packet * N, down = kElementThreads >> cut.log_across,
+                first = coord.block * down * kAhead + coord.row;
   Held<N, In> held[kAhead];
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
     if (first + i * down < cut.rows) held[i].load(in, first + i * down, c);
@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(kElementThreads)
     elementwise_sums_kernel(const F f, const In in, const Out out, const Cut cut, int64_t row_blocks, float* partial) {
   follow();                                                   // for the kernel that adds the sums
   float* shared = reinterpret_cast<float*>(shared_memory());  // [kSums, rows side by side, packets, N]
-  const Place place(cut);
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, rows = max(int64_t{kSumRows}, down);
-  const int64_t end = min(cut.rows, (place.block + 1) * rows);
-  const bool has_columns = place.packet < cut.packets;
+  const PacketCoord coord(cut);
+  const int64_t c = coord.packet * N, down = kElementThreads >> cut.log_across, rows = max(int64_t{kSumRows}, down);
+  const int64_t end = min(cut.rows, (coord.block + 1) * rows);
+  const bool has_columns = coord.packet < cut.packets;
   float sums[kSums][N] = {};
   if (has_columns) {
     const auto columns = f.template columns<N>(c);
-    for (int64_t first = place.block * rows + place.row; first < end; first += kAhead * down) {
+    for (int64_t first = coord.block * rows + coord.row; first < end; first += kAhead * down) {
       Held<N, In> held[kAhead];
       FW_UNROLL for (int i = 0; i < kAhead; ++i) {
         if (first + i * down < end) held[i].load(in, first + i * down, c);
@@ -179,12 +179,12 @@ __global__ void __launch_bounds__(kElementThreads)
     FW_UNROLL for (int k = 0; k < N; ++k) shared[(s * N + k) * kElementThreads + thread] = sums[s][k];
   }
   sync_threads();
-  if (!has_columns || place.row != 0) return;
+  if (!has_columns || coord.row != 0) return;
   FW_UNROLL for (int s = 0; s < kSums; ++s) {
     FW_UNROLL for (int k = 0; k < N; ++k) {
       float sum = sums[s][k];
       for (int i = 1; i < down; ++i) sum += shared[(s * N + k) * kElementThreads + thread + (i << cut.log_across)];
-      partial[(s * row_blocks + place.block) * cut.packets * N + c + k] = sum;
+      partial[(s * row_blocks + coord.block) * cut.packets * N + c + k] = sum;
     }
   }
 }
@@ -239,10 +239,10 @@ template <int N>
 FW_DEVICE GroupValues<N> group_values(const float* from, int64_t group, int64_t c) {
   GroupValues<N> values;
   const unsigned size = static_cast<unsigned>(group);
-  unsigned at = static_cast<unsigned>(c) / size, rest = static_cast<unsigned>(c) - at * size;
+  unsigned at = static_cast<unsigned>(c) / size, offset = static_cast<unsigned>(c) - at * size;
   FW_UNROLL for (int k = 0; k < N; ++k) {
     values.of[k] = from[at];
-    if (++rest == size) rest = 0, ++at;
+    if (++offset == size) offset = 0, ++at;
   }
   return values;
 }

@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(kRangeThreads)
   }
   sync_threads();
   for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) {
-    const int place = count_digit(digit_of(token, 0), has, of_digits);
-    if (has) sorted[place] = token;
+    const int slot = count_digit(digit_of(token, 0), has, of_digits);
+    if (has) sorted[slot] = token;
   });
 }
 
@@ -246,8 +246,8 @@ struct PartList {
   int ids[kIds];
   int32_t indices[2 * kRun];
 
-  // Place 0: the part's first token.
-  FW_DEVICE int id(int place) const { return ids[place + kRun + 1]; }
+  // Index 0: the part's first token.
+  FW_DEVICE int id(int index) const { return ids[index + kRun + 1]; }
 };
 
 // Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kSumThreads, 4) sum_part_kernel(const SumArgs<
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T> a, int64_t parts) {
   const int64_t index = block_index_x();
-  const auto id_at = [&](int64_t place) { return place >= 0 && place < a.count ? a.sorted[place].id : -1; };
+  const auto id_at = [&](int64_t i) { return i >= 0 && i < a.count ? a.sorted[i].id : -1; };
   const int32_t before = id_at(index * kRun - 1), id = id_at((index + 1) * kRun - 1),
                 behind = id_at((index + 2) * kRun);
   follow();  // the list was there before the sums in front began

@@ -82,9 +82,9 @@ struct BlockProduct {
       if (step < steps) {
         const uint32_t stage = shared + static_cast<uint32_t>(step % kStages) * kStageBytes;
         const int64_t at = step * kDepth;
-        const int rest = static_cast<int>(min(int64_t{kDepth}, depth - at));
-        Left::load(stage, left + (kLeftAcross ? at * left_stride : at), left_stride, m, rest);
-        Right::load(stage + Left::kBytes, right + (kRightAcross ? at * right_stride : at), right_stride, n, rest);
+        const int remaining = static_cast<int>(min(int64_t{kDepth}, depth - at));
+        Left::load(stage, left + (kLeftAcross ? at * left_stride : at), left_stride, m, remaining);
+        Right::load(stage + Left::kBytes, right + (kRightAcross ? at * right_stride : at), right_stride, n, remaining);
       }
       cp_async_commit();  // also of nothing, so that stages are counted
     };

@@ -9,7 +9,7 @@ template <class T>
 struct SumRowsArgs {
   const T* from;
   T* to;
-  const int32_t* place;
+  const int32_t* row_of;
   int64_t from_stride, to_stride;
   int chosen;
   bool accumulate;
@@ -20,10 +20,10 @@ template <class T, int N>
 __global__ void __launch_bounds__(kElementThreads) sum_expert_rows_kernel(const SumRowsArgs<T> a, const Cut cut) {
   follow();
   constexpr int kAhead = 4;
-  const Place place(cut);
-  const int64_t t = place.block * (kElementThreads >> cut.log_across) + place.row, c = place.packet * N;
-  if (place.packet >= cut.packets || t >= cut.rows) return;
-  const int32_t* const rows = a.place + t * a.chosen;
+  const PacketCoord coord(cut);
+  const int64_t t = coord.block * (kElementThreads >> cut.log_across) + coord.row, c = coord.packet * N;
+  if (coord.packet >= cut.packets || t >= cut.rows) return;
+  const int32_t* const rows = a.row_of + t * a.chosen;
   Packet<T, N> packet;
   float sum[N] = {}, x[N];
   if (a.accumulate) {
@@ -110,7 +110,7 @@ void sum_expert_rows(const Exec<T>& exec, Mat<const T> from, const ExpertRows& r
   if (to.rows == 0 || to.cols == 0) return;
   const SumRowsArgs<T> a{from.data,
                          to.data,
-                         rows.place,
+                         rows.row_of,
                          from.stride,
                          to.stride,
                          static_cast<int>(rows.chosen),

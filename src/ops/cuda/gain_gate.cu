@@ -1,5 +1,5 @@
 // The gain gate on the device where it is no plain sigmoid of a projection: one learned number, factors of a token's
-// place, a decay that is what the gain leaves.
+// position, a decay that is what the gain leaves.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/sequences.cuh"
@@ -21,20 +21,20 @@ struct LearnedGate {
   }
 };
 
-struct PlaceGate : Plain {
-  PassPlaces places;
+struct PositionGate : Plain {
+  PassSequences sequences;
   PositionFactor factor;
 
-  PlaceGate(const PassLayout& layout, PositionFactor of) : places(layout), factor(of) {}
+  PositionGate(const PassLayout& layout, PositionFactor of) : sequences(layout), factor(of) {}
 
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t row, const float (&in)[I][N], float (&out)[O][N]) const {
     float f = 1.0f;
     if (factor != PositionFactor::kNone) {
-      const float place = static_cast<float>(places.place_of(row) + 1);
-      f = factor == PositionFactor::kInverse       ? 1.0f / place
-          : factor == PositionFactor::kInverseSqrt ? 1.0f / sqrtf(place)
-                                                   : 1.0f / logf(place + 1.0f);
+      const float position = static_cast<float>(sequences.position_of(row) + 1);
+      f = factor == PositionFactor::kInverse       ? 1.0f / position
+          : factor == PositionFactor::kInverseSqrt ? 1.0f / sqrtf(position)
+                                                   : 1.0f / logf(position + 1.0f);
     }
     FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = f * in[0][k];
   }
@@ -43,7 +43,7 @@ struct PlaceGate : Plain {
 struct SingleGateDecay : Plain {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = log_of_rest(in[0][k]);
+    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = log_of_complement(in[0][k]);
   }
 };
 
@@ -66,7 +66,7 @@ void learned_gate_forward(const Exec<T>& exec, const Wide<T>* parameter, Wide<T>
 
 template <class T>
 void position_factor(const Exec<T>& exec, Mat<const T> s, PositionFactor factor, const PassLayout& layout, Mat<T> y) {
-  elementwise<4>(PlaceGate(layout, factor), s.rows, s.cols, operands(s), operands(y), exec.device.stream());
+  elementwise<4>(PositionGate(layout, factor), s.rows, s.cols, operands(s), operands(y), exec.device.stream());
 }
 
 template <class T>

@@ -26,7 +26,7 @@ struct GatedConvArgs {
   Mat<T> y, dgate;  // y, or dx and dgate
   const float *weight, *bias;
   int width;
-  PassPlaces places;
+  PassSequences sequences;
   const T* tail;
   float *dweight, *dbias;  // partial sums [runs, width, cols], of tap after tap, and [runs, cols]
   int64_t run = kRun;      // forward: tokens of a thread; one where each sequence has one
@@ -38,8 +38,8 @@ template <class T, class Body>
 FW_DEVICE void for_sequences(const GatedConvArgs<T>& a, int64_t run, const Body& body) {
   int64_t t = int64_t{block_index_x()} * run;
   const int64_t end = min(t + run, a.x.rows);
-  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
-    const int64_t begin = a.places.offsets[n], next = a.places.offsets[n + 1], stop = min(end, next);
+  for (int64_t n = a.sequences.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.sequences.offsets[n], next = a.sequences.offsets[n + 1], stop = min(end, next);
     if (t < stop) body(n, begin, t, stop, next);
     t = max(t, stop);
   }
@@ -209,11 +209,11 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
   store_floats_at_once(a.dbias + int64_t{block_index_x()} * a.x.cols + column, dbias);
 }
 
-// Of any width: the input of sequence n at a place that may lie before its first token.
+// Of any width: the input of sequence n at a position that may lie before its first token.
 template <class T>
-FW_DEVICE float input_at(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t place, int64_t column) {
-  if (place >= 0) return number(a.x.data[(begin + place) * a.x.stride + column]);
-  return a.tail == nullptr ? 0.0f : number(a.tail[(n * (a.width - 1) + a.width - 1 + place) * a.x.cols + column]);
+FW_DEVICE float input_at(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t position, int64_t column) {
+  if (position >= 0) return number(a.x.data[(begin + position) * a.x.stride + column]);
+  return a.tail == nullptr ? 0.0f : number(a.tail[(n * (a.width - 1) + a.width - 1 + position) * a.x.cols + column]);
 }
 
 // each(j, x[t-j]); returns bias + sum_j w_j x[t-j].
@@ -290,7 +290,7 @@ void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, 
                         const Wide<T>* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
                         Mat<T> y) {
   void* stream = exec.device.stream();
-  GatedConvArgs<T> a{x,       gate,    {},     y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout),
+  GatedConvArgs<T> a{x,       gate,    {},     y, {}, weight, bias, static_cast<int>(width), PassSequences(layout),
                      tail_in, nullptr, nullptr};
   if (layout.host.single_tokens()) a.run = 1;
   const int64_t runs = parts_of(x.rows, a.run);
@@ -314,7 +314,7 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   float* weight_sums = partial_sums(exec.arena, runs, x.cols * width);
   float* bias_sums = partial_sums(exec.arena, runs, x.cols);
   const GatedConvArgs<T> a{
-      x,       gate,        dy,       dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout),
+      x,       gate,        dy,       dx, dgate, weight, bias, static_cast<int>(width), PassSequences(layout),
       tail_in, weight_sums, bias_sums};
   if (is_usual(a)) {
     launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads,

@@ -144,10 +144,10 @@ FW_DEVICE void store_sums(const GatedArgs<T>& a, const float* sums, int slots) {
 }
 
 // Where a row lies; the next one of its slot without a division.
-struct RowPlace {
+struct RowCoord {
   unsigned token, head;
   template <class T>
-  FW_DEVICE RowPlace(const GatedArgs<T>& a, int64_t row)
+  FW_DEVICE RowCoord(const GatedArgs<T>& a, int64_t row)
       : token(static_cast<unsigned>(row) / static_cast<unsigned>(a.heads)),
         head(static_cast<unsigned>(row) - token * static_cast<unsigned>(a.heads)) {}
   FW_DEVICE void step(unsigned tokens, unsigned of_heads, unsigned heads) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
     float rstd = 0;
   };
   Row rows[kAhead];
-  RowPlace place(a, int64_t{block_index_x()} * slots * a.rotations + slot), next = place;
+  RowCoord coord(a, int64_t{block_index_x()} * slots * a.rotations + slot), next = coord;
   const auto load_next = [&](Row& row) {
     if (has_columns && next.token < tokens) {
       row.o.load(next.at(a.o, a.dim, c));
@@ -193,14 +193,14 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
     FW_UNROLL for (int i = 0; i < kAhead; ++i) {
       const Row row = rows[i];
       if (rotation + i + kAhead < a.rotations) load_next(rows[i]);
-      const bool has_row = has_columns && place.token < tokens;  // lanes without one take part in the sums
+      const bool has_row = has_columns && coord.token < tokens;  // lanes without one take part in the sums
       float n[N], h[N], dot = 0;
       if (has_row) {
         float x[N];
         row.o.get(n);
         row.dy.get(h);
         row.gate.get(x);
-        a.add_bias(x, place.head, c);
+        a.add_bias(x, coord.head, c);
         FW_UNROLL for (int k = 0; k < N; ++k) {
           const Gate gate = gate_of(a.kind, x[k]);
           n[k] *= row.rstd;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
         if (gated) {
           Packet<T, N> out;
           out.set(x);
-          out.store(place.at(a.dgate, a.dim, c));
+          out.store(coord.at(a.dgate, a.dim, c));
         }
       }
       const float mean = lanes_sum(dot, a.lanes) / static_cast<float>(a.dim);
@@ -221,9 +221,9 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
         FW_UNROLL for (int k = 0; k < N; ++k) h[k] = row.rstd * (h[k] - n[k] * mean);
         Packet<T, N> out;
         out.set(h);
-        out.store(place.at(a.out, a.dim, c));
+        out.store(coord.at(a.out, a.dim, c));
       }
-      place.step(step_tokens, step_heads, heads);
+      coord.step(step_tokens, step_heads, heads);
     }
   }
   if (has_columns) {

@@ -110,18 +110,18 @@ struct GatedRows {
   }
 };
 
-// kHalves: `out` is half of W's rows, whose upper and lower halves are the two factors of SwiGLU.
-template <class T, int kWarps, Front kFront, bool kHalves>
+// kSwiglu: `out` is half of W's rows, of which each half is a factor of SwiGLU.
+template <class T, int kWarps, Front kFront, bool kSwiglu>
 FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   constexpr bool kNorm = kFront == Front::kNorm, kGated = kFront == Front::kGatedHeads;
-  constexpr int N = 8, kOutputs = kHalves ? kTileRows / 2 : kTileRows;
+  constexpr int N = 8, kOutputs = kSwiglu ? kTileRows / 2 : kTileRows;
   const int64_t first = int64_t{block_index_x()} * kOutputs;
   const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
   const int group = lane / 4;
   const int64_t column = int64_t{lane % 4} * N;
   const auto row_of = [&](int64_t o) { return o < a.out ? o : a.out - 1; };
   const T* upper = a.weight + row_of(first + group) * a.weight_stride;
-  const T* lower = a.weight + (kHalves ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
+  const T* lower = a.weight + (kSwiglu ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
   // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of
   // its weight, or x after a gated norm.
   float* const parts = reinterpret_cast<float*>(shared_memory());
@@ -132,10 +132,10 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   const T* x = kGated ? gated.rows + x_row * (a.in + kRowGap) : a.x + x_row * a.x_stride;
 
   Packet<T, N> uppers[kTurns], lowers[kTurns], xs[kTurns];
-  const auto place = [&](int64_t rotation) { return rotation * kRotaryCols + column; };
+  const auto column_of = [&](int64_t rotation) { return rotation * kRotaryCols + column; };
   const auto load_weights = [&](int64_t begin) {
     FW_UNROLL for (int u = 0; u < kTurns; ++u) {
-      const int64_t c = place(begin + u * kWarps + warp);
+      const int64_t c = column_of(begin + u * kWarps + warp);
       if (c < a.in) {
         uppers[u].load(upper + c);
         lowers[u].load(lower + c);
@@ -146,7 +146,7 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
     if constexpr (kNorm) {
       sync_warp();  // the turns before have read theirs
       // Lane group g loads turn g's.
-      const int64_t c = place(begin + group * kWarps + warp);
+      const int64_t c = column_of(begin + group * kWarps + warp);
       float w[N] = {};
       if (c < a.in) load_floats(a.norm + c, w);
       FW_UNROLL for (int k = 0; k < N; ++k) norm[group * kRotaryCols + column + k] = w[k];
@@ -169,7 +169,7 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   for (int64_t begin = 0; begin < rotations; begin += kTurns * kWarps) {
     if (begin > 0) load_weights(begin);
     FW_UNROLL for (int u = 0; u < kTurns; ++u) {
-      const int64_t c = place(begin + u * kWarps + warp);
+      const int64_t c = column_of(begin + u * kWarps + warp);
       xs[u] = {};
       if (c < a.in) xs[u].load(x + c);
     }
@@ -212,15 +212,15 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
       rstd = 1.0f / sqrtf(all / static_cast<float>(a.in) + a.eps);
     }
     float sum = rstd * sum_of(r);
-    if constexpr (kHalves) sum = sum * sigmoid(sum) * (rstd * sum_of(r + 8));
+    if constexpr (kSwiglu) sum = sum * sigmoid(sum) * (rstd * sum_of(r + 8));
     a.y[m * a.y_stride + first + r] = stored<T>(sum + (i == thread ? before : before_sum<kFront>(a, m, first + r)));
   }
 }
 
-template <class T, int kWarps, Front kFront, bool kHalves>
+template <class T, int kWarps, Front kFront, bool kSwiglu>
 __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
     few_rows_tile_kernel(const GemmM8Args<T> a) {
-  few_rows_tile<T, kWarps, kFront, kHalves>(a);
+  few_rows_tile<T, kWarps, kFront, kSwiglu>(a);
 }
 // Two products of one width, one in y 0 and one in y 1.
 template <class T>
@@ -308,10 +308,10 @@ int64_t shared_of(int warps, Front front, int64_t rows, int64_t in) {
          (front == Front::kGatedHeads ? static_cast<int64_t>(sizeof(Bf16)) * rows * (in + kRowGap) : 0);
 }
 
-template <class T, int kWarps, Front kFront, bool kHalves>
+template <class T, int kWarps, Front kFront, bool kSwiglu>
 void launch_tiles(const GemmM8Args<T>& a, void* stream) {
-  constexpr int kOutputs = kHalves ? kTileRows / 2 : kTileRows;
-  launch_overlapped(few_rows_tile_kernel<T, kWarps, kFront, kHalves>,
+  constexpr int kOutputs = kSwiglu ? kTileRows / 2 : kTileRows;
+  launch_overlapped(few_rows_tile_kernel<T, kWarps, kFront, kSwiglu>,
                     Dim3{static_cast<unsigned>((a.out + kOutputs - 1) / kOutputs)}, kWarps * 32,
                     static_cast<size_t>(shared_of(kWarps, kFront, a.rows, a.in)), stream, a);
 }
@@ -321,13 +321,13 @@ void launch_tiles(const GemmM8Args<T>& a, void* stream) {
 int warps_for(int64_t in) {
   return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : in <= 8 * kRotaryCols * kTurns ? 8 : 16;
 }
-template <class T, Front kFront, bool kHalves>
+template <class T, Front kFront, bool kSwiglu>
 void launch_tiles_for(const GemmM8Args<T>& a, void* stream) {
   const int warps = warps_for(a.in);
-  if (warps == 1) return launch_tiles<T, 1, kFront, kHalves>(a, stream);
-  if (warps == 4) return launch_tiles<T, 4, kFront, kHalves>(a, stream);
-  if (kFront == Front::kGatedHeads || warps == 8) return launch_tiles<T, 8, kFront, kHalves>(a, stream);
-  if constexpr (kFront != Front::kGatedHeads) launch_tiles<T, 16, kFront, kHalves>(a, stream);
+  if (warps == 1) return launch_tiles<T, 1, kFront, kSwiglu>(a, stream);
+  if (warps == 4) return launch_tiles<T, 4, kFront, kSwiglu>(a, stream);
+  if (kFront == Front::kGatedHeads || warps == 8) return launch_tiles<T, 8, kFront, kSwiglu>(a, stream);
+  if constexpr (kFront != Front::kGatedHeads) launch_tiles<T, 16, kFront, kSwiglu>(a, stream);
 }
 
 // The ranks of projections: one warp; wider pairs are two kernels.

@@ -46,16 +46,16 @@ FW_DEVICE void row_sums(const T* x, int64_t stride, const HeadCut& cut, int head
   }
 }
 
-// As many lanes of a head as there are rows share them: each exchange halves what a lane has, and a lane divides and
-// stores one row's mean.
+// As many lanes of a head as there are rows share them: each exchange takes away half of what a lane has, and a lane
+// divides and stores one row's mean.
 template <class T, int N, int kRows, bool kProducts>
 __global__ void __launch_bounds__(kElementThreads, kProducts ? kRows == 8 ? 4 : 6 : 3)
     group_mean_kernel(const T* x, int64_t x_stride, T* y, int64_t y_stride, const HeadCut cut) {
   follow();
-  const Place place(cut.cut);
-  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
-            lane = static_cast<int>(place.packet) & (lanes - 1);
-  const int64_t down = kElementThreads >> cut.cut.log_across, first = place.block * down * kRows + place.row;
+  const PacketCoord coord(cut.cut);
+  const int head = static_cast<int>(coord.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
+            lane = static_cast<int>(coord.packet) & (lanes - 1);
+  const int64_t down = kElementThreads >> cut.cut.log_across, first = coord.block * down * kRows + coord.row;
   float sums[kRows] = {};
   // those without a head take part in the exchanges
   row_sums<N, kRows, kProducts>(x, x_stride, cut, head, lane, first, down, sums);
@@ -114,10 +114,10 @@ template <class T, int N, int kHeads>
 __global__ void __launch_bounds__(kElementThreads)
     group_mean_backward_kernel(const T* dy, int64_t dy_stride, T* dx, int64_t dx_stride, int group, const Cut cut) {
   follow();
-  const Place place(cut);
-  if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
-                first = place.block * down * kMeanRows + place.row;
+  const PacketCoord coord(cut);
+  if (coord.packet >= cut.packets) return;
+  const int64_t c = coord.packet * N, down = kElementThreads >> cut.log_across,
+                first = coord.block * down * kMeanRows + coord.row;
   int heads[kHeads];
   FW_UNROLL for (int k = 0; k < kHeads; ++k) heads[k] =
       static_cast<int>(static_cast<unsigned>(c + k) / static_cast<unsigned>(group));

@@ -8,8 +8,8 @@ namespace {
 
 template <class T>
 struct GroupNorm {
-  Place2d<const T> x;
-  Place2d<T> y;
+  Accessor2d<const T> x;
+  Accessor2d<T> y;
   const float *weight, *bias;
   float eps;
   float* rstd;  // [T, groups]
@@ -28,8 +28,8 @@ struct GroupNorm {
 
 template <class T>
 struct GroupNormBackward {
-  Place2d<const T> dy, x;
-  Place2d<T> dx;
+  Accessor2d<const T> dy, x;
+  Accessor2d<T> dx;
   const float *weight, *rstd;
   int64_t groups;
   bool accumulate;
@@ -59,14 +59,15 @@ template <class T>
 void group_norm_forward(const Exec<T>& exec, Mat<const T> x, int64_t dim, const Wide<T>* weight, const Wide<T>* bias,
                         Wide<T> eps, Mat<T> y, Wide<T>* rstd) {
   const int64_t groups = x.cols / dim;
-  for_head_rows(exec, GroupNorm<T>{Place2d(x), Place2d(y), weight, bias, eps, rstd, groups}, x.rows, groups, dim);
+  for_head_rows(exec, GroupNorm<T>{Accessor2d(x), Accessor2d(y), weight, bias, eps, rstd, groups}, x.rows, groups, dim);
 }
 
 template <class T>
 void group_norm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, int64_t dim, const Wide<T>* weight,
                          const Wide<T>* rstd, Mat<T> dx, Wide<T>* dweight, Wide<T>* dbias, Write write) {
   const int64_t groups = x.cols / dim;
-  const GroupNormBackward<T> f{Place2d(dy), Place2d(x), Place2d(dx), weight, rstd, groups, write == Write::kAccumulate};
+  const GroupNormBackward<T> f{
+      Accessor2d(dy), Accessor2d(x), Accessor2d(dx), weight, rstd, groups, write == Write::kAccumulate};
   sum_head_rows<2>(exec, f, x.rows, groups, dim, [&](const float* partial, int64_t runs) {
     add_column_sums(partial, runs, x.cols, dweight, exec.device.stream());
     add_column_sums(partial + runs * x.cols, runs, x.cols, dbias, exec.device.stream());

@@ -1,5 +1,5 @@
-// Sums over lanes of several numbers at once: each exchange halves them, so that 32 sums over a warp take 31 exchanges
-// in place of 160.
+// Sums over lanes of several numbers at once: each exchange leaves half of them, so that 32 sums over a warp take 31
+// exchanges in place of 160.
 #pragma once
 
 #include "gpu/ptx.cuh"
@@ -17,7 +17,7 @@ FW_DEVICE void halve(float (&v)[kCount]) {
     const int half = kCount / kLanes * lanes;
     const bool upper = (lane & (lanes * kStride)) != 0;
     FW_UNROLL for (int i = 0; i < half; ++i) {
-      const float low = v[i], high = v[i + half];  // read both: a choice of places would put v into memory
+      const float low = v[i], high = v[i + half];  // read both: a choice of indices would put v into memory
       v[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, lanes * kStride);
     }
   }

@@ -80,14 +80,14 @@ __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
     head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, int rotations, float* partial) {
   follow();
   float* shared = reinterpret_cast<float*>(shared_memory());  // [rows side by side, heads of the block]
-  const Place place(cut.cut);
-  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
-            lane = static_cast<int>(place.packet) & (lanes - 1);
+  const PacketCoord coord(cut.cut);
+  const int head = static_cast<int>(coord.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes,
+            lane = static_cast<int>(coord.packet) & (lanes - 1);
   const int log_heads = cut.cut.log_across - cut.log_lanes, down = kElementThreads >> cut.cut.log_across;
   float sum = 0, products[2][4] = {};
   for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
     const int c = left + lane * N;
-    int64_t next = place.block * down * kConstantRows * rotations + place.row;  // the row to ask for
+    int64_t next = coord.block * down * kConstantRows * rotations + coord.row;  // the row to ask for
     const T* from = dy + next * stride + int64_t{head} * cut.group + c;
     const int64_t end = head < cut.heads && c < cut.group ? cut.cut.rows : 0;
     Packet<T, N> packets[kConstantRows];
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
   if (thread >> log_heads != 0) return;
   sum = shared[thread];
   for (int i = 1; i < down; ++i) sum += shared[(i << log_heads) + thread];
-  const int first_head = static_cast<int>(place.packet - thread) >> cut.log_lanes;
-  if (first_head + thread < cut.heads) partial[place.block * cut.heads + first_head + thread] = sum;
+  const int first_head = static_cast<int>(coord.packet - thread) >> cut.log_lanes;
+  if (first_head + thread < cut.heads) partial[coord.block * cut.heads + first_head + thread] = sum;
 }
 
 }  // namespace

@@ -20,21 +20,21 @@ namespace fw::cuda {
 
 // A matrix as f reads and writes it.
 template <class T>
-struct Place2d {
+struct Accessor2d {
   T* data = nullptr;
   int64_t stride = 0;
-  Place2d() = default;
-  explicit Place2d(Mat<T> m) : data(m.data), stride(m.stride) {}
+  Accessor2d() = default;
+  explicit Accessor2d(Mat<T> m) : data(m.data), stride(m.stride) {}
   FW_DEVICE float get(int64_t t, int64_t c) const { return number(data[t * stride + c]); }
   FW_DEVICE void set(int64_t t, int64_t c, float x) const { data[t * stride + c] = stored<T>(x); }
 };
 
-// body(column, its place in the head) of this lane.
+// body(column, its index in the head) of this lane.
 template <class Body>
 FW_DEVICE void for_head(int64_t first, int dim, int lane, const Body& body) {
   for (int i = lane; i < dim; i += 32) body(first + i, i);
 }
-// The sum of value(column, place) over the head, in every lane.
+// The sum of value(column, index) over the head, in every lane.
 template <class Value>
 FW_DEVICE float head_sum(int64_t first, int dim, int lane, const Value& value) {
   float sum = 0;

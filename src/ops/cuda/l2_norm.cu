@@ -6,8 +6,8 @@ namespace {
 
 template <class T>
 struct Unit {
-  Place2d<const T> x;
-  Place2d<T> y;
+  Accessor2d<const T> x;
+  Accessor2d<T> y;
   float eps;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
@@ -19,8 +19,8 @@ struct Unit {
 
 template <class T>
 struct UnitBackward {
-  Place2d<const T> dy, x;
-  Place2d<T> dx;
+  Accessor2d<const T> dy, x;
+  Accessor2d<T> dx;
   float eps;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
@@ -38,12 +38,12 @@ namespace ops {
 
 template <class T>
 void l2_norm_forward(const Exec<T>& exec, Mat<const T> x, int64_t dim, Wide<T> eps, Mat<T> y) {
-  for_head_rows(exec, Unit<T>{Place2d(x), Place2d(y), eps}, x.rows, x.cols / dim, dim);
+  for_head_rows(exec, Unit<T>{Accessor2d(x), Accessor2d(y), eps}, x.rows, x.cols / dim, dim);
 }
 
 template <class T>
 void l2_norm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, int64_t dim, Wide<T> eps, Mat<T> dx) {
-  for_head_rows(exec, UnitBackward<T>{Place2d(dy), Place2d(x), Place2d(dx), eps}, x.rows, x.cols / dim, dim);
+  for_head_rows(exec, UnitBackward<T>{Accessor2d(dy), Accessor2d(x), Accessor2d(dx), eps}, x.rows, x.cols / dim, dim);
 }
 
 #define FW_INSTANTIATE(T)                                                                 \

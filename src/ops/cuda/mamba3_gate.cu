@@ -8,8 +8,8 @@ namespace {
 
 template <class T>
 struct Spread {
-  Place2d<const T> x;
-  Place2d<T> rows;
+  Accessor2d<const T> x;
+  Accessor2d<T> rows;
   const float* up;
   int rank;
 
@@ -23,8 +23,8 @@ struct Spread {
 
 template <class T>
 struct ExpandBackward {
-  Place2d<const T> drows, x;
-  Place2d<T> dx;
+  Accessor2d<const T> drows, x;
+  Accessor2d<T> dx;
   const float* up;
   int rank;
 
@@ -46,11 +46,11 @@ struct ExpandBackward {
 // up, down, norm may be null.
 template <class T>
 struct Gate {
-  Place2d<const T> o, z;
+  Accessor2d<const T> o, z;
   const float *up, *down, *norm;
   float eps;
   int rank, heads;
-  Place2d<T> y;
+  Accessor2d<T> y;
   float* rstd;
 
   FW_DEVICE float factor(const float* of, int64_t c, int i, int dim, int r) const {
@@ -82,8 +82,8 @@ struct Gate {
 template <class T>
 struct GateBackward {
   Gate<T> of;  // its rstd as forward left it
-  Place2d<const T> dy;
-  Place2d<T> d_o, dz;
+  Accessor2d<const T> dy;
+  Accessor2d<T> d_o, dz;
 
   // sums: of up and of down where they are, of norm where it is
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float* sums) const {
@@ -153,7 +153,7 @@ namespace ops {
 template <class T>
 void mamba3_expand_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const T> x, const Wide<T>* up,
                            Mat<T> rows) {
-  for_head_rows(exec, Spread<T>{Place2d(x), Place2d(rows), up, static_cast<int>(shape.rank)}, x.rows, shape.heads,
+  for_head_rows(exec, Spread<T>{Accessor2d(x), Accessor2d(rows), up, static_cast<int>(shape.rank)}, x.rows, shape.heads,
                 shape.head_dim);
 }
 
@@ -162,7 +162,8 @@ void mamba3_expand_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
                             const Wide<T>* up, Mat<T> dx, Wide<T>* dup) {
   const ArenaMark mark(exec.arena);
   float* const sums = factor_sums(exec.arena, shape);
-  sum_head_rows(exec, ExpandBackward<T>{Place2d(drows), Place2d(x), Place2d(dx), up, static_cast<int>(shape.rank)},
+  sum_head_rows(exec,
+                ExpandBackward<T>{Accessor2d(drows), Accessor2d(x), Accessor2d(dx), up, static_cast<int>(shape.rank)},
                 shape.rank, x.rows, shape.heads, shape.head_dim, [&](const float* partial, int64_t runs) {
                   add_factor_sums(shape, partial, runs, dup, sums, exec.device.stream());
                 });
@@ -174,8 +175,8 @@ void mamba3_gate_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<cons
                          Wide<T>* rstd) {
   if (is_plain(shape, up, norm)) return swiglu_forward(exec, z, o, y);
   for_head_rows(exec,
-                Gate<T>{Place2d(o), Place2d(z), up, down, norm, eps, static_cast<int>(shape.rank),
-                        static_cast<int>(shape.heads), Place2d(y), rstd},
+                Gate<T>{Accessor2d(o), Accessor2d(z), up, down, norm, eps, static_cast<int>(shape.rank),
+                        static_cast<int>(shape.heads), Accessor2d(y), rstd},
                 z.rows, shape.heads, shape.head_dim);
 }
 
@@ -189,8 +190,8 @@ void mamba3_gate_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
   const int64_t factors = up != nullptr ? shape.rank : 0, columns = z.cols;
   float* const sums = factors > 0 ? factor_sums(exec.arena, shape) : nullptr;
   const GateBackward<T> back{// only read
-                             {Place2d(o),
-                              Place2d(z),
+                             {Accessor2d(o),
+                              Accessor2d(z),
                               up,
                               down,
                               norm,
@@ -199,9 +200,9 @@ void mamba3_gate_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
                               static_cast<int>(shape.heads),
                               {},
                               const_cast<float*>(rstd)},
-                             Place2d(dy),
-                             Place2d(d_o),
-                             Place2d(dz)};
+                             Accessor2d(dy),
+                             Accessor2d(d_o),
+                             Accessor2d(dz)};
   sum_head_rows(exec, back, 2 * factors + (norm != nullptr ? 1 : 0), z.rows, shape.heads, shape.head_dim,
                 [&](const float* partial, int64_t runs) {
                   if (factors > 0) {

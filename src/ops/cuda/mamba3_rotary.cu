@@ -4,7 +4,7 @@
 // mark. Turns themselves are nowhere: they would be as large as the rows. A thread has a pair of channels of a head
 // over the tokens of a chunk. Backward has all heads of a group in a block, so that what they share (queries, keys,
 // angles) is summed in registers. The sum over the tokens after a token is that of its chunk and those after, a second
-// scan, less what the chunk has before the token, so that its two halves need not meet:
+// scan, less what the chunk has before the token, so that its two parts need not meet:
 //   dTheta_t = I_chunk - E_t        E_t = sum of dtheta over the chunk's tokens before t
 // A scalar product of rows is not changed by a turn, so products of a token's own rows and dtheta are made of rows that
 // are not turned.
@@ -32,7 +32,7 @@ constexpr float kPi = 3.14159265358979f;
 template <class T>
 struct AngleArgs {
   Mat<const T> angle, dt;
-  RotaryOffsets places;
+  RotaryOffsets offsets;
   int heads, angles;
   bool own;        // angles of every head
   float* tanhs;    // [T, columns of angle]
@@ -44,7 +44,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) angles_kernel(const AngleArgs<T> a) {
   follow();
   double* const shared = reinterpret_cast<double*>(shared_memory());  // [kSpan, NA] where they are shared
-  const RotaryOffsets::Chunk chunk = a.places.chunk(block_index_x());
+  const RotaryOffsets::Chunk chunk = a.offsets.chunk(block_index_x());
   if (chunk.count <= 0) return;
   const int thread = static_cast<int>(thread_index()), columns = a.own ? a.heads * a.angles : a.angles,
             all = a.heads * a.angles;
@@ -99,10 +99,10 @@ FW_DEVICE double before_all(const ScanForward& a, int64_t n, int64_t cols, int64
 }
 FW_DEVICE double before_all(const ScanBackward&, int64_t, int64_t, int64_t) { return 0; }
 FW_DEVICE void store_two(float* to, int64_t cols, double rotations) {
-  const double rest = rotations - rint(rotations);
-  const float high = static_cast<float>(rest);
+  const double fraction = rotations - rint(rotations);
+  const float high = static_cast<float>(fraction);
   to[0] = high;
-  to[cols] = static_cast<float>(rest - static_cast<double>(high));
+  to[cols] = static_cast<float>(fraction - static_cast<double>(high));
 }
 // before, after: what the chunks in front (of a backward scan: after) sum to without the chunk, and with it.
 FW_DEVICE void store(const ScanForward& a, int64_t mark, int64_t cols, int64_t c, double before, double /*after*/) {
@@ -120,14 +120,14 @@ FW_DEVICE void store_end(const ScanBackward& a, int64_t n, int64_t cols, int64_t
 
 template <bool kBack, class Scan>
 __global__ void __launch_bounds__(32 * kMostRuns)
-    scan_chunks_kernel(const Scan a, const RotaryOffsets places, int64_t cols) {
+    scan_chunks_kernel(const Scan a, const RotaryOffsets offsets, int64_t cols) {
   follow();
   constexpr int kAhead = 8;
   double* const sums = reinterpret_cast<double*>(shared_memory());  // [runs, 32]
   const int lane = static_cast<int>(lane_index()), run = static_cast<int>(warp_index()),
             runs = static_cast<int>(block_size() / 32);
-  const int64_t n = block_index_x(), c = int64_t{block_index_y()} * 32 + lane, first = places.first_mark(n),
-                count = places.chunks(n);
+  const int64_t n = block_index_x(), c = int64_t{block_index_y()} * 32 + lane, first = offsets.first_mark(n),
+                count = offsets.chunks(n);
   const int64_t of_run = (count + runs - 1) / runs, begin = min(count, run * of_run), end = min(count, begin + of_run);
   const auto mark = [&](int64_t i) { return first + (kBack ? count - 1 - i : i); };
   const bool active = c < cols;
@@ -173,7 +173,7 @@ void scan_chunks(const Scan& scan, const PassLayout& layout, int64_t cols, int64
 // How pairs of channels lie over threads: `lanes` neighbouring ones have a head's (or a tile of them).
 struct PairShape {
   int heads, groups, state, rank, angles, pairs, lanes, tiles;
-  bool halves, own;
+  bool rotate_half, own;
 
   PairShape(const Mamba3Shape& s, bool own_angles)
       : heads(static_cast<int>(s.heads)),
@@ -184,7 +184,7 @@ struct PairShape {
         pairs((state + 1) / 2),
         lanes(std::min(kThreads, (pairs + 31) / 32 * 32)),
         tiles((pairs + lanes - 1) / lanes),
-        halves(s.halves),
+        rotate_half(s.rotate_half),
         own(own_angles) {}
   int at_once() const { return kThreads / lanes; }  // heads, or chunks, of a block
 };
@@ -193,8 +193,8 @@ struct Channels {
   int first, second;
   bool both;
   FW_DEVICE Channels(const PairShape& s, int pair)
-      : first(s.halves ? pair : 2 * pair),
-        second(s.halves ? pair + s.state / 2 : 2 * pair + 1),
+      : first(s.rotate_half ? pair : 2 * pair),
+        second(s.rotate_half ? pair + s.state / 2 : 2 * pair + 1),
         both(second < s.state) {}
 };
 
@@ -233,7 +233,7 @@ struct RowPair {
 };
 template <class T>
 bool adjacent_pairs(const Mamba3Shape& shape, std::initializer_list<Mat<T>> matrices) {
-  if (shape.halves || shape.state % 2 != 0) return false;
+  if (shape.rotate_half || shape.state % 2 != 0) return false;
   for (const Mat<T>& m : matrices) {
     if (reinterpret_cast<uintptr_t>(m.data) % (2 * sizeof(T)) != 0 || m.stride % 2 != 0) return false;
   }
@@ -243,7 +243,7 @@ bool adjacent_pairs(const Mamba3Shape& shape, std::initializer_list<Mat<T>> matr
 template <class T>
 struct RowArgs {
   PairShape shape;
-  RotaryOffsets places;
+  RotaryOffsets offsets;
   Mat<const T> q, k, dt;
   const float *q_bias, *k_bias, *tanhs, *checkpoints;
 
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
   using Pair = RowPair<T, kAdjacent>;
   const PairShape& s = a.shape;
   float* const products = reinterpret_cast<float*>(shared_memory());  // [kSpan, warps]
-  const RotaryOffsets::Chunk chunk = a.places.chunk(block_index_x());
+  const RotaryOffsets::Chunk chunk = a.offsets.chunk(block_index_x());
   if (chunk.count <= 0) return;
   const int thread = static_cast<int>(thread_index()), of_block = thread / s.lanes, in_block = kThreads / s.lanes;
   const int first_head = static_cast<int>(block_index_y()) * in_block, head = min(first_head + of_block, s.heads - 1);
@@ -302,12 +302,12 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
   double rotations = rotated ? a.turns_before(block_index_x(), head, pair) : 0.0;
   const auto pass = [&]<bool kTurns>() {  // kTurns: the warp has pairs that are turned
     for (int from = 0; from < chunk.count; from += kAhead) {
-      const auto place = [&](int i) { return min(from + i, chunk.count - 1); };
+      const auto clamped = [&](int i) { return min(from + i, chunk.count - 1); };
       float2 circle[kAhead];
       if constexpr (kTurns) {
         float half[kAhead];
         FW_UNROLL for (int i = 0; i < kAhead; ++i) half[i] =
-            0.5f * tanhs[place(i) * tanh_stride] * number(dts[place(i) * dt_stride]);
+            0.5f * tanhs[clamped(i) * tanh_stride] * number(dts[clamped(i) * dt_stride]);
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           rotations += static_cast<double>(rotated && from + i < chunk.count ? half[i] : 0.0f);
           circle[i] = circle_of(static_cast<float>(rotations - rint(rotations)));
@@ -317,8 +317,8 @@ __global__ void __launch_bounds__(kThreads) rotary_forward_kernel(const RowArgs<
         typename Pair::Raw q[kAhead], k[kAhead];
         const int column = a.column(head, row);
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-          q[i] = Pair::load(q_token + place(i) * q_stride + column, channels);
-          k[i] = Pair::load(k_token + place(i) * k_stride + column, channels);
+          q[i] = Pair::load(q_token + clamped(i) * q_stride + column, channels);
+          k[i] = Pair::load(k_token + clamped(i) * k_stride + column, channels);
         }
         const float2 q_bias = bias_pair(a.bias(a.q_bias, head, row), channels),
                      k_bias = bias_pair(a.bias(a.k_bias, head, row), channels);
@@ -410,14 +410,14 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
   using Pair = RowPair<T, kAdjacent>;
   const PairShape& s = a.shape;
   float4* const shared = reinterpret_cast<float4*>(shared_memory());  // [2, chunks of the block, lanes]: of the biases
-  const int thread = static_cast<int>(thread_index()), place_of_chunk = thread / s.lanes,
+  const int thread = static_cast<int>(thread_index()), chunk_of_block = thread / s.lanes,
             lane_of_head = thread % s.lanes, chunks = kThreads / s.lanes;
   const int rank = kOneRow ? 1 : s.rank, group = static_cast<int>(block_index_y()) / rank,
             row = static_cast<int>(block_index_y()) % rank;
   const int pair = static_cast<int>(block_index_z()) * s.lanes + lane_of_head, heads = s.heads / s.groups,
             all = s.heads * s.angles;
-  const int64_t mark = int64_t{block_index_x()} * chunks + place_of_chunk;
-  RotaryOffsets::Chunk chunk = mark < g.checkpoints ? a.places.chunk(mark) : RotaryOffsets::Chunk{};
+  const int64_t mark = int64_t{block_index_x()} * chunks + chunk_of_block;
+  RotaryOffsets::Chunk chunk = mark < g.checkpoints ? a.offsets.chunk(mark) : RotaryOffsets::Chunk{};
   if (chunk.count <= 0) chunk = {};
   const bool active = pair < s.pairs && chunk.count > 0, rotated = active && pair < s.angles;
   const Channels channels(s, min(pair, s.pairs - 1));
@@ -444,16 +444,17 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
     const T* const dk_at = g.dk_rows.data + (chunk.begin * rank + row) * g.dk_rows.stride + head * s.state;
     const auto pass = [&]<bool kTurns>() {  // kTurns: the warp has pairs that are turned
       FW_UNROLL for (int from = 0; from < kSpan; from += kAhead) {
-        const auto place = [&](int i) { return max(0, min(from + i, chunk.count - 1)); };
+        const auto clamped = [&](int i) { return max(0, min(from + i, chunk.count - 1)); };
         typename Pair::Raw raw_dq[kAhead], raw_dk[kAhead], raw_q[kAhead], raw_k[kAhead];
         [[maybe_unused]] float tanh_here[kAhead], dt[kAhead], dqk_self[kAhead];  // by kTurns and kOneRow
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-          raw_dq[i] = Pair::load(dq_at + place(i) * dq_step, channels);
-          raw_dk[i] = Pair::load(dk_at + place(i) * dk_step, channels);
-          raw_q[i] = Pair::load(q_at + place(i) * q_stride, channels);
-          raw_k[i] = Pair::load(k_at + place(i) * k_stride, channels);
-          if constexpr (kTurns) tanh_here[i] = tanhs[place(i) * tanh_stride], dt[i] = number(dts[place(i) * dt_stride]);
-          if constexpr (kOneRow) dqk_self[i] = dqk_selfs[place(i) * dqk_self_stride];
+          raw_dq[i] = Pair::load(dq_at + clamped(i) * dq_step, channels);
+          raw_dk[i] = Pair::load(dk_at + clamped(i) * dk_step, channels);
+          raw_q[i] = Pair::load(q_at + clamped(i) * q_stride, channels);
+          raw_k[i] = Pair::load(k_at + clamped(i) * k_stride, channels);
+          if constexpr (kTurns)
+            tanh_here[i] = tanhs[clamped(i) * tanh_stride], dt[i] = number(dts[clamped(i) * dt_stride]);
+          if constexpr (kOneRow) dqk_self[i] = dqk_selfs[clamped(i) * dqk_self_stride];
         }
         FW_UNROLL for (int i = 0; i < kAhead; ++i) {
           const int t = from + i;
@@ -482,12 +483,12 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
             bq = make_float2(bq.x + dqk_self[i] * k.x, bq.y + dqk_self[i] * k.y);
             bk = make_float2(bk.x + dqk_self[i] * q.x, bk.y + dqk_self[i] * q.y);
           } else {
-            const float* const weights = dqk_selfs + place(i) * dqk_self_stride;
+            const float* const weights = dqk_selfs + clamped(i) * dqk_self_stride;
             for (int j = 0; j < rank; ++j) {
-              const T *const other_k = k_token + place(i) * k_stride + a.column(head, j), *const other_q =
-                                                                                              q_token +
-                                                                                              place(i) * q_stride +
-                                                                                              a.column(head, j);
+              const T *const other_k = k_token + clamped(i) * k_stride + a.column(head, j), *const other_q =
+                                                                                                q_token +
+                                                                                                clamped(i) * q_stride +
+                                                                                                a.column(head, j);
               const float2 x =
                   plus(Pair::numbers(Pair::load(other_k, channels)), bias_pair(a.bias(a.k_bias, head, j), channels));
               const float2 y =
@@ -514,9 +515,9 @@ __global__ void __launch_bounds__(kThreads) rotary_backward_kernel(const RowArgs
       pass.template operator()<false>();
     }
     float4* const rotation = shared + (head & 1) * chunks * s.lanes;
-    rotation[place_of_chunk * s.lanes + lane_of_head] = make_float4(sum_q.x, sum_q.y, sum_k.x, sum_k.y);
+    rotation[chunk_of_block * s.lanes + lane_of_head] = make_float4(sum_q.x, sum_q.y, sum_k.x, sum_k.y);
     sync_threads();
-    if (place_of_chunk == 0 && pair < s.pairs) {
+    if (chunk_of_block == 0 && pair < s.pairs) {
       float4 sum = rotation[lane_of_head];
       for (int i = 1; i < chunks; ++i) {
         const float4 x = rotation[i * s.lanes + lane_of_head];
@@ -546,7 +547,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) angle_gradients_kernel(const RowArgs<T> a, const BackwardArgs<T> g,
                                                                    const float* behind, Mat<T> dangle, Mat<T> d_dt) {
   const PairShape& s = a.shape;
-  const RotaryOffsets::Chunk chunk = a.places.chunk(block_index_x());
+  const RotaryOffsets::Chunk chunk = a.offsets.chunk(block_index_x());
   const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index()), all = s.heads * s.angles;
   const float* const sums = behind + int64_t{block_index_x()} * all;
   const int parts = s.rank * ((s.angles + 31) / 32);

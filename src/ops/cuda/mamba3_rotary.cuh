@@ -7,7 +7,7 @@
 namespace fw::cuda {
 
 // The chunks of all sequences, [rotary_checkpoints]: chunk i of sequence n is at offsets[n] / kRotaryChunk + n + i, so
-// that some places have none.
+// that some slots have none.
 struct RotaryOffsets {
   const int64_t* offsets;  // [count + 1]
   int64_t count;

@@ -69,10 +69,10 @@ struct Time {
 
 template <class T>
 struct WeightArgs {
-  PassPlaces places;
+  PassSequences sequences;
   int heads, rank;
   int64_t tokens;
-  Place2d<const T> dt, trap;
+  Accessor2d<const T> dt, trap;
 
   // What a token's rows are written with one token earlier.
   FW_DEVICE float before(int64_t t, int64_t h) const { return sigmoid(-trap.get(t, h)) * dt.get(t, h); }
@@ -80,17 +80,17 @@ struct WeightArgs {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    weights_kernel(const WeightArgs<T> a, Place2d<const float> g, Place2d<float> now, Place2d<float> ahead,
-                   Place2d<T> gate, Place2d<float> row_g, Place2d<float> first) {
+    weights_kernel(const WeightArgs<T> a, Accessor2d<const float> g, Accessor2d<float> now, Accessor2d<float> ahead,
+                   Accessor2d<T> gate, Accessor2d<float> row_g, Accessor2d<float> first) {
   follow();
   const int64_t item = int64_t{block_index_x()} * kThreads + thread_index(), t = item / a.heads, h = item - t * a.heads;
-  if (t < a.places.count) {  // one of the sequences, too
-    const int64_t begin = a.places.offsets[t];
-    first.set(t, h, begin < a.places.offsets[t + 1] ? a.before(begin, h) : 0.0f);
+  if (t < a.sequences.count) {  // one of the sequences, too
+    const int64_t begin = a.sequences.offsets[t];
+    first.set(t, h, begin < a.sequences.offsets[t + 1] ? a.before(begin, h) : 0.0f);
   }
   if (t >= a.tokens) return;
   const float here = sigmoid(a.trap.get(t, h)) * a.dt.get(t, h);
-  const float next = t + 1 < a.places.offsets[a.places.sequence_of(t) + 1] ? a.before(t + 1, h) : 0.0f;
+  const float next = t + 1 < a.sequences.offsets[a.sequences.sequence_of(t) + 1] ? a.before(t + 1, h) : 0.0f;
   now.set(t, h, here);
   ahead.set(t, h, next);
   for (int r = 0; r < a.rank; ++r) {
@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 struct WeightGradients {
-  Place2d<const float> dnow, dahead, drow_g, dfirst;
-  Place2d<const T> dgate;
-  Place2d<T> d_dt, dtrap;
-  Place2d<float> dg;
+  Accessor2d<const float> dnow, dahead, drow_g, dfirst;
+  Accessor2d<const T> dgate;
+  Accessor2d<T> d_dt, dtrap;
+  Accessor2d<float> dg;
 };
 
 template <class T>
@@ -116,17 +116,17 @@ __global__ void __launch_bounds__(kThreads) weight_gradients_kernel(const Weight
     for (int r = 0; r < a.rank; ++r) sum += d.dgate.get(at * a.rank + r, h);
     return sum;
   };
-  const int64_t n = a.places.sequence_of(t);
+  const int64_t n = a.sequences.sequence_of(t);
   float before = 0;  // the gradient of what the token before gives this one
-  if (t > a.places.offsets[n]) {
+  if (t > a.sequences.offsets[n]) {
     before = d.dahead.get(t - 1, h) + of_gate(t - 1);
   } else if (d.dfirst.data != nullptr) {
     before = d.dfirst.get(n, h);
   }
-  const float lam = sigmoid(a.trap.get(t, h)), rest = sigmoid(-a.trap.get(t, h)),
+  const float lam = sigmoid(a.trap.get(t, h)), complement = sigmoid(-a.trap.get(t, h)),
               of_now = d.dnow.get(t, h) + of_gate(t);
-  d.dtrap.set(t, h, a.dt.get(t, h) * (of_now - before) * lam * rest);
-  d.d_dt.set(t, h, d.d_dt.get(t, h) + lam * of_now + rest * before);
+  d.dtrap.set(t, h, a.dt.get(t, h) * (of_now - before) * lam * complement);
+  d.d_dt.set(t, h, d.d_dt.get(t, h) + lam * of_now + complement * before);
   d.dg.set(t, h, d.drow_g.get(t * a.rank, h));
 }
 
@@ -142,8 +142,8 @@ struct CarryArgs {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    carry_kernel(const CarryArgs<T> a, Place2d<const float> first, Place2d<const T> k_rows, Place2d<const T> v_rows,
-                 T* k_last, T* v_last, float* s) {
+    carry_kernel(const CarryArgs<T> a, Accessor2d<const float> first, Accessor2d<const T> k_rows,
+                 Accessor2d<const T> v_rows, T* k_last, T* v_last, float* s) {
   follow();
   const int64_t n = block_index_x() / a.heads, h = block_index_x() % a.heads, end = a.offsets[n + 1],
                 size = a.state * a.head_dim;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    carry_gradients_kernel(const CarryArgs<T> a, const float* ds, Place2d<const float> first, const T* k_last,
-                           const T* v_last, Place2d<float> dfirst, T* dk_last, T* dv_last) {
+    carry_gradients_kernel(const CarryArgs<T> a, const float* ds, Accessor2d<const float> first, const T* k_last,
+                           const T* v_last, Accessor2d<float> dfirst, T* dk_last, T* dv_last) {
   float* const sums = reinterpret_cast<float*>(shared_memory());  // [warps]
   const int64_t n = block_index_x() / a.heads, h = block_index_x() % a.heads;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
@@ -209,18 +209,18 @@ template <class T>
 struct DiagArgs {
   int heads, dim, rank;
   int64_t tokens;
-  Place2d<const float> qk_self, now, ahead;
+  Accessor2d<const float> qk_self, now, ahead;
   Mat<const T> v, d_o;
   const float* skip;
   Mat<T> o, dv;
-  Place2d<float> dqk_self, dnow, dahead;
+  Accessor2d<float> dqk_self, dnow, dahead;
   float* of_skip;  // [T, H]
 
   // What met_ij is multiplied with, and the weight of row j in row i.
   FW_DEVICE float factor(int64_t t, int h, int i, int j) const { return j <= i ? -ahead.get(t, h) : now.get(t, h); }
-  FW_DEVICE int place(int h, int i, int j) const { return (h * rank + i) * rank + j; }
+  FW_DEVICE int index(int h, int i, int j) const { return (h * rank + i) * rank + j; }
   FW_DEVICE float weight(int64_t t, int h, int i, int j) const {
-    return factor(t, h, i, j) * qk_self.get(t, place(h, i, j)) + (i == j && skip != nullptr ? skip[h] : 0.0f);
+    return factor(t, h, i, j) * qk_self.get(t, index(h, i, j)) + (i == j && skip != nullptr ? skip[h] : 0.0f);
   }
 };
 
@@ -228,10 +228,10 @@ template <class T, int N, bool kOneRow>
 __global__ void __launch_bounds__(kElementThreads) diag_kernel(const DiagArgs<T> a, const Cut cut) {
   follow();
   constexpr int kAhead = kOneRow ? 4 : 1;
-  const Place place(cut);
-  if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
-                first = place.block * down * kAhead + place.row;
+  const PacketCoord coord(cut);
+  if (coord.packet >= cut.packets) return;
+  const int64_t c = coord.packet * N, down = kElementThreads >> cut.log_across,
+                first = coord.block * down * kAhead + coord.row;
   const int h = static_cast<int>(c) / a.dim;
   Packet<T, N> o[kAhead], v[kAhead];
   if constexpr (kOneRow) {
@@ -314,10 +314,10 @@ __global__ void __launch_bounds__(kThreads) diag_gradients_kernel(const DiagArgs
         }
         sum = lanes_sum(sum, lanes);
         if (!there) continue;
-        const float product = a.qk_self.get(t, a.place(h, i, j));
+        const float product = a.qk_self.get(t, a.index(h, i, j));
         (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * sum;
         if (i == j) of_skip += sum;
-        if (lane == 0) a.dqk_self.set(t, a.place(h, i, j), a.factor(t, h, i, j) * sum);
+        if (lane == 0) a.dqk_self.set(t, a.index(h, i, j), a.factor(t, h, i, j) * sum);
       }
     }
     if (!there) continue;
@@ -365,14 +365,14 @@ DiagArgs<T> diag_args(const Mamba3Shape& shape, Mat<const float> qk_self, Mat<co
   DiagArgs<T> a{};
   a.heads = static_cast<int>(shape.heads), a.dim = static_cast<int>(shape.head_dim),
   a.rank = static_cast<int>(shape.rank), a.tokens = now.rows;
-  a.qk_self = Place2d(qk_self), a.now = Place2d(now), a.ahead = Place2d(ahead), a.v = v, a.skip = skip;
+  a.qk_self = Accessor2d(qk_self), a.now = Accessor2d(now), a.ahead = Accessor2d(ahead), a.v = v, a.skip = skip;
   return a;
 }
 
 template <class T>
 WeightArgs<T> weight_args(const Mamba3Shape& shape, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout) {
-  return {PassPlaces(layout), static_cast<int>(shape.heads), static_cast<int>(shape.rank), dt.rows, Place2d(dt),
-          Place2d(trap)};
+  return {PassSequences(layout), static_cast<int>(shape.heads), static_cast<int>(shape.rank), dt.rows, Accessor2d(dt),
+          Accessor2d(trap)};
 }
 
 template <class T>
@@ -407,8 +407,8 @@ void mamba3_weights_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<c
                             Mat<T> gate, Mat<Wide<T>> row_g, Mat<Wide<T>> first) {
   const int64_t items = std::max(dt.rows, layout.host.count()) * shape.heads;
   launch_following(dt.rows, weights_kernel<T>, Dim3{static_cast<unsigned>(parts_of(items, kThreads))}, kThreads, 0,
-                   exec.device.stream(), weight_args<T>(shape, dt, trap, layout), Place2d(g), Place2d(now),
-                   Place2d(ahead), Place2d(gate), Place2d(row_g), Place2d(first));
+                   exec.device.stream(), weight_args<T>(shape, dt, trap, layout), Accessor2d(g), Accessor2d(now),
+                   Accessor2d(ahead), Accessor2d(gate), Accessor2d(row_g), Accessor2d(first));
 }
 
 template <class T>
@@ -416,8 +416,8 @@ void mamba3_weights_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<
                              Mat<const Wide<T>> dahead, Mat<const T> dgate, Mat<const Wide<T>> drow_g,
                              Mat<const Wide<T>> dfirst, Mat<const T> dt, Mat<const T> trap, const PassLayout& layout,
                              Mat<T> d_dt, Mat<T> dtrap, Mat<Wide<T>> dg) {
-  const WeightGradients<T> d{Place2d(dnow),  Place2d(dahead), Place2d(drow_g), Place2d(dfirst),
-                             Place2d(dgate), Place2d(d_dt),   Place2d(dtrap),  Place2d(dg)};
+  const WeightGradients<T> d{Accessor2d(dnow),  Accessor2d(dahead), Accessor2d(drow_g), Accessor2d(dfirst),
+                             Accessor2d(dgate), Accessor2d(d_dt),   Accessor2d(dtrap),  Accessor2d(dg)};
   launch(weight_gradients_kernel<T>, Dim3{static_cast<unsigned>(parts_of(dt.rows * shape.heads, kThreads))}, kThreads,
          0, exec.device.stream(), weight_args<T>(shape, dt, trap, layout), d);
 }
@@ -426,16 +426,16 @@ template <class T>
 void mamba3_carry_forward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<const Wide<T>> first, Mat<const T> k_rows,
                           Mat<const T> v_rows, const PassLayout& layout, T* k_last, T* v_last, Wide<T>* s) {
   launch_following(k_rows.rows, carry_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)},
-                   kThreads, 0, exec.device.stream(), carry_args<T>(shape, layout.offsets), Place2d(first),
-                   Place2d(k_rows), Place2d(v_rows), k_last, v_last, s);
+                   kThreads, 0, exec.device.stream(), carry_args<T>(shape, layout.offsets), Accessor2d(first),
+                   Accessor2d(k_rows), Accessor2d(v_rows), k_last, v_last, s);
 }
 
 template <class T>
 void mamba3_carry_backward(const Exec<T>& exec, const Mamba3Shape& shape, const Wide<T>* ds, Mat<const Wide<T>> first,
                            const T* k_last, const T* v_last, Mat<Wide<T>> dfirst, T* dk_last, T* dv_last) {
   launch(carry_gradients_kernel<T>, Dim3{static_cast<unsigned>(first.rows * shape.heads)}, kThreads,
-         sizeof(float) * (kThreads / 32), exec.device.stream(), carry_args<T>(shape, nullptr), ds, Place2d(first),
-         k_last, v_last, Place2d(dfirst), dk_last, dv_last);
+         sizeof(float) * (kThreads / 32), exec.device.stream(), carry_args<T>(shape, nullptr), ds, Accessor2d(first),
+         k_last, v_last, Accessor2d(dfirst), dk_last, dv_last);
 }
 
 template <class T>
@@ -468,7 +468,7 @@ void mamba3_diag_backward(const Exec<T>& exec, const Mamba3Shape& shape, Mat<con
   void* const stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
   DiagArgs<T> a = diag_args(shape, qk_self, v, now, ahead, skip);
-  a.d_o = d_o, a.dv = dv, a.dqk_self = Place2d(dqk_self), a.dnow = Place2d(dnow), a.dahead = Place2d(dahead);
+  a.d_o = d_o, a.dv = dv, a.dqk_self = Accessor2d(dqk_self), a.dnow = Accessor2d(dnow), a.dahead = Accessor2d(dahead);
   a.of_skip = skip != nullptr ? near_sums(exec.arena, now.rows, shape.heads) : nullptr;
   const auto run = [&]<int N, bool kOneRow>(int lanes) {
     const int64_t of_block = int64_t{kThreads / lanes} * (kOneRow ? 4 : 1);

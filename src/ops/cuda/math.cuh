@@ -33,7 +33,7 @@ FW_DEVICE float softplus(float x) {
 }
 
 // log(1 - s), s <= 1.
-FW_DEVICE float log_of_rest(float s) {
+FW_DEVICE float log_of_complement(float s) {
   constexpr float kLn2 = 0.6931471805599453f;
   return s > 0.5f ? kLn2 * log2_fast(1.0f - s) : -log_ratio(s * rcp_fast(2.0f - s));
 }

@@ -25,7 +25,7 @@ struct SolveArgs {
   Mat<const T> rhs, k, beta;
   Mat<const float> g;
   const float* lambda;
-  PassPlaces places;
+  PassSequences sequences;
   const float* state;
   Mat<T> x;
 };
@@ -51,13 +51,13 @@ struct SolveMemory {
   }
 };
 
-struct Halves {
+struct Words {
   uint32_t low, high;
 };
 FW_DEVICE double warp_sum_double(double x) {
   FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-    const Halves mine = std::bit_cast<Halves>(x);
-    x += std::bit_cast<double>(Halves{shuffle_xor(mine.low, mask), shuffle_xor(mine.high, mask)});
+    const Words mine = std::bit_cast<Words>(x);
+    x += std::bit_cast<double>(Words{shuffle_xor(mine.low, mask), shuffle_xor(mine.high, mask)});
   }
   return x;
 }
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T>
   for_triangle([&](int i, int j, int at) {
     m.h[at] = a.state == nullptr ? 0.0 : double{a.state[(task * K + i) * width + a.shape.value_dim + j]};
   });
-  for (int64_t t = a.places.offsets[n]; t < a.places.offsets[n + 1]; ++t) {
+  for (int64_t t = a.sequences.offsets[n]; t < a.sequences.offsets[n + 1]; ++t) {
     sync_threads();  // x has been stored, the key may be written
     for (int i = thread; i < K; i += kThreads) {
       m.key[i] = number(a.k.data[t * a.k.stride + first + i]);
@@ -210,7 +210,7 @@ void mesa_solve(const Exec<T>& exec, const MesaShape& shape, Mat<const T> rhs, M
   if (x.rows == 0) return;
   launch(mesa_solve_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads,
          SolveMemory::bytes(shape.key_dim), exec.device.stream(),
-         SolveArgs<T>{shape, rhs, k, beta, g, lambda, PassPlaces(layout), state, x});
+         SolveArgs<T>{shape, rhs, k, beta, g, lambda, PassSequences(layout), state, x});
 }
 
 template <class T>

@@ -63,15 +63,15 @@ __global__ void __launch_bounds__(kThreads) add_squares_kernel(const double* sum
 
 // Numbers of 16 bits at a multiple of N of them.
 template <int N>
-FW_DEVICE void load_halves(const void* from, int64_t i, uint32_t (&x)[N]) {
+FW_DEVICE void load_u16(const void* from, int64_t i, uint32_t (&x)[N]) {
   Packet<Bf16, N> packet;
   packet.load(static_cast<const Bf16*>(from) + i);
-  packet.get_halves(x);
+  packet.get_u16(x);
 }
 template <int N>
-FW_DEVICE void store_halves(void* to, int64_t i, const uint32_t (&x)[N]) {
+FW_DEVICE void store_u16(void* to, int64_t i, const uint32_t (&x)[N]) {
   Packet<Bf16, N> packet;
-  packet.set_halves(x);
+  packet.set_u16(x);
   packet.store(static_cast<Bf16*>(to) + i);
 }
 
@@ -103,18 +103,18 @@ __global__ void __launch_bounds__(kThreads)
     float grad[N], value[N], first[N], second[N];
     load_floats(grads + i, grad);
     if constexpr (kSplit) {
-      uint32_t rounded[N], rest[N];
-      load_halves(values.rounded, i, rounded);
-      load_halves(values.rest, i, rest);
+      uint32_t rounded[N], low[N];
+      load_u16(values.rounded, i, rounded);
+      load_u16(values.low, i, low);
       FW_UNROLL for (int k = 0; k < N; ++k) value[k] =
-          bits_float(join_value({static_cast<uint16_t>(rounded[k]), static_cast<uint16_t>(rest[k])}));
+          bits_float(join_value({static_cast<uint16_t>(rounded[k]), static_cast<uint16_t>(low[k])}));
     } else {
       load_floats(values.values + i, value);
     }
     if constexpr (kNarrow) {
       uint32_t m[N], v[N];
-      load_halves(moments.first_bf16, i, m);
-      load_halves(moments.second_bf16, i, v);
+      load_u16(moments.first_bf16, i, m);
+      load_u16(moments.second_bf16, i, v);
       FW_UNROLL for (int k = 0; k < N; ++k) first[k] = bits_float(m[k] << 16), second[k] = bits_float(v[k] << 16);
     } else {
       load_floats(moments.first + i, first);
@@ -134,21 +134,21 @@ __global__ void __launch_bounds__(kThreads)
         m[k] = round_stochastically(float_bits(first[k]), random[k]);
         v[k] = round_stochastically(float_bits(second[k]), random[k] >> 16);
       }
-      store_halves(moments.first_bf16, i, m);
-      store_halves(moments.second_bf16, i, v);
+      store_u16(moments.first_bf16, i, m);
+      store_u16(moments.second_bf16, i, v);
     } else {
       store_floats(moments.first + i, first);
       store_floats(moments.second + i, second);
     }
     if constexpr (kSplit) {
-      uint32_t rounded[N], rest[N];
+      uint32_t rounded[N], low[N];
       FW_UNROLL for (int k = 0; k < N; ++k) {
-        const SplitValue halves = split_value(float_bits(value[k]));
-        rounded[k] = halves.rounded;
-        rest[k] = halves.rest;
+        const SplitValue split = split_value(float_bits(value[k]));
+        rounded[k] = split.rounded;
+        low[k] = split.low;
       }
-      store_halves(values.rounded, i, rounded);
-      store_halves(values.rest, i, rest);
+      store_u16(values.rounded, i, rounded);
+      store_u16(values.low, i, low);
       if (piece.numbers >= 0) {
         FW_UNROLL for (int k = 0; k < N; ++k) values.numbers[piece.numbers + i - piece.begin + k] = value[k];
       }

@@ -81,11 +81,11 @@ struct Packet {
     }
   }
   // Of numbers of 16 bits: their bits.
-  FW_DEVICE void get_halves(uint32_t (&x)[N]) const {
+  FW_DEVICE void get_u16(uint32_t (&x)[N]) const {
     static_assert(sizeof(T) == 2);
     FW_UNROLL for (int i = 0; i < kWords; ++i) x[2 * i] = words[i] & 0xffffu, x[2 * i + 1] = words[i] >> 16;
   }
-  FW_DEVICE void set_halves(const uint32_t (&x)[N]) {
+  FW_DEVICE void set_u16(const uint32_t (&x)[N]) {
     static_assert(sizeof(T) == 2);
     FW_UNROLL for (int i = 0; i < kWords; ++i) words[i] = x[2 * i] | x[2 * i + 1] << 16;
   }
@@ -100,8 +100,8 @@ struct Packet<T, 1> {
   FW_DEVICE void store_at_once(T* to) const { store(to); }
   FW_DEVICE void get(float (&x)[1]) const { x[0] = number(bits); }
   FW_DEVICE void set(const float (&x)[1]) { bits = stored<T>(x[0]); }
-  FW_DEVICE void get_halves(uint32_t (&x)[1]) const { x[0] = bits.bits; }
-  FW_DEVICE void set_halves(const uint32_t (&x)[1]) { bits = T{static_cast<uint16_t>(x[0])}; }
+  FW_DEVICE void get_u16(uint32_t (&x)[1]) const { x[0] = bits.bits; }
+  FW_DEVICE void set_u16(const uint32_t (&x)[1]) { bits = T{static_cast<uint16_t>(x[0])}; }
 };
 
 // N floats at a multiple of min(N, 4) floats.

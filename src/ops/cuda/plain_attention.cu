@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kRowThreads) plain_forward_kernel(const PlainA
   total.clear();
   float top = -INFINITY, sum = 0;
   // Groups of a warp take part in each other's shuffles, so all of them take as many turns.
-  for (int64_t first = stand.first; first <= stand.place; first += group.count) {
+  for (int64_t first = stand.first; first <= stand.last; first += group.count) {
     const int64_t position = first + group.index;
-    const bool has = position <= stand.place;
+    const bool has = position <= stand.last;
     Part k, v;
     k.clear(), v.clear();
     if (has) {
@@ -81,9 +81,9 @@ __global__ void __launch_bounds__(kRowThreads) plain_backward_queries_kernel(con
   dq.clear();
   const float delta = d_o.dot(o, a.lanes), lse = kLog2E * a.lse.data[t * a.lse.stride + head];
   if (thread_index() == 0) a.delta[t * a.heads + head] = delta;
-  for (int64_t first = stand.first; first <= stand.place; first += group.count) {
+  for (int64_t first = stand.first; first <= stand.last; first += group.count) {
     const int64_t position = first + group.index;
-    const bool has = position <= stand.place;
+    const bool has = position <= stand.last;
     Part k, v;
     k.clear(), v.clear();
     if (has) {
@@ -154,21 +154,21 @@ __global__ void __launch_bounds__(kRowThreads) lse_of_table_kernel(Mat<const flo
 struct GatherArgs {
   Mat<const Bf16> now;
   Pages<Bf16> past;
-  PassPlaces places;
+  PassSequences sequences;
   const int32_t* offsets;  // [N + 1] of all keys
   Mat<Bf16> to;
 };
 __global__ void __launch_bounds__(kRowThreads) gather_keys_kernel(const GatherArgs keys, const GatherArgs values) {
   const GatherArgs& a = block_index_y() == 0 ? keys : values;
   const int64_t r = block_index_x();
-  int64_t low = 0, high = a.places.count;  // offsets[low] <= r < offsets[high]
+  int64_t low = 0, high = a.sequences.count;  // offsets[low] <= r < offsets[high]
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     (a.offsets[middle] <= r ? low : high) = middle;
   }
-  const int64_t begin = a.places.offsets[low], length = a.places.offsets[low + 1] - begin;
+  const int64_t begin = a.sequences.offsets[low], length = a.sequences.offsets[low + 1] - begin;
   const int64_t before = a.offsets[low + 1] - a.offsets[low] - length, i = r - a.offsets[low];
-  const Bf16* from = i < before ? page_row(a.past, low, a.places.before(low) - before + i)
+  const Bf16* from = i < before ? page_row(a.past, low, a.sequences.before(low) - before + i)
                                 : a.now.data + (begin + i - before) * a.now.stride;
   for (int64_t c = int64_t{thread_index()} * 8; c < a.to.cols; c += kRowThreads * 8) {
     Packet<Bf16, 8> packet;
@@ -215,7 +215,7 @@ TokenArg token_arg(Mat<T> x, int64_t dim) {
 template <class T>
 PlainArgs<T> plain_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
                         const PassLayout& layout, Pages<T> past_k, Pages<T> past_v) {
-  PlainArgs<T> a{.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)};
+  PlainArgs<T> a{.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .sequences = PassSequences(layout)};
   a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads),
   a.dim = static_cast<int>(shape.dim);
   a.window = shape.window;
@@ -253,9 +253,10 @@ void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16
   upload(offsets.data(), before.sequences + 1, device_offsets, stream);
   const Mat<Bf16> keys = all_keys<Bf16>(exec.arena, shape, before.rows),
                   values = all_keys<Bf16>(exec.arena, shape, before.rows);
-  const PassPlaces places(layout);
+  const PassSequences sequences(layout);
   launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kRowThreads, 0, stream,
-         GatherArgs{k, past_k, places, device_offsets, keys}, GatherArgs{v, past_v, places, device_offsets, values});
+         GatherArgs{k, past_k, sequences, device_offsets, keys},
+         GatherArgs{v, past_v, sequences, device_offsets, values});
   AttentionArgs args = attention_args<Bf16>(q, keys, values, o, shape, exec.arena);
   args.key_rows = before.rows;
   args.tiles = upload_tiles(shape, layout, false, true, exec.arena, stream, args.tile_count);

@@ -28,8 +28,8 @@ size_t b_bytes(const cuda::Product& p) {
 size_t c_bytes(const cuda::Product& p) { return bytes_of(p.m, p.n, p.c_stride, p.result); }
 bool adds_another(const cuda::Product& p) { return p.addend != nullptr && p.addend != p.c; }
 
-// The next place for so many bytes in a pool, aligned as `like` is.
-size_t next_place(size_t& used, size_t pool, size_t bytes, const void* like) {
+// The next offset for so many bytes in a pool, aligned as `like` is.
+size_t next_offset(size_t& used, size_t pool, size_t bytes, const void* like) {
   size_t at = (used + kAlign - 1) / kAlign * kAlign + reinterpret_cast<uintptr_t>(like) % kAlign;
   if (at + bytes > pool) at = reinterpret_cast<uintptr_t>(like) % kAlign;
   used = at + bytes;
@@ -97,8 +97,8 @@ std::vector<double> ProductRecord::seconds_alone(Device& device, int repeats) {
   size_t used = 0;
   for (cuda::Product& p : moved) {
     const size_t a = a_bytes(p), b = b_bytes(p);
-    p.a = base + next_place(used, pool, a, p.a);
-    p.b = base + next_place(used, pool, b, p.b);
+    p.a = base + next_offset(used, pool, a, p.a);
+    p.b = base + next_offset(used, pool, b, p.b);
     const bool another = adds_another(p);
     p.c = results.data() + reinterpret_cast<uintptr_t>(p.c) % kAlign;
     if (p.addend != nullptr) p.addend = another ? addends.data() + reinterpret_cast<uintptr_t>(p.addend) % kAlign : p.c;

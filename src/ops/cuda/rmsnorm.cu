@@ -48,17 +48,17 @@ FW_DEVICE float row_sum(float x, float* scratch) {
   return x;
 }
 
-// Packets of a row that are a thread's own: place, place + step, ... body(i, column) for the i-th; kVectors 0: as many
-// as there are.
+// Packets of a row that are a thread's own: in_row, in_row + step, ... body(i, column) for the i-th; kVectors 0: as
+// many as there are.
 template <int kVectors, class Body>
-FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, const Body& body) {
+FW_DEVICE void for_packets(int in_row, int step, int64_t packets, int width, const Body& body) {
   if constexpr (kVectors > 0) {
     FW_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const int64_t p = place + int64_t{i} * step;
+      const int64_t p = in_row + int64_t{i} * step;
       if (p < packets) body(i, p * width);
     }
   } else {
-    for (int64_t p = place; p < packets; p += step) body(0, p * width);
+    for (int64_t p = in_row; p < packets; p += step) body(0, p * width);
   }
 }
 
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
   // The few rows of decoded tokens have a block each. Their weight, a parameter, is here before the kernel in front is
   // over, and so ahead of the weights that the product after this kernel asks for.
   constexpr bool kWeightFirst = kRowWarps > 1 && kVectors > 0 && kVectors <= 2;
-  const int place = static_cast<int>(thread_index()) % kStep;
+  const int in_row = static_cast<int>(thread_index()) % kStep;
   const int64_t row = int64_t{block_index_x()} * (kWarps / kRowWarps) + thread_index() / kStep;
   if constexpr (!kWeightFirst) follow();
   if (row >= a.rows) return;  // a whole warp, or a whole block
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
   float* scratch = reinterpret_cast<float*>(shared_memory());
   float weights[kWeightFirst ? kVectors : 1][N];
   if constexpr (kWeightFirst) {
-    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) { load_floats(a.weight + c, weights[i]); });
+    for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) { load_floats(a.weight + c, weights[i]); });
     follow();
   }
 
@@ -87,12 +87,12 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
   Packet<T, N> kept[kKept], added[kKept];
   float squares = 0;
   if constexpr (kVectors > 0) {
-    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+    for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
       kept[i].load(x + c);
       if constexpr (kAdd) added[i].load(delta + c);
     });
   }
-  for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+  for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
     if constexpr (kVectors == 0) kept[0].load(x + c);
     float v[N];
     kept[i].get(v);
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
     FW_UNROLL for (int k = 0; k < N; ++k) squares += v[k] * v[k];
   });
   const float rstd = 1.0f / sqrtf(row_sum<kRowWarps>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
-  if (place == 0) a.rstd[row] = rstd;
-  for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+  if (in_row == 0) a.rstd[row] = rstd;
+  for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
     if constexpr (kVectors == 0) kept[0].load(x + c);  // its own stores, if there were any
     float v[N], w[N];
     kept[i].get(v);
@@ -132,7 +132,7 @@ template <class T, int N, int kVectors, int kRowWarps, bool kAccumulate, int kAh
 __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormArgs<T> a) {
   follow();  // for the kernel that adds the sums
   constexpr int kStep = kRowWarps * 32, kSlots = kWarps / kRowWarps;
-  const int place = static_cast<int>(thread_index()) % kStep, slot = static_cast<int>(thread_index()) / kStep;
+  const int in_row = static_cast<int>(thread_index()) % kStep, slot = static_cast<int>(thread_index()) / kStep;
   const int64_t packets = a.cols / N;
   // [2, kWarps], a row's and the next one's; then [cols] sums of the block where packets are kept
   float* scratch = reinterpret_cast<float*>(shared_memory());
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
   constexpr int kKept = kVectors > 0 ? kVectors : 1;
   float dweight[kKept][N] = {};
   if constexpr (kVectors == 0) {
-    for_packets<0>(place, kStep, packets, N,
+    for_packets<0>(in_row, kStep, packets, N,
                    [&](int, int64_t c) { FW_UNROLL for (int k = 0; k < N; ++k) partial[c + k] = 0; });
   }
   struct Row {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
     if (row >= a.rows) return;
     to.rstd = a.rstd[row];
     if constexpr (kVectors > 0) {
-      for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+      for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
         to.x[i].load(a.x + row * a.x_stride + c);
         to.dy[i].load(a.delta + row * a.delta_stride + c);
       });
@@ -172,10 +172,10 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
     const float rstd = now.rstd;
     Packet<T, N> before[kKept];
     if constexpr (kVectors > 0 && kAccumulate) {
-      for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) { before[i].load(dx + c); });
+      for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) { before[i].load(dx + c); });
     }
     float dot = 0;
-    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+    for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
       if constexpr (kVectors == 0) {
         now.x[0].load(x + c);
         now.dy[0].load(dy + c);
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
       }
     });
     const float mean = row_sum<kRowWarps>(dot, scratch + half * kWarps) / static_cast<float>(a.cols);
-    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+    for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
       if constexpr (kVectors == 0) {
         now.x[0].load(x + c);
         now.dy[0].load(dy + c);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
   if constexpr (kVectors > 0) {
     for (int rotation = 0; rotation < kSlots; ++rotation) {
       if (rotation == slot) {
-        for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+        for_packets<kVectors>(in_row, kStep, packets, N, [&](int i, int64_t c) {
           FW_UNROLL for (int k = 0; k < N; ++k) {
             const float sum = (rotation == 0 ? 0.0f : sums[c + k]) + dweight[i][k];
             if (rotation == kSlots - 1) {

@@ -20,7 +20,7 @@ struct RotaryArgs {
   int tokens;        // of a block
   double log2_step;  // log2 of the ratio of neighbouring frequencies, < 0
   float sign;
-  PassPlaces places;
+  PassSequences sequences;
 };
 
 template <class T, int N>
@@ -31,14 +31,15 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
             thread = static_cast<int>(thread_index());
   for (int i = thread; i < tokens * a.half; i += kThreads) {
     const int token = i / a.half, c = i - token * a.half;
-    const float angle = rotary_angle(rotary_share(a.log2_step, c), a.places.place_of(first + token));
+    const float angle = rotary_angle(rotary_share(a.log2_step, c), a.sequences.position_of(first + token));
     rotations[i] = make_float2(cosf(angle), a.sign * sinf(angle));
   }
-  follow();  // places were there before the pass
+  follow();  // positions were there before the pass
   sync_threads();
   const int packets = a.half / N, of_token = a.heads * packets;
   for (int i = thread; i < tokens * of_token; i += kThreads) {
-    const int token = i / of_token, rest = i - token * of_token, head = rest / packets, c = (rest - head * packets) * N;
+    const int token = i / of_token, in_token = i - token * of_token, head = in_token / packets,
+              c = (in_token - head * packets) * N;
     T* at = a.x + (first + token) * a.stride + int64_t{head} * a.dim + c;
     Packet<T, N> low, high;
     low.load(at);
@@ -75,7 +76,7 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
                            tokens,
                            rotary_log2_step(theta, rotated),
                            rotation == Rotation::kForward ? 1.0F : -1.0F,
-                           PassPlaces(layout)};
+                           PassSequences(layout)};
   const Dim3 grid{static_cast<unsigned>((x.rows + tokens - 1) / tokens)};
   const size_t shared = sizeof(float2) * static_cast<size_t>(tokens * half);
   if (half % kPacket<T> == 0 && dim % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) {

@@ -1,6 +1,6 @@
-// Angles of rotary position embedding. A place times a frequency needs more digits than a float has. So what a channel
-// turns by from one place to the next is a share of a whole turn in 2^-64ths. A place times that, in 64 bits, loses the
-// whole turns at the top and keeps the rest at any place.
+// Angles of rotary position embedding. A position times a frequency needs more digits than a float has. So what a
+// channel turns by from one position to the next is a share of a whole turn in 2^-64ths. A position times that, in 64
+// bits, loses the whole turns at the top and keeps the fraction at any position.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace fw::cuda {
 
-// Of channel c of the first half of `rotated`: theta^(-2c / rotated) radians a place. log2_step: log2 of the ratio of
-// neighbouring channels' frequencies.
+// Of channel c of the first half of `rotated`: theta^(-2c / rotated) radians a position. log2_step: log2 of the ratio
+// of neighbouring channels' frequencies.
 FW_HOST_DEVICE inline uint64_t rotary_share(double log2_step, int c) {
   constexpr double kInverseRotation = 0.15915494309189535;  // 1 / (2 pi)
   const double rotation = std::exp2(log2_step * c) * kInverseRotation;
@@ -24,9 +24,10 @@ inline double rotary_log2_step(double theta, int64_t rotated) {
 }
 
 // From -pi to pi.
-FW_DEVICE float rotary_angle(uint64_t share, int64_t place) {
+FW_DEVICE float rotary_angle(uint64_t share, int64_t position) {
   // pi / 2^31
-  return static_cast<float>(static_cast<int32_t>(share * static_cast<uint64_t>(place) >> 32)) * 1.4629180792671596e-9f;
+  return static_cast<float>(static_cast<int32_t>(share * static_cast<uint64_t>(position) >> 32)) *
+         1.4629180792671596e-9f;
 }
 
 // Shares of all channels of heads of up to 128, an argument of a kernel.

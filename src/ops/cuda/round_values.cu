@@ -1,4 +1,4 @@
-// Values rounded to bf16 as the upper halves of split values are (ops/split_value.h): a thread has four neighbours at a
+// Values rounded to bf16 as the bf16 of split values is (ops/split_value.h): a thread has four neighbours at a
 // time.
 #include <algorithm>
 
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* from, int6
     uint32_t rounded[N];
     FW_UNROLL for (int k = 0; k < N; ++k) rounded[k] = split_value(float_bits(x[i][k])).rounded;
     Packet<Bf16, N> out;
-    out.set_halves(rounded);
+    out.set_u16(rounded);
     out.store(to + (first + i * kThreads) * N);
   }
 }

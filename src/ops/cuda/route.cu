@@ -60,7 +60,7 @@ FW_DEVICE uint32_t order_key(float x) {
 }
 FW_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
-// The place of the largest of n keys, the first of equal ones, in every lane; its key becomes 0.
+// The index of the largest of n keys, the first of equal ones, in every lane; its key becomes 0.
 FW_DEVICE int take_largest(uint32_t* keys, int n, int lane) {
   uint32_t best = 0;
   int at = n;
@@ -180,8 +180,8 @@ FW_DEVICE int32_t sum_before(const Counts& count, int experts, int32_t* first, i
 
 // The row of choice i, whose expert is e.
 template <class T>
-FW_DEVICE void place_choice(const RouteArgs<T>& a, int64_t i, int e, int32_t row, float weight) {
-  a.rows.place[i] = row;
+FW_DEVICE void store_choice(const RouteArgs<T>& a, int64_t i, int e, int32_t row, float weight) {
+  a.rows.row_of[i] = row;
   a.rows.source[row] = static_cast<int32_t>(i);
   a.rows.expert[row] = e;
   a.weights[row * a.weights_stride] = stored<T>(weight);
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kSortThreads) route_few_kernel(const RouteArgs
     int32_t row = first[e];
     a.rows.offsets[e] = row;
     for (int i = 0; i < choices; ++i) {
-      if (chosen[i] == e) place_choice(a, i, e, row++, weights[i]);
+      if (chosen[i] == e) store_choice(a, i, e, row++, weights[i]);
     }
   }
 }
@@ -279,14 +279,14 @@ __global__ void __launch_bounds__(kSortThreads) first_rows_kernel(const RouteArg
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSortThreads) place_choices_kernel(const RouteArgs<T> a) {
+__global__ void __launch_bounds__(kSortThreads) sort_choices_kernel(const RouteArgs<T> a) {
   int32_t* const chosen = reinterpret_cast<int32_t*>(shared_memory());
   const int count = load_choices(a, chosen);
   const int64_t begin = int64_t{block_index_x()} * kRouteTile;
   for (int e = static_cast<int>(thread_index()); e < a.experts; e += kSortThreads) {
     int32_t row = a.rows.offsets[e] + a.scratch.counts[int64_t{block_index_x()} * a.experts + e];
     for (int i = 0; i < count; ++i) {
-      if (chosen[i] == e) place_choice(a, begin + i, e, row++, a.scratch.weights[begin + i]);
+      if (chosen[i] == e) store_choice(a, begin + i, e, row++, a.scratch.weights[begin + i]);
     }
   }
 }
@@ -300,7 +300,7 @@ struct RouteBackwardArgs {
   int experts, chosen;
   bool is_sigmoid, is_normalised;
   float scale, balance;
-  const int32_t *offsets, *place, *expert;
+  const int32_t *offsets, *row_of, *expert;
 };
 
 // With s the scores, a chosen one's weight is w = scale s / sum (or scale s), so ds = (scale dw - sum of dw w) / sum.
@@ -313,10 +313,10 @@ __global__ void route_backward_kernel(const RouteBackwardArgs<T> a) {
   const int lane = static_cast<int>(lane_index());
   float* const ds = reinterpret_cast<float*>(shared_memory()) + warp_index() * static_cast<unsigned>(a.experts);
   const T* const scores = a.scores + t * a.scores_stride;
-  const int32_t* const places = a.place + t * a.chosen;
+  const int32_t* const own_rows = a.row_of + t * a.chosen;
   const auto score = [&](int e) { return number(scores[e]); };
-  const auto weight = [&](int j) { return number(a.weights[places[j] * a.weights_stride]); };
-  const auto dweight = [&](int j) { return number(a.dweights[places[j] * a.dweights_stride]); };
+  const auto weight = [&](int j) { return number(a.weights[own_rows[j] * a.weights_stride]); };
+  const auto dweight = [&](int j) { return number(a.dweights[own_rows[j] * a.dweights_stride]); };
   if (a.balance != 0.0f) {
     const float of_row = a.balance * static_cast<float>(a.experts) / static_cast<float>(a.tokens);
     const auto pull = [&](int e) { return of_row * static_cast<float>(a.offsets[e + 1] - a.offsets[e]); };
@@ -333,12 +333,12 @@ __global__ void route_backward_kernel(const RouteBackwardArgs<T> a) {
   if (a.is_normalised) {
     sum = a.is_sigmoid ? kLeastSum : 0.0f;
     for (int j = 0; j < a.chosen; ++j) {
-      sum += score(a.expert[places[j]]);
+      sum += score(a.expert[own_rows[j]]);
       common += dweight(j) * weight(j);
     }
   }
   sync_warp();
-  for (int j = lane; j < a.chosen; j += 32) ds[a.expert[places[j]]] += (a.scale * dweight(j) - common) / sum;
+  for (int j = lane; j < a.chosen; j += 32) ds[a.expert[own_rows[j]]] += (a.scale * dweight(j) - common) / sum;
   sync_warp();
   T* const dlogits = a.dlogits + t * a.dlogits_stride;
   if (a.is_sigmoid) {
@@ -377,7 +377,7 @@ void route_forward(const Exec<T>& exec, const RouterShape& shape, Mat<const T> l
   const size_t tile_bytes = kRouteTile * sizeof(int32_t);
   launch(count_choices_kernel<T>, Dim3{static_cast<unsigned>(tiles)}, kSortThreads, tile_bytes, stream, a);
   launch(first_rows_kernel<T>, Dim3{1}, kSortThreads, 0, stream, a, tiles);
-  launch(place_choices_kernel<T>, Dim3{static_cast<unsigned>(tiles)}, kSortThreads, tile_bytes, stream, a);
+  launch(sort_choices_kernel<T>, Dim3{static_cast<unsigned>(tiles)}, kSortThreads, tile_bytes, stream, a);
 }
 
 template <class T>
@@ -399,7 +399,7 @@ void route_backward(const Exec<T>& exec, const RouterShape& shape, Mat<const T> 
                                static_cast<float>(shape.scale),
                                balance,
                                rows.offsets,
-                               rows.place,
+                               rows.row_of,
                                rows.expert};
   const int warps = route_warps(shape.experts);
   launch_following(scores.rows, route_backward_kernel<T>, Dim3{static_cast<unsigned>(parts_of(scores.rows, warps))},

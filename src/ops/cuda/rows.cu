@@ -34,13 +34,14 @@ struct LastRows {
 template <class T>
 struct StoreRows {
   Mat<const T> from;
-  PassPlaces places;
+  PassSequences sequences;
   Pages<T> pages;
   FW_DEVICE Move<T> row(int64_t t) const {
-    const int64_t n = places.sequence_of(t), begin = places.begin_of(n), length = places.begin_of(n + 1) - begin;
+    const int64_t n = sequences.sequence_of(t), begin = sequences.begin_of(n),
+                  length = sequences.begin_of(n + 1) - begin;
     // a later token takes its place
     if (t - begin < length - pages.per_sequence * pages.rows) return {nullptr, nullptr};
-    return {from.data + t * from.stride, page_row(pages, n, places.before(n) + t - begin)};
+    return {from.data + t * from.stride, page_row(pages, n, sequences.before(n) + t - begin)};
   }
 };
 
@@ -67,10 +68,10 @@ template <class T, int N, class Rows>
 __global__ void __launch_bounds__(kElementThreads) move_rows_kernel(const Rows rows, const Cut cut) {
   follow();
   constexpr int kAhead = 4;
-  const Place place(cut);
-  if (place.packet >= cut.packets) return;
-  const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across,
-                first = place.block * down * kAhead + place.row;
+  const PacketCoord coord(cut);
+  if (coord.packet >= cut.packets) return;
+  const int64_t c = coord.packet * N, down = kElementThreads >> cut.log_across,
+                first = coord.block * down * kAhead + coord.row;
   Packet<T, N> packets[kAhead];
   T* to[kAhead] = {};
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
@@ -144,7 +145,7 @@ void last_rows(const Exec<T>& exec, Mat<const T> from, const PassLayout& layout,
 template <class T>
 void store_rows(const Exec<T>& exec, Mat<const T> x, const PassLayout& layout, Pages<T> pages) {
   const bool packets = aligned(x) && pages.table == nullptr && in_packets<T>(pages.first, pages.width);
-  move_rows<T>(StoreRows<T>{x, PassPlaces(layout), pages}, x.rows, x.cols, packets, exec.device.stream());
+  move_rows<T>(StoreRows<T>{x, PassSequences(layout), pages}, x.rows, x.cols, packets, exec.device.stream());
 }
 
 template <class T>

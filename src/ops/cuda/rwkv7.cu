@@ -16,7 +16,7 @@ struct Inverse {
   bool moves;
 };
 template <class T>
-FW_DEVICE Inverse inverse_norm(const Place2d<const T>& k, const float* k_k, float eps, int64_t t, int64_t first,
+FW_DEVICE Inverse inverse_norm(const Accessor2d<const T>& k, const float* k_k, float eps, int64_t t, int64_t first,
                                int dim, int lane) {
   const float norm = sqrtf(head_sum(first, dim, lane,
                                     [&](int64_t c, int) {
@@ -30,9 +30,9 @@ FW_DEVICE Inverse inverse_norm(const Place2d<const T>& k, const float* k_k, floa
 
 template <class T>
 struct Front {
-  Place2d<const T> decay, rate, k;
-  Place2d<float> g;
-  Place2d<T> p, f, key;
+  Accessor2d<const T> decay, rate, k;
+  Accessor2d<float> g;
+  Accessor2d<T> p, f, key;
   const float *k_k, *k_a;
   float eps;
 
@@ -50,9 +50,9 @@ struct Front {
 
 template <class T>
 struct FrontBackward {
-  Place2d<const float> dg;
-  Place2d<const T> dp, df, dkey, decay, rate, k;
-  Place2d<T> ddecay, drate, dk;
+  Accessor2d<const float> dg;
+  Accessor2d<const T> dp, df, dkey, decay, rate, k;
+  Accessor2d<T> ddecay, drate, dk;
   const float *k_k, *k_a;
   float eps;
 
@@ -77,8 +77,8 @@ struct FrontBackward {
 
 template <class T>
 struct Bonus {
-  Place2d<const T> o, r, key, v, gate;
-  Place2d<T> y;
+  Accessor2d<const T> o, r, key, v, gate;
+  Accessor2d<T> y;
   const float* r_k;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float*) const {
@@ -90,8 +90,8 @@ struct Bonus {
 
 template <class T>
 struct BonusBackward {
-  Place2d<const T> dy, o, r, key, v, gate;
-  Place2d<T> d_o, dr, dkey, dv, dgate;
+  Accessor2d<const T> dy, o, r, key, v, gate;
+  Accessor2d<T> d_o, dr, dkey, dv, dgate;
   const float* r_k;
 
   FW_DEVICE void operator()(int64_t t, int64_t first, int dim, int lane, float* sums) const {
@@ -138,8 +138,9 @@ template <class T>
 void rwkv7_front_forward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<const T> decay, Mat<const T> rate,
                          Mat<const T> k, const Wide<T>* k_k, const Wide<T>* k_a, Mat<Wide<T>> g, Mat<T> p, Mat<T> f,
                          Mat<T> key) {
-  const Front<T> front{Place2d(decay), Place2d(rate), Place2d(k), Place2d(g), Place2d(p),
-                       Place2d(f),     Place2d(key),  k_k,        k_a,        static_cast<float>(shape.key_eps)};
+  const Front<T> front{
+      Accessor2d(decay), Accessor2d(rate), Accessor2d(k), Accessor2d(g), Accessor2d(p),
+      Accessor2d(f),     Accessor2d(key),  k_k,           k_a,           static_cast<float>(shape.key_eps)};
   for_head_rows(exec, front, k.rows, k.cols / shape.dim, shape.dim);
 }
 
@@ -148,16 +149,16 @@ void rwkv7_front_backward(const Exec<T>& exec, const Rwkv7Shape& shape, Mat<cons
                           Mat<const T> df, Mat<const T> dkey, Mat<const T> decay, Mat<const T> rate, Mat<const T> k,
                           const Wide<T>* k_k, const Wide<T>* k_a, Mat<T> ddecay, Mat<T> drate, Mat<T> dk, Wide<T>* dk_k,
                           Wide<T>* dk_a) {
-  const FrontBackward<T> back{Place2d(dg),
-                              Place2d(dp),
-                              Place2d(df),
-                              Place2d(dkey),
-                              Place2d(decay),
-                              Place2d(rate),
-                              Place2d(k),
-                              Place2d(ddecay),
-                              Place2d(drate),
-                              Place2d(dk),
+  const FrontBackward<T> back{Accessor2d(dg),
+                              Accessor2d(dp),
+                              Accessor2d(df),
+                              Accessor2d(dkey),
+                              Accessor2d(decay),
+                              Accessor2d(rate),
+                              Accessor2d(k),
+                              Accessor2d(ddecay),
+                              Accessor2d(drate),
+                              Accessor2d(dk),
                               k_k,
                               k_a,
                               static_cast<float>(shape.key_eps)};
@@ -182,16 +183,19 @@ void mixed_value_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, 
 template <class T>
 void bonus_gate_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> r, Mat<const T> key, Mat<const T> v,
                         Mat<const T> gate, const Wide<T>* r_k, int64_t dim, Mat<T> y) {
-  for_head_rows(exec, Bonus<T>{Place2d(o), Place2d(r), Place2d(key), Place2d(v), Place2d(gate), Place2d(y), r_k},
-                o.rows, o.cols / dim, dim);
+  for_head_rows(
+      exec,
+      Bonus<T>{Accessor2d(o), Accessor2d(r), Accessor2d(key), Accessor2d(v), Accessor2d(gate), Accessor2d(y), r_k},
+      o.rows, o.cols / dim, dim);
 }
 
 template <class T>
 void bonus_gate_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> r, Mat<const T> key,
                          Mat<const T> v, Mat<const T> gate, const Wide<T>* r_k, int64_t dim, Mat<T> d_o, Mat<T> dr,
                          Mat<T> dkey, Mat<T> dv, Mat<T> dgate, Wide<T>* dr_k) {
-  const BonusBackward<T> back{Place2d(dy),  Place2d(o),  Place2d(r),    Place2d(key), Place2d(v),     Place2d(gate),
-                              Place2d(d_o), Place2d(dr), Place2d(dkey), Place2d(dv),  Place2d(dgate), r_k};
+  const BonusBackward<T> back{Accessor2d(dy),   Accessor2d(o),    Accessor2d(r),     Accessor2d(key),
+                              Accessor2d(v),    Accessor2d(gate), Accessor2d(d_o),   Accessor2d(dr),
+                              Accessor2d(dkey), Accessor2d(dv),   Accessor2d(dgate), r_k};
   sum_head_rows<1>(exec, back, o.rows, o.cols / dim, dim, [&](const float* partial, int64_t runs) {
     add_column_sums(partial, runs, o.cols, dr_k, exec.device.stream());
   });

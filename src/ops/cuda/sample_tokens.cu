@@ -84,8 +84,8 @@ FW_DEVICE double scaled_exp(double x, int bits, const double* powers) {
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + bits + (k >> 6)) << 52) * (powers[k & 63] * series);
 }
 
-// The largest of numbers that of(i) gives for i < count, and its first place; a place of -1 where one is NaN. For every
-// thread.
+// The largest of numbers that of(i) gives for i < count, and its first index; an index of -1 where one is NaN. For
+// every thread.
 template <class Of>
 FW_DEVICE void block_likeliest(int count, const Of& of, Shared& shared, float& top, int& at) {
   top = -INFINITY, at = INT32_MAX;

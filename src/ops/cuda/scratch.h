@@ -208,11 +208,11 @@ struct RouteScratch {
   }
 };
 
-// Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 128 channels, and no keys of
+// Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 256 channels, and no keys of
 // earlier passes.
 template <class T, class... Mats>
 bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
-  if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
+  if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 256 || shape.window > INT32_MAX) return false;
   return (in_sixteens(matrices) && ...);
 }
 // Kernels of attention that turn heads themselves: whole ones of 64 or 128 channels.

@@ -30,7 +30,7 @@ struct ScanArgs {
   int parts;            // that every sequence is cut into
   const float* starts;  // [sequences, parts, N, D]: states before (backward: gradients after) each part; null: not cut
 
-  // The place of the mark of a chunk's element [n, c].
+  // The index of the mark of a chunk's element [n, c].
   FW_DEVICE int64_t mark(int64_t sequence, int64_t chunk, int n, int64_t c) const {
     return ((offsets[sequence] / kSpan + sequence + chunk) * q.cols + n) * u.cols + c;
   }
@@ -81,20 +81,20 @@ struct RowsAhead {
 
   FW_DEVICE void load(const Mat<const T>& from, int64_t begin, int count, int64_t column) {
     FW_UNROLL for (int i = 0; i < kCount; ++i) {
-      const int place = static_cast<int>(thread_index()) + i * F::kThreads, t = place / kOfRow,
-                c = place % kOfRow * F::kWide;
+      const int index = static_cast<int>(thread_index()) + i * F::kThreads, t = index / kOfRow,
+                c = index % kOfRow * F::kWide;
       held[i] = {};
-      if (place < kTokens * kOfRow && t < count && column + c < from.cols)
+      if (index < kTokens * kOfRow && t < count && column + c < from.cols)
         held[i].load(from.data + (begin + t) * from.stride + column + c);
     }
   }
   FW_DEVICE void store(float* to) const {  // [kTokens, kColumns]
     FW_UNROLL for (int i = 0; i < kCount; ++i) {
-      const int place = static_cast<int>(thread_index()) + i * F::kThreads;
-      if (place >= kTokens * kOfRow) continue;
+      const int index = static_cast<int>(thread_index()) + i * F::kThreads;
+      if (index >= kTokens * kOfRow) continue;
       float x[F::kWide];
       held[i].get(x);
-      FW_UNROLL for (int j = 0; j < F::kWide; ++j) to[place * F::kWide + j] = x[j];
+      FW_UNROLL for (int j = 0; j < F::kWide; ++j) to[index * F::kWide + j] = x[j];
     }
   }
 };
@@ -102,11 +102,11 @@ struct RowsAhead {
 template <class T, class F>
 FW_DEVICE void store_rows(const float* from, const Mat<T>& to, int64_t begin, int count, int64_t column) {
   constexpr int kOfRow = F::kChannels / F::kWide;
-  for (int place = static_cast<int>(thread_index()); place < count * kOfRow; place += F::kThreads) {
-    const int t = place / kOfRow, c = place % kOfRow * F::kWide;
+  for (int index = static_cast<int>(thread_index()); index < count * kOfRow; index += F::kThreads) {
+    const int t = index / kOfRow, c = index % kOfRow * F::kWide;
     if (column + c >= to.cols) continue;
     float x[F::kWide];
-    FW_UNROLL for (int j = 0; j < F::kWide; ++j) x[j] = from[place * F::kWide + j];
+    FW_UNROLL for (int j = 0; j < F::kWide; ++j) x[j] = from[index * F::kWide + j];
     Packet<T, F::kWide> packet;
     packet.set(x);
     packet.store(to.data + (begin + t) * to.stride + column + c);
@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
   load_rates<law>(a, c, first_row, active, rate);
   const auto has = [&](int i) { return active && first_row + i < N; };
   const float* const start = a.starts != nullptr ? a.starts + int64_t{of_sequence} * N * D : s_in;
-  const int64_t place = a.starts != nullptr ? sequence * a.parts : sequence;
+  const int64_t start_index = a.starts != nullptr ? sequence * a.parts : sequence;
   FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] =
-      has(i) && start != nullptr ? start[(place * N + first_row + i) * D + c] : 0.0f;
+      has(i) && start != nullptr ? start[(start_index * N + first_row + i) * D + c] : 0.0f;
   const float skip = active ? a.skip[c] : 0.0f;
   const ScanPart part(a, sequence, of_sequence);
   const int64_t first = a.offsets[sequence] + part.begin, length = part.length;
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(F::kThreads, 2)
 
 constexpr int kJoinThreads = 256;
 
-// The states before each part (kBack: gradients after it), in the place of what the parts make of zero. from:
+// The states before each part (kBack: gradients after it), in place of what the parts make of zero. from:
 // [sequences, N D] or null.
 template <bool kBack>
 __global__ void __launch_bounds__(kJoinThreads)
@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
       if (at > 0) load(at - 1);
       float before[kSpan][kOf], decay[kSpan][kOf];
       FW_UNROLL for (int t = 0; t < kSpan; ++t) {
-        const int place = t * F::kChannels + channel;
-        const float e = write_size<law>(chunk.step[place], chunk.square + t), z = e * chunk.u[place];
+        const int index = t * F::kChannels + channel;
+        const float e = write_size<law>(chunk.step[index], chunk.square + t), z = e * chunk.u[index];
         float k[kOf];
         load_floats(chunk.k + t * F::kStates + first_row, k);
         FW_UNROLL for (int i = 0; i < kOf; ++i) {
@@ -389,9 +389,9 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
       FW_UNROLL for (int from = kSpan - F::kLanes; from >= 0; from -= F::kLanes) {
         float of_z[F::kLanes], of_e[F::kLanes], left[F::kLanes][kLeft];
         FW_UNROLL for (int j = F::kLanes - 1; j >= 0; --j) {
-          const int t = from + j, place = t * F::kChannels + channel;
-          const float grad_y = dy[place], e = write_size<law>(chunk.step[place], chunk.square + t),
-                      z = e * chunk.u[place];
+          const int t = from + j, index = t * F::kChannels + channel;
+          const float grad_y = dy[index], e = write_size<law>(chunk.step[index], chunk.square + t),
+                      z = e * chunk.u[index];
           float k[kOf], q[kOf], of_keys[2 * kOf], dz = 0, de = 0;
           load_floats(chunk.k + t * F::kStates + first_row, k);
           load_floats(chunk.q + t * F::kStates + first_row, q);
@@ -424,18 +424,18 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
         }
         halve<F::kLanes, 1>(of_z);
         halve<F::kLanes, 1>(of_e);
-        const int t = from + lane, place = t * F::kChannels + channel;
-        const float u = chunk.u[place], step = chunk.step[place], e = write_size<law>(step, chunk.square + t);
+        const int t = from + lane, index = t * F::kChannels + channel;
+        const float u = chunk.u[index], step = chunk.step[index], e = write_size<law>(step, chunk.square + t);
         constexpr float kLn2 = 0.6931471805599453f;
         float de = (law == ScanLaw::kMamba ? kLn2 * of_e[0] : of_e[0]) + u * of_z[0];
         if constexpr (law == ScanLaw::kLonghorn) {
-          of_square[place] = active ? -e * e * de : 0.0f;
+          of_square[index] = active ? -e * e * de : 0.0f;
           const float share = 1.0f / (1.0f + step * chunk.square[t]);
           de *= share * share;
         }
-        dskip += dy[place] * u;
-        du[place] = skip * dy[place] + e * of_z[0];
-        dstep[place] = de;
+        dskip += dy[index] * u;
+        du[index] = skip * dy[index] + e * of_z[0];
+        dstep[index] = de;
       }
       sync_threads();
       store_rows<T, F>(du, g.du, begin, count, column);

@@ -7,13 +7,13 @@
 namespace fw::cuda {
 
 // The sequences of a pass, in device memory.
-struct PassPlaces {
+struct PassSequences {
   const int64_t* offsets;    // [count + 1]
   const int64_t* positions;  // [count]: tokens before the pass; null: none
   int64_t count;
   bool single;  // a token each: nothing is looked up, since what is decoded waits for every load
 
-  explicit PassPlaces(const PassLayout& layout)
+  explicit PassSequences(const PassLayout& layout)
       : offsets(layout.offsets),
         positions(layout.positions),
         count(layout.host.count()),
@@ -32,7 +32,7 @@ struct PassPlaces {
   FW_DEVICE int64_t begin_of(int64_t n) const { return single ? n : offsets[n]; }
   FW_DEVICE int64_t before(int64_t n) const { return positions == nullptr ? 0 : positions[n]; }
   // Of token t, from 0 at the sequence's first, those of earlier passes included.
-  FW_DEVICE int64_t place_of(int64_t t) const {
+  FW_DEVICE int64_t position_of(int64_t t) const {
     const int64_t n = sequence_of(t);
     return before(n) + t - begin_of(n);
   }

@@ -29,7 +29,7 @@ constexpr int64_t kForwardRun = 64, kBackwardRun = kConvRun;  // tokens
 template <class T>
 struct ConvArgs {
   int64_t tokens = 0, cols = 0;
-  PassPlaces places;
+  PassSequences sequences;
   const T* x = nullptr;
   const T* dy = nullptr;  // backward
   T* y = nullptr;         // dx in backward
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   if (column >= a.cols) return;
   int64_t t = int64_t{block_index_x()} * a.run;
   const int64_t end = min(t + a.run, a.tokens);
-  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
-    const int64_t begin = a.places.begin_of(n), stop = min(end, a.places.begin_of(n + 1));
+  for (int64_t n = a.sequences.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.sequences.begin_of(n), stop = min(end, a.sequences.begin_of(n + 1));
     if (t >= stop) continue;  // an empty sequence
     Columns<N, W> window;
     load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
   load_bias<T, N>(a, column, bias);
   int64_t t = int64_t{block_index_x()} * kBackwardRun;
   const int64_t end = min(t + kBackwardRun, a.tokens);
-  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
-    const int64_t begin = a.places.offsets[n], next = a.places.offsets[n + 1], first = t, stop = min(end, next);
+  for (int64_t n = a.sequences.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.sequences.offsets[n], next = a.sequences.offsets[n + 1], first = t, stop = min(end, next);
     if (t >= stop) continue;
     Columns<N, W> window, dp;
     load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);
@@ -247,7 +247,7 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
 template <class T>
 void conv_forward(Mat<const T> x, const float* weight, const float* bias, int64_t width, const PassLayout& layout,
                   const T* tail_in, T* tail_out, Mat<T> y, void* stream) {
-  ConvArgs<T> a{x.rows,  x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in,
+  ConvArgs<T> a{x.rows,  x.cols, PassSequences(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in,
                 nullptr, bias};
   // Decoding: a thread has read all of a tail before it writes it. Otherwise blocks that begin later may still want the
   // old one.
@@ -265,9 +265,9 @@ void conv_backward(Mat<const T> dy, Mat<const T> x, const float* weight, const f
                    const PassLayout& layout, const T* tail_in, Mat<T> dx, float* dweight, float* dbias, float* partial,
                    float* partial_bias, void* stream) {
   const int64_t runs = parts_of(x.rows, kBackwardRun);
-  ConvArgs<T> a{x.rows,   x.cols,    PassPlaces(layout), x.data, dy.data, dx.data,
-                x.stride, dy.stride, dx.stride,          weight, tail_in, partial,
-                bias};
+  ConvArgs<T> a{
+      x.rows,  x.cols, PassSequences(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in,
+      partial, bias};
   if (bias != nullptr) a.partial_bias = partial_bias;
   with_form(a, width, [&](auto n, auto w) {
     launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a);

@@ -20,7 +20,7 @@ struct ShiftArgs {
   Mat<const T> x, dy;
   Mat<T> to;  // y or dx
   const float* mix;
-  PassPlaces places;
+  PassSequences sequences;
   const T* tail;
   float* dmix;  // partial sums [runs, count cols]
 };
@@ -41,7 +41,7 @@ FW_DEVICE void store_row(T* to, const float (&x)[N]) {
 // The row before token t of sequence n.
 template <class T, int N>
 FW_DEVICE void load_before(const ShiftArgs<T>& a, int64_t n, int64_t t, int64_t column, float (&x)[N]) {
-  if (t > a.places.offsets[n]) {
+  if (t > a.sequences.offsets[n]) {
     load_row(a.x.data + (t - 1) * a.x.stride + column, x);
   } else if (a.tail != nullptr) {
     load_row(a.tail + n * a.x.cols + column, x);
@@ -55,9 +55,9 @@ template <class T, class Body>
 FW_DEVICE void for_run(const ShiftArgs<T>& a, const Body& body) {
   int64_t t = int64_t{block_index_x()} * kShiftRun;
   const int64_t end = min(t + kShiftRun, a.x.rows);
-  int64_t n = a.places.sequence_of(t);
+  int64_t n = a.sequences.sequence_of(t);
   for (; t < end; ++t) {
-    while (a.places.offsets[n + 1] <= t) ++n;
+    while (a.sequences.offsets[n + 1] <= t) ++n;
     body(t, n);
   }
 }
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) token_shift_backward_kernel(const Sh
     float here[N], before[N], dx[N] = {};
     load_row(a.x.data + t * a.x.stride + column, here);
     load_before(a, n, t, column, before);
-    const bool last = t + 1 == a.places.offsets[n + 1];
+    const bool last = t + 1 == a.sequences.offsets[n + 1];
     FW_UNROLL for (int j = 0; j < kCount; ++j) {
       const T* row = a.dy.data + t * a.dy.stride + j * d + column;
       float grad[N], next[N] = {};
@@ -142,7 +142,7 @@ namespace ops {
 template <class T>
 void token_shift_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* mix, int64_t count,
                          const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
-  const ShiftArgs<T> a{x, {}, y, mix, PassPlaces(layout), tail_in, nullptr};
+  const ShiftArgs<T> a{x, {}, y, mix, PassSequences(layout), tail_in, nullptr};
   if (x.rows > 0) {
     with_form(a, count, [&]<int N, int kCount>() {
       launch_following(x.rows, token_shift_forward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0,
@@ -158,7 +158,7 @@ void token_shift_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, 
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = parts_of(x.rows, kShiftRun), columns = count * x.cols;
-  const ShiftArgs<T> a{x, dy, dx, mix, PassPlaces(layout), tail_in, partial_sums(exec.arena, runs, columns)};
+  const ShiftArgs<T> a{x, dy, dx, mix, PassSequences(layout), tail_in, partial_sums(exec.arena, runs, columns)};
   with_form(a, count, [&]<int N, int kCount>() {
     launch(token_shift_backward_kernel<T, N, kCount>, grid_of(a, N), kThreads, 0, exec.device.stream(), a);
   });

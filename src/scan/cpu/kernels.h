@@ -82,8 +82,8 @@ struct DecayKernels {
   void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src,
                          int64_t block_src, T* dst, int64_t block_dst, T* total);
   // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid - lag (scaled by prod
-  // alpha[s+1..mid-lag]); rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: in
-  // place on src, all rows as they are multiplied (the adjoint moves gradients the same way).
+  // alpha[s+1..mid-lag]); rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: src
+  // is overwritten, all rows as they are multiplied (the adjoint moves gradients the same way).
   void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src,
                  const T* w, T* dst);
   // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k] (in block 1 to r -

@@ -56,7 +56,7 @@ struct SequenceArg {
 // has those.
 struct CheckpointArg {
   StateArg states;                       // data null: none
-  const int32_t* slots = nullptr;        // [N, columns]; null: at places by the sequence's first row
+  const int32_t* slots = nullptr;        // [N, columns]; null: in slots by the sequence's first row
   int32_t columns = 0, first_slot = 0;   // slots below it are none
   int32_t chunks = 0;                    // of 64 tokens from one to the next
   SequenceArg whole;                     // the sequences that have them, where a kernel is given segments

@@ -102,9 +102,9 @@ struct BackwardRegions {
   Region head_sums;          // GradientArgs::head_sums
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
-  // float [2, .., tokens, HV], of DevicePlan::k256: what both halves make of gradients of one scalar per token and the
+  // float [2, .., tokens, HV], of DevicePlan::k256: what both calls make of gradients of one scalar per token and the
   // slopes of q and k
-  Region halves;
+  Region k256_scalars;
   Region ready;  // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::overlap_grad_with_scan
   Region token;  // of token_backward
   SegmentRegions segments;
@@ -128,6 +128,9 @@ struct DevicePlan {
   // there are segments, or would be of longer sequences: the descriptor says how many tokens one has, and a sequence's
   // bits are those alone
   bool cut = false;
+  // Forward that does not save is one kernel (sm90/fused/), where TMA takes its tensors: there are about as many
+  // sequences and value heads as SMs, or more.
+  bool fused_forward = false;
   // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let
   // nothing through of (sm90/scan/decay_cutoff.cuh).
   bool uses_decay_cutoff = false;

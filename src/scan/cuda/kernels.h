@@ -93,7 +93,7 @@ struct PrecondBackwardArgs {
   float* scratch = nullptr;           // [chunks, H, 2 K + 2]
   // if it is there, with precond_share() of scratch: dk has what gradients() made, and grads is not read
   PrecondShare share;
-  // dm, dalpha_p, dbeta_p as made; d.k: the rest of the rule, per value head; may be the memory of dk (group 1)
+  // dm, dalpha_p, dbeta_p as made; d.k: what the rule adds to it, per value head; may be the memory of dk (group 1)
   HeadGradients grads;
   StateArg d_final_precond;  // may be absent
   // out, per key head (absent: not computed); dk: the sum over the group and this
@@ -138,7 +138,7 @@ struct PrepareArgs {
   // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
   float* spare_m = nullptr;
 };
-// choice: select_prepare() (pipeline.h), with places for what it leaves.
+// choice: select_prepare() (pipeline.h), with buffers for what it leaves.
 void prepare(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream);
 // How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for TMA; 0: it is not asked.
 struct TokenShape {
@@ -150,6 +150,17 @@ struct TokenShape {
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
+
+// ---- fused/: the whole forward in one kernel, of calls and tensors that fuses_forward() takes (pipeline.h)
+
+struct FusedForwardArgs {
+  Problem problem;  // initial_state unused
+  TokenShape shape;
+  TokenArg o;
+  StateArg initial_state, final_state;  // may be absent (zero; not written)
+  float norm_eps = 0, gain_eps = 0;     // of the rule: fused_forward() sets them
+};
+void fused_forward(const FusedForwardArgs& args, void* stream);
 
 // What tells the scans' first passes over segments how long a state lasts (sm90/scan/decay_cutoff.cuh), of rules whose
 // step is a symmetric contraction.
@@ -293,7 +304,7 @@ struct K256PrepareArgs {
   RowScales* numbers = nullptr;               // [chunks, HV]
   IntraChunk* pairs = nullptr;                // [chunks, HV]; additive: without A
   RowNorms* norms = nullptr;                  // [chunks, HV], where streams are sums or kKeys; or null
-  QETiles<kMaxTileK>* chunk_tiles = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
+  QETiles<kMaxTileK>* chunk_tiles = nullptr;  // kKeys, [chunks, HV], in place of the numbers, and
   uint16_t* keys = nullptr;                   // [chunks, HV, 64 k_tile]: Khat as SW128 tiles
   uint16_t* z = nullptr;                      // kKeys: as PrepareArgs
 };
@@ -312,12 +323,12 @@ void k256_reverse(const ScanReverseArgs& args, ReverseScan kernel, const K256Til
 
 // problem, grads: of a half (K256Half); pairs as k256_prepare() left them, states, d_states: of the half's first tile.
 void k256_gradients(const GradientArgs& args, GradientKernel kernel, int64_t chunks, void* stream);
-// Adds up what both halves have left of gradients of one scalar per token, and adds to dq and dk of the first half what
+// Adds up what both calls have left of gradients of one scalar per token, and adds to dq and dk of the first call what
 // the second's slopes make of its rows.
 struct K256JoinArgs {
   Problem problem;
   struct Number {
-    const float* halves[2] = {};  // [tokens, HV]; null: not asked for
+    const float* parts[2] = {};  // [tokens, HV]; null: not asked for
     TokenArg to;
   };
   static constexpr int kNumbers = kTokenScalars + 3;  // and g and the gates on e and on z

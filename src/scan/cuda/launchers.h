@@ -2,7 +2,7 @@
 // call's rule, on the stream. By the arguments that they take:
 //   FW_TILES   the chunk form with K up to 128
 //   FW_K256    with K of 129 to 256
-//   FW_RAW     from the raw tensors; additive_scan() and additive_gradients() (kernels.h)
+//   FW_RAW     from the raw tensors; additive_scan(), additive_gradients() and fused_forward() (kernels.h)
 // launch.cpp calls them.
 #pragma once
 

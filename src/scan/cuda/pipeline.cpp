@@ -54,7 +54,7 @@ Tiles channel_tiles(const CallTraits& t) { return stores_k_hat(t.rule) ? kQeTile
 bool takes_plain_rows(const CallTraits& t) {
   return t.rule.is_delta() && !wants_hi_lo(t.rule) && copied(t) && q_of(t).near && k_of(t).near && g_of(t).near;
 }
-// Erase gates of channels: their rows have a place only alongside bf16 log-decays. Nothing that coefficients are made
+// Erase gates of channels: their rows have a buffer only alongside bf16 log-decays. Nothing that coefficients are made
 // of depends on such a gate. Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
 bool takes_plain_gates(const CallTraits& t) {
   const auto values = [&](TokenIndex i) { return whole(t.input(i)) && t.V % 8 == 0; };
@@ -116,7 +116,7 @@ bool token_step(const CallTraits& t) { return few_tokens(t.packed, t.T, t.token_
 
 bool copied(const CallTraits& t) {
   // Rows with an erase key of its own are not, but where a decay a channel makes streams of all rows: there it is
-  // copied to the place of an erase gate.
+  // copied to the buffer of an erase gate.
   const Rule& rule = t.rule;
   const bool own_key = rule.decay == Decay::kChannel && rule.k_norm == Norm::kRaw && !channel_erase(rule) &&
                        !rule.uses_precond() && whole(t.input(TokenIndex::erase_key));
@@ -200,7 +200,7 @@ bool gradients_fuse_gates(const CallTraits& t) {
   return !channel_own_key(t) && channel_streams(t);
 }
 bool prepare_fuses_scalars(const CallTraits& t) {
-  if (t.rule.uses_precond()) return false;
+  if (t.rule.uses_precond() || t.one_kernel) return false;
   const PrepareKernel kernel = select_prepare(t).kernel;
   return kernel == PrepareKernel::kSums || kernel == PrepareKernel::kScalarRows ||
          (kernel == PrepareKernel::kChannelPlain && !channel_erase(t.rule));
@@ -248,7 +248,7 @@ Pipeline plan_forward(const CallTraits& traits, const Plan& plan, const DevicePl
     t.has_m = !p.makes_m;
     p.add(StageKind::kPrecond);
   }
-  if (t.raw) {
+  if (t.raw || t.one_kernel) {
     p.scan = select_forward_scan(t, kNoTiles);
   } else {
     p.prepare = select_prepare(t);

@@ -28,7 +28,7 @@ bool gradients_make_m(const CallTraits& t);
 // Whether gradients adds up dq and dk of the value heads that share a key head itself.
 bool gradients_sum_heads(const CallTraits& t);
 // Whether prepare can make values of log-decays and gates of channels that are logits itself; whether gradients can
-// make them and the gradients of logits, in the places of d. Below, the same of gates and log-decays of one number a
+// make them and the gradients of logits, in place of d. Below, the same of gates and log-decays of one number a
 // token.
 bool prepare_fuses_gates(const CallTraits& t);
 bool gradients_fuse_gates(const CallTraits& t);

@@ -105,6 +105,16 @@ constexpr bool direct_rule(const Rule& rule) {
          !rule.uses_key_form();
 }
 
+// Those whose forward can be one kernel (sm90/fused/). They erase, have one decay a token or none, and their streams
+// are rows of q, k and v times scales. The step is a gate, over a function of |k|^2 or not.
+constexpr bool fused_forward_rule(const Rule& rule) {
+  const bool step = rule.gain == Gain::kOne || rule.gain == Gain::kGate || rule.gain == Gain::kLonghorn ||
+                    rule.gain == Gain::kNlms || rule.gain == Gain::kKaczmarz;
+  return rule.is_delta() && (rule.decay == Decay::kScalar || rule.decay == Decay::kNone) && step &&
+         ungated_streams(rule) && row_multiples(rule) && !mixed_streams(rule) && !wants_hi_lo(rule) &&
+         !rule.general_erase() && !rule.erases_before_decay();
+}
+
 // Those whose keys may have 129 to 256 channels in the chunk form (sm90/k256/), with gains up to 1 and no
 // preconditioner. One decay a token or none: nothing erased, or rows of k times any gain, or (k256_sums()) sums of q
 // and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.

@@ -78,7 +78,7 @@ static_assert(sizeof(FwdTiles<64>) % 128 == 0 && sizeof(FwdTiles<128>) % 128 == 
 // A FwdTiles in two parts, of rules with a decay a channel and an erase (stores_k_hat(), rule_traits.h). The reverse
 // scan reads the first, too: with A and P of IntraChunk and Khat ([64 tokens, kTileK] as SW128 tiles)
 //   dR = P^T dO + Khat D      dZ = A^T dR      D_0 = Diag(gamma_C) D + Q^T dO + E^T dZ
-// dZ of a chunk is kept in the place of V. BwdTiles has two matrices more, which A and P spare; they cost the scan a
+// dZ of a chunk is kept in place of V. BwdTiles has two matrices more, which A and P spare; they cost the scan a
 // product more in its chain.
 template <int kTileK>
 struct QETiles {
@@ -107,8 +107,8 @@ struct BwdTiles {
 // (reverse_takes_rows(), rule_traits.h). With A and P of IntraChunk and the rows where they are,
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D_0 = gamma_C D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
-// and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not
-// there. solved: not 0 where forward has left U = A W in the place of W, as the scan from A and P does
+// and dZ of a chunk is kept in place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not
+// there. solved: not 0 where forward has left U = A W in place of W, as the scan from A and P does
 // (kIntraChunk, which depends on where forward's tensors were); the same in all chunks.
 struct RowScalesBwd {
   float k[64], e[64], q[64];
@@ -125,7 +125,7 @@ static_assert(sizeof(RowScalesBwd) % 128 == 0 && kPlainScaleBytes % 128 == 0);
 // bf16 values, and e and k have no factors of rows:
 //   W = Z + diag(scale) e S0      V = diag(scale) k D
 // so that they are the raw keys, exactly, where these are bf16 values (keeps_raw_keys(); with channel decay, e = -gamma
-// (.) e and Khat as elsewhere, and scales of 1). rest: what bf16 leaves out of x (y); what it leaves out of e (k) is
+// (.) e and Khat as elsewhere, and scales of 1). lo: what bf16 leaves out of x (y); what it leaves out of e (k) is
 // apart, and absent where it is nothing.
 template <int kTileK>
 struct LoTiles {

@@ -103,6 +103,13 @@ CallTraits call_traits(const Problem& x, const DevicePlan& device) {
   t.precond_rows = device.saved.precond_rows.bytes > 0;
   return t;
 }
+bool fuses_forward(const Problem& x, const DevicePlan& device, const TokenShape& shape, const TokenArg& o) {
+  const auto takes = [&](const TokenArg& a, int64_t dim) {
+    return tma_compatible(a, shape.B, shape.T, x.HV / a.divisor, dim);
+  };
+  return device.fused_forward && !x.fused.any() && takes(x.in.q, x.K) && takes(x.in.k, x.K) && takes(x.in.v, x.V) &&
+         takes(o, x.V);
+}
 void add_gradients(const GradientArgs& args, CallTraits& traits) {
   traits.d = token_traits(traits.rule, traits.K, traits.V, args.grads.d);
   traits.d_o = tensor_traits(args.d_o, traits.V);
@@ -124,7 +131,7 @@ CallTraits expected_traits(const Plan& plan, const DevicePlan& device) {
     if (!spec.used) continue;
     const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
     const int64_t heads = spec.heads == TokenHeads::kKey ? plan.H : plan.HV, dim = spec.channels(plan.K, plan.V);
-    bool bf16 = plan.bf16_io && !spec.one() && !(plan.f16_io && i == static_cast<size_t>(TokenIndex::g)),
+    bool bf16 = plan.bf16_io && !spec.one() && !(plan.f32_gates && i == static_cast<size_t>(TokenIndex::g)),
          d_bf16 = bf16 && (!key_row || plan.H == plan.HV);
     // Values made of logits, and what becomes gradients of logits.
     for (const GateSpec& gate : gates) {
@@ -134,6 +141,7 @@ CallTraits expected_traits(const Plan& plan, const DevicePlan& device) {
     t.d[i] = contiguous_traits(plan.T, key_row ? plan.HV : heads, plan.HV, dim, d_bf16);
   }
   t.d_o = t.input(TokenIndex::v);
+  t.one_kernel = device.fused_forward && plan.bf16_io;
   t.token_slots = plan.slots.tokens != nullptr;
   t.starts = plan.slots.own != nullptr && !plan.slots.skips;
   t.initial_state = t.final_state = contiguous_state(plan);
@@ -164,6 +172,7 @@ std::string to_string(const CallTraits& traits) {
   flag(traits.packed, "packed"), flag(traits.raw, "raw"), flag(traits.cut, "cut"), flag(traits.z, "z"),
       flag(traits.lo_parts, "lo_parts");
   flag(traits.precond_rows, "precond_rows"), flag(traits.fused, "fused"), flag(traits.has_m, "m");
+  flag(traits.one_kernel, "one_kernel");
   for (size_t i = 0; i < kTokenTensors; ++i) tensor(kNames[i], traits.in[i]);
   for (size_t i = 0; i < kTokenTensors; ++i) tensor(fmt::format("d_{}", kNames[i]).c_str(), traits.d[i]);
   tensor("d_o", traits.d_o);

@@ -48,6 +48,7 @@ struct CallTraits {
   bool lo_parts = false;      // hi/lo tiles have lo parts of the keys
   bool precond_rows = false;  // forward has left A before every token
   bool fused = false;         // some logits are given to the kernels as they are
+  bool one_kernel = false;    // forward is one kernel: DevicePlan::fused_forward, nothing is saved, TMA takes the rows
   TokenTraits in, d;          // d: gradients as the kernels leave them
   TensorTraits d_o;
   // The token form.
@@ -73,6 +74,8 @@ Problem problem_shape(const Plan& plan);
 CallTraits problem_traits(const Problem& x, int k_tile, int64_t chunks, int sm_count);
 // The same with what a device plan says of them.
 CallTraits call_traits(const Problem& x, const DevicePlan& device);
+// Whether forward that does not save is one kernel for these tensors.
+bool fuses_forward(const Problem& x, const DevicePlan& device, const TokenShape& shape, const TokenArg& o);
 // And of what gradients() is given.
 void add_gradients(const GradientArgs& args, CallTraits& traits);
 // And of what token_forward() is given.

@@ -5,7 +5,7 @@
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/erase_over_decay.h"
-#include "scan/cuda/rewrites/float16_kernels.h"
+#include "scan/cuda/rewrites/staged_rows_kernels.h"
 #include "scan/cuda/rewrites/gate_kernels.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
 #include "scan/cuda/rewrites/split_k.h"
@@ -40,8 +40,8 @@ void add_split_k_rows(const Plan&, const DevicePlan&, const CommonRegions&, cons
 void expand_rows(const ExpandArgs&, const RowTokens&, void*) { require_device(false); }
 void reduce_rows(const ReduceRowsArgs&, const RowTokens&, void*) { require_device(false); }
 
-void from_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
-void to_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
+void stage_rows(const StageArgs&, const StageTokens&, void*) { require_device(false); }
+void unstage_rows(const StageArgs&, const StageTokens&, void*) { require_device(false); }
 
 void gate_values(const GateValuesArgs&, const GateTokens&, void*) { require_device(false); }
 void gate_gradients(const GateGradientsArgs&, const GateTokens&, void*) { require_device(false); }

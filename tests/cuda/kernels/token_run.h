@@ -204,10 +204,10 @@ class TokenDevice {
     return floats_.emplace_back(std::make_unique<DeviceBuffer<float>>(std::vector<float>(values.begin(), values.end())))
         .get();
   }
-  DeviceBuffer<uint16_t>* halves(const std::vector<double>& values) {
+  DeviceBuffer<uint16_t>* bf16s(const std::vector<double>& values) {
     std::vector<uint16_t> bits(values.size());
     for (size_t i = 0; i < values.size(); ++i) bits[i] = bf16_bits_of(static_cast<float>(values[i]));
-    return halves_.emplace_back(std::make_unique<DeviceBuffer<uint16_t>>(bits)).get();
+    return bf16s_.emplace_back(std::make_unique<DeviceBuffer<uint16_t>>(bits)).get();
   }
   const int32_t* table(const std::vector<int32_t>& values) {
     DeviceBuffer<int32_t>* buffer =
@@ -242,13 +242,13 @@ class TokenDevice {
     std::vector<double> padded(static_cast<size_t>(x_.tokens * a.stride_t), std::nan(""));
     for (int64_t t = 0; t < x_.tokens; ++t)
       std::copy_n(values.begin() + t * heads * dim, heads * dim, padded.begin() + t * a.stride_t);
-    a.data = run_.bf16_inputs ? static_cast<void*>(halves(padded)->data()) : floats(padded)->data();
+    a.data = run_.bf16_inputs ? static_cast<void*>(bf16s(padded)->data()) : floats(padded)->data();
     return a;
   }
   TokenArg output(int64_t heads, int64_t dim, bool bf16, int64_t padding = -1) {
     TokenArg a = arg(heads, dim, bf16, padding < 0 ? run_.padding : padding);
     const std::vector<double> nothing(static_cast<size_t>(x_.tokens * a.stride_t), std::nan(""));
-    a.data = bf16 ? static_cast<void*>(halves(nothing)->data()) : floats(nothing)->data();
+    a.data = bf16 ? static_cast<void*>(bf16s(nothing)->data()) : floats(nothing)->data();
     return a;
   }
   template <class T>
@@ -264,7 +264,7 @@ class TokenDevice {
       return {values.begin(), values.end()};
     }
     std::vector<double> values;
-    for (const uint16_t bits : downloaded(halves_, data)) values.push_back(value_of(bits));
+    for (const uint16_t bits : downloaded(bf16s_, data)) values.push_back(value_of(bits));
     return values;
   }
   std::vector<double> read(const TokenArg& a, int64_t heads, int64_t dim) {
@@ -307,7 +307,7 @@ class TokenDevice {
         all[static_cast<size_t>(slot(n) * a.stride_n + h * a.stride_h + k * a.stride_k + v * a.stride_v)] =
             (*values)[static_cast<size_t>(i)];
     }
-    a.data = run_.bf16_state ? static_cast<void*>(halves(all)->data()) : floats(all)->data();
+    a.data = run_.bf16_state ? static_cast<void*>(bf16s(all)->data()) : floats(all)->data();
     return a;
   }
   std::vector<double> read_state(const StateArg& a) {
@@ -378,7 +378,7 @@ class TokenDevice {
   const int32_t* slots_ = nullptr;
   float* boundaries_ = nullptr;
   std::vector<std::unique_ptr<DeviceBuffer<float>>> floats_;
-  std::vector<std::unique_ptr<DeviceBuffer<uint16_t>>> halves_;
+  std::vector<std::unique_ptr<DeviceBuffer<uint16_t>>> bf16s_;
   std::vector<std::unique_ptr<DeviceBuffer<int32_t>>> ints_;
 };
 

@@ -5,7 +5,8 @@
 //
 //   warpgroup 0, thread 0    loads K and V of a tile, then Q and dO of a block of queries into a ring of stages
 //   warpgroup 0, warp 1      loads lse and delta of those queries
-//   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S^T = K Q^T, (dO V^T)^T = V dO^T, dV += P^T dO, dK += dS^T Q, all sums in registers
+//   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S^T = K Q^T, (dO V^T)^T = V dO^T, dV += P^T dO, dK += dS^T Q, all sums in registers.
+//                            Of 256 channels a thread has registers for one sum: a kernel makes dV, another dK
 //   barriers                 rows: full by bytes; ring: full by bytes and warp 1; both empty by all workers
 //   shared memory            K [2][64, D], V [2][64, D], stages of Q [64, D], dO [64, D], lse [64], delta [64], barriers; dK, dV leave through K, V
 #include "gpu/sm90/ptx.cuh"
@@ -17,9 +18,12 @@ namespace {
 using Registers = RegisterShares<40, 232>;
 constexpr int kQueries = 64;  // of a block
 
+// What a kernel makes.
+enum class Sums { kBoth, kValues, kKeys };
+
 template <int kDim>
 struct KeyShape {
-  static constexpr int kHalf = kHalfBytes<kDim>, kStages = kDim == 128 ? 3 : 4;
+  static constexpr int kHalf = kHalfBytes<kDim>, kStages = kDim > 128 ? 1 : kDim == 128 ? 3 : 4;
   static constexpr int kK = 0, kV = 2 * kHalf, kRing = 4 * kHalf, kNumbers = 2 * kHalf, kStage = kNumbers + 1024,
                        kBarriers = kRing + kStages * kStage, kShared = kBarriers + kAttentionBarrierBytes;
   struct Barriers {
@@ -47,11 +51,12 @@ FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Rin
   }
 }
 
-template <int kDim>
+template <int kDim, Sums kSums>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps,
                           const __grid_constant__ RotaryShares rotations) {
   using Shape = KeyShape<kDim>;
+  constexpr bool kMakesK = kSums != Sums::kValues, kMakesV = kSums != Sums::kKeys;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
@@ -71,14 +76,16 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       FW_NO_UNROLL
       for (int number = 0; find_piece(args, args.kv_heads, number, piece); ++number, rows.next()) {
         barriers.rows.wait_empty(rows);
-        mbarrier_expect(barriers.rows.full, 4 * Shape::kHalf);
+        mbarrier_expect(barriers.rows.full, (kMakesK ? 4 : 2) * Shape::kHalf);
         FW_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int row = piece.tile.key + piece.tile.first + 64 * half;
           issue_k_half<kDim>(maps.k, piece.head, row, shared + Shape::kK + half * Shape::kHalf, kSw128Bytes,
                              barriers.rows.full);
-          issue_k_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kSw128Bytes,
-                             barriers.rows.full);
+          if constexpr (kMakesK) {
+            issue_k_half<kDim>(maps.v, piece.head, row, shared + Shape::kV + half * Shape::kHalf, kSw128Bytes,
+                               barriers.rows.full);
+          }
         }
         for_each_block(args, piece, ring, [&](int head, int i) {
           barriers.stages.wait_empty(ring);
@@ -123,9 +130,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     const AttentionTile tile = piece.tile;
     const Sight sight(tile, args.window);
     const int rows = tile.first + 64 * worker, key = tile.first + worker_row(worker);
-    float dk[kDim / 2], dv[kDim / 2];
+    float dk[kMakesK ? kDim / 2 : 1], dv[kMakesV ? kDim / 2 : 1];
     FW_UNROLL
-    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0.0f;
+    for (float& x : dk) x = 0.0f;
+    FW_UNROLL
+    for (float& x : dv) x = 0.0f;
     barriers.rows.wait_full(tile_ring);
     for_each_block(args, piece, ring, [&](int, int i) {
       const uint32_t stage = base + Shape::kRing + ring.slot * Shape::kStage;
@@ -145,9 +154,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       wgmma_fence();
       multiply_transposed<kDim, kQueries>(s, k, stage);
       wgmma_commit();
-      multiply_transposed<kDim, kQueries>(dp, v, stage + Shape::kHalf);
-      wgmma_commit();
-      wgmma_wait<1>();
+      if constexpr (kMakesK) {
+        multiply_transposed<kDim, kQueries>(dp, v, stage + Shape::kHalf);
+        wgmma_commit();
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
       keep(s);
       const float* const lse = numbers + 2 * (lane_index() % 4);
       FW_UNROLL
@@ -162,37 +175,51 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
           if (!sight.sees(i * kQueries + accumulator_column(n), key + n % 4 / 2 * 8)) s[n] = 0.0f;
         }
       }
-      pack_fragments(s, p);
-      wgmma_fence();
-      add_product<kDim, kQueries>(dv, p, stage + Shape::kHalf);
-      wgmma_commit();
-      wgmma_wait<1>();
-      keep(dp);
-      FW_UNROLL
-      for (int n = 0; n < kQueries / 8; ++n) {
-        const float2 of = *reinterpret_cast<const float2*>(lse + kQueries + 8 * n);
-        FW_UNROLL
-        for (int m = 0; m < 4; ++m) s[4 * n + m] *= dp[4 * n + m] - (m % 2 == 0 ? of.x : of.y);
+      if constexpr (kMakesV) {
+        pack_fragments(s, p);
+        wgmma_fence();
+        add_product<kDim, kQueries>(dv, p, stage + Shape::kHalf);
+        wgmma_commit();
       }
-      pack_fragments(s, ds);
-      wgmma_fence();
-      add_product<kDim, kQueries>(dk, ds, stage);
-      wgmma_commit();
+      if constexpr (kMakesK) {
+        wgmma_wait<kMakesV ? 1 : 0>();
+        keep(dp);
+        FW_UNROLL
+        for (int n = 0; n < kQueries / 8; ++n) {
+          const float2 of = *reinterpret_cast<const float2*>(lse + kQueries + 8 * n);
+          FW_UNROLL
+          for (int m = 0; m < 4; ++m) s[4 * n + m] *= dp[4 * n + m] - (m % 2 == 0 ? of.x : of.y);
+        }
+        pack_fragments(s, ds);
+        wgmma_fence();
+        add_product<kDim, kQueries>(dk, ds, stage);
+        wgmma_commit();
+      }
       wgmma_wait<0>();
-      keep(dk);
-      keep(dv);
-      keep_fragments(p);
-      keep_fragments(ds);
+      if constexpr (kMakesK) {
+        keep(dk);
+        keep_fragments(ds);
+      }
+      if constexpr (kMakesV) {
+        keep(dv);
+        keep_fragments(p);
+      }
       barriers.stages.put_empty(ring);
     });
-    FW_UNROLL
-    for (int i = 0; i < kDim / 2; ++i) dk[i] *= args.scale;
-    if (args.theta != 0) rotate_back<kDim>(dk, rotations, place_of_first(args, tile) + key - sight.offset);
     const int row = tile.key + rows, valid = tile.keys - rows;
-    leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf,
-                kLeaveBarrier + worker);
-    leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf,
-                kLeaveBarrier + worker);
+    if constexpr (kMakesK) {
+      FW_UNROLL
+      for (float& x : dk) x *= args.scale;
+      if constexpr (kDim <= 128) {
+        if (args.theta != 0) rotate_back<kDim>(dk, rotations, position_of_first(args, tile) + key - sight.offset);
+      }
+      leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf,
+                  kLeaveBarrier + worker);
+    }
+    if constexpr (kMakesV) {
+      leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf,
+                  kLeaveBarrier + worker);
+    }
     fence_async_shared();  // the next tile's rows come where these were
     barriers.rows.put_empty(tile_ring);
   }
@@ -205,8 +232,16 @@ void launch_keys(const AttentionArgs& args, void* stream) {
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
-  launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads,
-                    KeyShape<kDim>::kShared, stream, args, maps, RotaryShares(args.theta, args.dim));
+  const auto launch = [&](auto kernel) {
+    launch_overlapped(kernel, attention_grid(args, args.kv_heads), kAttentionThreads, KeyShape<kDim>::kShared, stream,
+                      args, maps, RotaryShares(args.theta, args.dim));
+  };
+  if constexpr (kDim > 128) {
+    launch(attention_keys_kernel<kDim, Sums::kValues>);
+    launch(attention_keys_kernel<kDim, Sums::kKeys>);
+  } else {
+    launch(attention_keys_kernel<kDim, Sums::kBoth>);
+  }
 }
 
 }  // namespace
@@ -214,7 +249,7 @@ void launch_keys(const AttentionArgs& args, void* stream) {
 void attention_backward_keys(const AttentionArgs& args, void* stream) {
   check_attention(args);
   if (args.tile_count == 0) return;
-  args.dim <= 64 ? launch_keys<64>(args, stream) : launch_keys<128>(args, stream);
+  for_dim(args.dim, [&]<int kDim>() { launch_keys<kDim>(args, stream); });
 }
 
 }  // namespace fw::cuda

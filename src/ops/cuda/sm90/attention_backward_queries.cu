@@ -19,7 +19,7 @@ constexpr int kKeys = 64;  // of a block
 
 template <int kDim>
 struct QueryShape {
-  static constexpr int kHalf = kHalfBytes<kDim>, kStages = 4;
+  static constexpr int kHalf = kHalfBytes<kDim>, kStages = kDim > 128 ? 1 : 4;
   static constexpr int kQ = 0, kGradient = 2 * kHalf, kRing = 4 * kHalf, kStage = 2 * kHalf,
                        kDelta = kRing + kStages * kStage, kBarriers = kDelta + kAttentionRows * 4,
                        kShared = kBarriers + kAttentionBarrierBytes;
@@ -204,7 +204,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dq[i] *= args.scale;
-    if (args.theta != 0) rotate_back<kDim>(dq, rotations, place_of_first(args, tile) + query);
+    if constexpr (kDim <= 128) {
+      if (args.theta != 0) rotate_back<kDim>(dq, rotations, position_of_first(args, tile) + query);
+    }
     leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim,
                 shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);
     fence_async_shared();  // the next tile's rows come where these were
@@ -228,7 +230,7 @@ void launch_queries(const AttentionArgs& args, void* stream) {
 void attention_backward_queries(const AttentionArgs& args, void* stream) {
   check_attention(args);
   if (args.tile_count == 0) return;
-  args.dim <= 64 ? launch_queries<64>(args, stream) : launch_queries<128>(args, stream);
+  for_dim(args.dim, [&]<int kDim>() { launch_queries<kDim>(args, stream); });
 }
 
 }  // namespace fw::cuda

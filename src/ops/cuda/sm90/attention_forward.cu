@@ -1,12 +1,12 @@
 // Attention forward. A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the other.
-// It walks over blocks of 128 keys, from the last that any of them sees to the first.
+// It walks over blocks of 128 keys (64 where heads have 256 channels), from the last that any of them sees to the first.
 //
 //   warpgroup 0, thread 0    loads Q of a tile, and K and V of a block of keys into rings of two stages; it is ahead of the workers by a tile's end
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S = Q K^T, softmax, O += P V. The products of a block's scores run while
 //                            the block before it is multiplied with its values, and while the other worker does its
 //                            exponentials: they take turns at issuing products
 //   barriers                 q, k and v rings: full by bytes, empty by all workers
-//   shared memory            Q [2][64, D], O [2][64, D] on its way out, K [2][128, D], V [2][128, D], barriers
+//   shared memory            Q [2][64, D], O [2][64, D] on its way out, K [2][128, D], V [2][128, D], barriers; of 256 channels O leaves through Q
 #include "gpu/sm90/ptx.cuh"
 #include "ops/cuda/sm90/attention_parts.cuh"
 
@@ -14,14 +14,15 @@ namespace fw::cuda {
 namespace {
 
 using Registers = RegisterShares<24, 240>;
-constexpr int kKeys = 128;  // of a block
 constexpr int kStages = 2;
 
 template <int kDim>
 struct ForwardShape {
-  static constexpr int kTile = 2 * kHalfBytes<kDim>;  // [128, kDim]
-  static constexpr int kQ = 0, kO = kTile, kK = kO + kTile, kV = kK + kStages * kTile, kBarriers = kV + kStages * kTile,
-                       kShared = kBarriers + kAttentionBarrierBytes;
+  static constexpr bool kLeavesThroughQ = kDim > 128;
+  static constexpr int kKeys = kDim > 128 ? 64 : 128;  // of a block
+  static constexpr int kTile = 2 * kHalfBytes<kDim>, kBlock = kKeys * kDim * 2;
+  static constexpr int kQ = 0, kO = kLeavesThroughQ ? kQ : kTile, kK = kO + kTile, kV = kK + kStages * kBlock,
+                       kBarriers = kV + kStages * kBlock, kShared = kBarriers + kAttentionBarrierBytes;
   struct Barriers {
     RingBarriers<1> q;
     RingBarriers<kStages> k, v;
@@ -33,15 +34,18 @@ struct ForwardMaps {
   TensorMap q, k, v;
 };
 
-// [128, kDim] as panels of 128 rows.
+// [kKeys, kDim] as panels of kKeys rows.
 template <int kDim>
 FW_DEVICE void issue_block(const TensorMap& map, int head, int row, char* to, uint64_t* full) {
-  mbarrier_expect(full, 2 * kHalfBytes<kDim>);
-  issue_k_half<kDim>(map, head, row, to, 2 * kSw128Bytes, full);
-  issue_k_half<kDim>(map, head, row + 64, to + kSw128Bytes, 2 * kSw128Bytes, full);
+  constexpr int kPanels = ForwardShape<kDim>::kKeys / 64;
+  mbarrier_expect(full, ForwardShape<kDim>::kBlock);
+  FW_UNROLL
+  for (int half = 0; half < kPanels; ++half)
+    issue_k_half<kDim>(map, head, row + 64 * half, to + half * kSw128Bytes, kPanels * kSw128Bytes, full);
 }
 
 // The blocks of keys that a tile's queries see.
+template <int kKeys>
 struct KeyBlocks {
   int first, last;
   FW_DEVICE KeyBlocks(const AttentionArgs& args, const AttentionTile& tile) {
@@ -95,6 +99,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     attention_forward_kernel(const AttentionArgs args, const __grid_constant__ ForwardMaps maps) {
   using Shape = ForwardShape<kDim>;
+  constexpr int kKeys = Shape::kKeys;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
@@ -114,12 +119,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     Piece piece;
     FW_NO_UNROLL
     for (int number = 0; find_piece(args, args.heads, number, piece); ++number, q.next()) {
-      const KeyBlocks blocks(args, piece.tile);
+      const KeyBlocks<kKeys> blocks(args, piece.tile);
       const int kv_head = piece.head / (args.heads / args.kv_heads), query = piece.tile.query + piece.tile.first;
       FW_NO_UNROLL
       for (int j = blocks.last; j >= blocks.first; --j, ring.next()) {
         barriers.k.wait_empty(ring);
-        issue_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile,
+        issue_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kBlock,
                           barriers.k.full + ring.slot);
         if (j == blocks.last) {
           barriers.q.wait_empty(q);
@@ -129,7 +134,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
                              barriers.q.full);
         }
         barriers.v.wait_empty(ring);
-        issue_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile,
+        issue_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kBlock,
                           barriers.v.full + ring.slot);
       }
     }
@@ -141,7 +146,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t q = base + Shape::kQ + worker * kHalfBytes<kDim>;
   const auto stage = [&](int matrices, const Ring<kStages>& ring) {
-    return base + matrices + ring.slot * Shape::kTile;
+    return base + matrices + ring.slot * Shape::kBlock;
   };
   Ring<kStages> k_ring, v_ring;
   Ring<1> q_ring;
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     const AttentionTile tile = piece.tile;
     const float scale = args.scale * kLog2E;
     const Sight sight(tile, args.window);
-    const KeyBlocks blocks(args, tile);
+    const KeyBlocks<kKeys> blocks(args, tile);
     const int rows = tile.first + 64 * worker;  // the worker's first query
     const auto hide = [&](float(&s)[kKeys / 2], int j) {
       if (sight.sees_all(rows, 64, j * kKeys, kKeys)) return;
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     keep(s);
     barriers.k.put_empty(k_ring);
     k_ring.next();
-    if (blocks.last == blocks.first) barriers.q.put_empty(q_ring);
+    if (!Shape::kLeavesThroughQ && blocks.last == blocks.first) barriers.q.put_empty(q_ring);
     hide(s, blocks.last);
     softmax.step(s, scale, factor);
     pack_fragments(s, p);
@@ -184,10 +189,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     const int valid = sight.keys - blocks.last * kKeys;
     if (valid < kKeys) {
       barriers.v.wait_full(v_ring);
-      char* const v = shared + Shape::kV + v_ring.slot * Shape::kTile;
+      char* const v = shared + Shape::kV + v_ring.slot * Shape::kBlock;
       const int thread = static_cast<int>(thread_index()) - 128;
-      clear_rows<kDim>(v, 2 * kSw128Bytes, min(valid, 64), thread, kWorkers);
-      clear_rows<kDim>(v + kSw128Bytes, 2 * kSw128Bytes, valid - 64, thread, kWorkers);
+      FW_UNROLL
+      for (int half = 0; half < kKeys / 64; ++half) {
+        clear_rows<kDim>(v + half * kSw128Bytes, kKeys / 64 * kSw128Bytes, min(valid - 64 * half, 64), thread,
+                         kWorkers);
+      }
       fence_async_shared();
       named_barrier_sync(kClearBarrier, kWorkers);
     }
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       keep(s);
       barriers.k.put_empty(k_ring);
       k_ring.next();
-      if (j == blocks.first) barriers.q.put_empty(q_ring);
+      if (!Shape::kLeavesThroughQ && j == blocks.first) barriers.q.put_empty(q_ring);
       hide(s, j);
       softmax.step(s, scale, factor);
       wgmma_wait<0>();
@@ -247,6 +255,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     leave<kDim>(o, args.o, piece.head, tile.query + rows, tile.queries - rows, args.dim,
                 shared + Shape::kO + worker * kHalfBytes<kDim>, kLeaveBarrier + worker);
+    if constexpr (Shape::kLeavesThroughQ) {
+      fence_async_shared();  // the next tile's queries come where O was
+      barriers.q.put_empty(q_ring);
+    }
   }
 }
 
@@ -265,7 +277,7 @@ void launch_forward(const AttentionArgs& args, void* stream) {
 void attention_forward(const AttentionArgs& args, void* stream) {
   check_attention(args);
   if (args.tile_count == 0) return;
-  args.dim <= 64 ? launch_forward<64>(args, stream) : launch_forward<128>(args, stream);
+  for_dim(args.dim, [&]<int kDim>() { launch_forward<kDim>(args, stream); });
 }
 
 }  // namespace fw::cuda

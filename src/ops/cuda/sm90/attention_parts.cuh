@@ -36,14 +36,14 @@ inline constexpr int kHalfBytes = 64 * kDim * 2;  // a matrix [64, kDim]
 
 // ---- Who sees whom -----------------------------------------------------------------------------------------------------------
 
-// Places of keys and queries of a tile's sequence.
+// Positions of keys and queries of a tile's sequence.
 struct Sight {
   int queries, keys, offset, window;
   FW_DEVICE Sight(const AttentionTile& tile, int window_size)
       : queries(tile.queries), keys(tile.keys), offset(tile.keys - tile.queries), window(window_size) {}
   FW_DEVICE bool sees(int query, int key) const {
-    const int place = query + offset;
-    return query < queries && key <= place && (window == 0 || key > place - window);
+    const int last = query + offset;
+    return query < queries && key <= last && (window == 0 || key > last - window);
   }
   // All of `count` keys are seen by all of `rows` queries.
   FW_DEVICE bool sees_all(int query, int rows, int key, int count) const {
@@ -128,10 +128,10 @@ FW_DEVICE int worker_row(int worker) { return 64 * worker + 16 * warp_in_group()
 // Column of accumulator i.
 FW_DEVICE int accumulator_column(int i) { return i / 4 * 8 + 2 * (static_cast<int>(lane_index()) % 4) + i % 2; }
 
-// The gradient of what was turned, as accumulators d, becomes that of what it was before. place: of the row of
+// The gradient of what was turned, as accumulators d, becomes that of what it was before. position: of the row of
 // accumulators 0, 1.
 template <int kDim>
-FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int64_t place) {
+FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int64_t position) {
   FW_UNROLL
   for (int n = 0; n < kDim / 16; ++n) {
     FW_UNROLL
@@ -140,13 +140,13 @@ FW_DEVICE void rotate_back(float (&d)[kDim / 2], const RotaryShares& shares, int
       FW_UNROLL
       for (int h = 0; h < 2; ++h) {
         const int i = 4 * n + 2 * h + e;
-        const float angle = rotary_angle(share, place + 8 * h);
+        const float angle = rotary_angle(share, position + 8 * h);
         rotate_pair(d[i], d[i + kDim / 4], cos_fast(angle), -sin_fast(angle));
       }
     }
   }
 }
-FW_DEVICE int64_t place_of_first(const AttentionArgs& args, const AttentionTile& tile) {
+FW_DEVICE int64_t position_of_first(const AttentionArgs& args, const AttentionTile& tile) {
   return args.positions == nullptr ? 0 : args.positions[tile.sequence];
 }
 
@@ -177,9 +177,17 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
 
 // ---- Host ------------------------------------------------------------------------------------------------------------------------
 
-// As many blocks as there are pieces and places for them.
+// As many blocks as there are pieces and SMs for them.
 inline Dim3 attention_grid(const AttentionArgs& args, int heads) {
   return {static_cast<unsigned>(std::min<int64_t>(static_cast<int64_t>(args.tile_count) * heads, args.sm_count)), 1, 1};
+}
+
+// Calls f<kDim>() with the columns of a tile for heads of so many channels.
+template <class F>
+void for_dim(int dim, const F& f) {
+  if (dim <= 64) return f.template operator()<64>();
+  if (dim <= 128) return f.template operator()<128>();
+  f.template operator()<256>();
 }
 
 // What a kernel's tiles come through.

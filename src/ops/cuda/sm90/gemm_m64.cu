@@ -8,14 +8,14 @@
 //   warp 8, one lane        loads W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
 //   barriers                stages: full by bytes, empty by all workers; `joined` by the bytes of the other slices. Of the cluster: once no products read a
 //                           stage, and once all have what was sent to them
-//   shared memory           kStages stages, barriers; after the last stage, in the stages' place, the sums by shares of blocks and those that come
+//   shared memory           kStages stages, barriers; after the last stage, in the stages' memory, the sums by shares of blocks and those that come
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the
 // kernel before it is over, and for x after that. Two blocks share an SM, with about 128 KB of W on their way.
 //
 // Two products of ranks, which have few blocks and are over before they have begun, are one launch.
 //
-// With SwiGLU (kHalves) a block's rows are 64 of W's upper half and the 64 that belong to them of the lower.
+// With SwiGLU (kSwiglu) a block's rows are 64 of W's upper half and the 64 that belong to them of the lower.
 #include <algorithm>
 
 #include "base/error.h"
@@ -51,13 +51,13 @@ struct GemmM64Shape {
   static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes);
 };
 
-// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster.
-// After them those of the block's own share that the other slices send, [slices - 1, halves, kTokens, kShare]. Eights
+// The sums of a block [slices, parts, kTokens, kShare], a share of the tile's outputs for each block of the cluster.
+// After them those of the block's own share that the other slices send, [slices - 1, parts, kTokens, kShare]. Eights
 // of outputs are exchanged by the token's number, so that lanes that write meet few banks (a gap from token to token
 // would be sent, too).
-template <int kTokens, int kSlices, bool kHalves>
+template <int kTokens, int kSlices, bool kSwiglu>
 struct SharesOf {
-  static constexpr int kParts = kHalves ? 2 : 1, kOutputs = kProductTile / kParts, kShare = kOutputs / kSlices;
+  static constexpr int kParts = kSwiglu ? 2 : 1, kOutputs = kProductTile / kParts, kShare = kOutputs / kSlices;
   static constexpr int kNumbers = kParts * kTokens * kShare, kBytes = 4 * kNumbers, kReceived = kSlices * kNumbers;
   static_assert((2 * kSlices - 1) * kBytes <= GemmM64Shape<kTokens>::kBarriers);
   static FW_DEVICE int exchanged(int token) { return (token >> 1 & ((kShare < 32 ? kShare : 32) / 8 - 1)) * 8; }
@@ -75,7 +75,7 @@ struct GemmM64Args {
   const Bf16* addend = nullptr;  // [rows, out]
   Bf16* y = nullptr;             // [rows, out]
   int64_t addend_stride = 0, y_stride = 0;
-  int out = 0, rows = 0, stages = 0;      // of the whole product; with kHalves out is half of W's rows
+  int out = 0, rows = 0, stages = 0;      // of the whole product; with kSwiglu out is half of W's rows
   int32_t addend_whole = 0, y_whole = 0;  // four numbers from a multiple of four on are one access
 };
 struct GemmM64Maps {
@@ -126,10 +126,10 @@ FW_DEVICE void join_four(const float* sums, int own, int at, float (&sum)[4]) {
   }
 }
 
-template <int kTokens, int kSlices, bool kHalves>
+template <int kTokens, int kSlices, bool kSwiglu>
 FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
   using Shape = GemmM64Shape<kTokens>;
-  using Shares = SharesOf<kTokens, kSlices, kHalves>;
+  using Shares = SharesOf<kTokens, kSlices, kSwiglu>;
   constexpr int kStages = Shape::kStages;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -152,7 +152,7 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
         char* const to = shared + slot * Shape::kStageBytes;
         mbarrier_expect(barriers.full + slot, Shape::kStageBytes);
         tensor_load(to, maps.weight, (first + i) * kStageColumns, 0, row, 0, barriers.full + slot);
-        tensor_load(to + kSw128Bytes, maps.weight, (first + i) * kStageColumns, 0, row + (kHalves ? a.out : 64), 0,
+        tensor_load(to + kSw128Bytes, maps.weight, (first + i) * kStageColumns, 0, row + (kSwiglu ? a.out : 64), 0,
                     barriers.full + slot);
       };
       const auto issue_x = [&](int i, int slot) {
@@ -186,12 +186,12 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
   // same outputs.
   constexpr int kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
   const int thread = static_cast<int>(thread_index()), in_share = thread % kFours * 4,
-            place = slice * kShare + in_share;
-  const int left = a.out - row - place;
+            out_offset = slice * kShare + in_share;
+  const int left = a.out - row - out_offset;
   const auto token_of = [&](int rotation) { return (rotation * kProductWorkers + thread) / kFours; };
   float bias[4] = {};
   if (a.bias != nullptr) {
-    FW_UNROLL for (int i = 0; i < 4; ++i) bias[i] = i < left ? a.bias[row + place + i] : 0.0f;
+    FW_UNROLL for (int i = 0; i < 4; ++i) bias[i] = i < left ? a.bias[row + out_offset + i] : 0.0f;
   }
   grid_dependency_wait();
   grid_dependency_launch();
@@ -200,7 +200,7 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
     FW_UNROLL for (int rotation = 0; rotation < kTurns; ++rotation) {
       const int m = token_of(rotation);
       if (m < a.rows)
-        before[rotation] = load_four(a.addend + m * a.addend_stride + row + place, left, a.addend_whole != 0);
+        before[rotation] = load_four(a.addend + m * a.addend_stride + row + out_offset, left, a.addend_whole != 0);
     }
   }
 
@@ -256,7 +256,7 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
     if (m >= a.rows || left <= 0) continue;
     float y[4];
     join_four<Shares, kSlices>(parts, slice, Shares::at(0, m, in_share), y);
-    if constexpr (kHalves) {
+    if constexpr (kSwiglu) {
       float factor[4];
       join_four<Shares, kSlices>(parts, slice, Shares::at(1, m, in_share), factor);
       FW_UNROLL for (int i = 0; i < 4; ++i) y[i] = y[i] * sigmoid(y[i]) * factor[i];
@@ -265,15 +265,15 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
       before[rotation].get(more);
       FW_UNROLL for (int i = 0; i < 4; ++i) y[i] += bias[i] + more[i];
     }
-    store_four(a.y + m * a.y_stride + row + place, left, a.y_whole != 0, y);
+    store_four(a.y + m * a.y_stride + row + out_offset, left, a.y_whole != 0, y);
   }
   if constexpr (kSlices > 1) cluster_arrive(), cluster_wait();  // all that this block has sent has come
 }
 
-template <int kTokens, int kSlices, bool kHalves>
+template <int kTokens, int kSlices, bool kSwiglu>
 __global__ void __launch_bounds__(kProductThreads, 2)
     some_rows_kernel(const GemmM64Args a, const __grid_constant__ GemmM64Maps maps) {
-  some_rows_tile<kTokens, kSlices, kHalves>(a, maps);
+  some_rows_tile<kTokens, kSlices, kSwiglu>(a, maps);
 }
 // Two products, one in y 0 and one in y 1.
 struct SomeRowsPair {
@@ -287,24 +287,24 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_pair_kernel(cons
     some_rows_tile<kTokens, 1, false>(a, pair.maps[block_index_y()]);
 }
 
-template <int kTokens, int kSlices, bool kHalves>
+template <int kTokens, int kSlices, bool kSwiglu>
 void launch_slices(const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
-  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kHalves ? kProductTile / 2 : kProductTile));
-  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices, kHalves>, Dim3{tiles * kSlices}, kSlices,
+  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kSwiglu ? kProductTile / 2 : kProductTile));
+  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices, kSwiglu>, Dim3{tiles * kSlices}, kSlices,
                              kProductThreads, GemmM64Shape<kTokens>::kShared, stream, a, maps);
 }
 
-template <int kTokens, bool kHalves>
+template <int kTokens, bool kSwiglu>
 void launch_tokens(int slices, const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
   switch (slices) {
     case 1:
-      return launch_slices<kTokens, 1, kHalves>(a, maps, stream);
+      return launch_slices<kTokens, 1, kSwiglu>(a, maps, stream);
     case 2:
-      return launch_slices<kTokens, 2, kHalves>(a, maps, stream);
+      return launch_slices<kTokens, 2, kSwiglu>(a, maps, stream);
     case 4:
-      return launch_slices<kTokens, 4, kHalves>(a, maps, stream);
+      return launch_slices<kTokens, 4, kSwiglu>(a, maps, stream);
     default:
-      return launch_slices<kTokens, 8, kHalves>(a, maps, stream);
+      return launch_slices<kTokens, 8, kSwiglu>(a, maps, stream);
   }
 }
 
@@ -333,13 +333,13 @@ GemmM64Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, Ge
 }
 
 // a: all but that.
-template <bool kHalves>
+template <bool kSwiglu>
 void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Args a, void* stream) {
   const GemmM64Maps maps = make_maps(x, weight, y, a);
   const int tokens = tokens_for(x.rows), slices = gemm_m64_slices(weight.rows, x.cols);
-  if (tokens == 16) return launch_tokens<16, kHalves>(slices, a, maps, stream);
-  tokens == 32 ? launch_tokens<32, kHalves>(slices, a, maps, stream)
-               : launch_tokens<64, kHalves>(slices, a, maps, stream);
+  if (tokens == 16) return launch_tokens<16, kSwiglu>(slices, a, maps, stream);
+  tokens == 32 ? launch_tokens<32, kSwiglu>(slices, a, maps, stream)
+               : launch_tokens<64, kSwiglu>(slices, a, maps, stream);
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ class BackwardRun {
     given.d_o = token_arg(plan, d.o), given.grads = heads_;
     add_gradients(given, traits);
     pipeline_ = plan_backward(traits, plan, device);
-    if (pipeline_.makes_m) {  // in the place of M
+    if (pipeline_.makes_m) {  // in place of M
       problem_.boundaries = boundaries_;
       share_ = precond_share(problem_, space_.at<float>(r.common.scratch), space_.at<float>(r.dcenter),
                              space_.at(r.common.m), device.chunks);
@@ -148,7 +148,7 @@ class BackwardRun {
         return reverse();
       case StageKind::kGradients:
         return pipeline_.reverse == ReverseScan::kRaw ? raw_gradients()
-               : device_.k256                         ? halves_gradients()
+               : device_.k256                         ? k256_gradients_in_two_calls()
                                                       : tile_gradients();
       case StageKind::kK256Join:
         return k256_join(k256_join_, plan_.stream);
@@ -227,7 +227,7 @@ class BackwardRun {
     }
     if (!device_.segments.backward) make_scan_args();
     if (device_.k256) {
-      k256_at_ = k256_places(device_, kept_at_, space_);
+      k256_at_ = k256_prepare_args(device_, kept_at_, space_);
       return k256_reverse(scan_, pipeline_.reverse, k256_tiles(k256_at_), plan_.stream);
     }
     scan_reverse(scan_, pipeline_.reverse, device_.k_tile, plan_.stream);
@@ -253,15 +253,15 @@ class BackwardRun {
   }
   float* joined() const { return space_.at<float>(device_.backward.segments.states); }
 
-  // ---- Keys of more than 128 channels, in two halves
-  void halves_gradients() {
+  // ---- Keys of more than 128 channels, in two calls
+  void k256_gradients_in_two_calls() {
     K256JoinArgs& join = k256_join_;
     join.problem = problem_;
     join.d_q = heads_.d.q, join.d_k = heads_.d.k;
     const bool norms =
         plan_.rule.q_norm != Norm::kRaw || plan_.rule.k_norm != Norm::kRaw || plan_.rule.gain_uses_key_norm();
     const int64_t count = plan_.tokens() * plan_.HV;
-    float* numbers = space_.at<float>(device_.backward.halves);
+    float* numbers = space_.at<float>(device_.backward.k256_scalars);
     const auto next = [&](bool there) {
       float* const at = there ? numbers : nullptr;
       if (there) numbers += count;
@@ -292,7 +292,7 @@ class BackwardRun {
         if (of_channels(to)) continue;
         float* const own = next(to.data != nullptr);
         join.numbers[i].to = to;
-        join.numbers[i].halves[second ? 1 : 0] = own;
+        join.numbers[i].parts[second ? 1 : 0] = own;
         if (own != nullptr) to = per_head(plan_, own, 1, false);
       }
       args.grads.dalpha_p = next(norms);

@@ -77,7 +77,7 @@ struct ReversePass {
 
 // Blocks and chunks of a call, for the choice of segments and of how the gradients come after the reverse scan.
 // Sequences of different lengths count as equal ones, all as long as the longest and with as many chunks in all. Blocks
-// of short ones are soon over and leave their places to others.
+// of short ones are soon over and leave their SMs to others.
 struct SegmentShape {
   Costs costs;
   int64_t sm_count, chunks, tiles, blocks, map_blocks;
@@ -185,6 +185,26 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
   return r;
 }
 
+// Whether forward as one kernel takes less time than prepare and scan. It has an SM for each sequence and value head,
+// for each chunk and for two more while its pipeline fills.
+bool fused_forward_pays(const Plan& plan, const DevicePlan& device) {
+  constexpr double kChunkTime = 2.9, kPrepareTime = 1.6;  // microseconds of an SM (H200)
+  constexpr int64_t kFirstChunks = 2;
+  const SegmentShape shape(plan, device);
+  if (shape.chunks == 0) return false;
+  const int64_t heads = (shape.tiles + shape.chunks - 1) / shape.chunks,
+                rounds = (heads + shape.sm_count - 1) / shape.sm_count;
+  const double fused = kChunkTime * static_cast<double>(rounds * (shape.chunks + kFirstChunks)),
+               apart = shape.forward(1) +
+                       kPrepareTime * static_cast<double>(shape.tiles) / static_cast<double>(shape.sm_count);
+  return fused < kWorthIt * apart;
+}
+bool takes_fused_forward(const Plan& plan, const DevicePlan& device) {
+  constexpr int64_t kDim = 128;
+  return fused_forward_rule(plan.rule) && plan.K == kDim && plan.V == kDim && plan.segment == 0 && !device.segments &&
+         plan.checkpoints.interval == 0 && device.arch >= Arch::kSm90 && fused_forward_pays(plan, device);
+}
+
 // Whether and how the gradients begin alongside the reverse scan.
 void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device);
@@ -284,7 +304,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const auto specs = token_specs(rule);
   const int64_t numbers =
       std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
-  r.halves = regions.take(2 * (numbers + 2) * scalar, device.k256);
+  r.k256_scalars = regions.take(2 * (numbers + 2) * scalar, device.k256);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.overlap_grad_with_scan);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K),
                                               static_cast<int32_t>(plan.V), plan.longest, device.sm_count),
@@ -376,6 +396,7 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
           cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
+    device.fused_forward = takes_fused_forward(plan, device);
     device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);
     if (!device.k256) plan_gradients(plan, device);
   }

@@ -22,6 +22,8 @@ class ForwardRun {
     CallTraits traits = call_traits(problem_, device);
     if (device.chunk_form) {
       traits.sm_count = static_cast<int32_t>(persistent_ctas());
+      traits.one_kernel =
+          saved == nullptr && fuses_forward(problem_, device, token_shape(plan), token_arg(plan, out.o));
     } else {
       make_token_args();
       add_states(token_, traits);
@@ -96,7 +98,7 @@ class ForwardRun {
     if (save) args.backward_lo = lo_tiles(device_.saved.hi_lo, kept_);
     args.pairs = save ? kept_.at<IntraChunk>(device_.saved.pairs) : nullptr;
     args.keeps_intra_chunk = (pipeline_.prepare.leaves & kIntraChunk) != 0;
-    if (!save && args.keeps_intra_chunk) {  // A and P in the place of chunk tiles, after the numbers
+    if (!save && args.keeps_intra_chunk) {  // A and P in place of chunk tiles, after the numbers
       args.pairs = reinterpret_cast<IntraChunk*>(static_cast<RowScales*>(args.forward) + device_.chunks * plan_.HV);
       static_assert(sizeof(RowScales) + sizeof(IntraChunk) <= sizeof(FwdTiles<64>));
     }
@@ -114,7 +116,7 @@ class ForwardRun {
     scan_.uses_decay_cutoff = decay_cutoff_arg(plan_, device_, problem_);
   }
   void prepare_k256() {
-    K256PrepareArgs args = k256_places(device_, saved_, space_);
+    K256PrepareArgs args = k256_prepare_args(device_, saved_, space_);
     args.problem = problem_;
     args.z = space_.at<uint16_t>(device_.forward.z);
     k256_prepare(args, pipeline_.prepare.kernel, device_.chunks, plan_.stream);
@@ -150,7 +152,9 @@ class ForwardRun {
     scan_.final_index = tables_.ends_of;
   }
   void scan() {
-    if (pipeline_.scan == ForwardScan::kRaw) {
+    if (pipeline_.scan == ForwardScan::kFused) {
+      fused_forward(fused_args(), plan_.stream);
+    } else if (pipeline_.scan == ForwardScan::kRaw) {
       if (!device_.segments) raw_ = raw_args();
       additive_scan(raw_, device_.k_tile, plan_.stream);
     } else if (device_.k256) {
@@ -166,6 +170,15 @@ class ForwardRun {
   }
 
   // ---- From the raw tensors
+  FusedForwardArgs fused_args() const {
+    FusedForwardArgs args;
+    args.problem = problem_;
+    args.shape = token_shape(plan_);
+    args.o = token_arg(plan_, out_.o);
+    args.initial_state = at_slots(plan_, problem_.initial_state, false);
+    args.final_state = at_slots(plan_, state_arg(plan_, out_.final_state), true);
+    return args;
+  }
   AdditiveScanArgs raw_args() const {
     AdditiveScanArgs scan;
     scan.problem = problem_;

@@ -172,7 +172,7 @@ HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space) {
   return {space.at(regions.chunk_tiles), space.at<uint16_t>(regions.lo_parts)};
 }
 
-K256PrepareArgs k256_places(const DevicePlan& device, const void* saved, const Space& space) {
+K256PrepareArgs k256_prepare_args(const DevicePlan& device, const void* saved, const Space& space) {
   K256PrepareArgs at;
   if (saved == nullptr) {
     at.numbers = space.at<RowScales>(device.forward.numbers);

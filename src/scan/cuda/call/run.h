@@ -56,7 +56,7 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
                                   const Space& space);
 HiLoTiles lo_tiles(const HiLoRegions& regions, const Space& space);
 // Where k256_prepare() leaves what it makes, without z; space: of forward, where nothing is saved.
-K256PrepareArgs k256_places(const DevicePlan& device, const void* saved, const Space& space);
+K256PrepareArgs k256_prepare_args(const DevicePlan& device, const void* saved, const Space& space);
 K256Tiles k256_tiles(const K256PrepareArgs& at);
 
 // Of rules that need no chunk tiles, of cut sequences: a first pass over the segments, which `scan` becomes one of, and

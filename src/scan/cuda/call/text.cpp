@@ -39,6 +39,12 @@ std::string chunk_lines(const Plan& plan, const DevicePlan& device) {
     text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks,
                         kValueBlock, device.z_tile ? "Z prepared" : "values scaled in the scan");
   }
+  if (device.fused_forward) {
+    CallTraits traits = expected_traits(plan, device);
+    traits.one_kernel = false;
+    text += fmt::format("fused forward: grid {}, where nothing is saved; else {}\n", plan.N * plan.HV,
+                        to_string(plan_forward(traits, plan, device)));
+  }
   if (device.saved.hi_lo.chunk_tiles.bytes > 0) {
     text += fmt::format("operands: hi_lo (two bf16) where they reach the state, keys {}\n",
                         device.saved.hi_lo.lo_parts.bytes > 0 ? "too" : "as they are");

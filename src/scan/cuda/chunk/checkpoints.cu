@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(kThreads)
             n = a.sequence_of[segment];
   const int done = first_chunk(s.segments, segment) - first_chunk(a.whole, n);  // chunks before it in its sequence
   if (done == 0 || done % a.chunks != 0) return;
-  const int place = checkpoint_index(a, n, done / a.chunks - 1);
-  if (place < 0) return;
+  const int index = checkpoint_index(a, n, done / a.chunks - 1);
+  if (index < 0) return;
   const StateArg& to = a.states;
   const float* const from = s.states + (static_cast<int64_t>(segment) * s.HV + hv) * s.V * s.K;
-  const int64_t base = place * to.stride_n + hv * to.stride_h;
+  const int64_t base = index * to.stride_n + hv * to.stride_h;
   FW_NO_UNROLL
   for (int i = static_cast<int>(thread_index()); i < s.V * s.K; i += kThreads) {
     const int64_t at = base + i % s.K * to.stride_k + i / s.K * to.stride_v;

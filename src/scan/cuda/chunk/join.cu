@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
   const unsigned tiles = static_cast<unsigned>((a.V + kRows - 1) / kRows);
   const int k = static_cast<int>(thread_index()), v0 = static_cast<int>(block_index_x() % tiles) * kRows,
             hv = static_cast<int>(block_index_y()), n = static_cast<int>(block_index_x() / tiles);
-  // Without grid_dependency_launch(): a second pass whose blocks got their places while the first one ran took 3 to 6%
+  // Without grid_dependency_launch(): a second pass whose blocks became resident while the first one ran took 3 to 6%
   // longer.
   grid_dependency_wait();
   const int first = a.first_segment[n], count = a.first_segment[n + 1] - first;

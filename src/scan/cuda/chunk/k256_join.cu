@@ -1,4 +1,4 @@
-// What the gradients of both halves of the channels make together (kernels.h: K256JoinArgs).
+// The sum of the gradients of channels 0 to 127 and of the others (kernels.h: K256JoinArgs).
 //
 // Roles, 256 threads: a warp has one token and value head at a time, its first lanes a number each, then the first half
 // of its lanes q and the second k; nothing is shared.
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kThreads) k256_join_kernel(const __grid_consta
     const unsigned b = x.sequences.offsets != nullptr ? 0 : token / T, t = token - b * T;
     if (lane < K256JoinArgs::kNumbers) {
       const K256JoinArgs::Number& number = args.numbers[lane];
-      if (number.halves[0] != nullptr)
-        store_element(row_at(number.to, b, t, hv), 0, 0, number.halves[0][row] + number.halves[1][row]);
+      if (number.parts[0] != nullptr)
+        store_element(row_at(number.to, b, t, hv), 0, 0, number.parts[0][row] + number.parts[1][row]);
     }
     if (args.q == nullptr) continue;
     const Rows from = of_k ? row_at(x.in.k, b, t, hv) : row_at(x.in.q, b, t, hv);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) k256_join_kernel(const __grid_consta
 void k256_join(const K256JoinArgs& args, void* stream) {
   const int64_t rows = args.problem.tokens * args.problem.HV;
   const bool none = std::all_of(std::begin(args.numbers), std::end(args.numbers),
-                                [](const auto& number) { return number.halves[0] == nullptr; });
+                                [](const auto& number) { return number.parts[0] == nullptr; });
   if (rows == 0 || (none && args.q == nullptr)) return;
   const Dim3 grid{
       static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), 16 * int64_t{sm_count()}))};

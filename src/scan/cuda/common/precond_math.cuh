@@ -8,7 +8,7 @@
 
 namespace fw::cuda {
 
-// 2^x, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the
+// 2^x, log and 1/x to about two units in the last place: what else the kernels do takes no time next to the
 // exact ones.
 struct FastMath {
   static constexpr bool kHasTanh = false;

@@ -14,14 +14,14 @@ namespace fw::cuda {
 
 inline constexpr int kRunTokens = 8, kRuns = kChunk / kRunTokens;
 
-// In shared memory; or the same in two places.
+// In shared memory; RunPointers: in two buffers.
 template <int kN>
 struct RunShared {
   float sum[kRuns][32 * kN];  // what a run makes of A = 0
   float product[kRuns];       // of its alphas
 };
 template <int kN>
-struct RunPlaces {
+struct RunPointers {
   float (*sum)[32 * kN];
   float* product;
 };
@@ -77,7 +77,7 @@ FW_DEVICE float step_precond(float alpha, float gain, float k, float a, float ep
   return fmaf(alpha, a, fmaf(gain, k * k, eps));
 }
 
-// shared: RunShared or RunPlaces. key(r, x): this lane's channels of the warp's token r.
+// shared: RunShared or RunPointers. key(r, x): this lane's channels of the warp's token r.
 template <int kN, class Shared, class Key>
 FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, Shared& shared, Key&& key) {
   float product = 1, sum[kN] = {};

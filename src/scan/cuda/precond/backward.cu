@@ -18,27 +18,27 @@ constexpr int kCenterThreads = 32;
 
 // A before each of the warp's tokens, where each thread finds its own.
 template <int kN>
-FW_DEVICE char* kept_place(char* kept, int thread) {
+FW_DEVICE char* kept_address(char* kept, int thread) {
   return kept + 4 * (kN < 4 ? kN : 4) * thread;
 }
 template <int kN>
-FW_DEVICE void store_before(char* place, int r, const float (&a)[kN]) {
+FW_DEVICE void store_before(char* to, int r, const float (&a)[kN]) {
   constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     float part[kPart];
 #pragma unroll
     for (int j = 0; j < kPart; ++j) part[j] = a[i * kPart + j];
-    store_wide<kPart>(place + (r * kParts + i) * 4 * kPart * kPrecondThreads, 0, part);
+    store_wide<kPart>(to + (r * kParts + i) * 4 * kPart * kPrecondThreads, 0, part);
   }
 }
 template <int kN>
-FW_DEVICE void load_before(const char* place, int r, float (&a)[kN]) {
+FW_DEVICE void load_before(const char* from, int r, float (&a)[kN]) {
   constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     float part[kPart];
-    load_wide<kPart>(place + (r * kParts + i) * 4 * kPart * kPrecondThreads, part);
+    load_wide<kPart>(from + (r * kParts + i) * 4 * kPart * kPrecondThreads, part);
 #pragma unroll
     for (int j = 0; j < kPart; ++j) a[i * kPart + j] = part[j];
   }
@@ -47,7 +47,7 @@ template <int kN>
 inline constexpr size_t kKeptBytes = sizeof(float) * kChunk * 32 * kN;
 
 // Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is
-// reduced by what it says about the center. kept: null or kept_place().
+// reduced by what it says about the center. kept: null or kept_address().
 template <int kN>
 FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN],
                          RunRows<kN>& dm, float& dcenter, char* kept) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   // The third from the last chunk on: what the first has left in the cache.
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, !kSums);
   if (c.chunk < 0) return grid_dependency_wait();
-  const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
+  const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
   const auto rows_of_dm = [&](int i) {
     TokenArg dm = workspace_rows(x, a.grads.dm, x.HV);
     dm.stride_h = x.K;
@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   if (has_lo) lo.prefetch(x.K, c.lane);
   const RawGates raw = load_gates(x, f.g, f.beta, c);
   float state[kN], d[kN];
-  load_lane(a.boundaries, place, c.channel, x.K, state);
+  load_lane(a.boundaries, index, c.channel, x.K, state);
   if (!kSums) {
     grid_dependency_wait();
-    load_lane(f.behind, place, c.channel, x.K, d);
+    load_lane(f.behind, index, c.channel, x.K, d);
   }
   keys.unpack(k);
   const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
@@ -142,7 +142,8 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   char* const kept =
-      kSums ? nullptr : kept_place<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
+      kSums ? nullptr
+            : kept_address<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
   float dcenter = 0;
   with_form(map, [&](const PrecondMap<float>& form) { through_m<kN>(form, gates, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
@@ -168,13 +169,13 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     if (c.warp != 0) return;
     float sum[kN] = {};
     const float product = run_start<true, kN>(-1, c.lane, shared.down, sum);
-    store_lane(a.scratch, place, c.channel, x.K, sum);
+    store_lane(a.scratch, index, c.channel, x.K, sum);
     if (c.lane != 0) return;
-    f.products[place] = product;
+    f.products[index] = product;
     if (a.dcenter_parts == nullptr) return;
     float total = 0;
     for (int i = 0; i < kRuns; ++i) total += shared.center[i];
-    a.dcenter_parts[place] = total;
+    a.dcenter_parts[index] = total;
   } else {
     // D of every token (in da), and the sums over channels that the gates want.
     run_start<true, kN>(c.warp, c.lane, shared.down, d);
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     const bool normalised = x.rule.k_norm == Norm::kL2 && gates.square + static_cast<float>(x.rule.norm_eps) > 0;
     const float slope = normalised ? -2 * gates.gain * gates.kn2 : 0.0f;
     const RunTensor<kN> out(x, f.dk, c, [&] { return key_rows(a.dk, x.sequences, c.n, c.h); });
-    constexpr int kAtOnce = kN == 8 ? 2 : 4;  // rows of the rest
+    constexpr int kAtOnce = kN == 8 ? 2 : 4;  // rows of the others
     float other[kAtOnce][kN];
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {

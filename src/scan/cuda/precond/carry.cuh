@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
   // From the last chunk on: what the gradients have left in the cache.
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
-  const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
+  const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
   std::conditional_t<kFlat, FlatRun<kN>, AnyRun<kN>> keys, out;
   const bool has_dk = a.dk.data != nullptr;
   if constexpr (kFlat) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
     keys.load(x, x.in.k, c);
   }
   float d[kN], state[kN], product = 0;
-  if (c.warp == 0) load_lane(a.boundaries, place, c.channel, x.K, state);
+  if (c.warp == 0) load_lane(a.boundaries, index, c.channel, x.K, state);
   grid_dependency_wait();
   if constexpr (kFlat) {
     if (has_dk) out.load(f.dk, c);
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
     row = *reinterpret_cast<const float4*>(from);
     share = c.lane % 2 == 0 ? from->dg : from->dbeta;
   }
-  if (c.warp == 0) product = a.share.products[place];
-  load_lane(f.behind, place, c.channel, x.K, d);
+  if (c.warp == 0) product = a.share.products[index];
+  load_lane(f.behind, index, c.channel, x.K, d);
 
   float parts[kRunTokens];
 #pragma unroll

@@ -185,16 +185,16 @@ struct RunTensor {
   bool fast;
   const FlatTensor& flat;
   char* at;
-  RunCoord place;
+  RunCoord coord;
 
   // rows(): the tensor's, of the sequence and head.
   template <class GetRows>
   FW_DEVICE RunTensor(const Problem& x, const FlatTensor& tensor, const RunBlock& c, GetRows&& rows)
-      : fast(tensor.data != nullptr && c.count >= kRunTokens), flat(tensor), at(nullptr), place() {
+      : fast(tensor.data != nullptr && c.count >= kRunTokens), flat(tensor), at(nullptr), coord() {
     if (fast) {
       at = flat_address(flat, c.flat, c.h) + c.channel * (flat.bf16 != 0 ? 2 : 4);
     } else {
-      place = run_coord<kN>(rows(), c.token, c.count, c.channel, x.K);
+      coord = run_coord<kN>(rows(), c.token, c.count, c.channel, x.K);
     }
   }
   FW_DEVICE char* token(int r) const { return at + static_cast<int64_t>(flat.step) * r; }
@@ -208,24 +208,24 @@ struct RunTensor {
 #pragma unroll
       for (int r = 0; r < kCount; ++r) load_words<kN>(token(first + r), x[r]);
     } else {
-      RunCoord part = place;
+      RunCoord part = coord;
       part.data += first * part.step, part.count -= first;
       load_tokens(part, x);
     }
   }
   template <int kCount>
   FW_DEVICE void unpack(float (&x)[kCount][kN]) const {
-    if (fast ? flat.bf16 != 0 : place.wide && place.bf16 != 0) unpack_rows<kN, kCount>(x);
+    if (fast ? flat.bf16 != 0 : coord.wide && coord.bf16 != 0) unpack_rows<kN, kCount>(x);
   }
   FW_DEVICE void store(int r, const float (&x)[kN]) const {
     if (fast) {
       store_wide<kN>(token(r), flat.bf16, x);
     } else {
-      store_token<kN>(place, r, x);
+      store_token<kN>(coord, r, x);
     }
   }
   FW_DEVICE void prefetch(int K, int lane) const {
-    if (!fast) return prefetch_tokens<kN>(place, K, lane);
+    if (!fast) return prefetch_tokens<kN>(coord, K, lane);
     const int size = flat.bf16 != 0 ? 2 : 4, from = lane % 4 * 128;
     if (from < K * size) prefetch_line(token(lane / 4) - lane * kN * size + from);
   }
@@ -236,11 +236,11 @@ template <int kN>
 struct FlatRun {
   float words[kRunTokens][kN / 2];
 
-  FW_DEVICE static char* place(const FlatTensor& t, const RunBlock& c) {
+  FW_DEVICE static char* address(const FlatTensor& t, const RunBlock& c) {
     return flat_address(t, c.flat, c.h) + 2 * c.channel;
   }
   FW_DEVICE void load(const FlatTensor& t, const RunBlock& c) {
-    const char* const at = place(t, c);
+    const char* const at = address(t, c);
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {
 #pragma unroll
@@ -254,7 +254,7 @@ struct FlatRun {
       x[2 * j] = bf16_low(float_bits(words[r][j])), x[2 * j + 1] = bf16_high(float_bits(words[r][j]));
   }
   FW_DEVICE static void store(const FlatTensor& t, const RunBlock& c, int r, const float (&x)[kN]) {
-    if (r < c.count) store_wide<kN>(place(t, c) + static_cast<int64_t>(t.step) * r, 1, x);
+    if (r < c.count) store_wide<kN>(address(t, c) + static_cast<int64_t>(t.step) * r, 1, x);
   }
 };
 // The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are
@@ -356,7 +356,7 @@ struct ChunkWalk {
 };
 inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64,
                      kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
-// In shared memory: what a round of chunks takes, and in the place of b what it leaves.
+// In shared memory: what a round of chunks takes, and in place of b what it leaves.
 struct WalkRound {
   float a[kWalkChunks], b[kWalkChunks][32];
 };
@@ -400,15 +400,15 @@ __global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_c
   if (skips(walk.slots, slot)) return;
   const int64_t first = first_chunk(sequences, n);
   const int chunks = chunk_count(sequences, n);
-  const auto place = [&](int i) { return (first + (kReverse ? chunks - 1 - i : i)) * H + h; };
+  const auto index = [&](int i) { return (first + (kReverse ? chunks - 1 - i : i)) * H + h; };
   float next_a[kWalkEach], next_b[kWalkEach];
   const auto load = [&](int done) {
 #pragma unroll
     for (int i = 0; i < kWalkEach; ++i) {
       const int at = done + warp + i * kWalkWarps;
       next_a[i] = next_b[i] = 0;
-      if (at < chunks && channel < K) next_b[i] = walk.b[place(at) * K + channel];
-      if (at < chunks && lane == 0) next_a[i] = walk.a[place(at)];
+      if (at < chunks && channel < K) next_b[i] = walk.b[index(at) * K + channel];
+      if (at < chunks && lane == 0) next_a[i] = walk.a[index(at)];
     }
   };
   // x before chunk `done` of the sequence.
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_c
     for (int i = 0; i < kWalkEach; ++i) {
       const int at = warp + i * kWalkWarps;
       if (done + at >= chunks || channel >= K) continue;
-      walk.before[place(done + at) * K + channel] = round.b[at][lane];
+      walk.before[index(done + at) * K + channel] = round.b[at][lane];
       if (walk.checkpoints.states.data != nullptr) keep_checkpoint(done + at, round.b[at][lane]);
     }
   };

@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
   if (c.warp != 0) return;
   float sum[kN] = {};
   const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
-  const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  store_lane(a.scratch, place, c.channel, x.K, sum);
-  if (c.lane == 0) f.products[place] = product;
+  const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
+  store_lane(a.scratch, index, c.channel, x.K, sum);
+  if (c.lane == 0) f.products[index] = product;
 }
 
 // alone: every sequence is one chunk, and this kernel all there is.
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
   const int slot = start_slot(a.slots, c.n);
-  const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
+  const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
   if (skips(a.slots, slot)) return grid_dependency_wait();
   const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
   RunRows<kN> k;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     for (int j = 0; j < kN; ++j)
       state[j] = c.channel + j < x.K ? load_precond(x.initial_precond, slot, c.h, c.channel + j) : 0.0f;
   } else {
-    load_lane(a.boundaries, place, c.channel, x.K, state);
+    load_lane(a.boundaries, index, c.channel, x.K, state);
   }
   keys.unpack(k);
   const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   put_run<kN>(gates, c.warp, c.lane, shared, key);
   sync_threads();
   if (alone && c.warp == 0) {
-    if (a.boundaries != nullptr) store_lane(a.boundaries, place, c.channel, x.K, state);
+    if (a.boundaries != nullptr) store_lane(a.boundaries, index, c.channel, x.K, state);
     float sum[kN] = {};
     const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
 #pragma unroll

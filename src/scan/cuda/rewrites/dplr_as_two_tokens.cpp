@@ -33,7 +33,7 @@ Plan plan_of_rows(const Plan& tokens) {
   if (plan.segment > 0) plan.segment *= 2;
   plan.longest *= 2;
   plan.longest_token_form = plan.longest;
-  plan.checkpoints.interval *= 2;  // at the same places
+  plan.checkpoints.interval *= 2;  // at the same tokens
   for (int64_t& offset : plan.offsets) offset *= 2;
   for (int64_t n = 0; plan.packed && n < plan.N; ++n) {
     int64_t& next = plan.chunk_base[static_cast<size_t>(n) + 1];

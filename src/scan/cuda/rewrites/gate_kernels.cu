@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 // The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns,
 // channels side by side, and lanes, every so many of the parts: of few channels many lanes, since each walks alone.
-// Sums of lanes and, where a head has one number, of columns meet by halves.
+// Sums of lanes and, where a head has one number, of columns are reduced pairwise.
 constexpr int kSumThreads = 1024, kMostSumColumns = 128;
 __global__ void __launch_bounds__(kSumThreads)
     gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {

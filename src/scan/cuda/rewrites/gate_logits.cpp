@@ -28,7 +28,7 @@ GateTokens tokens_of(const Plan& plan) {
   return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)};
 }
 
-// Where FusedGates has a gate's law and the place of its values; null: kernels never form it themselves.
+// Where FusedGates has a gate's law and the address of its values; null: kernels never form it themselves.
 struct FusedMembers {
   GateLaw<float> FusedGates::*law = nullptr;
   float* FusedGates::Numbers::*values = nullptr;
@@ -57,7 +57,7 @@ auto* law_in(Fused& fused, const GateSpec& spec) {
 }
 
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels
-// and places read.
+// and the buffers read.
 FusedGates token_activations(const Plan& plan) {
   FusedGates fused;
   if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips))
@@ -118,7 +118,7 @@ bool is_fused(const FusedGates& fused, const GateSpec& gate) {
 // or none.
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   FusedGates fused;
-  if (plan.f16_io) return fused;  // their logits are float32 rows
+  if (plan.f32_gates) return fused;  // their logits are float32 rows
   if (!chunk_form) return token_activations(plan);
   fused = channel_activations(plan);
   const FusedGates numbers = scalar_activations(plan);
@@ -129,7 +129,7 @@ FusedGates fused_activations(const Plan& plan, bool chunk_form) {
 }
 
 // Of these the ones that they do take. traits: of the call, with the logits in place of values (backward: and the
-// places of gradients).
+// buffers of gradients).
 FusedGates fused_in_kernels(const Plan& plan, const DevicePlan& device, const FusedGates& laws,
                             const CallTraits& traits, bool backward, bool made) {
   if (!laws.any()) return {};
@@ -253,21 +253,23 @@ char* GateLogits::saved_gates(const void* saved) const {
   return static_cast<char*>(const_cast<void*>(saved)) + saved_from(kernels_bytes_);
 }
 
-FusedGates GateLogits::fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
+FusedGates GateLogits::fused(const Inputs<float>& in, const Inputs<float>* grads, bool saves) const {
   if (!last_) return {};
   FusedGates laws = laws_;
   laws.a_log = head_arg(in.decay.a_log);
   laws.dt_bias = head_arg(in.decay.dt_bias);
   CallTraits traits = call_traits(problem_shape(plan_), device_);
   traits.in = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, in));
+  traits.one_kernel = grads == nullptr && !saves && device_.fused_forward;
   if (grads != nullptr) traits.d = token_traits(plan_.rule, plan_.K, plan_.V, token_args(plan_, *grads));
-  return fused_in_kernels(plan_, device_, laws, traits, grads != nullptr, made);
+  return fused_in_kernels(plan_, device_, laws, traits, grads != nullptr, grads != nullptr && saves);
 }
 
 FusedGates GateLogits::expected(bool backward) const {
   if (!last_) return {};
-  return fused_in_kernels(plan_, device_, laws_, expected_traits(plan_, device_), backward,
-                          backward && device_.saved.bytes > 0);
+  CallTraits traits = expected_traits(plan_, device_);
+  traits.one_kernel = traits.one_kernel && !backward;
+  return fused_in_kernels(plan_, device_, laws_, traits, backward, backward && device_.saved.bytes > 0);
 }
 
 float* GateLogits::fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const {
@@ -282,15 +284,15 @@ bool GateLogits::takes_values(const Gate& gate, const Inputs<float>& in, const F
   return gate.spec.logits() && tensor_of(in, gate.spec) && !is_fused(fused, gate.spec);
 }
 
-FusedGates GateLogits::with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace,
-                                   char* saved) const {
-  FusedGates placed = fused;
+FusedGates GateLogits::with_value_buffers(const FusedGates& fused, const Inputs<float>& in, void* workspace,
+                                          char* saved) const {
+  FusedGates buffered = fused;
   for (const Gate& gate : gates_) {
     if (!is_fused(fused, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
-    placed.numbers.*members_of(gate.spec).values =
+    buffered.numbers.*members_of(gate.spec).values =
         reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
   }
-  return placed;
+  return buffered;
 }
 
 Inputs<float> with_fused_scalars(const Plan& plan, const FusedGates& fused, const Inputs<float>& in) {
@@ -337,12 +339,12 @@ Inputs<float> GateLogits::gradients(const Inputs<float>& in, const FusedGates& f
 
 ForwardTensors GateLogits::open(const ForwardTensors& front, int, void* workspace) const {
   char* const saved = saved_gates(front.saved);
-  const FusedGates gates = fused(front.in, nullptr, false);
+  const FusedGates gates = fused(front.in, nullptr, front.saved != nullptr);
   ForwardTensors behind = front;
   behind.forms.made_last = last_ && std::any_of(gates_.begin(), gates_.end(),
                                                 [&](const Gate& gate) { return takes_values(gate, front.in, gates); });
   behind.in = values(front.in, gates, workspace, saved, false);
-  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  behind.forms.gates = with_value_buffers(gates, front.in, workspace, saved);
   return behind;
 }
 
@@ -352,7 +354,7 @@ BackwardTensors GateLogits::open(const BackwardTensors& front, int, void* worksp
   BackwardTensors behind = front;
   behind.forms.parts = fused_parts(gates, front.grads, workspace);
   behind.in = values(front.in, gates, workspace, saved, saved != nullptr);
-  behind.forms.gates = with_places(gates, front.in, workspace, saved);
+  behind.forms.gates = with_value_buffers(gates, front.in, workspace, saved);
   behind.grads = gradients(front.in, gates, front.grads, workspace);
   return behind;
 }

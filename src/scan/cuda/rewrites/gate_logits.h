@@ -51,12 +51,12 @@ class GateLogits final : public Rewrite {
   char* saved_gates(const void* saved) const;
 
   // Of the laws that kernels may take, with the parameters of `in`, those that they do take forward or, with `grads`,
-  // backward. made: backward, of a forward that has left the values of numbers, by whatever kernel.
-  FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool made) const;
+  // backward. saves: forward does; backward: it has left the values of numbers, by whatever kernel.
+  FusedGates fused(const Inputs<float>& in, const Inputs<float>* grads, bool saves) const;
   FusedGates expected(bool backward) const;
-  // `fused` with the places where kernels leave the values of numbers that they form: in `saved`, or, where that is
+  // `fused` with the buffers where kernels leave the values of numbers that they form: in `saved`, or, where that is
   // null, in the workspace.
-  FusedGates with_places(const FusedGates& fused, const Inputs<float>& in, void* workspace, char* saved) const;
+  FusedGates with_value_buffers(const FusedGates& fused, const Inputs<float>& in, void* workspace, char* saved) const;
   // Where gradients() leaves what a_log and dt_bias take; null: they want nothing of log-decays that are fused.
   float* fused_parts(const FusedGates& fused, const Inputs<float>& grads, void* workspace) const;
 

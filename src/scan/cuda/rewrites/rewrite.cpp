@@ -5,16 +5,16 @@
 #include "base/error.h"
 #include "scan/cuda/rewrites/dplr_as_two_tokens.h"
 #include "scan/cuda/rewrites/erase_over_decay.h"
-#include "scan/cuda/rewrites/float16.h"
 #include "scan/cuda/rewrites/gate_logits.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
 #include "scan/cuda/rewrites/split_k.h"
+#include "scan/cuda/rewrites/staged_rows.h"
 
 namespace fw::cuda {
 
-// Tensors of a type that no kernel takes come first, then logits, of which the others take the values.
+// Tensors of a type that kernels do not take, or slowly, come first, then logits, of which the others take the values.
 std::span<const RewriteLine> rewrites() {
-  static const RewriteLine kLines[] = {kFloat16Rewrite,         kGateLogitsRewrite,   kEraseOverDecayRewrite,
+  static const RewriteLine kLines[] = {kStagedRowsRewrite,      kGateLogitsRewrite,   kEraseOverDecayRewrite,
                                        kDplrAsTwoTokensRewrite, kKeyFromDecayRewrite, kSplitKRewrite};
   return kLines;
 }

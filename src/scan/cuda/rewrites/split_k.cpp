@@ -21,7 +21,7 @@ StateTensor<float> shifted(StateTensor<float> t, int64_t elements) {
   if (t.bf16 != nullptr) t.bf16 += elements;
   return t;
 }
-// Elements from a channel of a state to that of the same place in call i.
+// Elements from a channel of a state to that of the same index in call i.
 int64_t state_shift(const Plan& plan, const StateTensor<float>& t, int i) {
   return i * kFirst * (plan.state_layout == FW_STATE_K_FIRST ? t.stride_r : 1);
 }

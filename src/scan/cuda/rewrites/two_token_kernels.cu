@@ -36,8 +36,8 @@ FW_DEVICE void for_rows(const Shape& shape, unsigned heads, unsigned lanes, cons
   int64_t token = first / heads;
   unsigned head = static_cast<unsigned>(first - token * heads);
   while (token < shape.tokens) {
-    const unsigned place = static_cast<unsigned>(token), b = place / shape.batch;
-    body(b, place - b * shape.batch, head);
+    const unsigned index = static_cast<unsigned>(token), b = index / shape.batch;
+    body(b, index - b * shape.batch, head);
     token += tokens, head += more;
     if (head >= heads) head -= heads, ++token;
   }

@@ -6,8 +6,8 @@
 //     de = -Sbar du                dSbar = dS - e du^T   dg = sum_v Sbar (.) dSbar          dS_{t-1} = Diag(alpha) dSbar
 // Every thread reads back only what it wrote itself. See kernels.h.
 //
-// Roles: every warp has rows of the state in registers. Sums over values meet in shared memory, in two halves by turns,
-// and the warp whose turn it is finishes the token while the others go on; one sync_threads() a token.
+// Roles: every warp has rows of the state in registers. Sums over values are reduced in two alternating buffers of
+// shared memory, and the warp whose turn it is finishes the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
 #include "gpu/device.h"
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   Item& at = *reinterpret_cast<Item*>(shared_memory());
   float* const partials = reinterpret_cast<float*>(shared_memory() + kItemBytes);
   const int floats = partial_floats<kN>(cut.warps);
-  // This thread's place in a state of the workspace, of the first tile.
+  // This thread's offset in a state of the workspace, of the first tile.
   float* const starts =
       static_cast<float*>(a.workspace) + block_index_x() * cut.block + (warp * kRows * 32 + lane) * kN;
   float* const states = starts + cut.stretches * cut.state;

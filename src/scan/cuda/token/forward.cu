@@ -47,31 +47,31 @@ struct TokenCoord {
 };
 
 // Starts the copies of token t of the sequence to `to`, by a warp.
-FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place,
+FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& coord,
                                      int t, int lane, char* to) {
   const SequenceArg& s = args.problem.sequences;
-  return start_gather(cut.gather, s.offsets != nullptr ? 0 : place.n,
-                      (s.offsets != nullptr ? s.offsets[place.n] : 0) + t, place.slot, place.hv, place.v_tile, lane,
+  return start_gather(cut.gather, s.offsets != nullptr ? 0 : coord.n,
+                      (s.offsets != nullptr ? s.offsets[coord.n] : 0) + t, coord.slot, coord.hv, coord.v_tile, lane,
                       to);
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
 template <bool kFused, int kN>
-FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& place, int t, int tile,
+FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& coord, int t, int tile,
                           const GatheredScalar& scalar, const GateScalars<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
-  const int key_head = place.hv / x.group;
+  const int key_head = coord.hv / x.group;
   const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
   finish_gather(scalar, to);
   sync_warp();
   if (cut.gather.makes_m) [[unlikely]] {
     float a[kN];
     make_m<kN>(x, cut.gather, cut.map, center, lane, to, a);
-    if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
-      store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
+    if (cut.stores_precond && coord.v_tile == 0 && coord.hv == key_head * x.group)
+      store_channels(precond_rows(args.final_precond, coord.slot, key_head), 0, lane * kN, x.K, a);
   }
   const KeyInputs<kN> in = gathered_inputs<kFused>(x, cut.gather, own, to, lane);
-  const KeyToken<kN> k = key_token(x, place.hv, in, [&](const TokenArg& gate, int count) {
-    return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane);
+  const KeyToken<kN> k = key_token(x, coord.hv, in, [&](const TokenArg& gate, int count) {
+    return row_mean(rows_of(gate, x.sequences, coord.n, coord.hv), t, count, lane);
   });
   put_token<kFused>(x, cut.gather, k, tile, lane, to);
 }
@@ -83,37 +83,37 @@ struct WarpState {
   static constexpr int kLogTile = kRows == 8 ? 5 : 3;
   float s[kRows][kN];
 
-  FW_DEVICE void load(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int warp, int lane) {
+  FW_DEVICE void load(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int warp, int lane) {
     const Problem& x = a.problem;
-    const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
-    const int v0 = place.v_tile + warp * kRows;
+    const StateRef initial = state_of(x.initial_state, coord.slot, coord.hv);
+    const int v0 = coord.v_tile + warp * kRows;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) s[i][j] = 0;
     }
-    if (place.slot < 0) return;
+    if (coord.slot < 0) return;
     if (cut.initial == StateAccess::kChannels) load_packed_rows<kN, kRows>(initial, v0, x.V - v0, x.K, lane, s);
     if (cut.initial == StateAccess::kStaged)
-      stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+      stage_in<kN>(initial, stage(cut, initial), coord.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   }
   FW_DEVICE static void arrived() { cp_async_wait<0>(); }
-  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int warp, int lane) {
+  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int warp, int lane) {
     const StateArg& initial = a.problem.initial_state;
-    if (place.slot < 0) return;
+    if (coord.slot < 0) return;
     if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
     if (cut.initial != StateAccess::kStaged) return;
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0,
                           warp * kRows, a.problem.K, lane, s);
   }
   // To a slot, of the final states or of the checkpoints; several times, if there are those or slots of tokens.
-  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int slot, int warp,
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int slot, int warp,
                        int lane, bool checkpoint = false) const {
     const Problem& x = a.problem;
-    const StateRef to = state_of(checkpoint ? a.checkpoints.states : a.final_state, slot, place.hv);
+    const StateRef to = state_of(checkpoint ? a.checkpoints.states : a.final_state, slot, coord.hv);
     const StateAccess access = checkpoint ? cut.checkpoints : cut.final;
-    const int v0 = place.v_tile + warp * kRows;
+    const int v0 = coord.v_tile + warp * kRows;
     if (access == StateAccess::kChannels) store_rows<kN, kRows>(to, v0, x.V - v0, x.K, lane, s);
     if (access == StateAccess::kElements) store_state_elements<kN, kRows>(to, v0, x.V, x.K, lane, s);
     if (access != StateAccess::kStaged) return;
@@ -121,7 +121,7 @@ struct WarpState {
     if (cut.initial == StateAccess::kStaged && x.initial_state.bf16 != to.bf16) named_barrier_sync(1, kStateThreads);
     write_stage<kN, kRows>(stage(cut, to), to.bf16 != 0, warp * kRows, x.K, lane, s);
     named_barrier_sync(1, kStateThreads);
-    stage_out<kN>(to, stage(cut, to), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+    stage_out<kN>(to, stage(cut, to), coord.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     // before the next one is written there
     if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr) named_barrier_sync(1, kStateThreads);
   }
@@ -135,63 +135,63 @@ struct WarpState {
 // Load rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the
 // kernel before this one writes too. Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by
 // threads.
-FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenCoord& place, int thread, int threads) {
+FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenCoord& coord, int thread, int threads) {
   const Problem& x = a.problem;
-  if (has_slots(a.slots) || x.initial_state.stride_v != 1 || place.v_tile >= x.V) return;
-  const StateRef state = state_of(x.initial_state, place.n, place.hv);
+  if (has_slots(a.slots) || x.initial_state.stride_v != 1 || coord.v_tile >= x.V) return;
+  const StateRef state = state_of(x.initial_state, coord.n, coord.hv);
   const int size = state.bf16 != 0 ? 2 : 4;
   for (int k = thread; k < x.K; k += threads)
-    prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
+    prefetch_line(state.data + (k * x.initial_state.stride_k + coord.v_tile) * size);
 }
 // Of a state [V, K] whole rows, by a warp.
-FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenCoord& place, int first, int last, int lane) {
+FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenCoord& coord, int first, int last, int lane) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
-  const StateRef state = state_of(x.initial_state, place.n, place.hv);
+  const StateRef state = state_of(x.initial_state, coord.n, coord.hv);
   const int row = x.K * (state.bf16 != 0 ? 2 : 4), end = (last < x.V ? last : x.V) * row;
   for (int at = first * row + 128 * lane; at < end; at += 4096) prefetch_line(state.data + at);
 }
 
 template <int kN, int kRows>
 FW_DEVICE TokenCoord tile_coord(const ForwardCut& cut) {
-  TokenCoord place;
-  place.n = static_cast<int>(block_index_x() >> cut.log_tiles), place.hv = static_cast<int>(block_index_y());
-  place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
-  return place;
+  TokenCoord coord;
+  coord.n = static_cast<int>(block_index_x() >> cut.log_tiles), coord.hv = static_cast<int>(block_index_y());
+  coord.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
+  return coord;
 }
 // Whether the block has anything to do: values of a sequence that is not skipped. If not, the output is zero if it is
 // to be.
-FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenCoord& place) {
+FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenCoord& coord) {
   const Problem& x = a.problem;
-  if (place.v_tile >= x.V) return false;
-  place.slot = start_slot(a.slots, place.n);
-  if (!skips(a.slots, place.slot)) return true;
-  const Rows o = rows_of(a.o, x.sequences, place.n, place.hv);
+  if (coord.v_tile >= x.V) return false;
+  coord.slot = start_slot(a.slots, coord.n);
+  if (!skips(a.slots, coord.slot)) return true;
+  const Rows o = rows_of(a.o, x.sequences, coord.n, coord.hv);
   if (a.slots.clears == 0 || o.data == nullptr) return false;
-  const int columns = x.V - place.v_tile < cut.tile ? x.V - place.v_tile : cut.tile,
-            count = sequence_length(x.sequences, place.n) * columns;
+  const int columns = x.V - coord.v_tile < cut.tile ? x.V - coord.v_tile : cut.tile,
+            count = sequence_length(x.sequences, coord.n) * columns;
   FW_NO_UNROLL
   for (int i = static_cast<int>(thread_index()); i < count; i += static_cast<int>(block_size()))
-    store_element(o, i / columns, place.v_tile + i % columns, 0);
+    store_element(o, i / columns, coord.v_tile + i % columns, 0);
   return false;
 }
 
 // The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens, or checkpoints.
 template <bool kKeeps, int kN, int kRows>
-FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& place, int t,
+FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int t,
                          const char* token, int warp, int lane, WarpState<kN, kRows>& state) {
-  const int row = row_of_lane<kRows>(lane), v = place.v_tile + warp * kRows + row;
+  const int row = row_of_lane<kRows>(lane), v = coord.v_tile + warp * kRows + row;
   float o;
   token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane),
                         reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane, state.s,
                         o);
   if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr)
-    store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
+    store_element(rows_of(a.o, a.problem.sequences, coord.n, coord.hv), t, v, o);
   if (!kKeeps) return;
   const bool checkpoint = a.checkpoints.states.data != nullptr;
   if (!checkpoint && a.slots.tokens == nullptr) return;
-  const int slot = checkpoint ? checkpoint_after(a.checkpoints, place.n, t + 1) : token_slot(a.slots, place.n, t);
-  if (slot >= 0) state.store(a, cut, place, slot, warp, lane, checkpoint);
+  const int slot = checkpoint ? checkpoint_after(a.checkpoints, coord.n, t + 1) : token_slot(a.slots, coord.n, t);
+  if (slot >= 0) state.store(a, cut, coord, slot, warp, lane, checkpoint);
 }
 
 // The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are
@@ -200,33 +200,33 @@ template <int kN, int kRows, bool kFused>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  TokenCoord place = tile_coord<kN, kRows>(cut);
+  TokenCoord coord = tile_coord<kN, kRows>(cut);
   if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
-    prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
+    prefetch_rows(a, coord, coord.v_tile + warp * kRows, coord.v_tile + (warp + 1) * kRows, lane);
   if (cut.initial == StateAccess::kStaged && warp < kStateWarps)
-    prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
+    prefetch_tile(a, coord, 32 * warp + lane, kStateThreads);
   GateScalars<kN> own = {};
-  if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, place.hv, lane);
+  if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, coord.hv, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
-  if (!find_slot(a, cut, place)) return;
+  if (!find_slot(a, cut, coord)) return;
   WarpState<kN, kRows> state;
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
     char* const token = shared_memory() + t * cut.gather.bytes;
-    make_token<kFused>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
+    make_token<kFused>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
   } else {
-    state.load(a, cut, place, warp, lane);
+    state.load(a, cut, coord, warp, lane);
     state.arrived();
   }
   sync_threads();
   if (warp >= kStateWarps) return;
-  state.finish(a, cut, place, warp, lane);
+  state.finish(a, cut, coord, warp, lane);
   FW_NO_UNROLL
   for (int t = 0; t < a.problem.sequences.T; ++t)
-    step_rows<false>(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
+    step_rows<false>(a, cut, coord, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
-  state.store(a, cut, place, place.slot, warp, lane);
+  state.store(a, cut, coord, coord.slot, warp, lane);
 }
 
 // Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
@@ -236,19 +236,19 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
   grid_dependency_wait();
-  TokenCoord place = tile_coord<kN, kRows>(cut);
-  if (!find_slot(a, cut, place)) return;
-  const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
+  TokenCoord coord = tile_coord<kN, kRows>(cut);
+  if (!find_slot(a, cut, coord)) return;
+  const int length = sequence_length(a.problem.sequences, coord.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
   WarpState<kN, kRows> state;
-  if (!makes) state.load(a, cut, place, warp, lane);
+  if (!makes) state.load(a, cut, coord, warp, lane);
   FW_NO_UNROLL
   for (int batch = 0; batch <= batches; ++batch) {
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
       if (t < length)
-        make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateScalars<kN>(),
+        make_token<false>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), GateScalars<kN>(),
                           lane, token);
     } else if (batch == 0) {
       state.arrived();
@@ -257,15 +257,15 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       const int t0 = (batch - 1) * kStateWarps;
       FW_NO_UNROLL
       for (int i = 0; i < kStateWarps && t0 + i < length; ++i)
-        step_rows<true>(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
+        step_rows<true>(a, cut, coord, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
-    if (batch == 0 && !makes) state.finish(a, cut, place, warp, lane);
+    if (batch == 0 && !makes) state.finish(a, cut, coord, warp, lane);
   }
   if (makes) return;
   grid_dependency_launch();
-  const int end = a.slots.tokens == nullptr ? end_slot(a.slots, place.n) : -1;
-  if (end >= 0) state.store(a, cut, place, end, warp, lane);
+  const int end = a.slots.tokens == nullptr ? end_slot(a.slots, coord.n) : -1;
+  if (end >= 0) state.store(a, cut, coord, end, warp, lane);
 }
 
 // One token each, the states contiguous [V, K]: a block has a whole head, its state on its way through shared memory.
@@ -284,24 +284,24 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  TokenCoord place;
-  place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)),
-  place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
-  place.v_tile = static_cast<int>(block_index_y()) * cut.tile;
+  TokenCoord coord;
+  coord.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)),
+  coord.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
+  coord.v_tile = static_cast<int>(block_index_y()) * cut.tile;
   char* const token = shared_memory();
   const int row_bytes = x.K * (x.initial_state.bf16 != 0 ? 2 : 4),
             per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
-  const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
-  const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
-  if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
+  const int end = coord.v_tile + cut.tile < x.V ? coord.v_tile + cut.tile : x.V;
+  const int first = coord.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
+  if (warp < kStateWarps) prefetch_rows(a, coord, first, last, lane);
   GateScalars<kN> own = {};
-  if (kFused && warp == kStateWarps) own = token_gate_scalars<kN>(x, place.hv, lane);
+  if (kFused && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
   grid_dependency_wait();
-  if (!find_slot(a, cut, place)) return;
-  const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
-  char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
+  if (!find_slot(a, cut, coord)) return;
+  const StateRef initial = state_of(x.initial_state, coord.slot, coord.hv);
+  char* const stage = shared_memory() + cut.stage - coord.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_token<kFused>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
+    make_token<kFused>(a, cut, coord, 0, 0, start_token(a, cut, coord, 0, lane, token), own, lane, token);
   } else {
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {
@@ -316,9 +316,9 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   if (warp == kStateWarps) return;
   const GatheredToken<kN> k(cut.gather, token, lane);
   const float z_v = reinterpret_cast<const float*>(token + cut.gather.rw_at)[1];
-  const Rows o_rows = rows_of(a.o, x.sequences, place.n, place.hv);
-  const int to = a.slots.tokens != nullptr ? token_slot(a.slots, place.n, 0) : place.slot;
-  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, to, place.hv);
+  const Rows o_rows = rows_of(a.o, x.sequences, coord.n, coord.hv);
+  const int to = a.slots.tokens != nullptr ? token_slot(a.slots, coord.n, 0) : coord.slot;
+  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, to, coord.hv);
   const int row = row_of_lane<kHeadRows>(lane);
   const bool writes = has_row<kHeadRows>(lane) && o_rows.data != nullptr;
   FW_NO_UNROLL
@@ -329,16 +329,16 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     float s[kHeadRows][kN] = {}, o;
     load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
     if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
-    const float z = row < rows ? z_v * gathered_value<kFused>(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
+    const float z = row < rows ? z_v * gathered_value<kFused>(x, cut.gather, token, v0 - coord.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
     if (cut.final != StateAccess::kAbsent && to >= 0) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
   }
 }
 
-// A after the only token of each sequence. Used where it takes the place of the A before, and several blocks have made
-// M from that one. The kernel before this one has read it when grid_dependency_wait() returns. The rest nobody writes.
-// A warp has a key head.
+// A after the only token of each sequence. Used where it overwrites the A before, and several blocks have made
+// M from that one. The kernel before this one has read it when grid_dependency_wait() returns. Nobody writes the
+// others. A warp has a key head.
 constexpr int kStepWarps = 4;
 template <int kN>
 __global__ void __launch_bounds__(32 * kStepWarps)

@@ -20,7 +20,7 @@ struct GatherTask {
   const char* data = nullptr;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;  // bytes
   int32_t divisor = 1, size = 4;                     // of value heads; of an element
-  int32_t to = 0;                                    // byte of the token's place
+  int32_t to = 0;                                    // byte offset of the token
   int32_t room = 0, limit = 0;                       // elements there, of which those at limit and above are 0
   bool values = false;                               // elements from the tile's first on
   bool states = false;                               // stride_b is that of slots
@@ -114,7 +114,7 @@ FW_DEVICE const char* gather_source(const GatherTask& task, int64_t b, int64_t t
 // A lane's number of the token, on its way.
 struct GatheredScalar {
   uint32_t bits = 0;
-  int32_t to = -1;  // byte of the token's place; -1: none
+  int32_t to = -1;  // byte offset of the token; -1: none
 };
 // Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather() and sync_warp().
 FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile,

@@ -126,14 +126,14 @@ FW_DEVICE ChunkCoord chunk_coord(const Problem& x, int hv = static_cast<int>(blo
 }
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
-FW_DEVICE char* row_address(const TokenArg& a, const ChunkCoord& place, int row) {
-  const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t +
-                         (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+FW_DEVICE char* row_address(const TokenArg& a, const ChunkCoord& coord, int row) {
+  const int64_t offset = coord.batch * a.stride_b + (coord.token + row) * a.stride_t +
+                         (a.divisor == 1 ? coord.hv : coord.key_head) * a.stride_h;
   return static_cast<char*>(a.data) + (offset << (a.bf16 != 0 ? 1 : 2));
 }
 // Rows of the chunk, numbered from its first.
-FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkCoord& place) {
-  return {row_address(a, place, 0), a.stride_t, a.bf16};
+FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkCoord& coord) {
+  return {row_address(a, coord, 0), a.stride_t, a.bf16};
 }
 
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
@@ -147,16 +147,16 @@ FW_DEVICE uint32_t lane_offset(int r) {
 
 // Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of
 // their use. They come to where the streams that are made of them will lie: a lane reads its channels of a row before
-// it writes there. K: channels that the tensor has; zeros take the place of the others.
+// it writes there. K: channels that the tensor has; the others are zeros.
 template <int kN>
-FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& place, int K, char* matrix) {
+FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkCoord& coord, int K, char* matrix) {
   constexpr int kAtoms = 4 * kN, kRows = 32 / kAtoms;  // of a row; rows that the warp fetches at a time
   const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms,
             first = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
-  const char* from = row_address(tensor, place, first) + atom * 16;
+  const char* from = row_address(tensor, coord, first) + atom * 16;
   const int64_t step = tensor.stride_t * (2 * kRows);
   const uint32_t to = shared_address(matrix);
-  const int rows = atom * 8 < K ? place.span.rows : 0;
+  const int rows = atom * 8 < K ? coord.span.rows : 0;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += kRows) {
     const bool valid = first + r < rows;
@@ -171,11 +171,11 @@ struct RawMatrices {
   char *q, *k, *b;
 };
 template <int kN>
-FW_DEVICE void fetch_front(const Problem& x, const ChunkCoord& place, const RawMatrices& raw) {
-  fetch_rows<kN>(x.in.k, place, x.K, raw.k);
-  fetch_rows<kN>(x.in.q, place, x.K, raw.q);
-  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, x.K, raw.b);
-  if (x.rule.uses_erase_key()) fetch_rows<kN>(x.in.erase_key, place, x.K, raw.b);
+FW_DEVICE void fetch_front(const Problem& x, const ChunkCoord& coord, const RawMatrices& raw) {
+  fetch_rows<kN>(x.in.k, coord, x.K, raw.k);
+  fetch_rows<kN>(x.in.q, coord, x.K, raw.q);
+  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, coord, x.K, raw.b);
+  if (x.rule.uses_erase_key()) fetch_rows<kN>(x.in.erase_key, coord, x.K, raw.b);
   cp_async_commit();
 }
 FW_DEVICE void front_arrived() {
@@ -193,9 +193,9 @@ FW_DEVICE void fetched_row(const char* matrix, int r, float (&y)[kN]) {
 
 // Any row r of the warp, from memory: the neutral row past the chunk's rows.
 template <int kN>
-FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkCoord& place, int r) {
+FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkCoord& coord, int r) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-  if (row < place.span.rows) return load_key_row<kN>(x, rows, place.span.first + row, static_cast<int>(lane_index()));
+  if (row < coord.span.rows) return load_key_row<kN>(x, rows, coord.span.first + row, static_cast<int>(lane_index()));
   RawKeyRow<kN> none;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) none.q[j] = none.k[j] = none.p[j] = 0, none.b[j] = none.m[j] = 1;
@@ -208,18 +208,18 @@ struct MRows {
   int32_t stride = 0;
   int rows = 0;  // that the warp has
 };
-FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkCoord& place, int channel) {
+FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkCoord& coord, int channel) {
   MRows m;
   if (all == nullptr) return m;
   const int first = static_cast<int>(warp_index()) * kWarpRows;
   m.stride = x.H * x.K;
-  m.first = all + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) +
-            place.key_head * x.K + channel;
-  m.rows = place.span.rows - first;
+  m.first = all + (first_token(x.sequences, coord.n) + coord.span.first + first) * static_cast<int64_t>(m.stride) +
+            coord.key_head * x.K + channel;
+  m.rows = coord.span.rows - first;
   return m;
 }
-FW_DEVICE MRows m_rows(const Problem& x, const ChunkCoord& place, int channel) {
-  return m_rows(x, x.m, place, channel);
+FW_DEVICE MRows m_rows(const Problem& x, const ChunkCoord& coord, int channel) {
+  return m_rows(x, x.m, coord, channel);
 }
 template <int kN>
 FW_DEVICE void load_m(const MRows& rows, int r, float (&m)[kN]) {
@@ -250,14 +250,14 @@ FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
 }
 
 // Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
-FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkCoord& place, int dim) {
-  const Rows rows = chunk_rows(gate, place);
+FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkCoord& coord, int dim) {
+  const Rows rows = chunk_rows(gate, coord);
   const int first = static_cast<int>(warp_index()) * kWarpRows, lane = static_cast<int>(lane_index());
   float mean = 0;
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     float sum = 0;
-    if (first + r < place.span.rows) {
+    if (first + r < coord.span.rows) {
       FW_NO_UNROLL
       for (int i = lane; i < dim; i += 32) sum += load_element(rows, first + r, i);
     }
@@ -268,18 +268,18 @@ FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkCoord& place, int dim
 }
 
 // The gates of a row that are one number each.
-FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkCoord& place, int row) {
-  const void* at = row_address(a, place, row);
+FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkCoord& coord, int row) {
+  const void* at = row_address(a, coord, row);
   return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
 }
-FW_DEVICE void row_gates(const Problem& x, const ChunkCoord& place, int row, FrontScalars<float>& s) {
+FW_DEVICE void row_gates(const Problem& x, const ChunkCoord& coord, int row, FrontScalars<float>& s) {
   load_gates(
-      x.rule, x.m != nullptr, s, [&](const TokenArg& a) { return gate_of_row(a, place, row); }, x.in);
+      x.rule, x.m != nullptr, s, [&](const TokenArg& a) { return gate_of_row(a, coord, row); }, x.in);
 }
 
 // |q|^2 and |k|^2 of the warp's fetched row lane / 4: the diagonals of Q Q^T and K K^T, with the rows of q and k as one left operand
-// of 16 rows, whose registers are also the right ones. kHalves: more products and fewer registers.
-template <int kN, bool kHalves = false>
+// of 16 rows, whose registers are also the right ones. kFewRegisters: more products and fewer registers.
+template <int kN, bool kFewRegisters = false>
 FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   const int lane = static_cast<int>(lane_index()), i = lane >> 3,
             row = static_cast<int>(warp_index()) * kWarpRows + (lane & 7);
@@ -290,7 +290,7 @@ FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   for (int step = 0; step < 2 * kN; ++step) {
     uint32_t a[4];
     ldmatrix_x4(a, fragment_offset(matrix, 0, 2 * step));
-    if constexpr (kHalves) {
+    if constexpr (kFewRegisters) {
       FW_UNROLL
       for (int half = 0; half < 4; half += 2) {
         mma_bf16_k8(q, a[half], a[half + 1], a[half]);
@@ -312,7 +312,7 @@ FW_DEVICE bool uses_norms(const Rule& rule) {
 
 // The norms that a rule's coefficients need, of row lane / 4 of the warp.
 template <int kN>
-FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& coord, const RawMatrices& raw,
                              FrontScalars<float>& s) {
   if (uses_norms(x.rule)) {
     const float2 squares = fetched_squares<kN>(raw);
@@ -320,7 +320,7 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const Ra
   }
   if (x.rule.uses_key_form()) {
     float part[kWarpRows], y[kN];
-    const MRows rows = m_rows(x, place, static_cast<int>(lane_index()) * kN);
+    const MRows rows = m_rows(x, coord, static_cast<int>(lane_index()) * kN);
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       float m[kN];
@@ -335,11 +335,11 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkCoord& place, const Ra
 }
 // rounded: of q and k as bf16 has them, as the gradients take them.
 template <int kN>
-FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& place, bool rounded, FrontScalars<float>& s) {
-  const FrontRows rows = front_rows(x, place.n, place.hv);
+FW_DEVICE void norms_from_memory(const Problem& x, const ChunkCoord& coord, bool rounded, FrontScalars<float>& s) {
+  const FrontRows rows = front_rows(x, coord.n, coord.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    RawKeyRow<kN> row = row_from_memory<kN>(x, rows, coord, r);
     if (rounded) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j)
@@ -379,13 +379,13 @@ struct PrecondRows {
   float a[kN];                      // before the chunk, later before the warp's next row
 
   // A before the chunk is on its way.
-  FW_DEVICE void load(const Problem& x, const ChunkCoord& place, const PrecondMap<float>& form, RunShared<kN>* to) {
+  FW_DEVICE void load(const Problem& x, const ChunkCoord& coord, const PrecondMap<float>& form, RunShared<kN>* to) {
     if (x.boundaries == nullptr) return;
     shared = to;
     map = form;
-    if (x.rule.uses_precond_center()) map.center = x.precond_center[place.key_head * x.center_stride];
-    const int64_t chunk = first_chunk(x.sequences, place.n) + place.span.first / kChunk;
-    load_floats(x.boundaries + (chunk * x.H + place.key_head) * x.K + static_cast<int>(lane_index()) * kN, a);
+    if (x.rule.uses_precond_center()) map.center = x.precond_center[coord.key_head * x.center_stride];
+    const int64_t chunk = first_chunk(x.sequences, coord.n) + coord.span.first / kChunk;
+    load_floats(x.boundaries + (chunk * x.H + coord.key_head) * x.K + static_cast<int>(lane_index()) * kN, a);
   }
   // After the block's barrier.
   FW_DEVICE void start() {
@@ -403,28 +403,28 @@ struct PrecondRows {
 };
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here,
-// alpha and the gain of the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
+// alpha and the gain of the preconditioner are in place of e_p and 0. rounded: norms_from_memory().
 template <int kN, class Precond>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& coord, bool fetched, const RawMatrices& raw,
                           const Precond& precond, RowScaleCoefs* coefs, bool rounded = false) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
-  const bool valid = row < place.span.rows;
+  const bool valid = row < coord.span.rows;
   FrontScalars<float> s;
-  if (valid) row_gates(x, place, row, s);
+  if (valid) row_gates(x, coord, row, s);
   if (fetched) {
     front_arrived();
-    fetched_norms<kN>(x, place, raw, s);
+    fetched_norms<kN>(x, coord, raw, s);
   } else {
-    norms_from_memory<kN>(x, place, rounded, s);
+    norms_from_memory<kN>(x, coord, rounded, s);
   }
-  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
-  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, coord, x.K);
+  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, coord, x.V);
   const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
   if (lane % 4 == 0) put_coefs(coefs[row], c, valid);
   if constexpr (Precond::kMakes) {
     if (precond.shared != nullptr) {
       float g = 0, beta = 0;
-      if (valid) g = gate_of_row(x.in.precond_g, place, row), beta = gate_of_row(x.in.precond_beta, place, row);
+      if (valid) g = gate_of_row(x.in.precond_g, coord, row), beta = gate_of_row(x.in.precond_beta, coord, row);
       const RunGates gates = run_gates(x.rule, g, beta, s.k2);
       put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared,
                   [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
@@ -435,9 +435,9 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetche
 }
 
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& place, bool fetched, const RawMatrices& raw,
+FW_DEVICE void make_coefs(const Problem& x, const ChunkCoord& coord, bool fetched, const RawMatrices& raw,
                           RowScaleCoefs* coefs) {
-  make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
+  make_coefs<kN>(x, coord, fetched, raw, NoPrecondRows(), coefs);
 }
 
 // Where raw rows can be fetched the coefficients of row_multiples() are made by two warps for all rows.
@@ -452,30 +452,30 @@ FW_DEVICE int coefficient_row(int warp) {
 struct PlainGates {
   float beta = 1, erase = 1, write = 1;
 };
-FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkCoord& place, int row) {
+FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkCoord& coord, int row) {
   const auto gate = [&](const TokenArg& a) {
-    const void* at = row_address(a, place, row);
+    const void* at = row_address(a, coord, row);
     return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
   };
   PlainGates s;
-  if (row < 0 || row >= place.span.rows) return s;
+  if (row < 0 || row >= coord.span.rows) return s;
   if (x.rule.uses_beta()) s.beta = gate(x.in.beta);
   if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kScalar) s.erase = gate(x.in.erase_gate);
   if (x.rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
   return s;
 }
 // A number of a row that was computed from a logit, to where later kernels find it.
-FW_DEVICE void store_scalar(const Problem& x, const ChunkCoord& place, int row, float* all, float value) {
-  const unsigned token = static_cast<unsigned>(place.batch * x.T + place.token + row);
-  if (all != nullptr) all[uint64_t{token} * static_cast<unsigned>(x.HV) + static_cast<unsigned>(place.hv)] = value;
+FW_DEVICE void store_scalar(const Problem& x, const ChunkCoord& coord, int row, float* all, float value) {
+  const unsigned token = static_cast<unsigned>(coord.batch * x.T + coord.token + row);
+  if (all != nullptr) all[uint64_t{token} * static_cast<unsigned>(x.HV) + static_cast<unsigned>(coord.hv)] = value;
 }
 // What plain_gates() has loaded become values, where they are logits. leaves: of several lanes with the same row one.
-FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& place, int row, bool leaves, PlainGates& s) {
-  if (row < 0 || row >= place.span.rows) return;
+FW_DEVICE void form_gates(const Problem& x, const ChunkCoord& coord, int row, bool leaves, PlainGates& s) {
+  if (row < 0 || row >= coord.span.rows) return;
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
     if (law.given == GateActivation::kValue) return;
     y = fused_scalar(law, y);
-    if (leaves) store_scalar(x, place, row, all, y);
+    if (leaves) store_scalar(x, coord, row, all, y);
   };
   form(x.fused.beta, x.fused.numbers.beta, s.beta);
   if (x.rule.erase == Gate::kScalar) form(x.fused.erase_gate, x.fused.numbers.erase_gate, s.erase);
@@ -496,11 +496,11 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
 struct GateBits : TokenScalars<uint32_t> {
   uint32_t erase = 0, write = 0;
 };
-FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkCoord& place, int row) {
+FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkCoord& coord, int row) {
   GateBits s;
-  if (row < 0 || row >= place.span.rows) return s;
+  if (row < 0 || row >= coord.span.rows) return s;
   const auto load = [&](const TokenArg& a, uint32_t& bits) {
-    const void* at = row_address(a, place, row);
+    const void* at = row_address(a, coord, row);
     if (a.bf16 != 0) {
       bits = *static_cast<const uint16_t*>(at);
     } else {
@@ -513,13 +513,13 @@ FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkCoord& place, int row)
   if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
   return s;
 }
-FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates,
+FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& coord, int row, const GateBits& gates,
                                       float q2, float k2) {
   const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
   const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
-    if (law.given == GateActivation::kValue || row >= place.span.rows) return;
+    if (law.given == GateActivation::kValue || row >= coord.span.rows) return;
     y = fused_scalar(law, y);
-    store_scalar(x, place, row, all, y);
+    store_scalar(x, coord, row, all, y);
   };
   Rule rule = x.rule;
   rule.erase_key = EraseKey::kTied, rule.precond = Precond::kNone, rule.normaliser = Normaliser::kNone;
@@ -538,21 +538,21 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkCoord& place,
 
 // Calls body(r, streams) for the rows of the warp, from memory.
 template <int kN, class Body>
-FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& place, const RowScaleCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_row(const Problem& x, const ChunkCoord& coord, const RowScaleCoefs* coefs, Body&& body) {
   coefs += warp_index() * kWarpRows;
-  const FrontRows rows = front_rows(x, place.n, place.hv);
+  const FrontRows rows = front_rows(x, coord.n, coord.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     FrontCoefs<float> c;
     c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z,
     c.e_q = coefs[r].read_erase.w;
     c.e_p = coefs[r].lo.x, c.w_k = coefs[r].lo.y;
-    body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
+    body(r, key_streams(x, c, row_from_memory<kN>(x, rows, coord, r)));
   }
 }
-// The same of fetched rows, unrolled. A row's place may be written by body(r).
+// The same of fetched rows, unrolled. body(r) may overwrite the row.
 template <int kN, bool kPlain, class Precond, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& coord, const RawMatrices& raw,
                                     Precond&& precond, const RowScaleCoefs* coefs, Body&& body) {
   constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
@@ -562,7 +562,7 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
   bool makes = false;
-  if constexpr (!kPlain) m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
+  if constexpr (!kPlain) m_all = m_rows(x, coord, static_cast<int>(lane_index()) * kN);
   if constexpr (kMakes) {
     makes = precond.shared != nullptr;
     precond.start();
@@ -608,9 +608,9 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, c
 }
 
 template <int kN, bool kPlain, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& place, const RawMatrices& raw,
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkCoord& coord, const RawMatrices& raw,
                                     const RowScaleCoefs* coefs, Body&& body) {
-  for_each_fetched_row<kN, kPlain>(x, place, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
+  for_each_fetched_row<kN, kPlain>(x, coord, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
 }
 
 }  // namespace fw::cuda

@@ -1,5 +1,6 @@
 // The front of rules whose gain is 1 or a gate and that have nothing else but channel gates and an elementwise
-// preconditioner: most of them. Written as front.h with the rest of the rule constant, so that the compiler drops it.
+// preconditioner: most of them. Written as front.h with the other traits of the rule constant, so that the compiler
+// drops it.
 #pragma once
 
 #include "scan/cuda/common/front/rows.cuh"

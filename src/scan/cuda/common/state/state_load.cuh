@@ -13,7 +13,7 @@ inline int64_t stage_bytes(const StateArg& a, StateAccess access, int channels, 
   return access == StateAccess::kStaged ? int64_t{32} * channels * tile * (a.bf16 != 0 ? 2 : 4) : 0;
 }
 
-// A staged tile: [K][tile] in units of 16 bytes, whose places are swapped so that lanes that read or write the same
+// A staged tile: [K][tile] in units of 16 bytes, which are swizzled so that lanes that read or write the same
 // values of different channels meet different banks.
 template <int kN>
 struct Stage {
@@ -23,7 +23,7 @@ struct Stage {
   // Tiles of 2^log_tile values.
   FW_DEVICE Stage(char* base, int log_tile, int bf16) : data(base), log_units(log_tile - (bf16 != 0 ? 3 : 2)) {}
   // Byte `at` of channel k.
-  FW_DEVICE char* place(int k, int at) const {
+  FW_DEVICE char* address(int k, int at) const {
     constexpr int kLog = kN == 8 ? 3 : kN == 4 ? 2 : 1;
     const int shift = log_units + kLog < 3 ? 3 - log_units : kLog;
     const int unit = ((k << log_units) + at / 16) ^ ((k >> shift) & 7);
@@ -40,7 +40,7 @@ FW_DEVICE void stage_in(const StateRef& state, const Stage<kN>& stage, int v_til
   for (int u = thread; u < K * units; u += threads) {
     const int k = u >> stage.log_units, at = 16 * (u & (units - 1)), v = v_tile + (at >> (state.bf16 != 0 ? 1 : 2));
     const char* from = state.data + (k * state.stride_k + v_tile) * size + at;
-    cp_async_16(base + static_cast<uint32_t>(stage.place(k, at) - stage.data), v < V ? from : state.data, v < V);
+    cp_async_16(base + static_cast<uint32_t>(stage.address(k, at) - stage.data), v < V ? from : state.data, v < V);
   }
   cp_async_commit();
 }
@@ -52,7 +52,7 @@ FW_DEVICE void stage_out(const StateRef& state, const Stage<kN>& stage, int v_ti
     const int k = u >> stage.log_units, at = 16 * (u & (units - 1));
     if (v_tile + (at >> (state.bf16 != 0 ? 1 : 2)) < V) {
       char* to = state.data + (k * state.stride_k + v_tile) * size + at;
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(stage.place(k, at));
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(stage.address(k, at));
     }
   }
 }
@@ -65,7 +65,7 @@ FW_DEVICE void read_stage(const Stage<kN>& stage, bool bf16, int row, int K, int
     float column[kRows] = {};
     if (k < K && bf16) {
       uint32_t words[kRows / 2];
-      load_wide<kRows>(stage.place(k, 2 * row), words);
+      load_wide<kRows>(stage.address(k, 2 * row), words);
 #pragma unroll
       for (int i = 0; i < kRows; i += 2) column[i] = bf16_low(words[i / 2]), column[i + 1] = bf16_high(words[i / 2]);
     }
@@ -74,7 +74,7 @@ FW_DEVICE void read_stage(const Stage<kN>& stage, bool bf16, int row, int K, int
 #pragma unroll
       for (int i = 0; i < kRows; i += kPart) {
         float part[kPart];
-        load_wide<kPart>(stage.place(k, 4 * (row + i)), part);
+        load_wide<kPart>(stage.address(k, 4 * (row + i)), part);
 #pragma unroll
         for (int l = 0; l < kPart; ++l) column[i + l] = part[l];
       }
@@ -94,14 +94,14 @@ FW_DEVICE void write_stage(const Stage<kN>& stage, bool bf16, int row, int K, in
       float column[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) column[i] = s[i][j];
-      store_wide<kRows>(stage.place(k, 2 * row), 1, column);
+      store_wide<kRows>(stage.address(k, 2 * row), 1, column);
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; i += kPart) {
         float part[kPart];
 #pragma unroll
         for (int l = 0; l < kPart; ++l) part[l] = s[i + l][j];
-        store_wide<kPart>(stage.place(k, 4 * (row + i)), 0, part);
+        store_wide<kPart>(stage.address(k, 4 * (row + i)), 0, part);
       }
     }
   }

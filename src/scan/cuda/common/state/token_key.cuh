@@ -6,7 +6,7 @@
 
 namespace fw::cuda {
 
-// What the tensors of the key side say about a token. gates: those that are one number, the rest as it is by default.
+// What the tensors of the key side say about a token. gates: those that are one number, the others as by default.
 template <int kN>
 struct KeyInputs {
   RawKeyRow<kN> row;

@@ -10,7 +10,7 @@
 //   warp     does                                              waits for                    says so to                shared memory
 //   all      load q, k (K first), v and d_o of a chunk        sync_threads                 keys_full, values_full    kQ, kK, kV, kDO
 //   0        thread 0 loads S and D; factors of rows          keys_full (norms)            values_full, sync_threads kS, kD, FactorRows
-//   1        finds the places of the next work tile                                              sync_threads              all_places
+//   1        finds the offsets of the next work tile                                             sync_threads              all_offsets
 //   0 to 3   P, dq; half of dz and dv                          keys_full, values_full       sync_threads              reads all
 //   4 to 7   dB, dk; the other half                            keys_full, values_full       sync_threads              reads all
 #include <algorithm>
@@ -49,8 +49,8 @@ struct GradientShape {
   static constexpr int kMatrix = 64 * kTileK * 2;
   static constexpr int kQ = 0, kK = kMatrix, kV = 2 * kMatrix, kDO = kV + kSw128Bytes, kS = kDO + kSw128Bytes,
                        kD = kS + kMatrix, kP = kD + kMatrix, kB = kP + kSw128Bytes, kRows = kB + kSw128Bytes,
-                       kPlaces = (kRows + static_cast<int>(sizeof(GradientRows)) + 15) / 16 * 16,
-                       kBarriers = kPlaces + (3 * static_cast<int>(sizeof(GradientOffsets)) + 15) / 16 * 16;
+                       kOffsets = (kRows + static_cast<int>(sizeof(GradientRows)) + 15) / 16 * 16,
+                       kBarriers = kOffsets + (3 * static_cast<int>(sizeof(GradientOffsets)) + 15) / 16 * 16;
   static constexpr int kShared = kBarriers + 16;
   static_assert(2 * (kShared + 1024) <= 228 * 1024);
 };
@@ -128,8 +128,8 @@ FW_DEVICE float quad_sum(float x) {
 
 // By a warp: where the rows of the item of a work tile lie, a tensor a lane; only the item's number, at least `items`,
 // if there is none.
-FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int items, int value_blocks,
-                           GradientOffsets& to) {
+FW_DEVICE void find_offsets(const AdditiveGradientArgs& args, int work_tile, int items, int value_blocks,
+                            GradientOffsets& to) {
   int item = static_cast<int>(block_index_x()) + work_tile * static_cast<int>(grid_size_x());
   if (item / args.problem.HV >= chunks_there(args.problem.sequences, INT32_MAX)) item = items;
   if (lane_index() == 0) to.item = item, to.work_tile = work_tile;
@@ -164,11 +164,11 @@ FW_DEVICE void find_places(const AdditiveGradientArgs& args, int work_tile, int 
 
 // Starts loading an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have
 // there is too much, and comes twice (measured with the states as well: half as many bytes again).
-FW_DEVICE void prefetch_places(const AdditiveGradientArgs& args, const GradientOffsets& places, int thread) {
+FW_DEVICE void prefetch_rows(const AdditiveGradientArgs& args, const GradientOffsets& offsets, int thread) {
   const Problem& x = args.problem;
   const int tensor = thread / kChunk, row = thread % kChunk;
-  const Rows r = (&places.v)[tensor];  // v, d_o, q, k
-  if (r.data == nullptr || row >= places.count) return;
+  const Rows r = (&offsets.v)[tensor];  // v, d_o, q, k
+  if (r.data == nullptr || row >= offsets.count) return;
   const int size = r.bf16 != 0 ? 2 : 4, bytes = (tensor < 2 ? x.V : x.K) * size;
   for (int at = 0; at < bytes; at += 128) prefetch_line(r.data + row * r.stride * size + at);
 }
@@ -216,23 +216,23 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
   const Problem& x = args.problem;
   const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
   const auto next_slot = [](int slot) { return slot == 2 ? 0 : slot + 1; };
-  auto* const all_places = reinterpret_cast<GradientOffsets*>(shared + Shape::kPlaces);
-  if (warp_index() == 0) find_places(args, 0, items, value_blocks, all_places[0]);
+  auto* const all_offsets = reinterpret_cast<GradientOffsets*>(shared + Shape::kOffsets);
+  if (warp_index() == 0) find_offsets(args, 0, items, value_blocks, all_offsets[0]);
   sync_threads();
   FW_NO_UNROLL
-  for (int slot = 0; all_places[slot].item < items; slot = next_slot(slot)) {
+  for (int slot = 0; all_offsets[slot].item < items; slot = next_slot(slot)) {
     // Made again in each work tile, and not kept in registers.
     const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0),
               group = warp / 4;
     const uint32_t base = shuffle(shared_address(shared), 0);
-    const GradientOffsets& places = all_places[slot];
+    const GradientOffsets& offsets = all_offsets[slot];
     AdditiveScales numbers{make_float2(0, 0), make_float2(1, 1)};
-    if (warp == 0) numbers = load_row_scales(x.rule, places.g, places.beta, places.hv, 0, places.count);
+    if (warp == 0) numbers = load_row_scales(x.rule, offsets.g, offsets.beta, offsets.hv, 0, offsets.count);
     {
       bool copied = true;
       FW_NO_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const TileRows t = chunk_tile(i == 0 ? places.q : places.k, places.count, 0, x.K);
+        const TileRows t = chunk_tile(i == 0 ? offsets.q : offsets.k, offsets.count, 0, x.K);
         copied =
             issue_rows<kTileK, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kQ : Shape::kK), thread) && copied;
       }
@@ -241,17 +241,17 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     const auto issue_values = [&](int block) {
       const int column = block * kValueBlock;
       if (thread == 0) {
-        fence_async_shared();  // rows that are not stored whole went through this place (`slow`)
+        fence_async_shared();  // rows that are not stored whole went through this buffer (`slow`)
         mbarrier_expect(values_full, 2 * Shape::kMatrix);
-        bulk_load(shared + Shape::kS, args.states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix,
+        bulk_load(shared + Shape::kS, args.states + (offsets.first_tile + block) * (64 * kTileK), Shape::kMatrix,
                   values_full);
-        bulk_load(shared + Shape::kD, args.d_states + (places.first_tile + block) * (64 * kTileK), Shape::kMatrix,
+        bulk_load(shared + Shape::kD, args.d_states + (offsets.first_tile + block) * (64 * kTileK), Shape::kMatrix,
                   values_full);
       }
       bool copied = true;
       FW_NO_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const TileRows t = chunk_tile(i == 0 ? places.v : places.d_o, places.count, column, x.V);
+        const TileRows t = chunk_tile(i == 0 ? offsets.v : offsets.d_o, offsets.count, column, x.V);
         copied = issue_rows<64, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kV : Shape::kDO), thread) && copied;
       }
       arrive_loaded(copied, values_full);
@@ -259,9 +259,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     issue_values(0);
     // While that comes: the factors, unless norms are wanted for them, and where the next chunk lies.
     if (warp == 0 && !norms_matter(x.rule)) make_factors(x, numbers, rows, false);
-    if (warp == 1) find_places(args, places.work_tile + 1, items, value_blocks, all_places[next_slot(slot)]);
+    if (warp == 1) find_offsets(args, offsets.work_tile + 1, items, value_blocks, all_offsets[next_slot(slot)]);
 
-    mbarrier_wait(keys_full, places.work_tile & 1);
+    mbarrier_wait(keys_full, offsets.work_tile & 1);
     fence_async_shared();
     float pairs[16];  // columns 32 group ...
     wgmma_fence();
@@ -292,15 +292,15 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       scale_pairs(now >> 5 & 3, pairs, rows.f, 4 * group, now & 31);
       store_pairs(Shape::kP, now);
     }
-    if (kTileK == 64 && all_places[next_slot(slot)].item < items)
-      prefetch_places(args, all_places[next_slot(slot)], thread);
+    if (kTileK == 64 && all_offsets[next_slot(slot)].item < items)
+      prefetch_rows(args, all_offsets[next_slot(slot)], thread);
 
     float keys[kTileK / 2] = {};  // dq or dk
     FW_UNROLL
     for (int e = 0; e < 16; ++e) pairs[e] = 0;
     FW_NO_UNROLL
     for (int block = 0; block < value_blocks; ++block) {
-      mbarrier_wait(values_full, (places.work_tile * value_blocks + block) & 1);
+      mbarrier_wait(values_full, (offsets.work_tile * value_blocks + block) & 1);
       fence_async_shared();
       if (block == 0) sync_threads();  // P
       float values[16];
@@ -334,9 +334,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       wgmma_wait<0>();
       keep(values), keep(keys), keep(pairs);
       const bool gate = x.rule.uses_beta();
-      const Rows dv = places.dv;
+      const Rows dv = offsets.dv;
       const bool dv_wide = wide_rows(dv, x.V);
-      const int count = places.count, column = block * kValueBlock + 32 * group;
+      const int count = offsets.count, column = block * kValueBlock + 32 * group;
       if (gate) {
         float value_dots[2] = {0, 0};
         FW_UNROLL
@@ -418,13 +418,13 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       wgmma_wait<0>();
     }
     keep(keys);
-    const int count = places.count;
-    const Rows out = group == 0 ? places.dq : places.dk;
+    const int count = offsets.count;
+    const Rows out = group == 0 ? offsets.dq : offsets.dk;
     const bool out_wide = wide_rows(out, x.K);
     // Rows of another form leave by way of shared memory.
     float* const slow = reinterpret_cast<float*>(shared + Shape::kV) + group * 64 * kTileK;
     static_assert(Shape::kV + 2 * 64 * kTileK * 4 <= Shape::kRows);
-    const bool all_wide = wide_rows(places.dq, x.K) && wide_rows(places.dk, x.K);
+    const bool all_wide = wide_rows(offsets.dq, x.K) && wide_rows(offsets.dk, x.K);
     if (!all_wide) sync_threads();  // both groups' products are over
     float dots[2] = {0, 0};
     FW_UNROLL
@@ -482,7 +482,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         store_channels(out, row, column, x.K, y);
       }
     }
-    const Rows dg = places.dg, dbeta = places.dbeta;
+    const Rows dg = offsets.dg, dbeta = offsets.dbeta;
     if (warp == 0 && (dg.data != nullptr || args.form_parts != nullptr)) {
       float all_tail = 0;
       FW_UNROLL
@@ -501,13 +501,13 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
         FW_UNROLL
         for (int e = 0; e < 2; ++e) {
           if (2 * lane + e < count) {
-            values[e] = load_element(places.g, 2 * lane + e, 0);
+            values[e] = load_element(offsets.g, 2 * lane + e, 0);
           } else {
             d[e] = 0;
           }
         }
-        decay_logit_gradients(x.fused, places.hv, values, d,
-                              args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
+        decay_logit_gradients(x.fused, offsets.hv, values, d,
+                              args.form_parts != nullptr ? args.form_parts + 2 * int64_t{offsets.item} : nullptr);
       }
       if (dg.data != nullptr && 2 * lane < count) store_element(dg, 2 * lane, 0, d[0]);
       if (dg.data != nullptr && 2 * lane + 1 < count) store_element(dg, 2 * lane + 1, 0, d[1]);
@@ -515,7 +515,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     if (dbeta.data != nullptr && thread >= 128 && thread - 128 < kChunk && thread - 128 < count) {
       float d = rows.dz[0][thread - 128] + rows.dz[1][thread - 128];
       if (x.fused.beta.given != GateActivation::kValue)
-        d *= scalar_slope(x.fused.beta, load_element(places.beta, thread - 128, 0));
+        d *= scalar_slope(x.fused.beta, load_element(offsets.beta, thread - 128, 0));
       store_element(dbeta, thread - 128, 0, d);
     }
     if (!all_wide) sync_threads();

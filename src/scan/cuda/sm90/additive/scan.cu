@@ -11,7 +11,7 @@
 //              the factors                                                                  normed, o.full
 //   16 to 19   the transposed state [64 values, kTileK] in       stages, factors .full,       stages, factors .empty,   read stages, kFactor; write kState
 //              registers                                       normed, states.empty         states.full
-// Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
+// Forward, O wanted or the state alone; and in reverse, where q and d_o are read in place of k and v: the state alone.
 //
 // What ptxas allows while products are in flight is said in scan/cuda/sm90/scan/forward.cu.
 #include <algorithm>
@@ -245,11 +245,11 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
   grid_dependency_launch();
   const Problem& x = args.problem;
   const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
-  const ScanCoord place = scan_coord(args.sequences, x.HV, value_blocks, 0);
-  if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
-  const int column = place.value_block * kValueBlock;
+  const ScanCoord coord = scan_coord(args.sequences, x.HV, value_blocks, 0);
+  if (args.parts != nullptr && (args.parts[coord.n] & 1) == 0) return;
+  const int column = coord.value_block * kValueBlock;
   // Chunk of work tile i.
-  const int first = args.reverse ? place.chunks - 1 : 0, step = args.reverse ? -1 : 1;
+  const int first = args.reverse ? coord.chunks - 1 : 0, step = args.reverse ? -1 : 1;
 
   const int warp = shuffle(static_cast<int>(warp_index()), 0);
   if (warp < kFactorWarp) {
@@ -259,17 +259,17 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     const auto tile = [&](int sw128) {
       const bool y = sw128 == kAll - 1, q = args.reverse ? !y : sw128 >= kSw128Tiles && !y;
       const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
-      return tile_of_rows(tensor, args.sequences, place, y ? column : sw128 % kSw128Tiles * 64, y ? x.V : x.K);
+      return tile_of_rows(tensor, args.sequences, coord, y ? column : sw128 % kSw128Tiles * 64, y ? x.V : x.K);
     };
-    const SequenceStart start = sequence_start(args.sequences, place.n);
-    const auto head_of = [&](const TokenArg& a) { return a.divisor == 1 ? place.hv : place.hv / a.divisor; };
+    const SequenceStart start = sequence_start(args.sequences, coord.n);
+    const auto head_of = [&](const TokenArg& a) { return a.divisor == 1 ? coord.hv : coord.hv / a.divisor; };
     Ring<Shape::kStages> ring;
     FW_NO_UNROLL
-    for (int i = 0; i < place.chunks; ++i, ring.next()) {
+    for (int i = 0; i < coord.chunks; ++i, ring.next()) {
       barriers.stages.wait_empty(ring);
       bool copied = true;
       const int c = first + step * i;
-      if (maps.used != 0 && (c * kChunk + kChunk <= place.length || args.sequences.offsets == nullptr)) {
+      if (maps.used != 0 && (c * kChunk + kChunk <= coord.length || args.sequences.offsets == nullptr)) {
         uint64_t* const full = barriers.stages.full + ring.slot;
         if (thread_index() == 0) {
           char* const stage = shared + ring.slot * Shape::kStage;
@@ -308,16 +308,16 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     register_count_decrease<72>();
     if (warp < kTakeWarp) {
       const int part = warp - kFactorWarp;
-      const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv),
-                 beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
+      const Rows g = rows_of(x.in.g, args.sequences, coord.n, coord.hv),
+                 beta = rows_of(x.in.beta, args.sequences, coord.n, coord.hv);
       const auto numbers_of = [&](int i) {
-        const int c = i < place.chunks ? first + step * i : place.chunks;  // past the end nothing is read
-        return load_row_scales(x.rule, g, beta, place.hv, c * kChunk, place.length);
+        const int c = i < coord.chunks ? first + step * i : coord.chunks;  // past the end nothing is read
+        return load_row_scales(x.rule, g, beta, coord.hv, c * kChunk, coord.length);
       };
       const auto prefetch = [&](int i) {
-        if (i >= place.chunks) return;
-        prefetch_scalars(g, (first + step * i) * kChunk, place.length);
-        prefetch_scalars(beta, (first + step * i) * kChunk, place.length);
+        if (i >= coord.chunks) return;
+        prefetch_scalars(g, (first + step * i) * kChunk, coord.length);
+        prefetch_scalars(beta, (first + step * i) * kChunk, coord.length);
       };
       AdditiveScales now = numbers_of(part);
       FW_NO_UNROLL
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       if (part == 1) ring.next();
       float log_decay = 0;
       FW_NO_UNROLL
-      for (int i = part; i < place.chunks; i += kFactorWarps) {
+      for (int i = part; i < coord.chunks; i += kFactorWarps) {
         const AdditiveScales next = numbers_of(i + kFactorWarps);
         prefetch(i + kPrefetchedScalars);
         barriers.factors.wait_empty(ring);
@@ -336,18 +336,18 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
         ring.next(), ring.next();
         now = next;
       }
-      if (args.decays != nullptr && place.value_block == 0) {
+      if (args.decays != nullptr && coord.value_block == 0) {
         if (part == 1 && lane_index() == 0) barriers.log_decay = log_decay;
         named_barrier_sync(1 + kOutGroups, 32 * kFactorWarps);
         if (part == 0 && lane_index() == 0)
-          args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay + barriers.log_decay);
+          args.decays[coord.n * x.HV + coord.hv] = exp2_fast(log_decay + barriers.log_decay);
       }
     } else if (warp == kTakeWarp && kOut) {
-      const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
+      const TileRows o = tile_of_rows(args.o, args.sequences, coord, column, x.V);
       if (o.rows.bf16 == 0) return;
       Ring<Shape::kOutBuffers> out;
       FW_NO_UNROLL
-      for (int i = 0; i < place.chunks; ++i, out.next()) {
+      for (int i = 0; i < coord.chunks; ++i, out.next()) {
         barriers.o.wait_full(out);
         FW_NO_UNROLL
         for (int half = 0; half < 2; ++half)
@@ -356,9 +356,9 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       }
     } else if (warp == kStatesWarp && saves && lane_index() == 0) {
       Ring<Shape::kStateBuffers> ring;
-      for (int i = 0; i < place.chunks; ++i, ring.next()) {
+      for (int i = 0; i < coord.chunks; ++i, ring.next()) {
         const int64_t tile =
-            (place.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + place.value_block;
+            (coord.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + coord.value_block;
         barriers.states.wait_full(ring);
         drain_bulk(args.states + tile * (64 * kTileK), shared + Shape::kState + ring.slot * Shape::kMatrix,
                    Shape::kMatrix, barriers.states.empty + ring.slot);
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     if constexpr (kOut) register_count_increase<104>();
     if (!kOut && !normed) return;
     const uint32_t base = shuffle(shared_address(shared), 0);
-    const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
+    const TileRows out = tile_of_rows(args.o, args.sequences, coord, column, x.V);
     Ring<Shape::kStages> ring;
     Ring<Shape::kFactors> known;
     Ring<Shape::kStateBuffers> states;
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
     const int group = (warp - kOutThread / 32) / 4;
     if (group == 1) step_rings();
     FW_NO_UNROLL
-    for (int i = group; i < place.chunks; i += kOutGroups, step_rings(), step_rings()) {
+    for (int i = group; i < coord.chunks; i += kOutGroups, step_rings(), step_rings()) {
       const int stage = ring.slot * Shape::kStage;
       float p[32], o[32];
       barriers.stages.wait_full(ring);
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
   } else {
     register_count_increase<144>();
     float state[kTileK / 2];
-    load_own_state<kTileK>(args.from, place, x.K, x.V, state);
+    load_own_state<kTileK>(args.from, coord, x.K, x.V, state);
     // known to the compiler as a number only: else it reads it anew in every round
     const uint32_t base = shuffle(shared_address(shared), 0);
     Ring<Shape::kStages> ring, coming;
@@ -469,12 +469,12 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       known.next(), coming.next();
       return gamma;
     };
-    CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
+    CheckpointWalk checkpoints(args.checkpoints, args.sequences, coord);
     uint32_t b[4][4];
     float gamma = 1;
-    if (place.chunks > 0) gamma = take_values(b);
+    if (coord.chunks > 0) gamma = take_values(b);
     FW_NO_UNROLL
-    for (int i = 0; i < place.chunks; ++i, ring.next()) {
+    for (int i = 0; i < coord.chunks; ++i, ring.next()) {
       if (kOut || saves) {
         barriers.states.wait_empty(leaving);
         uint32_t a[kTileK / 16][4];
@@ -492,17 +492,17 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       add_outer<kTileK>(state, b, base + ring.slot * Shape::kStage + Shape::kX);
       wgmma_commit();
       uint32_t next[4][4];
-      if (i + 1 < place.chunks) gamma = take_values(next);
+      if (i + 1 < coord.chunks) gamma = take_values(next);
       wgmma_wait<0>();
       keep(state);
       FW_UNROLL
       for (int k = 0; k < 4; ++k) take_over(b[k], next[k], x.V);
       barriers.stages.put_empty(ring);
       if (kOut && checkpoints.reached()) [[unlikely]]
-        store_own_state<kTileK>(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, i), x.K, x.V,
+        store_own_state<kTileK>(args.checkpoints.states, coord, checkpoints.next(args.checkpoints, coord, i), x.K, x.V,
                                 state);
     }
-    store_own_state<kTileK>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V,
+    store_own_state<kTileK>(args.to, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, x.K, x.V,
                             state);
   }
 }

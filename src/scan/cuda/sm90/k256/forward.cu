@@ -10,7 +10,7 @@
 // other group's time on the tensor cores, so that W and O need not be under way, and in registers, together (but for
 // sums).
 //
-// Roles, 384 threads, one block an SM (sm90/k256/parts.cuh), i the group; with chunk tiles k has the places kE and
+// Roles, 384 threads, one block an SM (sm90/k256/parts.cuh), i the group; with chunk tiles k has the offsets kE and
 // kKhat and the barriers e and khat:
 //   warp     does                                              waits for                    says so to                  shared memory
 //   0, 1     load k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
@@ -54,15 +54,15 @@ __global__ void __launch_bounds__(kK256Threads, 1)
 
   if (thread_index() < kStateThread) {
     register_count_decrease<Registers::kOfMovers>();
-    const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
+    const K256Coord coord = k256_coord(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
       const K256StageArgs stage_args{args.sequences, args.rows, args.v, all.chunk_tiles,
                                      args.z,         args.HV,   args.K, args.V};
       const auto in_order = [](int i) { return i; };
       if constexpr (kChunkTiles) {
-        load_k256_tiles<Shape, false, kOut>(stage_args, maps, place, shared, barriers, in_order);
+        load_k256_tiles<Shape, false, kOut>(stage_args, maps, coord, shared, barriers, in_order);
       } else {
-        load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, place, shared, barriers,
+        load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, coord, shared, barriers,
                                                                     in_order);
       }
       return;
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kK256Threads, 1)
     Ring<Shape::kStages> ring;
     Ring<1> single;
     FW_NO_UNROLL
-    for (int c = 0; c < place.scan.chunks; ++c, ring.next(), single.next()) {
+    for (int c = 0; c < coord.scan.chunks; ++c, ring.next(), single.next()) {
       FW_NO_UNROLL
-      for (int group = 0; group < place.groups; ++group) {
+      for (int group = 0; group < coord.groups; ++group) {
         if constexpr (kSave)
-          drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.states, args.w);
+          drain_k256<Shape>(coord, group, args.HV, c, ring, single, shared, barriers, args.states, args.w);
         if (kOut && args.o.bf16 != 0) {
           barriers.o[group].wait_full(single);
-          store_bf16_rows(tile_rows(args.o, args.sequences, place.of_group(group), args.V), c,
+          store_bf16_rows(tile_rows(args.o, args.sequences, coord.of_group(group), args.V), c,
                           shared + Shape::kO + group * kSw128Bytes);
           barriers.o[group].put_empty(single);
         }
@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kK256Threads, 1)
     register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
     const auto own = [&] { return find_k256_group(args.sequences, args.HV, args.V, all.groups, group); };
-    if (const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups); group >= place.groups) return;
+    if (const K256Coord coord = k256_coord(args.sequences, args.HV, args.V, all.groups); group >= coord.groups) return;
     float state[kMaxTileK / 2];
     {
-      const ScanCoord place = own();
-      load_state(args.initial_state, place, place.n, args.K, args.V, state);
+      const ScanCoord coord = own();
+      load_state(args.initial_state, coord, coord.n, args.K, args.V, state);
     }
     const int chunks = own().chunks;
     // known to the compiler as a number only: else it reads it anew in every round
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       const auto numbers = [&] {
         return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes));
       };
-      // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      // Of chunk tiles, which have one buffer: made anew each time, or descriptors of all of them are kept in
+      // registers.
       const auto anew = [&](uint32_t address) {
         return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address;
       };
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(kK256Threads, 1)
         named_barrier_sync(1 + group, kStateThreads);  // the product reads what all four warps have left of W
         barriers.a.wait_full(single);
         wgmma_fence();
-        // in the registers of k S: with others ptxas finds no place for all three
+        // in the registers of k S: with others ptxas has no registers for all three
         multiply_tile(w, tile, base + Shape::kA);
         wgmma_commit();
         wgmma_wait<0>();
@@ -221,10 +222,10 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       }
       barriers.stages.put_empty(ring);
       if (kOut && args.checkpoints.states.data != nullptr) [[unlikely]] {  // without o the call is not the caller's
-        const ScanCoord place = own();
-        CheckpointWalk walk(args.checkpoints, args.sequences, place);
+        const ScanCoord coord = own();
+        CheckpointWalk walk(args.checkpoints, args.sequences, coord);
         if ((walk.first + c + 1) % args.checkpoints.chunks == 0) {
-          store_state(args.checkpoints.states, place, walk.next(args.checkpoints, place, c), args.K, args.V, state);
+          store_state(args.checkpoints.states, coord, walk.next(args.checkpoints, coord, c), args.K, args.V, state);
         }
       }
       if constexpr (kOut) {
@@ -240,8 +241,8 @@ __global__ void __launch_bounds__(kK256Threads, 1)
         }
       }
     }
-    const ScanCoord place = own();
-    store_state(args.final_state, place, place.n, args.K, args.V, state);
+    const ScanCoord coord = own();
+    store_state(args.final_state, coord, coord.n, args.K, args.V, state);
   }
 }
 

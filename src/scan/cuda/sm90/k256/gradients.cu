@@ -1,6 +1,6 @@
 // gradients() of half of the channels of keys of 129 to 256 (kernels.h: K256Half). It is gradients/scalar
 // (sm90/k256/gradients_keys.cu: gradients/channel) over 128 channels of its own. The chunk's A and R, dZ and the
-// products of these are the same in both halves and are made twice.
+// products of these are the same in both calls and are made twice.
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/gradients/scalar/kernel.cuh"
 

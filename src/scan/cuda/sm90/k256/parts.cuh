@@ -1,9 +1,9 @@
-// What the two scans of keys of 129 to 256 channels share: a block's places in shared memory, who loads what, the state
+// What the two scans of keys of 129 to 256 channels share: a block's layout of shared memory, who loads what, the state
 // as an operand. See sm90/scan/parts.cuh, whose fragments these are.
 //
 // A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's. So
 // what a chunk loads is read from the L2 cache once for both. Most of that are the raw rows of q and k. The state [64
-// values, 256] takes 128 registers of a thread, so its bf16 values have no place there alongside the products. They lie
+// values, 256] takes 128 registers of a thread, so its bf16 values have no registers alongside the products. They lie
 // in shared memory, where the products read them and from where they leave for the gradients.
 #pragma once
 
@@ -32,7 +32,7 @@ static_assert(offsetof(QETiles<kMaxTileK>, z_scale) - offsetof(QETiles<kMaxTileK
 
 // Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's
 // numbers and with kOut a buffer of O.
-// kSums: with q come erase_q and read_k, for which there is no second place. kKeys: E and Khat of a chunk in the place
+// kSums: with q come erase_q and read_k, for which there is no second buffer. kKeys: E and Khat of a chunk in place
 // of k of two, Q in that of q; numbers are gamma and z_scale.
 template <bool kOut, K256Form kForm>
 struct K256Shape {
@@ -124,7 +124,7 @@ struct K256StageArgs {
   const ScanRows& rows;
   const TokenArg& tile;
   const K256Tiles& chunk_tiles;
-  const uint16_t* z;  // SW128 tiles in the place of the tensor's, or null
+  const uint16_t* z;  // SW128 tiles in place of the tensor's, or null
   int HV, K, V;
 };
 
@@ -148,18 +148,18 @@ FW_DEVICE void fill_k256_sw128(const TileRows& t, int c, char* sw128) {
         make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
 }
-FW_DEVICE void fill_k256_rows(const TokenArg& tensor, const K256StageArgs& a, const ScanCoord& place, int c,
+FW_DEVICE void fill_k256_rows(const TokenArg& tensor, const K256StageArgs& a, const ScanCoord& coord, int c,
                               char* sw128_tiles) {
-  TileRows rows = tile_rows(tensor, a.sequences, place, a.K);
+  TileRows rows = tile_rows(tensor, a.sequences, coord, a.K);
   FW_NO_UNROLL
   for (rows.column = 0; rows.column < kMaxTileK; rows.column += 64)
     fill_k256_sw128(rows, c, sw128_tiles + rows.column / 64 * kSw128Bytes);
 }
-FW_DEVICE void load_k256_rows(const TensorMap& map, const TokenArg& tensor, const TmaCoord& tma, const ScanCoord& place,
+FW_DEVICE void load_k256_rows(const TensorMap& map, const TokenArg& tensor, const TmaCoord& tma, const ScanCoord& coord,
                               int c, char* sw128_tiles, uint64_t* full) {
   FW_UNROLL
   for (int sw128 = 0; sw128 < kMaxTileK / 64; ++sw128)
-    tma.bring(map, 64 * sw128, place.hv / tensor.divisor, c, sw128_tiles + sw128 * kSw128Bytes, full);
+    tma.bring(map, 64 * sw128, coord.hv / tensor.divisor, c, sw128_tiles + sw128 * kSw128Bytes, full);
 }
 
 // What is all of a buffer, once that is empty.
@@ -176,37 +176,37 @@ FW_DEVICE void load_k256_part(RingBarriers<1>& barriers, const Ring<1>& single, 
 // Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q,
 // kReadsLast: after A and P; kUpdate: with A; kPairs: with P.
 template <class Shape, bool kReads, bool kReadsLast, bool kUpdate, bool kPairs, class ChunkOf>
-FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, const K256Coord& place, char* shared,
+FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, const K256Coord& coord, char* shared,
                                 typename Shape::Barriers& barriers, ChunkOf&& chunk_of) {
-  const TmaCoord tma(a.sequences, place.scan);
+  const TmaCoord tma(a.sequences, coord.scan);
   const bool asks = thread_index() == 0;
   Ring<Shape::kStages> ring;
   Ring<1> single;
   FW_NO_UNROLL
-  for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
+  for (int i = 0; i < coord.scan.chunks; ++i, ring.next(), single.next()) {
     const int c = chunk_of(i);
-    const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
+    const int64_t item = coord.scan.first_tile + static_cast<int64_t>(c) * a.HV;
     const bool whole = tma.takes(c), loads_tile = whole && maps.values != 0, loads_rows = whole && maps.rows != 0;
     uint64_t* full = barriers.stages.full + ring.slot;
     char* const keys = shared + Shape::kK + ring.slot * Shape::kMatrix;
     barriers.stages.wait_empty(ring);
     if (asks) {
       mbarrier_expect(full, static_cast<uint32_t>(kScanScaleBytes) + (loads_rows ? Shape::kMatrix : 0) +
-                                (loads_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
+                                (loads_tile ? static_cast<uint32_t>(coord.groups) * kTensorBytes : 0));
       bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.chunk_tiles.numbers + item,
                 kScanScaleBytes, full);
-      if (loads_rows) load_k256_rows(maps.k, a.rows.k, tma, place.scan, c, keys, full);
-      for (int group = 0; loads_tile && group < place.groups; ++group) {
-        tma.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c,
+      if (loads_rows) load_k256_rows(maps.k, a.rows.k, tma, coord.scan, c, keys, full);
+      for (int group = 0; loads_tile && group < coord.groups; ++group) {
+        tma.bring(maps.v, (coord.scan.value_block + group) * kValueBlock, coord.scan.hv / a.tile.divisor, c,
                   shared + Shape::tile(ring.slot, group), full);
       }
     }
-    if (!loads_rows) fill_k256_rows(a.rows.k, a, place.scan, c, keys);
-    for (int group = 0; !loads_tile && group < place.groups; ++group) {
-      fill_k256_sw128(tile_rows(a.tile, a.sequences, place.of_group(group), a.V), c,
+    if (!loads_rows) fill_k256_rows(a.rows.k, a, coord.scan, c, keys);
+    for (int group = 0; !loads_tile && group < coord.groups; ++group) {
+      fill_k256_sw128(tile_rows(a.tile, a.sequences, coord.of_group(group), a.V), c,
                       shared + Shape::tile(ring.slot, group));
     }
-    if (!loads_rows || !loads_tile) fence_async_shared();  // for the products, and for TMA, which has the place next
+    if (!loads_rows || !loads_tile) fence_async_shared();  // for the products, and for TMA, which writes there next
     mbarrier_arrive(full);
 
     const auto issue_reads = [&] {
@@ -214,12 +214,12 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
       barriers.q.wait_empty(single);
       if (asks) {
         mbarrier_expect(full, (loads_rows ? Shape::kMatrix : 0) + Shape::kMixedBytes);
-        if (loads_rows) load_k256_rows(maps.q, a.rows.q, tma, place.scan, c, shared + Shape::kQ, full);
+        if (loads_rows) load_k256_rows(maps.q, a.rows.q, tma, coord.scan, c, shared + Shape::kQ, full);
         if constexpr (Shape::kMixedBytes > 0)
           bulk_load(shared + Shape::kMixed, a.chunk_tiles.numbers[item].erase_q, Shape::kMixedBytes, full);
       }
       if (!loads_rows) {
-        fill_k256_rows(a.rows.q, a, place.scan, c, shared + Shape::kQ);
+        fill_k256_rows(a.rows.q, a, coord.scan, c, shared + Shape::kQ);
         fence_async_shared();
       }
       mbarrier_arrive(full);
@@ -235,34 +235,34 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
 
 // The same of kKeys. kReverse: Khat first and E last, else E first and Khat last; kReads: with Q and P.
 template <class Shape, bool kReverse, bool kReads, class ChunkOf>
-FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, const K256Coord& place, char* shared,
+FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, const K256Coord& coord, char* shared,
                                typename Shape::Barriers& barriers, ChunkOf&& chunk_of) {
-  const TmaCoord tma(a.sequences, place.scan);
+  const TmaCoord tma(a.sequences, coord.scan);
   const bool asks = thread_index() == 0;
   Ring<Shape::kStages> ring;
   Ring<1> single;
   FW_NO_UNROLL
-  for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
+  for (int i = 0; i < coord.scan.chunks; ++i, ring.next(), single.next()) {
     const int c = chunk_of(i);
-    const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
+    const int64_t item = coord.scan.first_tile + static_cast<int64_t>(c) * a.HV;
     const QETiles<kMaxTileK>& chunk_tile = a.chunk_tiles.chunk_tiles[item];
     const bool loads_tile = a.z != nullptr || (tma.takes(c) && maps.values != 0);
     uint64_t* const full = barriers.stages.full + ring.slot;
     barriers.stages.wait_empty(ring);
     if (asks) {
       mbarrier_expect(full,
-                      Shape::kLoadedScales + (loads_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
+                      Shape::kLoadedScales + (loads_tile ? static_cast<uint32_t>(coord.groups) * kTensorBytes : 0));
       bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, chunk_tile.gamma, Shape::kLoadedScales,
                 full);
     }
-    for (int group = 0; group < place.groups; ++group) {
+    for (int group = 0; group < coord.groups; ++group) {
       char* const to = shared + Shape::tile(ring.slot, group);
       if (!loads_tile) {
-        fill_k256_sw128(tile_rows(a.tile, a.sequences, place.of_group(group), a.V), c, to);
+        fill_k256_sw128(tile_rows(a.tile, a.sequences, coord.of_group(group), a.V), c, to);
       } else if (asks && a.z != nullptr) {
-        bulk_load(to, a.z + place.tile(c, group, a.HV) * kSw128Elements, kSw128Bytes, full);
+        bulk_load(to, a.z + coord.tile(c, group, a.HV) * kSw128Elements, kSw128Bytes, full);
       } else if (asks) {
-        tma.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, to, full);
+        tma.bring(maps.v, (coord.scan.value_block + group) * kValueBlock, coord.scan.hv / a.tile.divisor, c, to, full);
       }
     }
     if (!loads_tile) fence_async_shared();
@@ -335,7 +335,7 @@ struct SumFactors {
   const float *of_k, *of_q;
 };
 
-// From k S and q S: in the place of the tile's values W, rounded, and in that of q S what O has of both. W goes to
+// From k S and q S: in place of the tile's values W, rounded, and in that of q S what O has of both. W goes to
 // shared memory because alongside k S and q S there are no registers for it.
 FW_DEVICE void mix_products(const float (&k_s)[32], float (&q_s)[32], const SumFactors& erase, const SumFactors& read,
                             const float* z, uint32_t tile) {
@@ -392,10 +392,10 @@ FW_DEVICE void mix_fragments(const float (&z)[32], const uint32_t (&d_o)[4][4], 
 // By thread 64 (states) and thread 96 (tiles) of warps 2 and 3, if something is saved: what a group leaves of a chunk
 // goes to memory. After the tile's copy its stage may be filled anew.
 template <class Shape>
-FW_DEVICE void drain_k256(const K256Coord& place, int group, int HV, int c, const Ring<Shape::kStages>& ring,
+FW_DEVICE void drain_k256(const K256Coord& coord, int group, int HV, int c, const Ring<Shape::kStages>& ring,
                           const Ring<1>& single, char* shared, typename Shape::Barriers& barriers, uint16_t* states,
                           uint16_t* tiles) {
-  const int64_t tile = place.tile(c, group, HV);
+  const int64_t tile = coord.tile(c, group, HV);
   if (thread_index() == kStoreThread) {
     barriers.state[group].wait_full(single);
     drain_bulk(states + tile * (64 * kMaxTileK), shared + Shape::kState + group * Shape::kMatrix, Shape::kMatrix,

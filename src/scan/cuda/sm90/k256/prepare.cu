@@ -28,7 +28,7 @@ struct K256SumRows {
       keys[kChunk], squares[2][kChunk];
 };
 
-// Shared memory: halves of the raw rows, T, A and P; kSums: a barrier.
+// Shared memory: 128 channels of the raw rows, T, A and P; kSums: a barrier.
 template <K256Form kForm>
 struct K256Layout {
   using Rows = std::conditional_t<kForm == K256Form::kSums, K256SumRows, K256Rows>;
@@ -40,39 +40,39 @@ struct K256Layout {
 };
 
 // The warp's rows of a half with `channels` of its own, of any kind: asynchronously where they are vectors.
-FW_DEVICE void issue_k_half(const TokenArg& tensor, const ChunkCoord& place, int channels, bool pieces, char* matrix) {
+FW_DEVICE void issue_k_half(const TokenArg& tensor, const ChunkCoord& coord, int channels, bool pieces, char* matrix) {
   constexpr int kN = kHalfTileK / 32;
-  if (pieces) return fetch_rows<kN>(tensor, place, channels, matrix);
-  const Rows rows = chunk_rows(tensor, place);
+  if (pieces) return fetch_rows<kN>(tensor, coord, channels, matrix);
+  const Rows rows = chunk_rows(tensor, coord);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const int row = static_cast<int>(warp_index()) * kWarpRows + r;
     float x[kN] = {};
-    if (row < place.span.rows) load_channels(rows, row, kN * static_cast<int>(lane_index()), channels, x);
+    if (row < coord.span.rows) load_channels(rows, row, kN * static_cast<int>(lane_index()), channels, x);
     store_packed(matrix + lane_offset<kN>(r), pack_channels(x));
   }
 }
 
 // By a lane: the factors of its row, and the numbers that are left of it.
 template <bool kDelta>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates, K256Rows& rows,
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& coord, int row, const PlainGates& gates, K256Rows& rows,
                            RowScales& out) {
   const bool norms = uses_norms(x.rule);
   const float q2 = norms ? rows.squares[0][row] : 0.0f, k2 = norms ? rows.squares[1][row] : 0.0f;
   FrontCoefs<float> c = plain_coefs(x, gates, q2, k2);
-  if (row >= place.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
+  if (row >= coord.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
   const float gamma = rows.gamma[row];
   rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
   out.e[row] = kDelta ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k,
   out.z_scale[row] = c.z_v;
   out.q2[row] = q2, out.k2[row] = k2;
 }
-FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates,
+FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& coord, int row, const GateBits& gates,
                                K256SumRows& rows, RowScales& out, RowNorms* norms) {
   const bool uses = uses_norms(x.rule);
   const float q2 = uses ? rows.squares[0][row] : 0.0f, k2 = uses ? rows.squares[1][row] : 0.0f;
-  FrontCoefs<float> c = sum_coefs(x, place, row, gates, q2, k2);
-  if (row >= place.span.rows) c = {};
+  FrontCoefs<float> c = sum_coefs(x, coord, row, gates, q2, k2);
+  if (row >= coord.span.rows) c = {};
   const float gamma = rows.gamma[row];
   rows.read_q[row] = c.r_q, rows.read_k[row] = c.r_k, rows.erase_q[row] = c.e_q, rows.erase_k[row] = c.e_k,
   rows.right[row] = c.w_k;
@@ -90,29 +90,29 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   constexpr int kN = kHalfTileK / 32;
   const Problem& x = args.problem;
   char* const shared = shared_memory();
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  RowScales& out = args.numbers[place.item];
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  RowScales& out = args.numbers[coord.item];
   auto& rows = *reinterpret_cast<typename Layout::Rows*>(shared + Layout::kRows);
   const int warp = uniform_warp(), row = coefficient_row(warp);
   const PairWork<kDelta> work(warp);
 
   ScalarSteps<false> steps;
-  if (warp == 1) steps = scalar_steps<false>(x, place);
+  if (warp == 1) steps = scalar_steps<false>(x, coord);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalfTileK, channels = x.K - first;
-    issue_k_half(from_channel(x.in.k, first), place, channels, k_pieces != 0,
+    issue_k_half(from_channel(x.in.k, first), coord, channels, k_pieces != 0,
                  shared + Layout::kKeys + half * Layout::kHalf);
-    issue_k_half(from_channel(x.in.q, first), place, channels, q_pieces != 0,
+    issue_k_half(from_channel(x.in.q, first), coord, channels, q_pieces != 0,
                  shared + Layout::kReads + half * Layout::kHalf);
   }
   cp_async_commit();
   const auto gates = [&] {
     if constexpr (kSums) {
-      return gate_bits(x, place, row);
+      return gate_bits(x, coord, row);
     } else {
-      return plain_gates(x, place, row);
+      return plain_gates(x, coord, row);
     }
   }();
   uint64_t* read_made = nullptr;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   clear_above(shared + Layout::kP);
   if (warp == 1) {
     float gamma_end;
-    scalar_decays(x, place, steps, rows, gamma_end);
+    scalar_decays(x, coord, steps, rows, gamma_end);
     if (lane_index() < 4) out.gamma[lane_index()] = gamma_end;
   }
   front_arrived();
@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   sync_threads();
   if (row >= 0) {
     if constexpr (kSums) {
-      put_sum_factors(x, place, row, gates, rows, out, args.norms != nullptr ? args.norms + place.item : nullptr);
+      put_sum_factors(x, coord, row, gates, rows, out, args.norms != nullptr ? args.norms + coord.item : nullptr);
     } else {
-      put_factors<kDelta>(x, place, row, gates, rows, out);
+      put_factors<kDelta>(x, coord, row, gates, rows, out);
     }
   }
 
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    if constexpr (kDelta) bulk_store(args.pairs[place.item].a, shared + Layout::kA, kSw128Bytes);
-    bulk_store(args.pairs[place.item].p, shared + Layout::kP, kSw128Bytes);
+    if constexpr (kDelta) bulk_store(args.pairs[coord.item].a, shared + Layout::kA, kSw128Bytes);
+    bulk_store(args.pairs[coord.item].p, shared + Layout::kP, kSw128Bytes);
     bulk_commit();
     bulk_wait_read<0>();
   }

@@ -36,8 +36,8 @@ struct QuarterTile {
   float* gamma;
 };
 
-// |q|^2 and |k|^2 of row lane / 4 of the warp, by way of places that operands take later.
-FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCoord& place, bool fetched,
+// |q|^2 and |k|^2 of row lane / 4 of the warp, by way of memory that operands take later.
+FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCoord& coord, bool fetched,
                                          char* shared) {
   constexpr int kN = kLaneChannels;
   FrontScalars<float> s;
@@ -49,14 +49,14 @@ FW_DEVICE FrontScalars<float> k256_norms(const K256KeysArgs& args, const ChunkCo
     FrontScalars<float> own;
     if (fetched) {
       sync_warp();
-      fetch_rows<kN>(x.in.k, place, x.K, raw.k);
-      fetch_rows<kN>(x.in.q, place, x.K, raw.q);
+      fetch_rows<kN>(x.in.k, coord, x.K, raw.k);
+      fetch_rows<kN>(x.in.q, coord, x.K, raw.q);
       cp_async_commit();
       front_arrived();
       const float2 squares = fetched_squares<kN>(raw);
       own.q2 = squares.x, own.k2 = squares.y;
     } else {
-      norms_from_memory<kN>(x, place, false, own);
+      norms_from_memory<kN>(x, coord, false, own);
     }
     s.q2 += own.q2, s.k2 += own.k2;
   }
@@ -72,21 +72,21 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   char* const shared = shared_memory();
   RowScaleCoefs* const coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   auto& decays = *reinterpret_cast<BlockDecays<kQuarter>*>(shared + Layout::kDecays);
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  QETiles<kMaxTileK>& chunk_tile = args.chunk_tiles[place.item];
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  QETiles<kMaxTileK>& chunk_tile = args.chunk_tiles[coord.item];
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   {
     const int row = warp * kWarpRows + lane / 4;
-    const bool valid = row < place.span.rows;
-    FrontScalars<float> s = k256_norms(args, place, fetched, shared);
-    if (valid) row_gates(x, place, row, s);
+    const bool valid = row < coord.span.rows;
+    FrontScalars<float> s = k256_norms(args, coord, fetched, shared);
+    if (valid) row_gates(x, coord, row, s);
     const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
     if (lane % 4 == 0) {
       put_coefs(coefs[row], c, valid);
       chunk_tile.z_scale[row] = !valid ? 0.0f : args.z != nullptr ? 1.0f : c.z_v;
-      if (args.norms != nullptr) args.norms[place.item].q2[row] = s.q2, args.norms[place.item].k2[row] = s.k2;
+      if (args.norms != nullptr) args.norms[coord.item].q2[row] = s.q2, args.norms[coord.item].k2[row] = s.k2;
     }
     sync_warp();
   }
@@ -101,47 +101,47 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
                         chunk_tile.gamma + quarter * kQuarter};
     ChunkTiles<kQuarter, QuarterTile> out{};
     out.forward = &columns;
-    const Rows decay_tensor = chunk_rows(own.in.g, place);
-    if (fetched) fetch_front<kN>(own, place, raw);
+    const Rows decay_tensor = chunk_rows(own.in.g, coord);
+    if (fetched) fetch_front<kN>(own, coord, raw);
     float alpha[kWarpRows][kN];
     ChannelDecays<kN> d;
-    const bool exact = block_decays(own, decay_tensor, place, fetched, warp, alpha, d, decays);
+    const bool exact = block_decays(own, decay_tensor, coord, fetched, warp, alpha, d, decays);
     if (fetched) front_arrived();
     sync_threads();
     finish_block_decays(decays, warp, d, out);
     if (fetched && exact) {
-      for_each_fetched_row<kN, false>(own, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+      for_each_fetched_row<kN, false>(own, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
         channel_row<kQuarter, true, true>(r, warp, s, alpha[r], d, decays, shared, out);
       });
     } else {
-      for_each_row<kN>(own, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+      for_each_row<kN>(own, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
         float row[kN];
-        decay_row(own, decay_tensor, place, r, row);
+        decay_row(own, decay_tensor, coord, r, row);
         channel_row<kQuarter, true, false>(r, warp, s, row, d, decays, shared, out);
       });
-      bounded_keys<kN>(own, decay_tensor, place, coefs, d.behind,
+      bounded_keys<kN>(own, decay_tensor, coord, coefs, d.behind,
                        [&](int r, const float(&k)[kN]) { store_key<kQuarter, true>(r, k, shared, out); });
     }
     fence_async_shared();
     sync_threads();
     if (thread_index() == 0) {
-      bulk_store(args.keys + place.item * (kChunk * kMaxTileK) + quarter * kSw128Elements, shared + Layout::kKeys,
+      bulk_store(args.keys + coord.item * (kChunk * kMaxTileK) + quarter * kSw128Elements, shared + Layout::kKeys,
                  kSw128Bytes);
       bulk_commit();
     }
     add_channel_pairs<kQuarter, true>(shared, warp, decays, tiles);
     if (thread_index() == 0) bulk_wait_read<0>();
-    sync_threads();  // the next quarter takes these places, or T and P
+    sync_threads();  // the next quarter overwrites these, or T and P
   }
 
   store_channel_pairs<kQuarter, true>(shared, warp, tiles);
   finish_pairs(
-      shared + Layout::kT, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item, [](int) {},
+      shared + Layout::kT, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + coord.item, [](int) {},
       [&](int number) {
         if (args.z == nullptr) return;
         const int64_t value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
         write_values(
-            x, place, [&](int row) { return coefs[row].lo.z; }, args.z + place.item * value_blocks * kSw128Elements,
+            x, coord, [&](int row) { return coefs[row].lo.z; }, args.z + coord.item * value_blocks * kSw128Elements,
             number * 32 + lane, kMeanwhileWarps * 32);
       });
 }

@@ -7,7 +7,7 @@
 // every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
-// Roles, 384 threads, one block an SM (sm90/k256/parts.cuh), i the group; with chunk tiles k has the places kE and
+// Roles, 384 threads, one block an SM (sm90/k256/parts.cuh), i the group; with chunk tiles k has the offsets kE and
 // kKhat and the barriers e and khat:
 //   warp     does                                               waits for                    says so to                  shared memory
 //   0, 1     load k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
@@ -49,16 +49,16 @@ __global__ void __launch_bounds__(kK256Threads, 1)
 
   if (thread_index() < kStateThread) {
     register_count_decrease<Registers::kOfMovers>();
-    const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups);
-    const int last = place.scan.chunks - 1;
+    const K256Coord coord = k256_coord(args.sequences, args.HV, args.V, all.groups);
+    const int last = coord.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
       const K256StageArgs stage_args{args.sequences, args.rows, args.d_o, all.chunk_tiles,
                                      nullptr,        args.HV,   args.K,   args.V};
       const auto from_the_last = [last](int i) { return last - i; };
       if constexpr (kChunkTiles) {
-        load_k256_tiles<Shape, true, true>(stage_args, maps, place, shared, barriers, from_the_last);
+        load_k256_tiles<Shape, true, true>(stage_args, maps, coord, shared, barriers, from_the_last);
       } else {
-        load_k256_chunks<Shape, true, kSums, kDelta, kDelta>(stage_args, maps, place, shared, barriers, from_the_last);
+        load_k256_chunks<Shape, true, kSums, kDelta, kDelta>(stage_args, maps, coord, shared, barriers, from_the_last);
       }
       return;
     }
@@ -68,19 +68,19 @@ __global__ void __launch_bounds__(kK256Threads, 1)
     FW_NO_UNROLL
     for (int c = last; c >= 0; --c, ring.next(), single.next()) {
       FW_NO_UNROLL
-      for (int group = 0; group < place.groups; ++group)
-        drain_k256<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.d_states, args.v);
+      for (int group = 0; group < coord.groups; ++group)
+        drain_k256<Shape>(coord, group, args.HV, c, ring, single, shared, barriers, args.d_states, args.v);
     }
     bulk_wait<0>();
   } else {
     register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
     const auto own = [&] { return find_k256_group(args.sequences, args.HV, args.V, all.groups, group); };
-    if (const K256Coord place = k256_coord(args.sequences, args.HV, args.V, all.groups); group >= place.groups) return;
+    if (const K256Coord coord = k256_coord(args.sequences, args.HV, args.V, all.groups); group >= coord.groups) return;
     float state[kMaxTileK / 2];
     {
-      const ScanCoord place = own();
-      load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+      const ScanCoord coord = own();
+      load_state(args.d_final_state, coord, coord.n, args.K, args.V, state);
     }
     const int chunks = own().chunks;
     // known to the compiler as a number only: else it reads it anew in every round
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       const auto numbers = [&] {
         return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes));
       };
-      // Of chunk tiles, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      // Of chunk tiles, which have one buffer: made anew each time, or descriptors of all of them are kept in
+      // registers.
       const auto anew = [&](uint32_t address) {
         return kChunkTiles ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address;
       };
@@ -186,8 +187,8 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       if constexpr (kChunkTiles) barriers.e.put_empty(single);
       barriers.stages.put_empty(ring);
     }
-    const ScanCoord place = own();
-    store_state(args.d_initial_state, place, place.n, args.K, args.V, state);
+    const ScanCoord coord = own();
+    store_state(args.d_initial_state, coord, coord.n, args.K, args.V, state);
   }
 }
 

@@ -26,7 +26,7 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& 
   PairTiles c;
   clear_pair_tiles(c);
   add_channel_pairs<kTileK, kDelta>(shared, warp, decays, c);
-  sync_threads();  // T and P take the place of operands
+  sync_threads();  // T and P overwrite operands
   store_channel_pairs<kTileK, kDelta>(shared, warp, c);
 }
 
@@ -40,20 +40,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   char* shared = shared_memory();
   RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<kTileK, kDelta>>(args, place.item);
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<kTileK, kDelta>>(args, coord.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
-  const Rows decay_tensor = chunk_rows(x.in.g, place);
-  if (fetched) fetch_front<kN>(x, place, raw);
+  const Rows decay_tensor = chunk_rows(x.in.g, coord);
+  if (fetched) fetch_front<kN>(x, coord, raw);
   const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
-  const PlainGates gates = plain_gates(x, place, coefficients_of);
+  const PlainGates gates = plain_gates(x, coord, coefficients_of);
 
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
-  const bool exact = block_decays(x, decay_tensor, place, fetched, warp, alpha, d, decays);
+  const bool exact = block_decays(x, decay_tensor, coord, fetched, warp, alpha, d, decays);
   if constexpr (kPlain) {
     front_arrived();
     if (uses_norms(x.rule)) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
       if (lane % 4 == 0) coefs[warp * kWarpRows + lane / 4].read_erase = make_float4(squares.x, squares.y, 0, 0);
     }
   } else {
-    make_coefs<kN>(x, place, fetched, raw, coefs);
+    make_coefs<kN>(x, coord, fetched, raw, coefs);
   }
   sync_threads();
   finish_block_decays(decays, warp, d, out);
@@ -69,32 +69,32 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     if (coefficients_of >= 0) {
       const float4 norms = coefs[coefficients_of].read_erase;
       const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
-      const bool valid = coefficients_of < place.span.rows;
+      const bool valid = coefficients_of < coord.span.rows;
       coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
       coefs[coefficients_of].lo = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
     }
     sync_threads();
   }
   if (thread < kChunk)
-    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
+    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < coord.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
-    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+    for_each_fetched_row<kN, kPlain>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
       channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out);
     });
   } else {
-    for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+    for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
-      decay_row(x, decay_tensor, place, r, row);
+      decay_row(x, decay_tensor, coord, r, row);
       channel_row<kTileK, kDelta, false>(r, warp, s, row, d, decays, shared, out);
     });
-    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind,
+    bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
                      [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
   }
   if constexpr (kDelta) fence_async_shared();  // TMA takes the keys away, before they become x
   sync_threads();
   const bool takes_keys = kDelta && thread == 0 && args.keys != nullptr;
   if (takes_keys) {
-    bulk_store(args.keys + place.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK);
+    bulk_store(args.keys + coord.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK);
     bulk_commit();
   }
   channel_pairs<kTileK, kDelta>(shared, warp, decays);
@@ -111,11 +111,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
         buffers, warp, leaves, [](int) {},
         [&](int number) {
           if (takes_keys) bulk_wait_read<0>();
-          if (leaves.z != nullptr) write_values(x, place, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
+          if (leaves.z != nullptr) write_values(x, coord, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
     start_additive<kTileK>(shared + Layout::kP, out);
-    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    if (out.z != nullptr) write_values(x, coord, z_of, out.z, thread, kPrepareThreads);
     finish_additive();
   }
 }

@@ -17,10 +17,10 @@
 namespace fw::cuda {
 namespace {
 
-// Shared memory. w / L and what bf16 leaves out of it, e L and what .., r L, in the places of the raw k, erase gate and
+// Shared memory. w / L and what bf16 leaves out of it, e L and what .., r L, in place of the raw k, erase gate and
 // q. Then w up to the middle of the chunk of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves
-// out of it. T, A and P take the place of w / L, M that of T, what bf16 leaves out of A and P that of w up to the
-// middle. -E (becomes y) and then Khat (becomes x) take the place of e L, and Q that of r L.
+// out of it. T, A and P overwrite w / L, M overwrites T, what bf16 leaves out of A and P overwrites w up to the
+// middle. -E (becomes y) and then Khat (becomes x) overwrite e L, and Q overwrites r L.
 template <int kTileK>
 struct HiLoLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
@@ -156,7 +156,7 @@ FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& de
   PairTiles c;
   hi_lo_pair_tiles<kTileK>(base + (strict ? Layout::kErase : Layout::kReads), strict ? base + Layout::kEraseLo : 0,
                            base, decays, block, c);
-  sync_threads();  // T and P take the place of operands
+  sync_threads();  // T and P overwrite operands
   clear_above(shared + Layout::kP);
   if (strict) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
@@ -189,41 +189,41 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
   float* const ones = reinterpret_cast<float*>(shared + Layout::kOnes);
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  const ChunkTiles<kTileK> out = chunk_tiles_of<kTileK>(args, place.item);
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  const ChunkTiles<kTileK> out = chunk_tiles_of<kTileK>(args, coord.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const bool training = out.backward != nullptr;
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, shared + Layout::kErase};
-  const Rows decay_tensor = chunk_rows(x.in.g, place);
-  if (fetched) fetch_front<kN>(x, place, raw);
+  const Rows decay_tensor = chunk_rows(x.in.g, coord);
+  if (fetched) fetch_front<kN>(x, coord, raw);
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
-  const bool exact = block_decays(x, decay_tensor, place, fetched, warp, alpha, d, decays);
-  make_coefs<kN>(x, place, fetched, raw, coefs);
+  const bool exact = block_decays(x, decay_tensor, coord, fetched, warp, alpha, d, decays);
+  make_coefs<kN>(x, coord, fetched, raw, coefs);
   sync_threads();
   finish_block_decays(decays, warp, d, out);
   if (thread < kChunk) {
     ones[thread] = 1;
-    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < place.span.rows ? 1.0f : 0.0f;
+    out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < coord.span.rows ? 1.0f : 0.0f;
     out.forward_lo->scale[thread] = 1;
     if (training) out.backward_lo->scale[thread] = 1;
   }
   if (fetched && exact) {
-    for_each_fetched_row<kN, false>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+    for_each_fetched_row<kN, false>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
       fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out);
     });
   } else {
-    for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+    for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
-      decay_row(x, decay_tensor, place, r, row);
+      decay_row(x, decay_tensor, coord, r, row);
       fine_row<kTileK, false>(r, warp, s, row, d, shared, out);
     });
-    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind,
+    bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
                      [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });
   }
-  fence_async_global();  // Khat, which x takes the place of by copies of TMA
+  fence_async_global();  // Khat, which x overwrites by copies of TMA
   sync_threads();
   hi_lo_pairs<kTileK>(shared, warp, decays);
 
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
     cp_async_commit();
     if (out.z != nullptr)
       write_values(
-          x, place, [&](int row) { return coefs[row].lo.z; }, out.z, i, threads);
+          x, coord, [&](int row) { return coefs[row].lo.z; }, out.z, i, threads);
     cp_async_wait<0>();
   }
   sync_threads();

@@ -5,7 +5,7 @@
 //   within a block                              (e_i L_i) (w_j / L_j)
 //   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
 //   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end
-//   between the halves                          x_i R .. (w_j D_j R ..), from and to the middle of the chunk
+//   between the two 32s                         x_i R .. (w_j D_j R ..), from and to the middle of the chunk
 // Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P
 // (kLowestDecay), and nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P
 // depend on no later decay.
@@ -31,17 +31,17 @@ FW_DEVICE void exponentials(float (&g)[kN]) {
   for (int j = 0; j < kN; ++j) g[j] = exp2_fast(g[j] * kLog2E);
 }
 template <int kN>
-FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkCoord& place, int r, float (&alpha)[kN]) {
+FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkCoord& coord, int r, float (&alpha)[kN]) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) alpha[j] = 0;
-  if (row < place.span.rows) load_channels(rows, row, static_cast<int>(lane_index()) * kN, x.K, alpha);
+  if (row < coord.span.rows) load_channels(rows, row, static_cast<int>(lane_index()) * kN, x.K, alpha);
   exponentials(alpha);
 }
 template <int kN>
-FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkCoord& place, float (&alpha)[kWarpRows][kN]) {
+FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkCoord& coord, float (&alpha)[kWarpRows][kN]) {
   const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
-  const int width = rows.bf16 != 0 ? 2 : 4, there = channel < x.K ? place.span.rows : 0;
+  const int width = rows.bf16 != 0 ? 2 : 4, there = channel < x.K ? coord.span.rows : 0;
   const char* from = rows.data + (first * rows.stride + channel) * width;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
@@ -124,7 +124,7 @@ FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, 
 // Before it: the products over the warp's rows, and d.total. Returns whether no decay of these rows was bounded. alpha:
 // those of the rows, where fetched.
 template <int kTileK>
-FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoord& place, bool fetched, int warp,
+FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoord& coord, bool fetched, int warp,
                             float (&alpha)[kWarpRows][kTileK / 32], ChannelDecays<kTileK / 32>& d,
                             BlockDecays<kTileK>& decays) {
   constexpr int kN = kTileK / 32;
@@ -134,7 +134,7 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
   FW_UNROLL
   for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
   if (fetched) {
-    decay_rows(x, tensor, place, alpha);
+    decay_rows(x, tensor, coord, alpha);
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FW_UNROLL
@@ -143,7 +143,7 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
   } else {
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      decay_row(x, tensor, place, r, alpha[0]);
+      decay_row(x, tensor, coord, r, alpha[0]);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) total[j] *= alpha[0][j];
     }
@@ -158,7 +158,7 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       float row[kN];
-      decay_row(x, tensor, place, r, row);
+      decay_row(x, tensor, coord, r, row);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) d.total[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
     }
@@ -200,17 +200,17 @@ FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alph
 // Khat = exp(G_C - G) (.) w of the warp's rows by products from the last row on, where a decay was bounded: store(r,
 // k).
 template <int kN, class Store>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& place, const RowScaleCoefs* coefs,
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkCoord& coord, const RowScaleCoefs* coefs,
                             const float (&behind)[kN], Store&& store) {
-  const FrontRows rows = front_rows(x, place.n, place.hv);
+  const FrontRows rows = front_rows(x, coord.n, coord.hv);
   float suffix[kN];
   FW_UNROLL
   for (int j = 0; j < kN; ++j) suffix[j] = behind[j];
   FW_NO_UNROLL
   for (int r = kWarpRows - 1; r >= 0; --r) {
-    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, coord, r);
     float alpha[kN], k[kN];
-    decay_row(x, decays, place, r, alpha);
+    decay_row(x, decays, coord, r, alpha);
     const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].lo.y;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {

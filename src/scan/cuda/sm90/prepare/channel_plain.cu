@@ -37,7 +37,7 @@ inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
 // Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become
 // erase (then T) and, if they are float32, keys (then x). Gates of key channels are where keys go. M of the chunk tiles
-// takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what
+// overwrites near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what
 // runs of rows make of A.
 template <int kTileK>
 struct PlainLayout {
@@ -50,7 +50,7 @@ struct PlainLayout {
   static constexpr uint32_t kT = kWideKey ? kErase : kMore, kA = kUp,
                             kP = kWideKey ? kUp + kSw128Bytes : kMore + kTriangleBytes, kM = kWideKey ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
-  // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of
+  // In place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of
   // its preconditioner's decays.
   static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kTileK * sizeof(float);
   static constexpr uint32_t kBytes = kWideKey ? kRowsEnd : kP + kSw128Bytes;
@@ -94,7 +94,7 @@ struct RawDecays {
 };
 
 // A warp's rows of a matrix of kAtoms 16-byte atoms a row on their way into SW128 tiles: a lane has a atom of every
-// kRows-th row. K: channels that the tensor has; zeros take the place of the others.
+// kRows-th row. K: channels that the tensor has; the others are zeros.
 template <int kAtoms>
 struct RowFetch {
   static constexpr int kRows = 32 / kAtoms;
@@ -103,11 +103,11 @@ struct RowFetch {
   uint32_t to;
   int row;
 
-  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkCoord& place, int K, int size, uint32_t matrix) {
+  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkCoord& coord, int K, int size, uint32_t matrix) {
     const int lane = static_cast<int>(lane_index()), atom = lane % kAtoms;
     row = static_cast<int>(warp_index()) * kWarpRows + lane / kAtoms;
     const int32_t token = static_cast<int32_t>(tensor.stride_t) * size;  // a chunk's rows are within 2^31 bytes
-    from = row_address(tensor, place, 0) + (row * token + atom * 16);
+    from = row_address(tensor, coord, 0) + (row * token + atom * 16);
     step = token * kRows;
     to = matrix + atom_offset(row, atom);
     if (atom * 16 >= K * size) row = kChunk;
@@ -119,35 +119,35 @@ struct RowFetch {
   }
 };
 template <int kTileK, bool kNarrow, bool kGates>
-FW_DEVICE void fetch_plain(const Problem& x, const ChunkCoord& place, char* shared) {
+FW_DEVICE void fetch_plain(const Problem& x, const ChunkCoord& coord, char* shared) {
   using Layout = PlainLayout<kTileK>;
   constexpr int kAtoms = kTileK / 8, kSize = RawDecays<kTileK, kNarrow>::kSize;
   const uint32_t base = shared_address(shared);
-  RowFetch<kAtoms> k(x.in.k, place, x.K, 2, base + Layout::kUp), q(x.in.q, place, x.K, 2, base + Layout::kReads);
-  RowFetch<kAtoms * kSize / 2> g(x.in.g, place, x.K, kSize, base + Layout::kErase);
-  RowFetch<kAtoms> b(kGates ? x.in.erase_gate : x.in.k, place, x.K, 2, base + Layout::kKeys);
+  RowFetch<kAtoms> k(x.in.k, coord, x.K, 2, base + Layout::kUp), q(x.in.q, coord, x.K, 2, base + Layout::kReads);
+  RowFetch<kAtoms * kSize / 2> g(x.in.g, coord, x.K, kSize, base + Layout::kErase);
+  RowFetch<kAtoms> b(kGates ? x.in.erase_gate : x.in.k, coord, x.K, 2, base + Layout::kKeys);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += k.kRows) {
-    k.next(r, place.span.rows);
-    q.next(r, place.span.rows);
-    if constexpr (kGates) b.next(r, place.span.rows);
+    k.next(r, coord.span.rows);
+    q.next(r, coord.span.rows);
+    if constexpr (kGates) b.next(r, coord.span.rows);
     FW_UNROLL
-    for (int i = 0; i < k.kRows; i += g.kRows) g.next(r + i, place.span.rows);
+    for (int i = 0; i < k.kRows; i += g.kRows) g.next(r + i, coord.span.rows);
   }
   cp_async_commit();
 }
 
-// Values in the places of logits, by the lane that reads them later (FusedGates); what lies past the channels and the
+// Values in place of logits, by the lane that reads them later (FusedGates); what lies past the channels and the
 // rows stays 0.
 template <int kTileK, bool kGates>
-FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& place, int warp, char* shared) {
+FW_DEVICE void form_rows(const Problem& x, const ChunkCoord& coord, int warp, char* shared) {
   using Layout = PlainLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const FusedGates& fused = x.fused;
-  const int channel = static_cast<int>(lane_index()) * kN, rows = place.span.rows - warp * kWarpRows;
+  const int channel = static_cast<int>(lane_index()) * kN, rows = coord.span.rows - warp * kWarpRows;
   if (fused.g.given == GateActivation::kValue || channel >= x.K) return;
   const uint32_t start = lane_offset<kN>(0);
-  const GateScalars<kN> numbers = gate_scalars<kN>(fused.a_log, fused.dt_bias, place.hv, channel);
+  const GateScalars<kN> numbers = gate_scalars<kN>(fused.a_log, fused.dt_bias, coord.hv, channel);
   with_decay_law(fused.g, [&](auto sigmoid) {
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows && r < rows; r += 2) {  // the second may be a row of zeros, which are put back
@@ -245,27 +245,27 @@ struct RowsOfM<kTileK, true, kLeaves> {
   uint16_t* before;       // where A before the warp's next row goes ...
   int rows;               // ... and of how many rows
 
-  FW_DEVICE static RunPlaces<kN> runs(char* shared) {
+  FW_DEVICE static RunPointers<kN> runs(char* shared) {
     using Layout = PlainLayout<kTileK>;
     return {reinterpret_cast<float(*)[kTileK]>(shared + Layout::kSums + 8 * kTileK * sizeof(float)),
             reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
   }
   // What is in memory is on its way.
-  FW_DEVICE void load(const Problem& x, const ChunkCoord& place, const PrecondMap<float>& form) {
+  FW_DEVICE void load(const Problem& x, const ChunkCoord& coord, const PrecondMap<float>& form) {
     const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
     const int own = first + static_cast<int>(lane_index()) / 4;
-    precond.load(x, place, form, nullptr);
-    if (own < place.span.rows)
-      g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+    precond.load(x, coord, form, nullptr);
+    if (own < coord.span.rows)
+      g = gate_of_row(x.in.precond_g, coord, own), beta = gate_of_row(x.in.precond_beta, coord, own);
     // Of the value heads of a key head, the first leaves A.
-    const int64_t token = first_token(x.sequences, place.n) + place.span.first + first;
+    const int64_t token = first_token(x.sequences, coord.n) + coord.span.first + first;
     if constexpr (!kLeaves) return;
-    before = x.precond_rows + (token * x.H + place.key_head) * x.K + channel;
-    rows = x.precond_rows != nullptr && place.hv == place.key_head * x.group ? place.span.rows - first : 0;
+    before = x.precond_rows + (token * x.H + coord.key_head) * x.K + channel;
+    rows = x.precond_rows != nullptr && coord.hv == coord.key_head * x.group ? coord.span.rows - first : 0;
   }
   // Before the block's barrier, once the keys are there.
   FW_DEVICE void put(const Problem& x, float square, char* shared) {
-    const RunPlaces<kN> to = runs(shared);
+    const RunPointers<kN> to = runs(shared);
     const char* keys = shared + PlainLayout<kTileK>::kUp;
     gates = run_gates(x.rule, g, beta, square);
     put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to,
@@ -273,7 +273,7 @@ struct RowsOfM<kTileK, true, kLeaves> {
   }
   // After it.
   FW_DEVICE void start(char* shared) {
-    const RunPlaces<kN> from = runs(shared);
+    const RunPointers<kN> from = runs(shared);
     run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
   }
   FW_DEVICE void next(int step, int row, const float (&k)[kN], float (&m)[kN]) {
@@ -380,7 +380,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
   }
 }
 
-// A warp's log-decays, which may have been fused, to the place of the chunk tile x, before what is made of them comes
+// A warp's log-decays, which may have been fused, to the buffer of the chunk tile x, before what is made of them comes
 // over them.
 template <int kTileK>
 FW_DEVICE void keep_decays(const char* shared, const PlainTilesOut<kTileK>& out) {
@@ -396,12 +396,12 @@ FW_DEVICE void keep_decays(const char* shared, const PlainTilesOut<kTileK>& out)
 // Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of
 // what keep_decays() has kept.
 template <int kTileK, bool kForms, bool kTraining>
-FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, const PlainCoefs& own, const MRows& m_all,
+FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& coord, int warp, const PlainCoefs& own, const MRows& m_all,
                          char* shared, const PlainTilesOut<kTileK>& out) {
   using Layout = PlainLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
-  const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
+  const Rows decays = chunk_rows(x.in.g, coord), raw = chunk_rows(x.in.k, coord);
   const auto load_decays = [&](int r, float(&g)[kN]) {
     if constexpr (kForms) {
       RawDecays<kTileK, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)),
@@ -415,7 +415,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, co
   FW_UNROLL
   for (int j = 0; j < kN; ++j) sum[j] = 0, half[j] = 1;
   FW_NO_UNROLL
-  for (int r = 0; r < kWarpRows && first + r < place.span.rows; ++r) {
+  for (int r = 0; r < kWarpRows && first + r < coord.span.rows; ++r) {
     float g[kN];
     load_decays(r, g);
     FW_UNROLL
@@ -438,7 +438,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkCoord& place, int warp, co
     float g[kN], k[kN], m[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) g[j] = k[j] = 0;
-    if (first + r < place.span.rows) {
+    if (first + r < coord.span.rows) {
       load_decays(r, g);
       load_channels(raw, first + r, channel, x.K, k);
     }
@@ -545,36 +545,36 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   constexpr bool kForms = kNarrow && !kPrecond;  // tensors may be logits
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) {
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) {
     if constexpr (kPrecond) grid_dependency_wait();
     return;
   }
-  const PlainTilesOut<kTileK> out = chunk_tiles_of<kTileK, QETiles<kTileK>>(args, place.item);
+  const PlainTilesOut<kTileK> out = chunk_tiles_of<kTileK, QETiles<kTileK>>(args, coord.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
-  fetch_plain<kTileK, kNarrow, kGates>(x, place, shared);
+  fetch_plain<kTileK, kNarrow, kGates>(x, coord, shared);
   const int own_row = warp * kWarpRows + lane / 4;
-  PlainGates gates = plain_gates(x, place, own_row);
+  PlainGates gates = plain_gates(x, coord, own_row);
   RowsOfM<kTileK, kPrecond, kTraining> rows_of_m;
   if constexpr (kPrecond) {
     grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
-    rows_of_m.load(x, place, form);
+    rows_of_m.load(x, coord, form);
   }
   front_arrived();
-  if constexpr (kForms) form_rows<kTileK, kGates>(x, place, warp, shared);
+  if constexpr (kForms) form_rows<kTileK, kGates>(x, coord, warp, shared);
 
   PlainCoefs coefs;
   {
     float2 squares = make_float2(0, 0);
     if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
-    if constexpr (!kPrecond && !kGates) form_gates(x, place, own_row, lane % 4 == 0, gates);
+    if constexpr (!kPrecond && !kGates) form_gates(x, coord, own_row, lane % 4 == 0, gates);
     if constexpr (kPrecond) rows_of_m.put(x, squares.y, shared);
     const FrontCoefs<float> c = plain_coefs(x, gates, squares.x, squares.y);
-    if (own_row < place.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;
+    if (own_row < coord.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;
     const float z_scale = kGates && out.z != nullptr ? 1.0f : c.z_v;
-    if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < place.span.rows ? z_scale : 0.0f;
+    if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < coord.span.rows ? z_scale : 0.0f;
   }
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
   float* const bounded_sums = sums + 8 * kTileK;
@@ -652,7 +652,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   }
   sync_threads();
   if (warp == 4) store_split(channel_factors<kTileK>(shared, kMiddleFactor), f.near);
-  const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, place, lane * kN); };
+  const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, coord, lane * kN); };
   if (bounded) {
     plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared,
                                                                     out);
@@ -665,8 +665,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   const int pair = warp < 4 ? warp : 7 - warp;
   PlainTiles c;
   plain_tiles<kTileK>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
-  sync_threads();  // T and P take the place of operands
-  if (bounded) true_keys<kTileK, kForms, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
+  sync_threads();  // T and P overwrite operands
+  if (bounded) true_keys<kTileK, kForms, kTraining>(x, coord, warp, coefs, spare_m(), shared, out);
   clear_above(shared + Layout::kP);
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
@@ -680,9 +680,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
 
   if constexpr (kGates) {
     if (warp >= 4 && out.z != nullptr) {
-      const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
+      const Rows values = chunk_rows(x.in.v, coord), gates_of_values = chunk_rows(x.in.write_gate, coord);
       write_gated_values<4>(
-          values, gates_of_values, x.fused.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z,
+          values, gates_of_values, x.fused.write_gate, coord.span.rows, x.V, [](int) { return 1.0f; }, out.z,
           thread - 128, 128);
     }
   }

@@ -8,9 +8,9 @@
 
 namespace fw::cuda {
 
-// Shared memory. delta: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P
-// take, then e L and r L. Additive: the raw keys, w / L, w up to the ends, r L; P takes the place
-// of w / L.
+// Shared memory. delta: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, which T, A and P
+// overwrite, then e L and r L. Additive: the raw keys, w / L, w up to the ends, r L; P overwrites
+// w / L.
 // Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32
 // to 47 up to the end of their pair of blocks.
 template <int kTileK, bool kDelta>
@@ -149,7 +149,7 @@ FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kTile
   const uint32_t base = shared_address(shared), left = base + (kDelta && half == 0 ? Layout::kErase : Layout::kReads);
   pair_tiles<kTileK, kDelta>(left, base + Layout::kUp, base + Layout::kEnds, decays, pair_block(warp), half, c);
 }
-// T and P of these, which take the place of operands; no other barrier is wanted before solve().
+// T and P of these, which overwrite operands; no other barrier is wanted before solve().
 template <int kTileK, bool kDelta>
 FW_DEVICE void store_channel_pairs(char* shared, int warp, PairTiles& c) {
   using Layout = ChannelLayout<kTileK, kDelta>;

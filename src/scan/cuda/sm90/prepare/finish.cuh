@@ -17,10 +17,10 @@ FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
 
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors);
 // becomes x.
-// t: T as sm90/prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be the place of t. fine, p_low:
+// t: T as sm90/prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be t. fine, p_low:
 // where kHiLo; p_low: the SW128 tile of what p rounds off.
 // Where the backward chunk tile is wanted, minus_e, q and y as in transform_reads; q becomes the backward chunk tile's,
-// y may be the place of t where it is not that of m.
+// y may be t where m is not.
 struct FinishBuffers {
   char *keys, *t, *a, *p, *m, *minus_e, *q, *y;
   const SplitFactors *k_factors, *e_factors;
@@ -127,8 +127,8 @@ FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChun
   }
 }
 
-// solve(), and X, M and what the backward chunk tile has. kTraining: there may be one. kClaimed: the place of a is free
-// once first() is over.
+// solve(), and X, M and what the backward chunk tile has. kTraining: there may be one. kClaimed: the memory of a is
+// free once first() is over.
 template <int kTileK, RowForm kForm, bool kTraining, bool kClaimed, bool kHiLo, class ChunkTile, class First,
           class Meanwhile>
 FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<kTileK, ChunkTile>& out, First&& first,

@@ -38,32 +38,32 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks)
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const int splits = (x.group + heads - 1) / heads, block = static_cast<int>(block_index_x()), split = block % splits;
-  const ChunkCoord place = chunk_coord(x, block / splits * x.group + split * heads);
-  if (place.span.rows < 0) return;
+  const ChunkCoord coord = chunk_coord(x, block / splits * x.group + split * heads);
+  if (coord.span.rows < 0) return;
   ScalarRows* const rows_of = reinterpret_cast<ScalarRows*>(shared + Layout::kRows);
   float* const squares_of = reinterpret_cast<float*>(shared + Layout::kSquares);  // [2][kChunk]: |q|^2, |k|^2
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, nullptr};
-  fetch_front<kN>(x, place, raw);
+  fetch_front<kN>(x, coord, raw);
   grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   clear_above(shared + Layout::kP);
 
   // The factors of value head `head` of the block, by kFactorWarp: what it loads, and what comes of it.
   ScalarSteps<false> steps;
   PlainGates gates[2];
-  const auto place_of = [&](int head) {
-    ChunkCoord p = place;
+  const auto coord_of = [&](int head) {
+    ChunkCoord p = coord;
     p.hv += head, p.item += head;
     return p;
   };
   const auto load_factors = [&](int head) {
-    const ChunkCoord p = place_of(head);
+    const ChunkCoord p = coord_of(head);
     steps = scalar_steps<false>(x, p);
     FW_UNROLL for (int i = 0; i < 2; ++i) gates[i] = plain_gates(x, p, lane + 32 * i);
   };
   const auto put_factors = [&](int head) {
-    const ChunkCoord p = place_of(head);
+    const ChunkCoord p = coord_of(head);
     ScalarRows& rows = rows_of[head % 2];
     auto out = chunk_tiles_of<kTileK, RowScales>(args, p.item);
     out.backward = nullptr;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks)
     }
 
     finish_pairs(
-        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item + head,
+        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + coord.item + head,
         [&](int number) {
           if (number != kFactorWarp - 4 || head + 1 == count) return;
           load_factors(head + 1);

@@ -22,7 +22,7 @@ inline constexpr int kInverseBarrier = 1;  // and the next three
 // To nearest, of the bits that a product reads; infinite numbers become no numbers.
 FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
 // What that leaves out.
-FW_DEVICE uint32_t rest_tf32(float x) { return nearest_tf32(x - bits_float(nearest_tf32(x) & 0xffffe000u)); }
+FW_DEVICE uint32_t lo_tf32(float x) { return nearest_tf32(x - bits_float(nearest_tf32(x) & 0xffffe000u)); }
 
 // A product of TF32 operands; kHiLo: and of each with what rounding leaves out of the other.
 template <bool kHiLo>
@@ -30,9 +30,9 @@ FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b
   const uint32_t high[4] = {nearest_tf32(a[0]), nearest_tf32(a[1]), nearest_tf32(a[2]), nearest_tf32(a[3])};
   mma_tf32(c, high, nearest_tf32(b0), nearest_tf32(b1));
   if constexpr (kHiLo) {
-    const uint32_t low[4] = {rest_tf32(a[0]), rest_tf32(a[1]), rest_tf32(a[2]), rest_tf32(a[3])};
+    const uint32_t low[4] = {lo_tf32(a[0]), lo_tf32(a[1]), lo_tf32(a[2]), lo_tf32(a[3])};
     mma_tf32(c, low, nearest_tf32(b0), nearest_tf32(b1));
-    mma_tf32(c, high, rest_tf32(b0), rest_tf32(b1));
+    mma_tf32(c, high, lo_tf32(b0), lo_tf32(b1));
   }
 }
 
@@ -43,7 +43,7 @@ struct HiLoInverse {
   const float *rows = nullptr, *columns = nullptr;
 };
 
-// A diagonal block by one warp, in place: one column a lane, in both halves of the warp.
+// A diagonal block by one warp, in place: one column a lane, in both half-warps.
 FW_DEVICE void invert_diagonal(float* t, int block) {
   const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
   float* corner = t + triangle_index(16 * block, 16 * block);
@@ -166,7 +166,7 @@ FW_DEVICE void store_below_diagonal(uint32_t sw128, const HiLoInverse& hi_lo, in
 
 // By warps 4 to 7 while the others are in invert(). Between two barriers of the block every warp waits at others
 // equally often, for compute-sanitizer's racecheck counts that to order what they do. Its synccheck wants those that
-// wait at one barrier to be at one place in the code.
+// wait at one barrier to be at one point of the code.
 FW_DEVICE void overlap_invert() {
   named_barrier_sync(kInverseBarrier + 3, 128);
   named_barrier_sync(kInverseBarrier + 3, 128);

@@ -2,7 +2,7 @@
 // (made here, from A before the chunk) times a scale per row. A block has one chunk of one value head. The raw rows of
 // q and k are operands as they came from memory. What they are multiplied with is a factor of results, as for plain
 // rules (sm90/prepare/scalar.cu). Of rules with an erase (delta) the forward scan takes the raw rows (RowTiles). K (.)
-// M is then a tile of its own alongside k. Where there is no erase it takes the place of k (q (.) M: of q).
+// M is then a tile of its own alongside k. Where there is no erase it overwrites k (q (.) M: of q).
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
 //   warp      does
@@ -28,8 +28,8 @@ struct PrecondFactors {
 };
 
 // Shared memory: the raw keys, the raw reads (become q of the backward chunk tile), delta k (.) M (becomes x), P, T.
-// For the forward chunk tile alone A takes the place of the raw reads, and M of the chunk tiles that of T; else y that
-// of T. What runs of rows make of A is in T's place before T (additive: last).
+// For the forward chunk tile alone A overwrites the raw reads, and M of the chunk tiles overwrites T; else y
+// overwrites T. What runs of rows make of A is in T's memory before T (additive: last).
 template <int kTileK, bool kDelta, bool kTraining>
 struct PrecondLayout {
   static constexpr int kBlocks = !kDelta ? 4 : kTraining ? 2 : 3;
@@ -51,9 +51,9 @@ struct PrecondLayout {
 
 // The factors of this lane's row, from the norms that wait in `rows`.
 template <bool kDelta, class ChunkTile>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates,
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& coord, int row, const PlainGates& gates,
                            PrecondFactors& rows, ChunkTile* chunk_tile, bool z_tile) {
-  const bool valid = row < place.span.rows;
+  const bool valid = row < coord.span.rows;
   FrontCoefs<float> c;
   if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
@@ -67,7 +67,7 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, c
   chunk_tile->z_scale[row] = !z_tile ? c.z_v : valid ? 1.0f : 0.0f;
 }
 
-// The warp's rows of `raw` times M, into the same places of `to`.
+// The warp's rows of `raw` times M, into the same rows of `to`.
 template <int kN>
 FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const RunGates& gates,
                           PrecondRows<kN>& precond) {
@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return grid_dependency_wait();
-  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, place.item);
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return grid_dependency_wait();
+  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, coord.item);
   if constexpr (kDelta && !kTraining) out.backward = nullptr;
   PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
@@ -105,21 +105,21 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
               *const writes = kDelta ? target : keys;
 
   ScalarSteps<false> steps;
-  if (warp == 1) steps = scalar_steps<false>(x, place);
+  if (warp == 1) steps = scalar_steps<false>(x, coord);
   const RawMatrices raw{reads, keys, nullptr};
-  fetch_front<kN>(x, place, raw);
+  fetch_front<kN>(x, coord, raw);
   grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
   PrecondRows<kN> precond;
-  precond.load(x, place, form, reinterpret_cast<RunShared<kN>*>(t));
+  precond.load(x, coord, form, reinterpret_cast<RunShared<kN>*>(t));
   const int own = warp * kWarpRows + lane / 4;
   float g = 0, beta = 0;
-  if (own < place.span.rows)
-    g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+  if (own < coord.span.rows)
+    g = gate_of_row(x.in.precond_g, coord, own), beta = gate_of_row(x.in.precond_beta, coord, own);
   const int row = coefficient_row(warp);
-  const PlainGates gates = plain_gates(x, place, row);
+  const PlainGates gates = plain_gates(x, coord, row);
   uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
+  if (warp == 1) put_decays<kTileK>(x, coord, steps, rows, out);
   front_arrived();
   float2 squares = make_float2(0, 0);
   if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
   const RunGates run = run_gates(x.rule, g, beta, squares.y);
   put_run<kN>(run, warp, lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
   sync_threads();
-  if (row >= 0) put_factors<kDelta>(x, place, row, gates, rows, out.forward, out.z != nullptr);
+  if (row >= 0) put_factors<kDelta>(x, coord, row, gates, rows, out.forward, out.z != nullptr);
   precond.start();
   scale_by_m<kN>(keys, target == reads ? reads : keys, target, run, precond);
   sync_threads();
@@ -145,12 +145,12 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
     buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
     finish_delta<kTileK, RowForm::kMultiples, kTraining, !kTraining, false>(
-        buffers, warp, out, [](int) {},  // who says so has made its products of the reads, whose place a takes
+        buffers, warp, out, [](int) {},  // who says so has made its products of the reads, which a overwrites
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
           if constexpr (kTraining)
             plain_tiles_of<kTileK>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
-          if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
+          if (out.z != nullptr) write_values(x, coord, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
     start_additive<kTileK>(shared + Layout::kP, out);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta,
                            out.backward != nullptr ? out.backward->q : nullptr);
     plain_tiles_of<kTileK>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys,
                            out.backward != nullptr ? out.backward->k : nullptr);
-    if (out.z != nullptr) write_values(x, place, z_of, out.z, static_cast<int>(thread_index()), kPrepareThreads);
+    if (out.z != nullptr) write_values(x, coord, z_of, out.z, static_cast<int>(thread_index()), kPrepareThreads);
     finish_additive();
   }
 }

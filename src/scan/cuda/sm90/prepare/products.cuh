@@ -89,7 +89,7 @@ FW_DEVICE void split_into(SplitFactors& factors, int row, float x) {
   factors.high[row] = bf16_bits(x);
   factors.low[row] = bf16_bits(x - bf16_value(factors.high[row]));
 }
-// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or (rest) what that rounds off.
+// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or (lo) what that rounds off.
 FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, bool lo) {
   const int first = row + 2 * (static_cast<int>(lane_index()) & 3);
   FW_UNROLL
@@ -131,7 +131,7 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 }
 
 // A matrix as a SW128 tile of bf16 values and, if fine, one of what that rounding leaves out: shared addresses. Then a
-// product of two such matrices is that of the SW128 tiles and both of one's SW128 tile with the other's rest: three
+// product of two such matrices is that of the SW128 tiles and both of one's SW128 tile with the other's lo: three
 // rounds; key_rounds: with keys, two if those leave out nothing. If not fine: more than one with what keys times their
 // factors leave out.
 struct SplitSw128 {
@@ -364,20 +364,20 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const G
 // threads, ...
 // z_v(row): 0 past the chunk's rows. kAhead: as above.
 template <int kAhead = 3, class RowFactor>
-FW_DEVICE void write_values(const Problem& x, const ChunkCoord& place, RowFactor&& z_v, uint16_t* z, int thread,
+FW_DEVICE void write_values(const Problem& x, const ChunkCoord& coord, RowFactor&& z_v, uint16_t* z, int thread,
                             int threads) {
-  const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
+  const Rows values = chunk_rows(x.in.v, coord), gates = chunk_rows(x.in.write_gate, coord);
   const int atoms = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;
   char* to = reinterpret_cast<char*>(z);
   if (gate && whole_values(values, x.V) && whole_values(gates, x.V))
-    return write_gated_values<kAhead>(values, gates, {}, place.span.rows, x.V, z_v, z, thread, threads);
+    return write_gated_values<kAhead>(values, gates, {}, coord.span.rows, x.V, z_v, z, thread, threads);
   for (int i = thread; i < atoms; i += threads) {
     const int row = (i >> 3) & 63, atom = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];
     FW_UNROLL
     for (int j = 0; j < 8; ++j) v[j] = 0, c[j] = 1;
-    if (row < place.span.rows) {
+    if (row < coord.span.rows) {
       load_channels(values, row, atom * 8, x.V, v);
       if (gate) load_channels(gates, row, atom * 8, x.V, c);
     }

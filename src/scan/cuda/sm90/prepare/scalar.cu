@@ -23,8 +23,8 @@ namespace fw::cuda {
 namespace {
 
 // Shared memory. Plain: the raw keys (become x), the raw reads (kHiLo: become q of the backward chunk tile), T. Else:
-// w, r, e, and for the forward chunk tile alone T takes the place of e. M takes the place of T, which y takes where
-// there is one. Where the scans take rows, A and P (kRows) A takes the place of the raw reads, and four blocks fit an
+// w, r, e, and for the forward chunk tile alone T overwrites e. M overwrites T, or y does where
+// there is one. Where the scans take rows, A and P (kRows) A overwrites the raw reads, and four blocks fit an
 // SM.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
 struct ScalarLayout {
@@ -40,7 +40,7 @@ struct ScalarLayout {
   static constexpr uint32_t kEnd = !kDelta || !kTraining ? kM : kPlain ? kM + kSw128Bytes : kT + kWork;
   static constexpr uint32_t kRowsBytes =
       sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowScaleCoefs) + sizeof(RunShared<kTileK / 32>));
-  // kHiLo: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
+  // kHiLo: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in place of y.
   static constexpr uint32_t kHiLoRows = kEnd + kRowsBytes, kHiLoEnd = kHiLoRows + (kPlain ? sizeof(HiLoRows) : 0);
   static constexpr uint32_t kALow = (kHiLoEnd + 1023) / 1024 * 1024, kPLow = kALow + kSw128Bytes;
   static constexpr uint32_t kYLo = kPLow + kSw128Bytes, kKeysLo = kYLo + kOperand,
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, place.item);
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  auto out = chunk_tiles_of<kTileK, typename Layout::ChunkTile>(args, coord.item);
   if constexpr (kDelta && !kTraining) out.backward = nullptr;
   ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
   HiLoRows& hi_lo = *reinterpret_cast<HiLoRows*>(shared + Layout::kHiLoRows);  // kHiLo, kPlain
@@ -111,15 +111,15 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
   const PairWork<kDelta> work(warp);
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
-  if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
+  if (kPlain || fetched != 0) fetch_front<kN>(x, coord, raw);
   grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   ScalarSteps<kPlain> steps;
-  if (warp == 1) steps = scalar_steps<kPlain>(x, place);
+  if (warp == 1) steps = scalar_steps<kPlain>(x, coord);
   const int row = kPlain ? coefficient_row(warp) : -1;
-  PlainGates gates = plain_gates(x, place, row);
+  PlainGates gates = plain_gates(x, coord, row);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
-  if constexpr (kPlain) form_gates(x, place, row, true, gates);
+  if (warp == 1) put_decays<kTileK>(x, coord, steps, rows, out);
+  if constexpr (kPlain) form_gates(x, coord, row, true, gates);
 
   if constexpr (kPlain) {
     front_arrived();
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
     sync_threads();
-    if (row >= 0) plain_factors<kDelta, kHiLo>(x, place, row, gates, rows, &hi_lo, out);
+    if (row >= 0) plain_factors<kDelta, kHiLo>(x, coord, row, gates, rows, &hi_lo, out);
   } else {
     RowScaleCoefs* coefs = reinterpret_cast<RowScaleCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
-    precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
-    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kHiLo && out.e_lo == nullptr);
+    precond.load(x, coord, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
+    make_coefs<kN>(x, coord, fetched != 0, raw, precond, coefs, kHiLo && out.e_lo == nullptr);
     sync_threads();
     if constexpr (kHiLo) {
       if (thread < kChunk) {
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       scalar_row<kTileK, kDelta, kHiLo>(r, s, shared, rows, out);
     };
     if (fetched != 0) {
-      for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
+      for_each_fetched_row<kN, false>(x, coord, raw, precond, coefs, body);
     } else {
-      for_each_row<kN>(x, place, coefs, body);
+      for_each_row<kN>(x, coord, coefs, body);
     }
     if (thread < kChunk) {
       const float z = coefs[thread].lo.z;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
       if constexpr (kHiLo) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
       split_into(rows.split_erase, thread, -rows.gamma[thread]);
-      out.forward->z_scale[thread] = out.z == nullptr ? z : thread < place.span.rows ? 1.0f : 0.0f;
+      out.forward->z_scale[thread] = out.z == nullptr ? z : thread < coord.span.rows ? 1.0f : 0.0f;
     }
     sync_threads();
   }
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
                                       base + Layout::kKeysLo, c);
     if (work.strict) add_pair_products<kTileK, kDelta>(work, base + Layout::kYLo, base + Layout::kKeys, c);
   }
-  sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
+  sync_threads();  // the factors are there, and T may overwrite e, A the raw reads
   const float(&left)[kChunk] = rows.left[work.strict];
   scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]},
               !kHiLo || work.strict ? rows.right
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, 
 
   const auto z_of = [&](int i) { return rows.z[i]; };
   const auto put_z = [&](int thread, int threads) {
-    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, threads);
+    if (out.z != nullptr) write_values(x, coord, z_of, out.z, thread, threads);
   };
   const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
   if constexpr (Layout::kRows) {

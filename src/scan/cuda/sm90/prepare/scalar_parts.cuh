@@ -24,14 +24,14 @@ struct ScalarSteps<true> : ScalarSteps<false> {
   DecayScalar law;
 };
 template <bool kForms>
-FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& place) {
+FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& coord) {
   ScalarSteps<kForms> steps;
   if (x.rule.decay != Decay::kScalar) return steps;
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * static_cast<int>(lane_index()) + i;
-    const void* from = row_address(x.in.g, place, row);
-    if (row >= place.span.rows) continue;
+    const void* from = row_address(x.in.g, coord, row);
+    if (row >= coord.span.rows) continue;
     if (x.in.g.bf16 != 0) {
       steps.bits[i] = *static_cast<const uint16_t*>(from);
     } else {
@@ -39,13 +39,13 @@ FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkCoord& p
     }
   }
   if constexpr (kForms) {
-    if (x.fused.g.given != GateActivation::kValue) steps.law = decay_scalar(x.fused, place.hv);
+    if (x.fused.g.given != GateActivation::kValue) steps.law = decay_scalar(x.fused, coord.hv);
   }
   return steps;
 }
 // ... and what comes of them: pair, gamma and keys of the factors by row. Sums only, no differences: g may be -inf.
 template <bool kForms, class Factors>
-FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& d,
+FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& coord, const ScalarSteps<kForms>& steps, Factors& d,
                              float& gamma_end) {
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
@@ -55,18 +55,18 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const Sc
     for (int i = 0; i < 2; ++i) {
       g[i] = bits_float(steps.bits[i] << shift);
       if constexpr (kForms) {
-        if (x.fused.g.given != GateActivation::kValue && 2 * lane + i < place.span.rows) {
+        if (x.fused.g.given != GateActivation::kValue && 2 * lane + i < coord.span.rows) {
           g[i] = fused_decay(steps.law, g[i]);
-          store_scalar(x, place, 2 * lane + i, x.fused.numbers.g, g[i]);
+          store_scalar(x, coord, 2 * lane + i, x.fused.numbers.g, g[i]);
         }
       }
       g[i] *= kLog2E;
     }
   } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
-    const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
+    const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(coord.hv))) * kLog2E;
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      if (2 * lane + i < place.span.rows) g[i] = decay;
+      if (2 * lane + i < coord.span.rows) g[i] = decay;
     }
   }
   const float bounded[2] = {max(g[0], kLowestStep), max(g[1], kLowestStep)};
@@ -89,11 +89,11 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkCoord& place, const Sc
 
 // By one warp: those, and gamma of the chunk tiles.
 template <int kTileK, bool kForms, class ChunkTile, class Factors>
-FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& place, const ScalarSteps<kForms>& steps, Factors& rows,
+FW_DEVICE void put_decays(const Problem& x, const ChunkCoord& coord, const ScalarSteps<kForms>& steps, Factors& rows,
                           const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kForward = sizeof(out.forward->gamma) / sizeof(float);  // one for each channel, or few
   float gamma_end;
-  scalar_decays(x, place, steps, rows, gamma_end);
+  scalar_decays(x, coord, steps, rows, gamma_end);
   FW_UNROLL
   for (int j = 0; j < kTileK / 32; ++j) {
     const int channel = static_cast<int>(lane_index()) + 32 * j;
@@ -132,7 +132,7 @@ FW_DEVICE void plain_tiles_of(const char* raw, int first, int count, const float
 }
 
 // Which products a warp has. delta, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; additive the
-// halves have every second block of columns of P. The two warps of one scheduler share its work evenly.
+// groups have every second block of columns of P. The two warps of one scheduler share its work evenly.
 template <bool kDelta>
 struct PairWork {
   int block, half;
@@ -171,7 +171,7 @@ FW_DEVICE void pair_products(const PairWork<kDelta>& work, uint32_t left, uint32
 }
 
 // The decays and factors of a lane's rows, between blocks by way of the row before the later one. factor: of the rows
-// of this lane; of_columns: in the place of rows.right.
+// of this lane; of_columns: in place of rows.right.
 template <bool kDelta, class Factors>
 struct PairScales {
   const PairWork<kDelta>& work;

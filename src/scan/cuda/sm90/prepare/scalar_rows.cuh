@@ -33,9 +33,9 @@ FW_DEVICE void put_scales(const ChunkTiles<kTileK>& out, int row, float of_e, fl
 
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
 template <bool kDelta, bool kHiLo, int kTileK, class ChunkTile>
-FW_DEVICE void plain_factors(const Problem& x, const ChunkCoord& place, int row, const PlainGates& gates,
+FW_DEVICE void plain_factors(const Problem& x, const ChunkCoord& coord, int row, const PlainGates& gates,
                              ScalarRows& rows, HiLoRows* hi_lo, const ChunkTiles<kTileK, ChunkTile>& out) {
-  const bool valid = row < place.span.rows;
+  const bool valid = row < coord.span.rows;
   FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const FrontCoefs<float> of_t = c;
   if constexpr (kHiLo) {

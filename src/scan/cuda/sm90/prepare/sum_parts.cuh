@@ -2,7 +2,7 @@
 // are made from K K^T and Q K^T:
 //     T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
 // Warps 0 to 3 have K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before
-// any factor, in T's place.
+// any factor, in T's memory.
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
@@ -21,7 +21,7 @@ struct Handover {
   FW_DEVICE float4 get(int n) const { return slots[32 * n]; }
 };
 
-// c becomes own c + other d by rows of this lane, d the products of the other half; give: c takes d's place.
+// c becomes own c + other d by rows of this lane, d the products of the other half; give: c overwrites d.
 FW_DEVICE void add_products(const PairWork<true>& work, const Handover& handover, const float* own_rows,
                             const float* other_rows, bool give, float (&c)[8][4]) {
   const int i = work.row();
@@ -37,8 +37,8 @@ FW_DEVICE void add_products(const PairWork<true>& work, const Handover& handover
   }
 }
 
-// A warp's part, of rules with such a sum or none. t: the place of T; read_made: a half barrier, where who makes P says
-// that T's place is read.
+// A warp's part, of rules with such a sum or none. t: the memory of T; read_made: a half barrier, where who makes P
+// says that T's memory is read.
 struct SumPairs {
   const PairWork<true>& work;
   Handover handover;
@@ -54,7 +54,7 @@ struct SumPairs {
 
   // In front of the block's barrier: c, the warp's products.
   FW_DEVICE void hand_over(const float (&c)[8][4]) const {
-    if (work.strict == mixes_read) {  // where both are sums, Q K^T takes the place of K K^T
+    if (work.strict == mixes_read) {  // where both are sums, Q K^T overwrites K K^T
       FW_UNROLL
       for (int n = 0; n < 8; ++n) {
         if (work.has(n / 2)) handover.put(n, c[n]);
@@ -62,7 +62,7 @@ struct SumPairs {
     }
   }
 
-  // After it, which also tells of the factors by row: c becomes the warp's blocks of T or P, and T's place is free for
+  // After it, which also tells of the factors by row: c becomes the warp's blocks of T or P, and T's memory is free for
   // them.
   template <class Rows>
   FW_DEVICE void mix(const Rows& rows, float (&c)[8][4]) const {

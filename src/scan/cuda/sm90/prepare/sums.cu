@@ -35,7 +35,7 @@ struct SumPair {
   }
 };
 
-// Shared memory: the raw keys (kChunkTiles: become x), the raw reads, T, P. A takes the place of the first 64 channels
+// Shared memory: the raw keys (kChunkTiles: become x), the raw reads, T, P. A overwrites the first 64 channels
 // of the raw reads, and M that of T. As many blocks fit an SM as of plain rules.
 template <int kTileK>
 struct SumLayout {
@@ -49,10 +49,10 @@ struct SumLayout {
 
 // The factors of this lane's row, from the norms that wait in `rows`.
 template <int kTileK, class ChunkTile>
-FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& place, int row, const GateBits& gates, SumRows& rows,
+FW_DEVICE void put_factors(const Problem& x, const ChunkCoord& coord, int row, const GateBits& gates, SumRows& rows,
                            const ChunkTiles<kTileK, ChunkTile>& out) {
-  const bool valid = row < place.span.rows;
-  const FrontCoefs<float> c = sum_coefs(x, place, row, gates, rows.read_q[row], rows.read_k[row]);
+  const bool valid = row < coord.span.rows;
+  const FrontCoefs<float> c = sum_coefs(x, coord, row, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
   put(rows.read_q, c.r_q), put(rows.read_k, c.r_k);
   put(rows.erase_q, c.e_q), put(rows.erase_k, c.e_k);
@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
   constexpr int kN = kTileK / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const ChunkCoord place = chunk_coord(x);
-  if (place.span.rows < 0) return;
-  auto out = chunk_tiles_of<kTileK, std::conditional_t<kChunkTiles, FwdTiles<kTileK>, RowScales>>(args, place.item);
+  const ChunkCoord coord = chunk_coord(x);
+  if (coord.span.rows < 0) return;
+  auto out = chunk_tiles_of<kTileK, std::conditional_t<kChunkTiles, FwdTiles<kTileK>, RowScales>>(args, coord.item);
   out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
@@ -116,16 +116,16 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
   char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
 
   const RawMatrices raw{reads, keys, nullptr};
-  fetch_front<kN>(x, place, raw);
+  fetch_front<kN>(x, coord, raw);
   grid_dependency_wait();  // for the gates (PrepareArgs::after_gate_kernel)
   ScalarSteps<true> steps;
-  if (warp == 1) steps = scalar_steps<true>(x, place);
+  if (warp == 1) steps = scalar_steps<true>(x, coord);
   const int row = coefficient_row(warp);
-  const GateBits gates = gate_bits(x, place, row);
+  const GateBits gates = gate_bits(x, coord, row);
   uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(
                                                                                 shared + Layout::kBarriers + 8);
   clear_above(shared + Layout::kP);
-  if (warp == 1) put_decays<kTileK>(x, place, steps, rows, out);
+  if (warp == 1) put_decays<kTileK>(x, coord, steps, rows, out);
   front_arrived();
   if (uses_norms(x.rule)) {
     const float2 squares = fetched_squares<kN, true>(raw);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
     if (lane % 4 == 0) rows.read_q[own] = squares.x, rows.read_k[own] = squares.y;
   }
   sync_threads();
-  if (row >= 0) put_factors(x, place, row, gates, rows, out);
+  if (row >= 0) put_factors(x, coord, row, gates, rows, out);
 
   float c[8][4];
   pair_products<kTileK, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c);
@@ -146,11 +146,11 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
   const auto put_z = [&](int number) {
     const auto z_of = [&](int i) { return rows.z[i]; };
     if (out.z != nullptr)
-      write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+      write_values<2>(x, coord, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
   };
   if constexpr (!kChunkTiles) {
     finish_pairs(
-        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item, [](int) {}, put_z);
+        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + coord.item, [](int) {}, put_z);
   } else {
     FinishBuffers buffers{keys,
                           t,

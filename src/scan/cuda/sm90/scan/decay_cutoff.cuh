@@ -1,5 +1,5 @@
 // Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut
-// sequence (device_plan.h) need not see the rest of it. Take a rule whose step is a symmetric contraction
+// sequence (device_plan.h) need not see its other tokens. Take a rule whose step is a symmetric contraction
 // (rule/step_bound.h). What a segment does to a state, M, is then at most the product of its tokens' largest decays.
 // That is exp of the sum of the largest g of every token. Below kDecayCutoff, 2^-40, M counts as 0, and what a segment
 // leaves of a zero state is what its last chunks do from the one on after which that holds. So the error of a state is
@@ -76,12 +76,12 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
 // not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
 template <bool kReverse>
 FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
-                           const ScanCoord& place, float* shared) {
-  const Rows g = rows_of(uses_decay_cutoff.g, sequences, place.n, place.hv);
-  const CutoffActivations laws(uses_decay_cutoff, place.hv);
+                           const ScanCoord& coord, float* shared) {
+  const Rows g = rows_of(uses_decay_cutoff.g, sequences, coord.n, coord.hv);
+  const CutoffActivations laws(uses_decay_cutoff, coord.hv);
   float total = 0;
-  for (int n = 1; n < place.chunks && n <= kMostFading; ++n) {
-    const float own = largest_decays(uses_decay_cutoff, laws, g, kReverse ? n - 1 : place.chunks - n, place.length);
+  for (int n = 1; n < coord.chunks && n <= kMostFading; ++n) {
+    const float own = largest_decays(uses_decay_cutoff, laws, g, kReverse ? n - 1 : coord.chunks - n, coord.length);
     float* const sums = shared + n % 2 * 8;
     if (lane_index() == 0) sums[warp_index()] = own;
     sync_threads();
@@ -95,9 +95,9 @@ FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const Sequen
 }
 template <bool kReverse>
 FW_DEVICE int fading_chunks(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
-                            const ScanCoord& place, char* shared) {
+                            const ScanCoord& coord, char* shared) {
   if (uses_decay_cutoff.channels == 0) return 0;
-  const int chunks = count_fading<kReverse>(uses_decay_cutoff, sequences, place, reinterpret_cast<float*>(shared));
+  const int chunks = count_fading<kReverse>(uses_decay_cutoff, sequences, coord, reinterpret_cast<float*>(shared));
   fence_async_shared();  // TMA writes there next
   sync_threads();
   return chunks;

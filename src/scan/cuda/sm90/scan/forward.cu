@@ -9,7 +9,7 @@
 // Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 // Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U.
 // Form::kSums: the same where E and Q are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
-// Form::kSplitTiles: with QETiles and XMTiles in the place of FwdTiles.
+// Form::kSplitTiles: with QETiles and XMTiles in place of FwdTiles.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so:
 // C7510 to C7518; the machine code then has a wait after each product). While products are in flight, their own
@@ -53,7 +53,7 @@ struct ForwardShape {
       kSplitTiles, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
   static constexpr int kMatrix = 64 * kTileK * 2;
-  // kPairs: A in the place of x, P in that of m.
+  // kPairs: A in place of x, P in that of m.
   static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0),
                        kM = kX + (kPairs ? kSw128Bytes : kMatrix);
   static constexpr int kNumbers = kM + (kOut ? kSw128Bytes : 0);
@@ -172,46 +172,46 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, map_blocks);
-  if (args.parts != nullptr && (args.parts[place.n] >> (place.map ? 1 : 0) & 1) == 0) return;
+  const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, map_blocks);
+  if (args.parts != nullptr && (args.parts[coord.n] >> (coord.map ? 1 : 0) & 1) == 0) return;
   int start = 0;  // the first chunk
   if constexpr (!kOut && !kSave) {
     if (args.parts != nullptr) {
-      const int fading = fading_chunks<false>(args.uses_decay_cutoff, args.sequences, place, shared);
-      if (fading > 0 && place.map) {
+      const int fading = fading_chunks<false>(args.uses_decay_cutoff, args.sequences, coord, shared);
+      if (fading > 0 && coord.map) {
         const float nothing[kTileK / 2] = {};
-        if (thread_index() >= kStateThread) store_state(args.maps, place, place.n, args.K, args.K, nothing);
+        if (thread_index() >= kStateThread) store_state(args.maps, coord, coord.n, args.K, args.K, nothing);
         return;
       }
-      if (fading > 0) start = place.chunks - fading;
+      if (fading > 0) start = coord.chunks - fading;
     }
   }
   // Index of the tiles of this block: chunk 0, and the step to the next chunk.
-  const int64_t first_block = place.first_tile * value_blocks + place.value_block,
+  const int64_t first_block = coord.first_tile * value_blocks + coord.value_block,
                 block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
     const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kSw128Elements : 0);
-    const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
+    const TileRows v = tile_rows(coord.map ? TokenArg{} : args.v, args.sequences, coord, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait
     // for ever.
-    const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
-    const TmaCoord tma(args.sequences, place);
+    const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : coord.chunks;
+    const TmaCoord tma(args.sequences, coord);
     constexpr int kRowSw128Tiles = kRows ? kTileK / 64 : 0,
                   kRowBytes = (kReads ? 2 : 1) * kRowSw128Tiles * static_cast<int>(kTensorBytes);
-    const int v_head = place.hv / args.v.divisor;
+    const int v_head = coord.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
     for (int c = start; c < rounds; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
-      const bool whole = tma.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !place.map,
+      const bool whole = tma.takes(c), loads_v = whole && maps.values != 0 && !z_ready && !coord.map,
                  loads_rows = !kRows || (whole && maps.rows != 0);
       if (thread_index() == 0) {
         const uint32_t hi_lo = kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0;
         mbarrier_expect(
             full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + hi_lo);
-        const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
+        const int64_t tile = coord.first_tile + static_cast<int64_t>(c) * args.HV;
         issue_tiles<Shape, kTileK, kOut>(stage, args, tile, full);
         if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, tile, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kSw128Bytes, full);
@@ -220,19 +220,19 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         FW_UNROLL
         for (int sw128 = 0; sw128 < kRowSw128Tiles; ++sw128) {
           if (!loads_rows) break;
-          tma.bring(maps.k, 64 * sw128, place.hv / args.rows.k.divisor, c, stage + Shape::kE + sw128 * kSw128Bytes,
+          tma.bring(maps.k, 64 * sw128, coord.hv / args.rows.k.divisor, c, stage + Shape::kE + sw128 * kSw128Bytes,
                     full);
           if constexpr (kReads)
-            tma.bring(maps.q, 64 * sw128, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + sw128 * kSw128Bytes,
+            tma.bring(maps.q, 64 * sw128, coord.hv / args.rows.q.divisor, c, stage + Shape::kQ + sw128 * kSw128Bytes,
                       full);
         }
-        if (loads_v) tma.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
+        if (loads_v) tma.bring(maps.v, coord.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
-      const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
+      const bool zeros = coord.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
       const bool fills_tile = !z_ready && !loads_v && !zeros;
       if (!loads_rows) {
-        copy_rows<kTileK>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kE);
-        if constexpr (kReads) copy_rows<kTileK>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+        copy_rows<kTileK>(args.rows.k, args.sequences, coord, c, args.K, stage + Shape::kE);
+        if constexpr (kReads) copy_rows<kTileK>(args.rows.q, args.sequences, coord, c, args.K, stage + Shape::kQ);
         if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
@@ -247,9 +247,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   } else if (thread_index() < kStateThread) {
     const bool drains_s = kSave && thread_index() == kStoreThread,
                drains_w = kSave && thread_index() == kStoreThread + 32;
-    const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
+    const TileRows o = tile_rows(args.o, args.sequences, coord, args.V);
     Ring<Shape::kBuffers> ring;
-    for (int c = start; c < place.chunks; ++c, ring.next()) {
+    for (int c = start; c < coord.chunks; ++c, ring.next()) {
       const int64_t tile = first_block + c * block_step;
       if (drains_s) {
         barriers.s.wait_full(ring);
@@ -269,12 +269,12 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     }
     if (drains_s || drains_w) bulk_wait<0>();
   } else {
-    const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
+    const TileRows out = tile_rows(args.o, args.sequences, coord, args.V);
     float state[kTileK / 2];
-    if (place.map) {
-      unit_state(place, state);
+    if (coord.map) {
+      unit_state(coord, state);
     } else {
-      load_state(args.initial_state, place, place.n, args.K, args.V, state);
+      load_state(args.initial_state, coord, coord.n, args.K, args.V, state);
     }
     // known to the compiler as a number only: else it reads it anew in every round
     const uint32_t base = shuffle(shared_address(shared), 0);
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
     uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4], packed_out[4][4];  // a_lo: kHiLo
-    CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
+    CheckpointWalk checkpoints(args.checkpoints, args.sequences, coord);
     const auto stage_floats = [&](int offset) {
       return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset);
     };
@@ -307,12 +307,12 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       }
     };
     pack_state();
-    if (place.chunks > 0) {
+    if (coord.chunks > 0) {
       barriers.stages.wait_full(ring);
       decay_state();
     }
     FW_NO_UNROLL
-    for (int c = start; c < place.chunks; ++c) {
+    for (int c = start; c < coord.chunks; ++c) {
       // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
       const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t b[4][4];
@@ -413,14 +413,14 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       }
       const Ring<Shape::kStages> done = ring;
       ring.next();
-      if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
+      if (c + 1 < coord.chunks) barriers.stages.wait_full(ring);
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
       if (kOut && checkpoints.reached()) [[unlikely]]  // without o the call is not the caller's
-        store_state(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, c), args.K, args.V,
+        store_state(args.checkpoints.states, coord, checkpoints.next(args.checkpoints, coord, c), args.K, args.V,
                     state);
       pack_state();
-      if (c + 1 < place.chunks) decay_state();
+      if (c + 1 < coord.chunks) decay_state();
       keep(state);
       wgmma_wait<0>();
       barriers.stages.put_empty(done);
@@ -430,11 +430,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         if (out.rows.bf16 == 0) store_float_rows(out, c, o);
       }
     }
-    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
-    if (place.map) {
-      store_state(args.maps, place, place.n, args.K, args.K, state);
+    if (kOut && coord.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
+    if (coord.map) {
+      store_state(args.maps, coord, coord.n, args.K, args.K, state);
     } else {
-      store_state(args.final_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+      store_state(args.final_state, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, args.K,
                   args.V, state);
     }
   }

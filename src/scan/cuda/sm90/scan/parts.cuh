@@ -214,7 +214,7 @@ struct CheckpointWalk {
   }
   // Whether the state after chunk c is one; to be asked once a chunk, in order.
   FW_DEVICE bool reached() { return until != 0 && --until == 0; }
-  // Its place, once it is reached; -1: nowhere. After the last chunk of a segment that is not the sequence's last, the
+  // Its slot, once it is reached; -1: nowhere. After the last chunk of a segment that is not the sequence's last, the
   // next one has it.
   FW_DEVICE int next(const CheckpointArg& a, const ScanCoord& p, int c) {
     until = a.chunks;

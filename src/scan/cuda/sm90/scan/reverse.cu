@@ -5,7 +5,7 @@
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the
 // gradient of the initial state. Products take bf16 operands and add in float32; D stays float32 throughout. The order
 // of work is scan/cuda/sm90/scan/forward.cu's. Where reverse_takes_rows() or stores_k_hat() sm90/scan/reverse_rows.cu
-// takes its place.
+// runs instead.
 // kHiLo: of rules with uses_hi_lo() (rule_traits.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 values
 // there and in y^T V.
 //
@@ -68,15 +68,15 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   grid_dependency_wait();
   grid_dependency_launch();
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, 0);
-  const int chunks = reverse_chunks<kSave>(args, place, shared);
+  const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, 0);
+  const int chunks = reverse_chunks<kSave>(args, coord, shared);
   if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
-    const auto* const chunk_tiles = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + place.first_tile;
-    const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const TmaCoord tma(args.sequences, place);
-    const int head = place.hv / args.d_o.divisor;
+    const auto* const chunk_tiles = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + coord.first_tile;
+    const TileRows d_o = tile_rows(args.d_o, args.sequences, coord, args.V);
+    const TmaCoord tma(args.sequences, coord);
+    const int head = coord.hv / args.d_o.divisor;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         mbarrier_expect(
             full, Shape::kChunkTile + (loads_d_o ? kTensorBytes : 0) + (kHiLo ? lo_bytes<kTileK>(args.hi_lo) : 0));
         if constexpr (kHiLo)
-          issue_lo_tiles<Shape, kTileK>(args.hi_lo, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+          issue_lo_tiles<Shape, kTileK>(args.hi_lo, coord.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if constexpr (kDelta) {
           bulk_load(stage, chunk_tile, Shape::kChunkTile, full);
         } else {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         if (thread_index() == 32) {
           // threads have filled this tile, if the last chunk is short; else who has read it has fenced
           if constexpr (!kSave) fence_async_shared();
-          tma.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+          tma.bring(maps.v, coord.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
         }
         mbarrier_arrive(full);
       } else {
@@ -108,11 +108,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       }
     }
   } else if (thread_index() < kStateThread) {
-    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV,
+    drain_reverse<kSave, Shape::kMatrix>(args, coord, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV,
                                          barriers.v);
   } else {
     float state[kTileK / 2];
-    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    load_state(args.d_final_state, coord, coord.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
     uint32_t a[kTileK / 16][4], a_lo[kTileK / 16][4];  // a_lo: kHiLo
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       pack_state();
       if (left > 1) scale_columns(state, stage_floats(Shape::kGamma));
     }
-    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+    store_state(args.d_initial_state, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, args.K,
                 args.V, state);
   }
 }

@@ -77,21 +77,21 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   grid_dependency_wait();
   grid_dependency_launch();
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanCoord place = scan_coord(args.sequences, args.HV, value_blocks, 0);
-  const int chunks = reverse_chunks<kSave>(args, place, shared);
+  const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, 0);
+  const int chunks = reverse_chunks<kSave>(args, coord, shared);
   if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
-    const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
-    const TmaCoord tma(args.sequences, place);
-    const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor,
-              k_head = place.hv / args.rows.k.divisor;
+    const TileRows d_o = tile_rows(args.d_o, args.sequences, coord, args.V);
+    const TmaCoord tma(args.sequences, coord);
+    const int d_o_head = coord.hv / args.d_o.divisor, q_head = coord.hv / args.rows.q.divisor,
+              k_head = coord.hv / args.rows.k.divisor;
     constexpr int kRowSw128Tiles = kTileK / 64;
     Ring<Shape::kStages> ring;
     for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
-      const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
+      const int64_t tile = coord.first_tile + static_cast<int64_t>(c) * args.HV;
       barriers.stages.wait_empty(ring);
       const bool whole = tma.takes(c), loads_d_o = whole && maps.values != 0,
                  loads_rows = kKeys || (whole && maps.rows != 0);
@@ -117,26 +117,26 @@ __global__ void __launch_bounds__(kScanThreads, 1)
           tma.bring(maps.k, 64 * sw128, k_head, c, stage + Shape::kK + sw128 * kSw128Bytes, full);
           tma.bring(maps.q, 64 * sw128, q_head, c, stage + Shape::kQ + sw128 * kSw128Bytes, full);
         }
-        if (loads_d_o) tma.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
+        if (loads_d_o) tma.bring(maps.v, coord.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
       }
       if (!loads_rows || !loads_d_o) {
         if (!loads_rows) {
-          fill_rows<kTileK>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kK);
-          fill_rows<kTileK>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+          fill_rows<kTileK>(args.rows.k, args.sequences, coord, c, args.K, stage + Shape::kK);
+          fill_rows<kTileK>(args.rows.q, args.sequences, coord, c, args.K, stage + Shape::kQ);
         }
         if (!loads_d_o) fill_tile(d_o, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
-        fence_async_shared();  // for the products, and for TMA, which has the place next
+        fence_async_shared();  // for the products, and for TMA, which writes there next
       }
       mbarrier_arrive(full);
     }
   } else if (thread_index() < kStateThread) {
-    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ,
+    drain_reverse<kSave, Shape::kMatrix>(args, coord, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ,
                                          barriers.z);
   } else {
     float state[kTileK / 2];
-    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    load_state(args.d_final_state, coord, coord.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
     uint32_t a[kTileK / 16][4];
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       pack_fragments(state, a);
       if (left > 1) decay_state();
     }
-    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K,
+    store_state(args.d_initial_state, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, args.K,
                 args.V, state);
   }
 }

@@ -23,9 +23,9 @@ inline bool map_tensor(const TokenArg& a, const TokenShape& shape, int HV, int d
 struct TmaCoord {
   int batch, token, length;
   bool packed;  // after the sequence's last row there may be another's
-  FW_DEVICE TmaCoord(const SequenceArg& sequences, const ScanCoord& place)
-      : length(place.length), packed(sequences.offsets != nullptr) {
-    const SequenceStart start = sequence_start(sequences, place.n);
+  FW_DEVICE TmaCoord(const SequenceArg& sequences, const ScanCoord& coord)
+      : length(coord.length), packed(sequences.offsets != nullptr) {
+    const SequenceStart start = sequence_start(sequences, coord.n);
     batch = static_cast<int>(start.b), token = static_cast<int>(start.t);
   }
   // TMA puts zeros only after the end of a tensor.
@@ -39,9 +39,9 @@ struct TmaCoord {
 // SW128 tiles of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time;
 // zeros after them.
 template <int kTileK>
-FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& place, int c, int K,
+FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& coord, int c, int K,
                          char* sw128_tiles) {
-  const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, K, true};
+  const TileRows rows{rows_of(a, sequences, coord.n, coord.hv), coord.length, 0, K, true};
   FW_UNROLL
   for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {
     TileRows part = rows;
@@ -52,9 +52,9 @@ FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const 
 
 // By the 64 threads of warps 0 and 1: of rows of any kind.
 template <int kTileK>
-FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& place, int c, int K,
+FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& coord, int c, int K,
                          char* sw128_tiles) {
-  TileRows rows = tile_rows(tensor, sequences, place, K);
+  TileRows rows = tile_rows(tensor, sequences, coord, K);
   FW_UNROLL
   for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {
     rows.column = 64 * sw128;

@@ -113,7 +113,7 @@ FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int work_tile, const 
   }
 }
 
-// The rows of log-decays. Where they are fused and one of the chunk is bounded keep_fused() has made them: in the place
+// The rows of log-decays. Where they are fused and one of the chunk is bounded keep_fused() has made them: in place
 // of their gradients, which are not there yet.
 template <class Shape>
 FW_DEVICE Rows decay_rows(const ChannelChunk<Shape>& c, int work_tile) {
@@ -168,7 +168,8 @@ struct GroupDecays {
   // Over all of its rows.
   template <class Shape>
   FW_DEVICE void publish(const ChannelChunk<Shape>& c, const RowGroup<Shape>& at) const {
-    store_float2(c.floats(Shape::kHalves) + at.group * Shape::kTileK + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
+    store_float2(c.floats(Shape::kHalfDecays) + at.group * Shape::kTileK + at.channel, exp2_fast(sum.x),
+                 exp2_fast(sum.y));
     const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0,
                bounded = warp_ballot(lowest < kLowestLog2Decay) != 0;
     if (c.lane == 0)
@@ -183,7 +184,7 @@ FW_DEVICE void sum_channel_decay(const ChannelChunk<Shape>& c, int work_tile, co
   const RowGroup<Shape> at(c);
   GroupDecays decays;
   if constexpr (Shape::kFused) {
-    // Through the factors' places, which are the thread's own here, so that a loop finds them.
+    // Through the factors' memory, which is the thread's own here, so that a loop finds them.
     FW_UNROLL
     for (int k = 0; k < 8; ++k) c.word(Shape::kFactors, at.row(k), at.channel) = words.words[k];
     const DecayLaws laws(c.args.problem.fused.g, words.own);
@@ -215,29 +216,29 @@ template <class Shape>
 FW_DEVICE void join_decays(const GradientChunk<Shape>& c) {
   const RowGroup<Shape> at(c);
   if (at.group >= 5) return;
-  const float* halves = c.floats(Shape::kHalves) + at.channel;
+  const float* half_decays = c.floats(Shape::kHalfDecays) + at.channel;
   const float2 one = make_float2(1, 1);
-  const float2 low = at.group > 0 ? float2_at(halves + (2 * at.group - 1) * Shape::kTileK) : one;
-  const float2 high = at.group < 4 ? float2_at(halves + 2 * at.group * Shape::kTileK) : one;
+  const float2 low = at.group > 0 ? float2_at(half_decays + (2 * at.group - 1) * Shape::kTileK) : one;
+  const float2 high = at.group < 4 ? float2_at(half_decays + 2 * at.group * Shape::kTileK) : one;
   store_float2(c.floats(Shape::kRatios) + at.group * Shape::kTileK + at.channel, low.x * high.x, low.y * high.y);
 }
 
 // The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
 template <class Shape>
 FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
-  float2 dots = make_float2(0, 0), lo = make_float2(1, 1), tail = make_float2(0, 0);
+  float2 dots = make_float2(0, 0), decay = make_float2(1, 1), tail = make_float2(0, 0);
   [[maybe_unused]] constexpr int kUnroll = Shape::kTileK == 128 ? 8 : 1;  // else there are too few registers
 #pragma unroll(kUnroll)
   for (int i = 7; i >= 0; --i) {
-    const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kTileK + channel),
+    const float2 f = float2_at(c.floats(Shape::kHalfDecays) + i * Shape::kTileK + channel),
                  dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kTileK + channel);
-    lo.x *= f.x, lo.y *= f.y;
+    decay.x *= f.x, decay.y *= f.y;
     dots.x += dot.x, dots.y += dot.y;
     if (i % 2 == 0) continue;
     const float2 part = float2_at(c.floats(Shape::kTails) + i / 2 * Shape::kTileK + channel);
-    tail.x += part.x * lo.x, tail.y += part.y * lo.y;
+    tail.x += part.x * decay.x, tail.y += part.y * decay.y;
   }
-  return make_float2(tail.x + lo.x * dots.x, tail.y + lo.y * dots.y);
+  return make_float2(tail.x + decay.x * dots.x, tail.y + decay.y * dots.y);
 }
 
 // What log-decays that came after a group take, of the sums that sum_decay_gradient() has left.

@@ -2,12 +2,12 @@
 // and from dr, de, dw on.
 //
 // Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has
-// the places):
+// the offsets):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block; rows are read from       barrier(stage)               the same                  stages, kErase, kRead, kWrite
 //             memory by whoever needs them
 //   0         thread 0 loads A and P                          pairs_barrier                pairs_barrier             kA, kP
-//   0 to 2    find the places of the first work tiles                                            sync_threads              kPlaces
+//   0 to 2    find the coords of the first work tiles                                            sync_threads              kCoords
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     prefetch_chunk(c, work_tile + 1);
     mbarrier_wait(c.pairs_barrier(), work_tile & 1);
 
-    // Into the place of a block's stage, once all warps have used it.
+    // Into the memory of a block's stage, once all warps have used it.
     const auto load_ahead = [&](int block) {
       ValueStep ahead{work_tile, block};
       FW_UNROLL
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         if (kRoom) words.load(c, work_tile, block, 0);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         clear_next_rows(c, stage, work_tile);
-        if constexpr (kByHalves<Shape>) {
-          make_tiles_by_k_halves(c, stage);
+        if constexpr (kSplitsPairs<Shape>) {
+          make_tiles_split_pairs(c, stage);
           fence_async_shared();
           sync_threads();
         } else {

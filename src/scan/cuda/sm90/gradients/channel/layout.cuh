@@ -59,7 +59,7 @@ struct ChannelShape {
                        kDR = kErase + kStateBytes;
   static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
   static constexpr int kFactors = kWrite + kStateBytes;
-  // What the streams were before they were anchored stays in their places until the work tile's end; else in registers.
+  // What the streams were before they were anchored stays in their tiles until the work tile's end; else in registers.
   static constexpr bool kPartsInPlace = kThirdRow || kPrecond || kTileK == 64;
   // Once those products are over: dG in float32 [64, kTileK]. Where they are fused, what is summed of it: after the
   // next work tile's A and P, which come meanwhile, if there is room.
@@ -74,10 +74,10 @@ struct ChannelShape {
   static constexpr int kSlopes = kScalars + (kStreams ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
   static constexpr int kFrontEnd = kSlopes + (kStreams ? 5 : 4) * 256;
   // What there is to the decays of each warp's rows.
-  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64;
+  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kCoords = kBarriers + 64;
   // Decay over 8 rows [8, kTileK], from each anchor to the next [5, kTileK], sums of D (.) S0 [8, kTileK], tails of dg
   // [4, kTileK], sums over 8 rows of dG, before that of what bounds took [8, kTileK].
-  static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kTileK * 4,
+  static constexpr int kHalfDecays = kCoords + kCoordBytes, kRatios = kHalfDecays + 8 * kTileK * 4,
                        kStateDots = kRatios + 5 * kTileK * 4;
   static constexpr int kTails = kStateDots + 8 * kTileK * 4, kGroupSums = kTails + 4 * kTileK * 4;
   // What addresses of a work tile are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head
@@ -205,10 +205,10 @@ struct ChannelChunk : WorkTile<Shape> {
       this->addresses(work_tile)[this->lane] = reinterpret_cast<char*>(
           from[0] + n * from[kCoordEntries] + token * from[2 * kCoordEntries] + head * from[3 * kCoordEntries]);
       if (this->lane != 0) return;
-      this->place(work_tile)[0] = hv;
-      this->place(work_tile)[1] = end - token < kChunk ? end - token : kChunk;
-      this->place(work_tile)[2] = token;
-      this->place(work_tile)[3] = packed ? 0 : n;
+      this->coords(work_tile)[0] = hv;
+      this->coords(work_tile)[1] = end - token < kChunk ? end - token : kChunk;
+      this->coords(work_tile)[2] = token;
+      this->coords(work_tile)[3] = packed ? 0 : n;
     }
   }
 };

@@ -117,8 +117,8 @@ struct MixedRows {
     }
   }
 
-  // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own
-  // erase key but for what row_scales() has a part in. Q and k in the places of r and w; the sums of rows; the
+  // dr, de, dw and dG, which is stored after a barrier; in place of the sums dq, dk and the gradient of an own
+  // erase key but for what row_scales() has a part in. Q and k in place of r and w; the sums of rows; the
   // gradients of a channel erase gate and of M, the latter but for the normaliser's part.
   template <class Shape>
   static FW_DEVICE void finish_streams(ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {
@@ -240,7 +240,7 @@ struct MixedRows {
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(of.x, of.y, 2 * ds.p2, ds.kmk);
   }
 
-  // dq, dk, the gradient of an own erase key, and the rest of M's.
+  // dq, dk, the gradient of an own erase key, and what is left of M's.
   template <class Shape>
   static FW_DEVICE void store_gradients(const ChannelChunk<Shape>& c, int work_tile, const StreamSums& sums) {
     const Problem& x = c.args.problem;

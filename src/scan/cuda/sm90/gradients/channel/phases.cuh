@@ -144,7 +144,7 @@ FW_DEVICE int decay_between(int anchor) {
 }
 template <class Shape>
 FW_DEVICE int half_decay(int half) {
-  return Shape::kHalves + half * Shape::kTileK * 4;
+  return Shape::kHalfDecays + half * Shape::kTileK * 4;
 }
 
 // The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row

@@ -9,7 +9,7 @@
 namespace fw::cuda {
 
 // Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came. G in units of log 2
-// (first the log-decays); the decay, the gain beta kn^2, and kn^2 (RunGates); the head's center, in each place.
+// (first the log-decays); the decay, the gain beta kn^2, and kn^2 (RunGates); the head's center, in each entry.
 template <class Shape>
 struct RowGateArrays {
   float *g, *beta, *log_decay, *decay, *gain, *kn2, *center;
@@ -87,7 +87,7 @@ FW_DEVICE void sum_row_decays(const ChannelChunk<Shape>& c) {
   store_float2(RowGateArrays<Shape>(c).log_decay + 2 * c.lane, sum - steps.y, sum);
 }
 
-// Raw k and A before the rows as tiles, in the place of a stage that is used up: fragments of them straight from memory
+// Raw k and A before the rows as tiles, in place of a stage that is used up: fragments of them straight from memory
 // would be 16 bytes at a time.
 template <class Shape>
 FW_DEVICE int key_tile(int stage) {
@@ -117,7 +117,7 @@ FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int work_tile, 
   cp_async_commit();
 }
 
-// What dM M'(A), which lies in the factors' place but for slope_factor(), makes of D = 0: to dk what D adds to it
+// What dM M'(A), which lies in the factors' memory but for slope_factor(), makes of D = 0: to dk what D adds to it
 // without its normalisation, and the sums over the columns of D (.) A before the row and of D (.) k^2. The fragments of
 // k are left.
 template <class Shape>
@@ -212,11 +212,11 @@ FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int work_tile, 
                                    float with_key) {
   const RowGateArrays<Shape> rows(c);
   const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row],
-              lo = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
+              decay_to_end = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
   char* const out = c.address(work_tile, WorkTile<Shape>::kShare) +
                     row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
   *reinterpret_cast<float4*>(out) =
-      make_float4(lo * gain, lo * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
+      make_float4(decay_to_end * gain, decay_to_end * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
   *reinterpret_cast<float2*>(out + 16) = make_float2(decay == 0 ? 0.0f : decay * with_state, kn2 * with_key);
 }
 // By a warp: the product of the decays, and of the sums that warps have left for the center.

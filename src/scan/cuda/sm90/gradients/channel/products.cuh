@@ -20,13 +20,13 @@ FW_DEVICE void load_channel_stage(const ChannelChunk<Shape>& c, int stage, int w
 
 // Where there are registers for it; else make_value_tiles() and both products by all.
 template <class Shape>
-inline constexpr bool kByHalves = Shape::kDelta&& Shape::kTileK == 128;
+inline constexpr bool kSplitsPairs = Shape::kDelta&& Shape::kTileK == 128;
 
 // A warp's tiles of dP and -dT, or of one of them: dP by the first half of the warpgroups, -dT by the second.
 template <class Shape>
 struct ChannelPairs {
-  static constexpr int kProducts = Shape::kDelta && !kByHalves<Shape> ? 2 : 1;
-  static constexpr int kGroups = kByHalves<Shape> ? Shape::kGroups / 2 : Shape::kGroups;  // that share one
+  static constexpr int kProducts = Shape::kDelta && !kSplitsPairs<Shape> ? 2 : 1;
+  static constexpr int kGroups = kSplitsPairs<Shape> ? Shape::kGroups / 2 : Shape::kGroups;  // that share one
   static constexpr int kTiles = 8 / kGroups, kColumns = 8 * kTiles;
   float x[kProducts][kTiles][4] = {};
 };
@@ -44,7 +44,7 @@ FW_DEVICE int half_column(const ChannelChunk<Shape>& c) {
 // As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second.
 // After it a fence and a barrier are wanted.
 template <class Shape>
-FW_DEVICE void make_tiles_by_k_halves(const ChannelChunk<Shape>& c, int stage) {
+FW_DEVICE void make_tiles_split_pairs(const ChannelChunk<Shape>& c, int stage) {
   constexpr int kTiles = ChannelPairs<Shape>::kTiles, kColumns = ChannelPairs<Shape>::kColumns;
   const int atom = half_column(c) / 8;
   const uint32_t columns = c.base + 2 * half_column(c);
@@ -118,7 +118,7 @@ FW_DEVICE void finish_channel_products(StreamSums& sums, ChannelPairs<Shape>& pa
   for (int i = 0; i < ChannelPairs<Shape>::kProducts; ++i) keep(flat(pairs.x[i]));
 }
 
-// dP and -dT strictly below the diagonal in bf16 in the place of P and A; dP's diagonal apart.
+// dP and -dT strictly below the diagonal in bf16 in place of P and A; dP's diagonal apart.
 template <class Shape>
 FW_DEVICE void store_block_pairs(const ChannelChunk<Shape>& c, const ChannelPairs<Shape>& pairs) {
   FW_UNROLL

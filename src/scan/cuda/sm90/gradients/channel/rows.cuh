@@ -104,7 +104,7 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
   }
 }
 
-// The erase gates of a atom. Fused ones are kept in the place of their gradients, for load_third().
+// The erase gates of a atom. Fused ones are kept in place of their gradients, for load_third().
 template <class Shape>
 FW_DEVICE uint4 fused_third(const ChannelChunk<Shape>& c, int work_tile, int row, int column, const uint4& words) {
   if constexpr (Shape::kFused && Shape::kGates) {
@@ -185,7 +185,7 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, const R
 }
 
 // What finish_streams() leaves besides:
-// - r and w as they were (where there are too few registers: in their places in memory),
+// - r and w as they were (where there are too few registers: in their tiles in memory),
 // - the sums over rows of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
 struct StreamParts {
   uint32_t r[2][4], w[2][4], third[2][4];
@@ -232,7 +232,7 @@ FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int work_tile, StreamParts& 
   }
 }
 
-// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what
+// dr, de, dw and dG, which is stored after a barrier; in place of the sums dq and dk but for what
 // stream_row_scales() has a part in, and the third row's gradient.
 template <class Shape>
 FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[maybe_unused]] int stage, StreamSums& sums,
@@ -350,7 +350,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
   }
 }
 
-// What all value columns make, and so both halves of the keys alike.
+// What all value columns make, and so both groups of key channels alike.
 template <class Shape>
 FW_DEVICE float first_half_alone(const ChannelChunk<Shape>& c, float x) {
   if constexpr (Shape::kHalf) return c.args.half.second ? 0.0f : x;

@@ -41,9 +41,9 @@ struct GeneralShape {
   static constexpr int kCoefs = kFront, kScalars = kCoefs + static_cast<int>(sizeof(FrontCoefs<float>)) / 4 * 256;
   static constexpr int kSlopes = kScalars + static_cast<int>(sizeof(FrontScalars<float>)) / 4 * 256,
                        kFrontEnd = kSlopes + 4 * 256;
-  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64,
-                       kSmallEnd = kPlaces + kPlacesBytes;
-  // In the place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
+  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kCoords = kBarriers + 64,
+                       kSmallEnd = kCoords + kCoordBytes;
+  // In place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
   static constexpr int kSums = 7;
   // the latter with unscaled keys
   static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;

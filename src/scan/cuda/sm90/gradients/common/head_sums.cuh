@@ -8,7 +8,7 @@
 
 namespace fw::cuda {
 
-// Float32 numbers of a thread, in places of four: kHeadSums of them, so that a block has 64 rows of dq and of dk.
+// Float32 numbers of a thread, in vectors of four: kHeadSums of them, so that a block has 64 rows of dq and of dk.
 template <class Shape>
 inline constexpr int kHeadSums = 2 * 64 * Shape::kTileK / Shape::kThreads;
 

@@ -24,7 +24,7 @@ inline unsigned pieces_of(const GradientArgs& args) {
 inline constexpr double kBesideScan = 1.05;
 // Shape::kTileTime: microseconds that a block takes for a tile with two value blocks (measured on an H200). With
 // TilesReady there are two launches. The first has the processors that the scan leaves free, and so many tiles as they
-// can do in the scan's time, or a work tile more. The second has the rest, and begins where there is room.
+// can do in the scan's time, or a work tile more. The second has the remaining tiles, and begins where there is room.
 template <class Shape>
 void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size_t shared_bytes, void* stream,
                       GradientKernelArgs args) {
@@ -47,14 +47,14 @@ void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size
   const int64_t work_tiles = 1 + static_cast<int64_t>(ready.scan_time / (kBesideScan * tile_time));
   args.last = static_cast<unsigned>(tiles - 1);
   args.tiles = std::min(tiles, (work_tiles + run - 1) / run * run * free * Shape::kBlocksPerSm);
-  const int64_t lo = tiles - args.tiles;
-  args.more = lo > 0;
+  const int64_t remaining = tiles - args.tiles;
+  args.more = remaining > 0;
   launch_overlapped(kernel, Dim3{blocks_for(args.tiles, free)}, threads, shared_bytes, stream, args);
-  if (lo == 0) return;
+  if (remaining == 0) return;
   args.last -= static_cast<unsigned>(args.tiles);
-  args.tiles = lo;
+  args.tiles = remaining;
   args.more = false;
-  launch_overlapped(kernel, Dim3{blocks_for(lo, all)}, threads, shared_bytes, stream, args);
+  launch_overlapped(kernel, Dim3{blocks_for(remaining, all)}, threads, shared_bytes, stream, args);
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,4 @@
-// What the gradient kernels' phases take as their place: shared memory by offsets that a shape gives, and the thread.
+// What the gradient kernels' phases work on: shared memory by offsets that a shape gives, and the thread.
 #pragma once
 
 #include "gpu/sw128.cuh"
@@ -54,7 +54,7 @@ struct GradientChunk {
   FW_DEVICE uint32_t& fragment(int tile_offset, int half, int j) const {
     return fragment_at(tile_offset, half, 4 * group(), j);
   }
-  // Where the warp's tile of a product lies, and the first of the places that this lane has in it: rows row, row + 8.
+  // Where the warp's tile of a product lies, and the first of the elements that this lane has in it: rows row, row + 8.
   FW_DEVICE int block_row() const { return warp & 3; }
   FW_DEVICE int group() const { return warp >> 2; }
   FW_DEVICE int row() const { return 16 * block_row() + (lane >> 2); }

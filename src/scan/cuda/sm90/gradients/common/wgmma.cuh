@@ -8,20 +8,20 @@
 
 namespace fw::cuda {
 
-// wgmma_descriptor() of this swizzle, its halves apart: steps add to the lower one alone, and the compiler makes them
-// without carries.
+// wgmma_descriptor() of this swizzle, its two words apart: steps add to the lower one alone, and the compiler makes
+// them without carries.
 FW_DEVICE uint64_t join_descriptor(uint32_t low) { return static_cast<uint64_t>(0x40000000u | 1024 >> 4) << 32 | low; }
 
 // d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right:
 // tile [column][summed], or its transpose.
-// kHalves: with join_descriptor().
-template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kHalves = false>
+// kSplitDescriptor: with join_descriptor().
+template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kSplitDescriptor = false>
 FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
   const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024),
                  b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {  // addresses count units of 16 bytes
-    if constexpr (kHalves) {
+    if constexpr (kSplitDescriptor) {
       const uint32_t left_low = static_cast<uint32_t>(a) + (kLeftTransposed ? 128 : 2) * k,
                      right_low = static_cast<uint32_t>(b) + (kRightTransposed ? 128 : 2) * k;
       wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, join_descriptor(left_low), join_descriptor(right_low),

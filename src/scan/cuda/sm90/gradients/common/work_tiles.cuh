@@ -13,11 +13,11 @@ namespace fw::cuda {
 
 // What a block knows of a work tile (WorkTile): value head, tokens, and where the first row lies of every tensor of a
 // token, a lane each. The tensors are the inputs and, in the same order, the gradients. Those of the preconditioner's
-// gates are not there: other kernels make them of kDAlpha and kDBeta. Then the rest. Four work tiles.
-inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
-static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients &&
-              static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
-inline constexpr int kCoordEntries = 32, kCoordScalars = 4, kPlacesBytes = 4 * (8 * kCoordEntries + 4 * kCoordScalars);
+// gates are not there: other kernels make them of kDAlpha and kDBeta. Then the others. Four work tiles.
+inline constexpr int kCoordInputs = static_cast<int>(kTokenTensors), kCoordGradients = kCoordInputs - 2;
+static_assert(static_cast<int>(TokenIndex::precond_g) == kCoordGradients &&
+              static_cast<int>(TokenIndex::precond_beta) == kCoordGradients + 1);
+inline constexpr int kCoordEntries = 32, kCoordScalars = 4, kCoordBytes = 4 * (8 * kCoordEntries + 4 * kCoordScalars);
 
 // Whether the rules of a shape have gain_by_residual().
 enum class Residuals { kNever, kOfRule, kAlways };
@@ -40,7 +40,7 @@ struct GradientKernelArgs {
   GradientArgs gradients;
   int64_t tiles = 0;  // of this launch: chunks times value heads; with TilesReady those from `last` downwards
   unsigned last = 0;
-  // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
+  // with TilesReady: the next kernel has the remaining tiles, and begins when there is room for it
   bool more = false;
   unsigned pieces = 0;  // bits of kVec16
   // value heads that a block takes one after the other, a power of 2: those of a key head where it adds them up, else
@@ -91,20 +91,20 @@ struct WorkTile : GradientChunk<Shape> {
 
   // Of four work tiles, so that one can be looked up while slower threads are still with an earlier one: value head,
   // tokens, and where the first row lies of every tensor of a token.
-  FW_DEVICE int* place(int work_tile) const {
-    return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + kCoordScalars * (work_tile & 3);
+  FW_DEVICE int* coords(int work_tile) const {
+    return reinterpret_cast<int*>(this->memory + Shape::kCoords) + kCoordScalars * (work_tile & 3);
   }
-  FW_DEVICE int hv(int work_tile) const { return place(work_tile)[0]; }
-  FW_DEVICE int rows(int work_tile) const { return place(work_tile)[1]; }
+  FW_DEVICE int hv(int work_tile) const { return coords(work_tile)[0]; }
+  FW_DEVICE int rows(int work_tile) const { return coords(work_tile)[1]; }
   // The first row in the tensors, for TMA.
-  FW_DEVICE int token(int work_tile) const { return place(work_tile)[2]; }
-  FW_DEVICE int batch(int work_tile) const { return place(work_tile)[3]; }
+  FW_DEVICE int token(int work_tile) const { return coords(work_tile)[2]; }
+  FW_DEVICE int batch(int work_tile) const { return coords(work_tile)[3]; }
   static constexpr int first(int /*work tile*/) { return 0; }
   FW_DEVICE char** addresses(int work_tile) const {
-    return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 16 * kCoordScalars) +
+    return reinterpret_cast<char**>(this->memory + Shape::kCoords + 16 * kCoordScalars) +
            kCoordEntries * (work_tile & 3);
   }
-  static constexpr int kGradients = kPlaceInputs, kOutputGradient = kGradients + kPlaceGradients,
+  static constexpr int kGradients = kCoordInputs, kOutputGradient = kGradients + kCoordGradients,
                        kM = kOutputGradient + 1, kDM = kM + 1, kDAlpha = kM + 2, kDBeta = kM + 3, kShare = kM + 4,
                        kBefore = kM + 5, kNoDecayState = kM + 6;  // NoDecayState
   static_assert(kNoDecayState < kCoordEntries);
@@ -121,7 +121,7 @@ struct WorkTile : GradientChunk<Shape> {
 
   // By a warp.
   FW_DEVICE void find(int work_tile) const {
-    static_assert(sizeof(TokenArgs) == kPlaceInputs * sizeof(TokenArg));
+    static_assert(sizeof(TokenArgs) == kCoordInputs * sizeof(TokenArg));
     if (!has(work_tile)) return;
     const unsigned index = tile_index(work_tile);
     const GradientArgs& every = this->args;
@@ -164,10 +164,10 @@ struct WorkTile : GradientChunk<Shape> {
     addresses(work_tile)[own] = at;
     if (own != 0) return;
     const bool packed = s.offsets != nullptr;
-    place(work_tile)[0] = head;
-    place(work_tile)[1] = left < kChunk ? left : kChunk;
-    place(work_tile)[2] = packed ? static_cast<int>(token) : from;
-    place(work_tile)[3] = packed ? 0 : n;
+    coords(work_tile)[0] = head;
+    coords(work_tile)[1] = left < kChunk ? left : kChunk;
+    coords(work_tile)[2] = packed ? static_cast<int>(token) : from;
+    coords(work_tile)[3] = packed ? 0 : n;
   }
 
   FW_DEVICE char* address(int work_tile, int entry) const {
@@ -253,7 +253,7 @@ FW_DEVICE void begin_work_tiles(const WorkTile<Shape>& c) {
 }
 template <class Shape>
 FW_DEVICE void end_work_tiles(const WorkTile<Shape>& c) {
-  // One block is enough, and leaves the places of the others to that next kernel.
+  // One block is enough, and leaves the SMs of the others to that next kernel.
   if (Shape::kFollows && c.args.ready.made != nullptr && block_index_x() == 0) grid_dependency_wait();
 }
 

@@ -5,13 +5,13 @@
 // where the products lie.
 //
 // Roles, 4 kTileK threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has
-// the places):
+// the offsets):
 //   warp      does besides                                     waits for                    says so to                shared memory
 //   all       stage of a value block, rows of q and k          barrier(stage), key_barrier  the same                  stages, kRead, kWrite
 //   0         thread 0 loads A and P of the first work tile,       pairs_barrier                pairs_barrier             kA, kP
 //             thread 192 those of later ones
 //   3         the gradient of the log-decay of the work tile before sync_threads
-//   5         finds the places of the work tile after the next two                               sync_threads              kPlaces
+//   5         finds the coords of the work tile after the next two                               sync_threads              kCoords
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"

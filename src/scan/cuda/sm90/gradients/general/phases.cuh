@@ -199,7 +199,7 @@ FW_DEVICE void store_decay_gradient(const WorkTile<Shape>& c, int work_tile, con
   if (row + 1 < c.rows(work_tile)) store_element(out, row + 1, 0, dg.y);
 }
 
-// dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
+// dP and dT with the decay, strictly below the diagonal, in bf16 in place of P and A; the diagonal of dP apart.
 template <class Shape>
 FW_DEVICE void store_decayed_pairs(const WorkTile<Shape>& c, int work_tile, const PairSums<Shape>& pairs) {
   const float* g = c.work_tile_floats(Shape::kG, work_tile);
@@ -233,7 +233,7 @@ FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSu
   const int r_tile = Shape::kRead + c.key_offset(work_tile), w_tile = Shape::kWrite + c.key_offset(work_tile);
   const float* g = c.work_tile_floats(Shape::kG, work_tile);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
-  const float lo[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
+  const float decay_to_end[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
@@ -246,7 +246,7 @@ FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSu
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
         sums.e[j][i] *= -gamma[half];
-        sums.w[j][i] *= lo[half];
+        sums.w[j][i] *= decay_to_end[half];
         const auto of = [i](uint32_t words) { return i % 2 == 0 ? bf16_low(words) : bf16_high(words); };
         dot += Shape::kNoDecayFix && by_rows ? of(r) * sums.r[j][i] + of(e) * sums.e[j][i] : of(w) * sums.w[j][i];
       }

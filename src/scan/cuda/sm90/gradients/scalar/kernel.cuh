@@ -2,13 +2,13 @@
 // (common/front/plain.cuh): most of them. A block stays on its processor. Sixteen warps compute, four load what they
 // need a work tile ahead.
 //
-// Roles, 640 threads, one block an SM (layout.cuh has the places):
+// Roles, 640 threads, one block an SM (layout.cuh has the offsets):
 //   warp      does                                             waits for                    says so to                shared memory
 //   0 to 15   all products, the front's gradients, stores      full, pairs_full, rows_full  empty, pairs_empty,       read stages, kA, kP, kRead; write
 //                                                                                           is_last_of_tile                 kDR, kPartial, kWarpSums
 //   16, 17    load W, V, S, D, d_o a value block, A and P a   empty, pairs_empty,          full, pairs_full,         stages, kA, kP, kRead
 //             work tile, q and k two work tiles ahead                    is_last_of_tile                    keys_full
-//   18, 19    row scales a work tile ahead, places four; the   keys_full, is_last_of_tile         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
+//   18, 19    row scales a work tile ahead, coords four; the   keys_full, is_last_of_tile         rows_full, coords_ready    kG, kBeta, kNorms, kCoefs, kCoords
 //             gradient of the log-decay
 #pragma once
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kProducers, 1)
       mbarrier_init(c.keys_full(i), Shape::kProducers), mbarrier_init(c.rows_full(i), Shape::kProducers),
           mbarrier_init(c.is_last_of_tile(i), Shape::kThreads);
     }
-    for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
+    for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.coords_ready(i), 32);
     mbarrier_init_fence();
   }
   if (c.warp < 4) c.find(c.warp);

@@ -57,7 +57,7 @@ struct ScalarShape {
   static constexpr int kGateScalars = kCoefs + 512 * kCoefCount, kDZv = kGateScalars + (kLinear ? 512 * kGateCount : 0),
                        kVDz = kDZv + 256;
   static constexpr int kWarpSums = kVDz + (kNoDecayFix ? 256 : 0), kBarriers = kWarpSums + 128,
-                       kPlaces = kBarriers + (kStages > 2 ? 160 : 128), kSmallEnd = kPlaces + kPlacesBytes;
+                       kCoords = kBarriers + (kStages > 2 ? 160 : 128), kSmallEnd = kCoords + kCoordBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
   static constexpr int kPartial = kPrecond ? kA : kExtra + kSw128Bytes;
@@ -87,15 +87,15 @@ struct ScalarChunk : WorkTile<Shape> {
   FW_DEVICE uint64_t* is_last_of_tile(int work_tile) const {
     return this->barrier(2 * Shape::kStages + 6 + (work_tile & 1));
   }
-  // The place of work tile + 4 is written; who waits for it loads what work tile + 4 cannot do without, so that four
+  // The coords of work tile + 4 are written; who waits for it loads what work tile + 4 cannot do without, so that four
   // are enough. Of three stages.
-  FW_DEVICE uint64_t* place_known(int work_tile) const {
+  FW_DEVICE uint64_t* coords_ready(int work_tile) const {
     return this->barrier(2 * Shape::kStages + 8 + (work_tile & 3));
   }
 
   FW_DEVICE float* norms(int work_tile) const { return this->floats(Shape::kNorms) + 128 * (work_tile & 1); }
   // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with unscaled keys those of the primed streams, and a, b in the last
-  // two's places.
+  // two's memory.
   enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320, kOfE = 256, kOfW = 320 };
   FW_DEVICE float* coefficients(int work_tile) const {
     return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (work_tile & 1);
@@ -121,7 +121,7 @@ struct ScalarChunk : WorkTile<Shape> {
   // Whether A and P are used no more once the value blocks are.
   FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
 
-  // Whether the stages have dZ in the place of V (reverse_takes_rows(), of no rule with a preconditioner or unscaled
+  // Whether the stages have dZ in place of V (reverse_takes_rows(), of no rule with a preconditioner or unscaled
   // keys), and R in that of W.
   FW_DEVICE bool has_dz() const { return Shape::kDelta && !Shape::kPrecond && !Shape::kUnscaled && this->args.v_is_dz; }
   FW_DEVICE bool has_residuals() const { return has_dz() && this->solved(); }

@@ -306,9 +306,9 @@ FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
     }
     if (running) mbarrier_wait(c.is_last_of_tile(work_tile), work_tile / 2 & 1);
     load_tile_keys(c, loader, work_tile + 2);
-    // Three stages take these warps to a work tile whose place the other two have only just written; with two, an
+    // Three stages take these warps to a work tile whose coords the other two have only just written; with two, an
     // arrival lies between.
-    if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(work_tile), work_tile / 4 & 1);
+    if (Shape::kStages > 2 && running) mbarrier_wait(c.coords_ready(work_tile), work_tile / 4 & 1);
   }
 }
 
@@ -332,8 +332,8 @@ FW_DEVICE void make_row_scales(const ScalarChunk<Shape>& c) {
     }
     sync_loaders();
     if (row < 32) continue;
-    c.find(work_tile + 4);  // in the place of this work tile
-    if constexpr (Shape::kStages > 2) mbarrier_arrive(c.place_known(work_tile));
+    c.find(work_tile + 4);  // in place of this work tile
+    if constexpr (Shape::kStages > 2) mbarrier_arrive(c.coords_ready(work_tile));
   }
 }
 

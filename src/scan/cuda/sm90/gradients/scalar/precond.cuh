@@ -4,8 +4,8 @@
 // The rows and columns of the products are a thread's by the fragments of wgmma; A runs down the rows. So there is a
 // second order of threads, of runs: a warp has four neighbouring rows, a lane kTileK / 32 neighbouring channels of
 // each. What the products left for the outputs goes from one to the other through tiles of bf16 that are used no more:
-// - in the place of the scaled rows: what M is a factor of (dw, or dr where the preconditioner is on the read),
-// - in the place of q (of A and P): the rest of dk.
+// - in place of the scaled rows: what M is a factor of (dw, or dr where the preconditioner is on the read),
+// - in place of q (of A and P): the other terms of dk.
 #pragma once
 
 #include "scan/cuda/precond/chunk.cuh"
@@ -21,14 +21,14 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
                                float k2) {
   const Problem& x = c.args.problem;
   const PrecondShare& share = c.args.precond;
-  const int64_t place = c.tile(work_tile);
+  const int64_t tile_index = c.tile(work_tile);
   const int rows = c.rows(work_tile);
   float2* const all = c.row_gates(work_tile);
   constexpr int kN = Shape::kTileK / Shape::kProducers;  // channels of a thread: 1 or 2
   const int channel = kN * row;
   float a[kN];
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) a[j] = channel + j < x.K ? x.boundaries[place * x.K + channel + j] : 0.0f;
+  for (int j = 0; j < kN; ++j) a[j] = channel + j < x.K ? x.boundaries[tile_index * x.K + channel + j] : 0.0f;
   {
     RunGates own{1, 0, 0, 0};
     if (row < rows) own = run_gates(x.rule, numbers.precond_g, numbers.precond_beta, k2);
@@ -71,19 +71,19 @@ FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int work_tile, int r
     const float after = shuffle_down(product, delta);
     if (row + delta < 32) product *= after;
   }
-  float lo = shuffle_down(product, 1);
-  if (row == 31) lo = 1;
-  if (row == 0) share.products[place] = product;
+  float decay_to_end = shuffle_down(product, 1);
+  if (row == 31) decay_to_end = 1;
+  if (row == 0) share.products[tile_index] = product;
   const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(work_tile) + ScalarChunk<Shape>::kWk + 2 * row);
   const bool normalised = x.rule.k_norm == Norm::kL2;
-  const float before = lo * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
+  const float before = decay_to_end * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
   PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(work_tile)[WorkTile<Shape>::kShare]);
   if (2 * row < rows)
     *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) =
         make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
   if (2 * row + 1 < rows)
     *reinterpret_cast<float4*>(out + int64_t{2 * row + 1} * x.H) =
-        make_float4(lo * gates.w, lo * second_kn2, normalised ? second_kn2 : 0.0f, 0);
+        make_float4(decay_to_end * gates.w, decay_to_end * second_kn2, normalised ? second_kn2 : 0.0f, 0);
 }
 // After the work tile, by a warp.
 template <class Shape>
@@ -93,7 +93,7 @@ FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int work_tile) {
   if (c.lane == 0) c.args.precond.center[c.tile(work_tile)] = sum;
 }
 
-// A warp's run, so that the warps of a scheduler have runs of all places in their 16 rows, and of all 16 rows.
+// A warp's run, so that the warps of a scheduler have runs at all offsets in their 16 rows, and of all 16 rows.
 template <class Shape>
 struct PrecondRun {
   static constexpr int kN = Shape::kTileK / 32;
@@ -198,7 +198,7 @@ FW_DEVICE void store_fragments(const ScalarChunk<Shape>& c, int tile, const floa
     store_words(down_then_right(c.base + tile, 16 * c.block_row(), c.key_column() + 16 * j, c.lane), part);
   }
 }
-// The tile in which the rest of dk waits.
+// The tile in which the other terms of dk wait.
 template <class Shape>
 FW_DEVICE int lo_tile(int q_tile, bool on_read) {
   return on_read ? Shape::kP : q_tile;
@@ -222,9 +222,9 @@ FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int work_tile, Scalar
   for (int j = 0; j < Shape::kKeyTiles; ++j) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      float lo = slopes.k[i / 2] * k.at(j, i);
-      if (Shape::kDelta) lo += d.e[j][i];
-      d.w[j][i] = on_read ? d.w[j][i] + lo : lo;
+      float term = slopes.k[i / 2] * k.at(j, i);
+      if (Shape::kDelta) term += d.e[j][i];
+      d.w[j][i] = on_read ? d.w[j][i] + term : term;
       d.r[j][i] += slopes.q[i / 2] * q.at(j, i);
     }
   }
@@ -301,7 +301,7 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int work_til
   }
   center = warp_sum(center);
   if (c.lane == 0) c.center_sums(work_tile)[c.warp] = center;
-  // What the run makes of D = 0 after it, in the place of the thread's own numbers of q: all of them have been read.
+  // What the run makes of D = 0 after it, in place of the thread's own numbers of q: all of them have been read.
   float d[kN] = {};
   FW_UNROLL
   for (int r = kRows - 1; r >= 0; --r) {

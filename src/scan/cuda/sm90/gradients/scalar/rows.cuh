@@ -4,7 +4,7 @@
 //   A = (r_q p + e_q t) w_k      B = (e_k t + r_k p) w_k
 //   what q takes of r and e:   gamma (r_q dO - e_q dZ) S0^T + A k
 //   what k takes of r and e:   gamma (r_k dO - e_k dZ) S0^T + B k
-//   what k takes of w:         rest w_k R D^T + A^T q + B^T k
+//   what k takes of w:         a w_k R D^T + A^T q + B^T k, a the decay to the chunk's end
 // and the rows' sums of these times q, k and k are dG. With a preconditioner the k after A and B, and the q after A^T,
 // is the row times M where w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients
 // of the coefficients.
@@ -42,7 +42,7 @@ struct ScalarSums {
 // The warp's fragment of 16 columns of values or tokens in a tile at a multiple of 1024: row() + 8 half, columns 16
 // group() + 8 j + ..: word 2 j + half.
 template <class Shape>
-FW_DEVICE uint32_t pair_place(const ScalarChunk<Shape>& c) {
+FW_DEVICE uint32_t pair_offset(const ScalarChunk<Shape>& c) {
   return down_then_right(0, 16 * c.block_row(), 16 * c.group(), c.lane);
 }
 FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
@@ -57,7 +57,7 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
 // any more.
 template <class Shape>
 FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_t stage) {
-  const uint32_t columns = value_columns(c), place = pair_place(c);
+  const uint32_t columns = value_columns(c), offset = pair_offset(c);
   if (c.has_dz()) {
     fence_async_shared();
     if (c.has_residuals()) {
@@ -71,13 +71,13 @@ FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_
     wgmma_wait<0>();
     keep(flat(r));
     sync_group(c.group());
-    store_words(stage + Shape::kW + place, r);
+    store_words(stage + Shape::kW + offset, r);
     fence_async_shared();
     sync_consumers();
     return;
   }
   uint32_t v[4];
-  ldmatrix_x4(v, stage + Shape::kV + place);
+  ldmatrix_x4(v, stage + Shape::kV + offset);
   float d[2][4];
   FW_UNROLL
   for (int i = 0; i < 4; ++i) d[i / 2][2 * (i % 2)] = bf16_low(v[i]), d[i / 2][2 * (i % 2) + 1] = bf16_high(v[i]);
@@ -88,7 +88,7 @@ FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
-  store_words((Shape::kDelta ? c.base + Shape::kDR : stage + Shape::kV) + place, d);
+  store_words((Shape::kDelta ? c.base + Shape::kDR : stage + Shape::kV) + offset, d);
   if constexpr (Shape::kDelta) {  // one product at a time: registers
     fence_async_shared();
     wgmma_fence();
@@ -97,13 +97,13 @@ FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_
     wgmma_wait<0>();
     keep(flat(d));
     sync_group(c.group());
-    store_words(stage + Shape::kW + place, d);
+    store_words(stage + Shape::kW + offset, d);
     wgmma_fence();
     start_scalar_product<16, true, true, true>(flat(d), c.base + Shape::kA, c.base + Shape::kDR + columns);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(d));
-    store_words(stage + Shape::kV + place, d);
+    store_words(stage + Shape::kV + offset, d);
   }
   fence_async_shared();
   sync_consumers();
@@ -215,7 +215,7 @@ FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int work_tile,
 // A and B; where r or e is a sum, also p w_k and t w_k.
 template <class Shape>
 FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int work_tile, const PairSums<Shape>& pairs) {
-  const uint32_t place = pair_place(c);
+  const uint32_t offset = pair_offset(c);
   using Chunk = ScalarChunk<Shape>;
   const float *g = c.work_tile_floats(Shape::kG, work_tile), *f = c.coefficients(work_tile);
   const bool mixed = c.mixed();
@@ -239,7 +239,7 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int work_tile, cons
     }
   }
   if constexpr (Shape::kLinear) {
-    if (mixed) store_words(c.base + Shape::kOfR + place, p), store_words(c.base + Shape::kOfE + place, t);
+    if (mixed) store_words(c.base + Shape::kOfR + offset, p), store_words(c.base + Shape::kOfE + offset, t);
   }
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -262,8 +262,8 @@ FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int work_tile, cons
       }
     }
   }
-  store_words(c.base + Shape::kOfQ + place, p);
-  if (Shape::kDelta) store_words(c.base + Shape::kOfK + place, t);
+  store_words(c.base + Shape::kOfQ + offset, p);
+  if (Shape::kDelta) store_words(c.base + Shape::kOfK + offset, t);
 }
 
 // Fragments of rows: tile j, row() + 8 half: word [j / 2][2 (j % 2) + half].
@@ -300,7 +300,7 @@ FW_DEVICE void make_scaled_rows(const ScalarChunk<Shape>& c, int work_tile) {
     *reinterpret_cast<uint4*>(c.memory + Shape::kScaled + sw128_offset(row, column)) = pack_8(y);
   }
 }
-// M of a thread's places in the products; 1 past K and the last row.
+// M of a thread's elements of the products; 1 past K and the last row.
 template <class Shape>
 struct StreamM {
   float x[Shape::kKeyTiles][4];
@@ -571,16 +571,16 @@ FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool 
   }
 }
 
-// Of half `place % 2` of the tiles, of dq or dk: add_heads().
+// Of half `part % 2` of the tiles, of dq or dk: add_heads().
 template <class Shape>
-FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int place,
+FW_DEVICE bool sum_heads_of_rows(const ScalarChunk<Shape>& c, int work_tile, int part,
                                  float (&x)[Shape::kKeyTiles][4]) {
   constexpr int kN = 2 * Shape::kKeyTiles;
-  const int half = place % 2;
+  const int half = part % 2;
   float y[kN];
   FW_UNROLL
   for (int j = 0; j < kN; ++j) y[j] = x[j / 2][2 * half + j % 2];
-  const bool all = add_heads(c, work_tile, kN * place, y);
+  const bool all = add_heads(c, work_tile, kN * part, y);
   FW_UNROLL
   for (int j = 0; j < kN; ++j) x[j / 2][2 * half + j % 2] = y[j];
   return all;
