@@ -98,7 +98,8 @@ DeviceLimits measure_limits(Device& device, int64_t rows) {
 }
 
 const char* kind_of_operation(const std::string& name) {
-  if (name.starts_with("linear_") || name.starts_with("cross_entropy_")) return "products";
+  if (name.starts_with("linear_") || name.starts_with("expert_linear_") || name.starts_with("cross_entropy_"))
+    return "products";
   if (name.starts_with("recurrence_")) return "recurrence";
   return name.starts_with("attention_") ? "attention" : "rest";
 }
@@ -171,6 +172,15 @@ Cost cost_of_call(const Args&... args) {
   } else if constexpr (op == k_linear_backward) {
     with([&](const auto&, const auto& x, const auto& w, const auto& dx, const auto& dw, auto, Write) {
       cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) *
+                   ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));
+    });
+  } else if constexpr (op == k_expert_linear_forward) {
+    with([&](const auto& x, const ExpertRows& rows, const auto& w, const auto&) {
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows / rows.experts);
+    });
+  } else if constexpr (op == k_expert_linear_backward) {
+    with([&](const auto&, const auto& x, const ExpertRows& rows, const auto& w, const auto& dx, const auto& dw) {
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows / rows.experts) *
                    ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));
     });
   } else if constexpr (op == k_cross_entropy_forward) {
