@@ -432,3 +432,32 @@ class Folders(Case):
 
 if __name__ == "__main__":
     unittest.main()
+    def test_chat_templates_of_a_folder(self):
+        import tokenizers
+
+        marks = ["<|im_start|>", "<|im_end|>"]
+        template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+        said = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        made(vocab_size=300).config.save_pretrained(self.folder)
+        (self.folder / "chat_template.jinja").write_text(template)
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+        inner.pre_tokenizer, inner.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+        inner.add_special_tokens(marks)
+        for kind in ("bytes", "file"):
+            if kind == "bytes":
+                ByteTokenizer(extra_special_tokens=marks).save_pretrained(self.folder)
+                (self.folder / "chat_template.jinja").write_text(template)
+            else:
+                (self.folder / "tokenizer_config.json").unlink(missing_ok=True)
+                inner.save(str(self.folder / "tokenizer.json"))
+            for _ in range(2):  # as it is read, and as it is saved
+                tokenizer = AutoTokenizer.from_pretrained(self.folder)
+                message = [{"role": "user", "content": "hi"}]
+                with self.subTest(kind=kind):
+                    self.assertEqual(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True), said)
+                    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+                    self.assertEqual(ids, tokenizer(said, add_special_tokens=False).input_ids)
+                    self.assertEqual(len(ids), len(said) - sum(len(m) - 1 for m in marks) - len(marks[0]) + 1)
+                tokenizer.save_pretrained(self.folder)
+
