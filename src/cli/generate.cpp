@@ -101,8 +101,7 @@ class Generate : public Command {
     options.add("conversation", "", &conversation_,
                 "a text for each line of standard input, each after all that came before");
     options.add("chat", "", &chat_,
-                "prompts are messages to a chat model, written as the folder's chat template has them (ChatML; of "
-                "Jinja nothing else)");
+                "prompts are messages to a chat model, written as the folder's chat template has them");
     options.add("system", "TEXT", &system_, "with --chat: the system message");
     options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
     options.add("after", "TEXT", &after_,
@@ -154,7 +153,8 @@ class Generate : public Command {
   bool write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index);
   bool write_prompts(const Session& prefix, const Tokenizer& tokenizer);
   bool converse(Session& session, const Tokenizer& tokenizer);
-  std::string answer_end(const Session& session) const;
+  std::string begin_message(const Session& session) const;
+  std::string message(const std::string& line) const;
   void head(const Prompt& prompt, int64_t prompt_index, int64_t sample) const;
   void tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample, size_t state_bytes) const;
   void submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample);
@@ -366,7 +366,7 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
   int64_t index = 0;
   const auto one = [&](const std::string& line) {
     Session session = prefix;
-    const Prompt prompt = read(session, tokenizer, answer_end(prefix) + before_ + line + after_);
+    const Prompt prompt = read(session, tokenizer, begin_message(prefix) + message(line) + after_);
     return write_samples(session, tokenizer, prompt, index++);
   };
   if (prompts_ == "-") {
@@ -401,10 +401,18 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
   return true;
 }
 
-// With --chat: what ends the answer before, whose end the model has written itself or not.
-std::string Generate::answer_end(const Session& session) const {
-  if (!chat_ || !answered_) return "";
+// What goes before a line. With --chat, after an answer: the answer's end, where the model has not written it itself,
+// and what stands between.
+std::string Generate::begin_message(const Session& session) const {
+  if (!chat_ || !answered_) return before_;
   return session.last_token() == format_.end_token ? format_.between : format_.end + format_.between;
+}
+
+std::string Generate::message(const std::string& line) const {
+  constexpr const char* kSpace = " \t\n\r\f\v";
+  if (!chat_ || !format_.trims_messages) return line;
+  const size_t begin = std::min(line.find_first_not_of(kSpace), line.size());
+  return line.substr(begin, line.find_last_not_of(kSpace) + 1 - begin);
 }
 
 bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
@@ -414,7 +422,7 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
   for (int64_t turn = 0;; ++turn) {
     if (ask) put("> ");
     if (!input.next(line)) break;
-    const Prompt prompt = read(session, tokenizer, answer_end(session) + before_ + line + after_);
+    const Prompt prompt = read(session, tokenizer, begin_message(session) + message(line) + after_);
     if (!write(session, tokenizer, prompt, turn, 0)) break;
     answered_ = true;
   }
@@ -439,8 +447,7 @@ int Generate::run(Options& options) {
     }
   }
   if (chat_) {
-    format_ = chat_format(open.folder, tokenizer);
-    before_ = format_.before_user;
+    format_ = chat_format(open.folder, tokenizer, options.given("system") ? std::optional(system_) : std::nullopt);
     after_ = format_.after_user;
     if (!ignore_end_ && !options.given("end_token")) generate_.end_tokens.push_back(format_.end_token);
   }
@@ -465,10 +472,15 @@ int Generate::run(Options& options) {
   // A state that is to be kept, and a conversation's, is kept when Ctrl-C comes; anything else may just end.
   if (!state_save_.empty() || conversation_) stop_ = &stop_on_signal();
   if (chat_) {
-    const std::string system =
-        options.given("system") ? format_.before_system + system_ + format_.after_system : std::string();
-    const bool message = !conversation_ && prompts_.empty();
-    prompt_ = system + (message ? answer_end(session) + before_ + prompt_ + after_ : std::string());
+    const std::string first = answered_ ? "" : format_.first;
+    if (conversation_ || !prompts_.empty()) {
+      // What no message can change is read once, before all of them.
+      prompt_ = first.substr(0, tokenizer.whole_prefix(first));
+      before_ = first.substr(prompt_.size());
+    } else {
+      before_ = first;
+      prompt_ = begin_message(session) + message(prompt_) + after_;
+    }
   }
   const Prompt prompt = read(session, tokenizer, prompt_);
   bool whole;

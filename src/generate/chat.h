@@ -1,8 +1,9 @@
-// Chat templates. A folder's template says what stands around the messages of a conversation. Templates are programs
-// (Jinja), which are not run here: ChatML is recognised, the form that Qwen's models have, and others are refused.
+// Chat templates. A folder's template is a Jinja program that writes a whole conversation. It is run here on
+// conversations of known messages, which shows what stands around any message.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tokenizer/tokenizer.h"
@@ -11,14 +12,17 @@ namespace fw {
 
 // What stands around messages. After an answer comes `end`, which the model writes itself (end_token), then `between`.
 struct ChatFormat {
-  std::string before_system, after_system;
-  std::string before_user, after_user;  // up to where the answer begins
+  std::string first;       // up to the first message of the user, with the system message
+  std::string after_user;  // up to where the answer begins
   std::string end, between;
   int32_t end_token = -1;
+  bool trims_messages = false;  // spaces around a message are left out
 };
 
-// Of a model folder: chat_template.jinja, chat_template.json, or chat_template of tokenizer_config.json. Throws
-// Error(kUsage) when there is none, when it is not ChatML, or when the tokenizer has no tokens for ChatML's marks.
-ChatFormat chat_format(const std::string& folder, const Tokenizer& tokenizer);
+// Of a model folder: chat_template.jinja, chat_template.json, or chat_template of tokenizer_config.json. Without
+// `system` the template may write a system message of its own. Throws Error(kUsage) when there is no template and when
+// it uses what is not understood (jinja.h). It does so too when turns are written differently depending on other turns,
+// and when an answer does not end with a special token.
+ChatFormat chat_format(const std::string& folder, const Tokenizer& tokenizer, const std::optional<std::string>& system);
 
 }  // namespace fw

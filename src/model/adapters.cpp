@@ -269,13 +269,14 @@ void merge_adapters(LanguageModel<T>& model) {
   const bool has_hf = !model.config().hf.empty();
   std::optional<HfNames> hf;
   if (has_hf) hf.emplace(config_to_hf(model.config()));
-  const Json tensors = has_hf ? Json::parse(model.config().hf).value("tensors", Json::object()) : Json::object();
+  const Json peer = has_hf ? Json::parse(model.config().hf) : Json::object();
+  const Json tensors = peer.value("tensors", Json::object()), other_names = peer.value("other_names", Json::object());
   std::vector<LoraTarget> targets = model.merge_adapters();
   if constexpr (std::is_same_v<T, float>) {
     for (const LoraTarget& target : targets) {
       for (const LoraTarget::Part& part : target.parts) {
         const ParamSpec& spec = model.params().specs()[static_cast<size_t>(part.parameter)];
-        const std::string name = has_hf ? hf->tensor(spec).name : spec.name;
+        const std::string name = other_names.value(spec.name, has_hf ? hf->tensor(spec).name : spec.name);
         if (tensors.value(name, Json::object()).value("dtype", "F32") != "BF16") continue;
         const HostView<float> view = model.params().host_values(spec);
         std::vector<Bf16> rounded(view.span().size());

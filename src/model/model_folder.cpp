@@ -44,9 +44,13 @@ struct Folder {
   HfTensor tensor(const ParamSpec& spec, const ModelFiles& files) const {
     if (!names) return {spec.name};
     HfTensor tensor = names->tensor(spec);
-    if (files.has(tensor.name)) return tensor;
+    if (is_in(tensor.name, spec, files)) return tensor;
     HfTensor other = names->other_tensor(spec);
-    return !other.name.empty() && files.has(other.name) ? other : tensor;
+    return !other.name.empty() && is_in(other.name, spec, files) ? other : tensor;
+  }
+  // Whole, or where it is of all experts as tensors of each.
+  static bool is_in(const std::string& name, const ParamSpec& spec, const ModelFiles& files) {
+    return files.has(name) || (spec.stacked && files.has(single_experts(name, spec).front().name));
   }
   bool is_aside(const std::string& tensor) const { return names && names->is_aside(tensor); }
 };
@@ -85,27 +89,56 @@ std::vector<int64_t> shape_in_file(const Folder& folder, const ModelFiles& reade
   return it->second.shape;
 }
 
+void expect_no_f64(const ModelFiles& reader, const std::string& name, const TensorInfo& info) {
+  if (info.dtype != "F64") return;
+  fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters",
+             reader.name(), name);
+}
+
+// The type of a tensor for each expert's matrix, by the name that one tensor of all would have; of those of another
+// type than the first by their own.
+void remember_experts(Json& tensors, const std::string& name, const std::vector<HfPart>& parts,
+                      const ModelFiles& reader) {
+  std::string first;
+  for (const HfPart& part : parts) {
+    const auto it = reader.tensors().find(part.name);
+    if (it == reader.tensors().end()) continue;  // read() says so
+    const TensorInfo& info = it->second;
+    expect_no_f64(reader, part.name, info);
+    if (first.empty()) {
+      first = info.dtype;
+      tensors[name]["dtype"] = first;
+    } else if (info.dtype != first) {
+      tensors[part.name]["dtype"] = info.dtype;
+    }
+  }
+}
+
 // What an export needs to give back imported tensors as they were.
 void remember_tensors(ModelConfig& config, const Folder& folder, const ModelFiles& reader,
                       std::span<const ParamSpec> specs) {
-  Json tensors = Json::object(), other_names = Json::object();
+  Json tensors = Json::object(), other_names = Json::object(), single = Json::array();
   for (const ParamSpec& spec : specs) {
     const HfTensor tensor = folder.tensor(spec, reader);
     const std::string& name = tensor.name;
     if (name != folder.names->tensor(spec).name) other_names[spec.name] = name;
+    if (spec.stacked && !reader.has(name)) {
+      single.push_back(spec.name);
+      remember_experts(tensors, name, single_experts(name, spec), reader);
+      continue;
+    }
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
     const TensorInfo& info = it->second;
-    if (info.dtype == "F64")
-      fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters",
-                 reader.name(), name);
+    expect_no_f64(reader, name, info);
     if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
     if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
-  if (tensors.empty() && other_names.empty()) return;
+  if (tensors.empty() && other_names.empty() && single.empty()) return;
   Json hf = Json::parse(config.hf);
   if (!tensors.empty()) hf["tensors"] = tensors;
   if (!other_names.empty()) hf["other_names"] = other_names;
+  if (!single.empty()) hf["single_experts"] = single;
   config.hf = hf.dump();
 }
 
@@ -119,11 +152,9 @@ void remember_ends(ModelConfig& config, const std::string& folder) {
 }
 
 // Type and shape that a parameter had in the imported file, as remember_tensors() noted them.
-std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name,
+std::pair<std::string, std::vector<int64_t>> as_it_was(const Json& tensors, const std::string& name,
                                                        const std::vector<int64_t>& own) {
-  if (config.hf.empty()) return {"F32", own};
   try {
-    const Json tensors = Json::parse(config.hf).value("tensors", Json::object());
     const Json tensor = tensors.value(name, Json::object());
     const std::vector<int64_t> shape = tensor.value("shape", own);
     if (without_ones(shape) != without_ones(own)) {
@@ -273,7 +304,8 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
   std::map<std::string, Shared> shared;  // tensors of several parameters
   const HfNames names(config);
   const Json hf = model.config().hf.empty() ? Json::object() : Json::parse(model.config().hf);
-  const Json other_names = hf.value("other_names", Json::object());
+  const Json other_names = hf.value("other_names", Json::object()), was = hf.value("tensors", Json::object()),
+             single = hf.value("single_experts", Json::array());
   for (const ParamSpec& spec : model.params().specs()) {
     HfTensor tensor = names.tensor(spec);
     if (const auto other = other_names.find(spec.name); other != other_names.end()) {
@@ -282,8 +314,17 @@ void export_model(const std::string& folder, const LanguageModel<float>& model, 
         fail_usage("config.json: peer.other_names.{}: expected {}, got {}", spec.name,
                    tensor.name.empty() ? "no such key" : tensor.name, shown(*other));
     }
-    const auto [dtype, shape] = as_it_was(model.config(), tensor.name, whole_shape(tensor, spec));
+    const auto [dtype, shape] = as_it_was(was, tensor.name, whole_shape(tensor, spec));
     std::span<const float> values = views.emplace_back(model.params().host_values(spec)).span();
+    const bool by_expert = std::any_of(single.begin(), single.end(), [&](const Json& one) { return one == spec.name; });
+    if (spec.stacked && by_expert) {
+      for (const HfPart& part : single_experts(tensor.name, spec)) {
+        const std::string type = was.contains(part.name) ? as_it_was(was, part.name, part.shape).first : dtype;
+        writer.add(part.name, type, part.shape,
+                   values.subspan(static_cast<size_t>(part.first), static_cast<size_t>(part.shape[0] * part.shape[1])));
+      }
+      continue;
+    }
     if (tensor.rows > 0) {
       Shared& whole = shared[tensor.name];
       whole.values.resize(static_cast<size_t>(tensor.rows * spec.size() / spec.shape[0]));

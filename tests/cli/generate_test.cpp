@@ -117,7 +117,7 @@ TEST_F(Generate, EndTokensStop) {
   EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
 }
 
-// Messages stand where ChatML has them, and nothing but ChatML is taken for it.
+// Messages stand where the template has them.
 TEST_F(Generate, ChatsAsTheTemplateHasIt) {
   const std::string model = path("chat");
   const Args train =
@@ -134,9 +134,10 @@ TEST_F(Generate, ChatsAsTheTemplateHasIt) {
   const Args base{"generate", model, "--greedy", "--tokens", "6"};
   EXPECT_THAT(run(base + Args{"--chat", "--prompt", "hi"}).err, HasSubstr("has no chat template"));
   spill(model + "/chat_template.jinja", "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}");
-  EXPECT_THAT(run(base + Args{"--chat", "--prompt", "hi"}).err, HasSubstr("the chat template is not ChatML"));
+  EXPECT_THAT(run(base + Args{"--chat", "--prompt", "hi"}).err, HasSubstr("expected a special token"));
   spill(model + "/chat_template.jinja",
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}");
   const auto answer = [&](const Args& more) { return run(base + Args{"--json"} + more).out; };
   const auto ids = [&](const std::string& out) { return lines(out).back().at("ids"); };
   const std::string user = "<|im_start|>user\n", end = "<|im_end|>\n", assistant = "<|im_start|>assistant\n";
@@ -144,6 +145,7 @@ TEST_F(Generate, ChatsAsTheTemplateHasIt) {
   const std::string chat = answer({"--chat", "--system", "be kind", "--prompt", "hi"});
   EXPECT_EQ(lines(chat)[0].at("prompt_tokens"), 17 + 21);
   EXPECT_EQ(ids(chat), ids(answer({"--prompt", first, "--end-token", "257"})));
+  EXPECT_EQ(ids(answer({"--chat", "--system", "be kind", "--prompt", " hi\n"})), ids(chat));
   // The second message comes after the answer and its end.
   const Outcome talk =
       run_with_input(base + Args{"--json", "--chat", "--system", "be kind", "--conversation"}, "hi\nand then?\n");

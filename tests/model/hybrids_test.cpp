@@ -2,6 +2,8 @@
 // what is wrong is named. Their values are checked by `fastweight verify` (tests/conformance).
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -266,9 +268,73 @@ TEST(Hybrids, SingleExpertsAreRead) {
   };
   write_file_atomic(folder.path("config.json"), read_file(whole + "/config.json"));
   write("");
-  EXPECT_EQ(load_model<float>(folder.path()).hash(), load_model<float>(whole).hash());
+  const LanguageModel<float> model = load_model<float>(folder.path());
+  EXPECT_EQ(model.hash(), load_model<float>(whole).hash());
+  TempFolder ours, theirs;
+  save_model(ours.path(), model);
+  export_model(theirs.path(), load_model<float>(ours.path()));
+  EXPECT_EQ(tensors_of(theirs.path()), tensors_of(folder.path()));
   write("model.layers.1.mlp.experts.2.up_proj.weight");
   EXPECT_NE(error_of([&] { load_model<float>(folder.path()); }).find("experts.2.up_proj.weight"), std::string::npos);
+}
+
+// The names that moonshotai's checkpoints have, with experts in bfloat16 and one of them not.
+TEST(Hybrids, KimiLinearTensorsAsPublished) {
+  const std::string whole = kModels + "kimi_linear", attn = "model.layers.0.self_attn.", moe = "model.layers.1.";
+  const SafetensorsReader reader(whole + "/model.safetensors");
+  SafetensorsWriter writer;
+  std::deque<std::vector<float>> kept;
+  std::deque<std::vector<uint16_t>> narrow;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, std::span<const float> values) {
+    if (name.find(".experts.") == std::string::npos || name.ends_with("experts.2.w3.weight")) {
+      writer.add<float>(name, std::move(shape), kept.emplace_back(values.begin(), values.end()));
+      return;
+    }
+    std::vector<uint16_t>& bf16 = narrow.emplace_back();
+    for (const float x : values) bf16.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+    writer.add(name, "BF16", shape, std::as_bytes(std::span(bf16)));
+  };
+  for (const auto& [name, info] : reader.tensors()) {
+    std::vector<float> values(static_cast<size_t>(info.count()));
+    reader.read<float>(name, info.shape, values);
+    const int64_t size = info.count() / info.shape[0];
+    const auto rows = [&](int64_t first, int64_t count) {
+      return std::span(values).subspan(static_cast<size_t>(first * size), static_cast<size_t>(count * size));
+    };
+    if (name == attn + "conv1d.weight") {
+      for (const auto& [part, first] : {std::pair("q", 0), std::pair("k", 16), std::pair("v", 32)})
+        add(attn + part + "_conv1d.weight", {16, 1, info.shape[2]}, rows(first, 16));
+    } else if (name.starts_with(attn + "forget_gate.")) {
+      add(attn + name.substr(attn.size() + 12), info.shape, values);
+    } else if (info.shape.size() == 3) {
+      const bool both = name.ends_with("gate_up_proj");
+      const int64_t count = info.shape[1] / (both ? 2 : 1) * info.shape[2];
+      for (int64_t i = 0; i * count < info.count(); ++i) {
+        const char* what = !both ? "w2" : i % 2 == 0 ? "w1" : "w3";
+        add(fmt::format("{}block_sparse_moe.experts.{}.{}.weight", moe, both ? i / 2 : i, what),
+            {count / info.shape[2], info.shape[2]},
+            std::span(values).subspan(static_cast<size_t>(i * count), static_cast<size_t>(count)));
+      }
+    } else if (name.starts_with(moe + "mlp.")) {
+      add(moe + "block_sparse_moe." + name.substr(moe.size() + 4), info.shape, values);
+    } else {
+      add(name, info.shape, values);
+    }
+  }
+  const TempFolder published, ours, theirs;
+  writer.write(published.path("model.safetensors"));
+  write_file_atomic(published.path("config.json"), read_file(whole + "/config.json"));
+  const LanguageModel<float> model = load_model<float>(published.path());
+  // But for the experts' precision it is the model that transformers writes.
+  const LanguageModel<float> same = load_model<float>(whole);
+  for (const ParamSpec& spec : model.params().specs()) {
+    const auto a = model.params().host_values(spec), b = same.params().host_values(spec);
+    for (size_t i = 0; i < a.span().size(); ++i)
+      ASSERT_NEAR(a.span()[i], b.span()[i], spec.stacked ? std::abs(b.span()[i]) / 128 : 0) << spec.name;
+  }
+  save_model(ours.path(), model);
+  export_model(theirs.path(), load_model<float>(ours.path()));
+  EXPECT_EQ(tensors_of(theirs.path()), tensors_of(published.path()));
 }
 
 // A model of such layers that was made here becomes a folder of transformers.

@@ -32,6 +32,7 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 PROGRAM = os.environ.get("FASTWEIGHT_PROGRAM")
 SHORT = "FASTWEIGHT_SHORT_TESTS" in os.environ
+RELEASED = pathlib.Path(__file__).resolve().parent.parent / "conformance/models"
 PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs/python.md"
 HYBRID = {"rule": "kda", "layers": ["recurrent", "window", "gated_deltanet", "attention", "conv"], "mixer": {"window": {"window": 5}}, "num_hidden_layers": 5}
 OTHERS = [
@@ -41,7 +42,25 @@ OTHERS = [
     {"layers": ["deltanet", "window"], "mixer": {"window": {"window": 3, "num_kv_heads": 1}}, "output_norm_eps": 1e-3, "mlp": "none"},
     {"layers": ["window"], "mixer": {"window": {"window": 40, "rope_theta": 0.0}}},
     {"layers": ["conv"], "mixer": {"conv": {"kernel": 1}}, "mlp": "channel_mix", "intermediate_size": 40},
+    # Qwen3.5's layers and OLMo hybrid's.
+    {"rule": "gated_deltanet", "layers": ["recurrent", "attention"], "norm": "zero_centered_rms", "num_v_heads": 4,
+     "mixer": {"attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "qk_norm_eps": 1e-3, "output_gate": True, "rope_fraction": 0.25}}},
+    {"rule": "gated_deltanet", "layers": ["recurrent", "attention"], "allow_neg_eigval": True,
+     "mixer": {"attention": {"qk_norm": True, "qk_norm_all_heads": True, "post_norm": True, "rope_theta": 0.0}}},
 ]
+# Layers that are no rule's.
+PUBLISHED = [
+    {"layers": ["mamba", "longhorn_diag"], "mlp": "none", "mixer": {"mamba": {"state_size": 4, "dt_rank": 3}}},
+    {"layers": ["ssd", "window"], "mixer": {"ssd": {"head_dim": 12, "state_size": 6, "num_groups": 2}, "window": {"window": 5}}},
+    {"layers": ["mamba3"], "mixer": {"mamba3": {"head_dim": 12, "state_size": 8}}},
+    {"layers": ["mamba3", "attention"], "mixer": {"mamba3": {"head_dim": 12, "state_size": 8, "mimo_rank": 2, "num_groups": 2, "output_norm": True,
+                                                             "decay_activation": "heavy_tail"}}},
+    {"layers": ["mesa"], "mixer": {"mesa": {"output_gate": "silu", "head_dim": 6, "conv_size": 3}}},
+    {"layers": ["recurrent", "rwkv7", "rwkv7"], "num_hidden_layers": 3, "norm": "layer", "embedding_norm": True, "mlp": "channel_mix",
+     "mixer": {"rwkv7": {"head_dim": 12, "decay_rank": 3, "rate_rank": 4, "value_rank": 2, "gate_rank": 5}}},
+    {"layers": ["rwkv7", "mesa"], "mixer": {"rwkv7": {"key_eps": 1e-6}}},
+]
+OTHERS += PUBLISHED
 TOKENS = 48
 
 
@@ -160,6 +179,29 @@ class Engine(Case):
         self.assertEqual(AutoModelForCausalLM.from_pretrained(after).dtype, torch.bfloat16)
         result = json.loads(program("eval", after, "--text", text, "--context", "0", "--json", "--threads", "1"))["results"][0]
         self.assertAlmostEqual(result["nll"] / loss, 1, delta=2e-2)
+
+    @unittest.skipUnless(RELEASED.is_dir(), "the released models are not beside these tests")
+    def test_imported_hybrids_give_transformers_logits(self):
+        import tokenizers
+
+        for kind in ("qwen3_5", "olmo_hybrid"):
+            with self.subTest(kind=kind):
+                given = self.folder / f"{kind}-given"
+                given.mkdir()
+                for name in ("config.json", "model.safetensors"):
+                    (given / name).write_bytes((RELEASED / kind / name).read_bytes())
+                vocab = {chr(97 + i): i for i in range(json.loads((given / "config.json").read_text())["vocab_size"])}
+                tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[])).save(str(given / "tokenizer.json"))
+                program("import", given, self.folder / kind)
+                model, io = AutoModelForCausalLM.from_pretrained(self.folder / kind).eval(), load_file(RELEASED / kind / "io.safetensors")
+                self.assertIsInstance(model, FastweightForCausalLM)
+                with torch.no_grad():
+                    self.close(model(io["input_ids"].long()).logits, io["logits"], 2e-5)
+                model.save_pretrained(self.folder / f"{kind}-saved")
+                (self.folder / f"{kind}-saved/tokenizer.json").write_bytes((self.folder / kind / "tokenizer.json").read_bytes())
+                program("export", self.folder / f"{kind}-saved", self.folder / f"{kind}-back")
+                ours, theirs = (load_file(folder / "model.safetensors") for folder in (self.folder / f"{kind}-back", RELEASED / kind))
+                self.assertEqual({name: t.tolist() for name, t in ours.items()}, {name: t.tolist() for name, t in theirs.items()})
 
     @unittest.skipUnless(PAGE.exists(), "the documentation is not beside these tests")
     def test_the_example_of_the_documentation_runs(self):
@@ -370,9 +412,10 @@ class Training(Case):
 
 class Folders(Case):
     def test_layers_that_pytorch_does_not_run_are_named(self):
-        for kind in ("ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3"):
-            with self.assertRaisesRegex(Error, f"layers: expected rules, attention, window, conv, got '{kind}' at layer 1: the engine alone runs it"):
-                FastweightForCausalLM(FastweightConfig(layers=["recurrent", kind]))
+        with self.assertRaisesRegex(Error, "layers: expected rules, attention, window, .*, rwkv7, got 'mla' at layer 1: the engine alone runs it"):
+            FastweightForCausalLM(FastweightConfig(layers=["recurrent", "mla"]))
+        with self.assertRaisesRegex(Error, "mixer.mesa.cg_steps: expected 0, an exact solve, which alone PyTorch runs, got 30"):
+            FastweightForCausalLM(FastweightConfig(layers=["mesa"], mixer={"mesa": {"cg_steps": 30}}))
 
     def test_arguments_are_checked(self):
         model, ids = made(), torch.randint(0, 64, (2, 4))
@@ -408,6 +451,35 @@ class Folders(Case):
             batch = one(["a", "bc"], padding=True)
             self.assertEqual((batch.input_ids, batch.attention_mask), ([[0, 97], [98, 99]], [[0, 1], [1, 1]]))
             self.assertEqual((len(one), one.decode([255, 104])), (256, "\ufffdh"))
+
+    def test_chat_templates_of_a_folder(self):
+        import tokenizers
+
+        marks = ["<|im_start|>", "<|im_end|>"]
+        template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+        said = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        made(vocab_size=300).config.save_pretrained(self.folder)
+        (self.folder / "chat_template.jinja").write_text(template)
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+        inner.pre_tokenizer, inner.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+        inner.add_special_tokens(marks)
+        for kind in ("bytes", "file"):
+            if kind == "bytes":
+                ByteTokenizer(extra_special_tokens=marks).save_pretrained(self.folder)
+                (self.folder / "chat_template.jinja").write_text(template)
+            else:
+                (self.folder / "tokenizer_config.json").unlink(missing_ok=True)
+                inner.save(str(self.folder / "tokenizer.json"))
+            for _ in range(2):  # as it is read, and as it is saved
+                tokenizer = AutoTokenizer.from_pretrained(self.folder)
+                message = [{"role": "user", "content": "hi"}]
+                with self.subTest(kind=kind):
+                    self.assertEqual(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True), said)
+                    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+                    self.assertEqual(ids, tokenizer(said, add_special_tokens=False).input_ids)
+                    self.assertEqual(len(ids), len(said) - sum(len(m) - 1 for m in marks) - len(marks[0]) + 1)
+                tokenizer.save_pretrained(self.folder)
 
     def test_other_tokenizers_of_a_folder(self):
         import tokenizers

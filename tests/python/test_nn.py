@@ -255,6 +255,80 @@ class Layers(unittest.TestCase):
                     y.sum().backward()
                     self.assertEqual([name for name, p in layer.named_parameters() if p.grad is None], [])
 
+    def published(self):
+        """(layer, its forward() as a function of x, state and v_first with or without a state, whether it takes v_first)."""
+        low = {"head_dim": 8, "decay_rank": 3, "rate_rank": 2, "value_rank": 2, "gate_rank": 2}
+        for layer in (nn.Mamba(16, state_size=3), nn.LonghornDiag(16, state_size=3, dt_rank=2, conv_size=1), nn.Mamba2(16, head_dim=8, state_size=4, num_groups=2),
+                      nn.Mamba3(16, head_dim=8, state_size=6), nn.Mamba3(16, head_dim=8, state_size=5, rotation="pairs", mimo_rank=2, num_groups=2, output_norm=True,
+                                                                         decay_activation="heavy_tail", decay_floor=0.3),
+                      nn.Mesa(16, 2, head_dim=4, output_gate="silu"), nn.Mesa(16, 2, conv_size=1), nn.RWKV7(16, **low), nn.RWKV7(16, **low, layer=1, layers=3, key_eps=1e-6)):
+            layer.double()
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+            rwkv = isinstance(layer, nn.RWKV7)
+
+            def call(x, state=None, v_first=None, layer=layer, rwkv=rwkv, **options):
+                if not rwkv:
+                    return layer(x, state, **options)
+                y, values, *rest = layer(x, state, v_first=v_first, **options)
+                return (y, *rest) if rest else y
+
+            yield layer, call, rwkv and not layer.first
+
+    def test_published_layers_cut_packed_and_stepped_give_the_same(self):
+        x, offsets = torch.randn(2, 9, 16, dtype=torch.float64), torch.tensor([0, 9, 9, 18])
+        for layer, call, takes_values in self.published():
+            values = torch.randn(2, 9, 16, dtype=torch.float64) if takes_values else None
+            part = lambda begin, end: None if values is None else values[:, begin:end]  # noqa: B023, E731
+            with self.subTest(layer=layer):
+                y, state = call(x, None, values, output_state=True)
+                self.close(call(x, None, values), y, 1e-12)
+                first, middle = call(x[:, :4], None, part(0, 4), output_state=True)
+                second, last = call(x[:, 4:], middle, part(4, 9), output_state=True)
+                self.close(torch.cat([first, second], 1), y, 1e-10)
+                packed, states = call(x.reshape(1, 18, 16), None, None if values is None else values.reshape(1, 18, 16), cu_seqlens=offsets, output_state=True)
+                self.close(packed.reshape(2, 9, 16), y, 1e-10)
+                again, _ = call(x.reshape(1, 18, 16), states, None if values is None else values.reshape(1, 18, 16), cu_seqlens=offsets, output_state=True)
+                self.close(again.reshape(2, 9, 16), call(x, state, values), 1e-10)
+                stepped = layer.new_state(2, dtype=torch.float64)
+                steps = [layer.step(x[:, t], stepped, **({"v_first": values[:, t]} if takes_values else {})) for t in range(9)]
+                self.close(torch.stack([step[0] if isinstance(step, tuple) else step for step in steps], 1), y, 1e-10)
+                self.assertEqual(states.tokens.tolist(), [9, 0, 9])
+                for a, b, c, d in zip(state, last, states, stepped):
+                    if a is not None:
+                        self.close(b, a, 1e-10)
+                        self.close(c[[0, 2]], a, 1e-10)
+                        self.close(d, a, 1e-10)
+
+    def test_published_layers_gradients_and_weights(self):
+        for layer, call, takes_values in self.published():
+            with self.subTest(layer=layer):
+                x = torch.randn(1, 4, 16, dtype=torch.float64, requires_grad=True)
+                values = torch.randn(1, 4, 16, dtype=torch.float64) if takes_values else None
+                self.assertTrue(torch.autograd.gradcheck(lambda x, *_: call(x, None, values), (x, *layer.parameters()), fast_mode=True))  # noqa: B023
+                with torch.no_grad():
+                    want = call(x, None, values)
+                    weights = {name: t.clone() for name, t in layer.state_dict().items()}
+                    layer.reset_parameters()
+                    self.assertGreater((call(x, None, values) - want).abs().max(), 1e-3)
+                    layer.load_state_dict(weights, strict=True)
+                    self.assertTrue(torch.equal(call(x, None, values), want))
+
+    def test_published_layers_name_what_is_wrong(self):
+        for pattern, call in (
+            ("head_dim: expected a divisor of expand . hidden_size = 32, got 5", lambda: nn.Mamba2(16, head_dim=5)),
+            ("num_groups: expected a divisor of the 4 heads, got 3", lambda: nn.Mamba3(16, head_dim=8, num_groups=3)),
+            ("rotation: expected one of auto, pairs, halves, got 'none'", lambda: nn.Mamba3(16, head_dim=8, rotation="none")),
+            ("rope_fraction: expected", lambda: nn.Mamba3(16, head_dim=8, rope_fraction=0.0)),
+            ("output_gate: expected one of none, silu, sigmoid, got 'x'", lambda: nn.Mesa(16, 2, output_gate="x")),
+            ("v_first: expected what the first layer gave, got None", lambda: nn.RWKV7(16, head_dim=8, layer=1, layers=2)(torch.randn(1, 2, 16))),
+            (r"hidden_states: expected \[B, T, 16\], got shape \[1, 2, 8\]", lambda: nn.Mamba(16)(torch.randn(1, 2, 8))),
+            ("state_size: expected a whole number from 1, got 0", lambda: nn.Mamba(16, state_size=0)),
+        ):
+            with self.subTest(pattern=pattern), self.assertRaisesRegex(Error, pattern):
+                call()
+
     def test_gradients_against_finite_differences_in_float64(self):
         for options in ({"rule": "gated_deltanet"}, {"rule": "kda", "decay_rank": 2, "output_gate_rank": 2}, {"rule": "comba"}, {"rule": "precond_kda"}, {"rule": "dplr"},
                         {"rule": "gated_deltanet2", "allow_neg_eigval": True}, {"rule": "qdelta"}, {"rule": "retnet", "rope_theta": 100.0, "feature_map": "silu"}):

@@ -6,13 +6,12 @@ import torch
 from transformers import Cache
 
 from fastweight._library import Error
-from fastweight.torch.nn import LayerState
 
 
 class _LayerCache:
     """What one layer remembers of N sequences. Tensors that the layer has no use for are None.
 
-    state: LayerState of a rule's layer. tail: [N, kernel - 1, d], last inputs of a gated convolution. shift: [N, 1, d], last input of a channel mix.
+    state: LayerState or Mamba3State of a layer with a recurrence. tail: [N, kernel - 1, d], last inputs of a gated convolution. shift: [N, 1, d], last input of a channel mix.
     k, v: [N, HK, S, D] of attention, rotated, and position: int64 [N, S], the place of each in its sequence, -1 where there is none. Without a window
     S grows; of a window it is window + 1: the token at place p lies in slot p % window, and the last slot takes what is thrown away.
     """
@@ -30,7 +29,7 @@ class _LayerCache:
 
     def map(self, change):
         if self.state is not None:
-            self.state = LayerState(*(None if t is None else change(t) for t in self.state))
+            self.state = type(self.state)(*(None if t is None else change(t) for t in self.state))
         for name in ("tail", "shift", "k", "v", "position"):
             if getattr(self, name) is not None:
                 setattr(self, name, change(getattr(self, name)))

@@ -19,12 +19,20 @@ _KEYS = {
     "precond_x": 1.5,
 }
 _OPTIONAL = ("layers", "mlp", "norm", "embedding_norm", "output_norm", "output_norm_eps")
-_ATTENTION = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "rope_theta": 10000.0, "rope_fraction": 1.0, "qk_norm": False, "qkv_bias": False}
-_TABLES = {"attention": _ATTENTION, "window": {"window": 2048, **_ATTENTION}, "conv": {"kernel": 3}}
-# Kinds of layers of the engine that are no rules. PyTorch runs the first three.
-_RUN = tuple(_TABLES)
-_NOT_RUN = ("ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3")
-_CHOICES = {"mlp": ("swiglu", "channel_mix", "none"), "norm": ("rms", "layer")}
+_ATTENTION = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "rope_theta": 10000.0, "rope_fraction": 1.0, "qk_norm": False, "qk_norm_all_heads": False,
+              "qk_norm_eps": 1e-5, "output_gate": False, "post_norm": False, "qkv_bias": False}
+_MAMBA = {"expand": 2, "state_size": 16, "dt_rank": 0, "conv_size": 4}
+# Keys of the layers of the engine that are no rules. longhorn_diag has those of mamba.
+_TABLES = {
+    "attention": _ATTENTION, "window": {"window": 2048, **_ATTENTION}, "conv": {"kernel": 3}, "mamba": _MAMBA, "longhorn_diag": _MAMBA,
+    "ssd": {"expand": 2, "head_dim": 64, "state_size": 128, "num_groups": 1, "conv_size": 4},
+    "mamba3": {"expand": 2, "head_dim": 64, "state_size": 128, "num_groups": 1, "mimo_rank": 0, "rope_fraction": 0.5, "rotation": "auto",
+               "decay_activation": "softplus", "decay_floor": 1e-4, "output_norm": False},
+    "mesa": {"num_heads": 0, "head_dim": 0, "conv_size": 4, "output_gate": "none", "least_lambda": 0.25, "cg_steps": 0, "cg_tolerance": 1e-6},
+    "rwkv7": {"head_dim": 0, "decay_rank": 0, "rate_rank": 0, "value_rank": 0, "gate_rank": 0, "key_eps": 0.0},
+}
+_NOT_RUN = ("mla",)  # by PyTorch
+_CHOICES = {"mlp": ("swiglu", "channel_mix", "none"), "norm": ("rms", "zero_centered_rms", "layer")}
 # What transformers gives a configuration beside the model's keys.
 _OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), "attn_implementation", "auto_map", "experts_implementation", "name_or_path",
                     "num_labels", "output_attentions", "per_layer_config", "quantization_config", "tokenizer_class", "torch_dtype"}
@@ -33,8 +41,9 @@ _OF_TRANSFORMERS = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict()
 class FastweightConfig(PreTrainedConfig):
     """A model of the engine. Arguments are the keys of its config.json; `fastweight train --help` describes them.
 
-    layers: kind of each layer, repeated to the depth: "recurrent" (that is `rule`), the name of another rule, "attention", "window" or "conv". Without
-    a list all are recurrent. mixer: {"attention": {...}, "window": {...}, "conv": {...}}, the keys of layers that are no rules.
+    layers: kind of each layer, repeated to the depth: "recurrent" (that is `rule`), the name of another rule, "attention", "window", "conv", "mamba",
+    "longhorn_diag", "ssd", "mamba3", "mesa" or "rwkv7". Without a list all are recurrent. mixer: {"attention": {...}, "window": {...}, ...}, the keys of
+    layers that are no rules.
 
     config.json has the engine's keys alone, so that the engine opens the folder. Special tokens belong into generation_config.json.
 
@@ -64,7 +73,7 @@ class FastweightConfig(PreTrainedConfig):
         super().__init__(tie_word_embeddings=self.tie_word_embeddings, **kwargs)
 
     def layer_kind(self, layer: int) -> str:
-        """A rule, or "attention", "window", "conv" or another kind of the engine."""
+        """A rule, or "attention" or another kind of the engine that is no rule."""
         name = self.layers[layer % len(self.layers)] if self.layers else "recurrent"
         return self.rule if name == "recurrent" else name
 
@@ -72,8 +81,8 @@ class FastweightConfig(PreTrainedConfig):
         """Keys of a layer that is no rule, with their defaults; {} of a rule's. Raises Error for a kind that PyTorch does not run."""
         kind = self.layer_kind(layer)
         if kind in _NOT_RUN:
-            raise Error(f"layers: expected rules, {', '.join(_RUN)}, got '{kind}' at layer {layer}: the engine alone runs it (fastweight generate, fastweight eval)")
-        keys, given = _TABLES.get(kind, {}), self.mixer.get(kind, {})
+            raise Error(f"layers: expected rules, {', '.join(_TABLES)}, got '{kind}' at layer {layer}: the engine alone runs it (fastweight generate, fastweight eval)")
+        keys, given = _TABLES.get(kind, {}), self.mixer.get("mamba" if kind == "longhorn_diag" else kind, {})
         for name in given:
             if name not in keys:
                 raise Error(f"mixer.{kind}.{name}: expected one of {', '.join(keys)}")

@@ -12,9 +12,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweight._library import Error
 from fastweight.torch import _layer
+from fastweight.torch import nn as layers
 from fastweight.torch.nn import DeltaRuleLayer
 
-_QK_NORM_EPS = 1e-5  # whatever the model's is, as in the engine and in flash-linear-attention
 # Keys of the configuration that are arguments of DeltaRuleLayer under the same name.
 _SAME = ("head_dim", "expand_v", "conv_size", "output_gate", "output_gate_rank", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate",
          "feature_map", "rope_theta", "allow_neg_eigval", "precond_x", "precond_gates", "precond_center", "raw_read_correction", "gain_source",
@@ -78,18 +78,19 @@ class Layout:
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm with a bias."""
+    """kind: "rms", "zero_centered_rms" (its weight counts from 1), or "layer", which has a bias."""
 
-    def __init__(self, size, eps, bias=False):
+    def __init__(self, size, eps, kind="rms"):
         super().__init__()
-        self.eps, self.weight = eps, nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+        self.begin = 1.0 if kind == "zero_centered_rms" else 0.0
+        self.eps, self.weight = eps, nn.Parameter(torch.full((size,), 1 - self.begin))
+        self.bias = nn.Parameter(torch.zeros(size)) if kind == "layer" else None
 
     def forward(self, x):
         exact = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         if self.bias is not None:
             exact = exact - exact.mean(-1, keepdim=True)
-        y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(exact.dtype)
+        y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps) * (self.weight.to(exact.dtype) + self.begin)
         return (y if self.bias is None else y + self.bias.to(exact.dtype)).to(x.dtype)
 
 
@@ -110,6 +111,65 @@ class RuleMixer(DeltaRuleLayer):
         return y
 
 
+class PublishedMixer(nn.Module):
+    """Of a layer of fastweight.torch.nn that is no rule's: its forward() with the model's layout and cache."""
+
+    def forward(self, x, layout, lower_bound, cache):
+        if cache is None:
+            return super().forward(x, cu_seqlens=layout.offsets)
+        y, cache.state = super().forward(x, cache.state, cu_seqlens=layout.offsets, output_state=True)
+        return y
+
+
+class SelectiveMixer(PublishedMixer, layers.Mamba):
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, init=config.init, **config.layer_keys(layer))
+
+
+class LonghornMixer(PublishedMixer, layers.LonghornDiag):
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, init=config.init, **config.layer_keys(layer))
+
+
+class SsdMixer(PublishedMixer, layers.Mamba2):
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, init=config.init, norm_eps=config.norm_eps, **config.layer_keys(layer))
+
+
+class Mamba3Mixer(PublishedMixer, layers.Mamba3):
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, init=config.init, norm_eps=config.norm_eps, **config.layer_keys(layer))
+
+
+class MesaMixer(PublishedMixer, layers.Mesa):
+    def __init__(self, config, layer):
+        keys = config.layer_keys(layer)
+        if keys.pop("cg_steps"):
+            raise Error(f"mixer.mesa.cg_steps: expected 0, an exact solve, which alone PyTorch runs, got {config.layer_keys(layer)['cg_steps']}")
+        del keys["cg_tolerance"]
+        heads, dim = keys.pop("num_heads") or config.num_heads, keys.pop("head_dim") or config.head_dim
+        super().__init__(config.hidden_size, heads, head_dim=dim, init=config.init, norm_eps=config.norm_eps, **keys)
+
+
+class Rwkv7Mixer(layers.RWKV7):
+    """The model's first such layer gives its values to those after it."""
+
+    shares_values = True
+
+    def __init__(self, config, layer):
+        keys = config.layer_keys(layer)
+        dim = keys.pop("head_dim") or config.head_dim
+        first = next(i for i in range(config.num_hidden_layers) if config.layer_kind(i) == "rwkv7")
+        super().__init__(config.hidden_size, head_dim=dim, norm_eps=config.norm_eps, layer=layer, layers=config.num_hidden_layers, first=layer == first, **keys)
+
+    def forward(self, x, layout, v_first, cache):
+        v_first = None if self.first else v_first
+        if cache is None:
+            return super().forward(x, v_first=v_first, cu_seqlens=layout.offsets)
+        y, v_first, cache.state = super().forward(x, cache.state, v_first=v_first, cu_seqlens=layout.offsets, output_state=True)
+        return y, v_first
+
+
 class AttentionMixer(nn.Module):
     """Softmax attention with a rotary embedding: of all tokens before, or with `window` of that many, the token itself among them."""
 
@@ -124,15 +184,22 @@ class AttentionMixer(nn.Module):
         self.rotated, self.init = round(keys["rope_fraction"] * self.dim), config.init
         for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads), ("v_proj", self.kv_heads)):
             self.add_module(name, nn.Linear(d, heads * self.dim, bias=keys["qkv_bias"]))
-        if keys["qk_norm"]:
-            self.q_norm, self.k_norm = Norm(self.dim, _QK_NORM_EPS), Norm(self.dim, _QK_NORM_EPS)
-        self.qk_norm = keys["qk_norm"]
+        if keys["output_gate"]:
+            self.g_proj = nn.Linear(d, self.heads * self.dim, bias=keys["qkv_bias"])
+        self.qk_norm, self.norm_width, self.gated = keys["qk_norm"], keys["qk_norm_all_heads"], keys["output_gate"]
+        if self.qk_norm:
+            kind = config.norm if config.norm == "zero_centered_rms" else "rms"
+            for name, heads in (("q_norm", self.heads), ("k_norm", self.kv_heads)):
+                self.add_module(name, Norm(heads * self.dim if self.norm_width else self.dim, keys["qk_norm_eps"], kind))
         self.o_proj = nn.Linear(self.heads * self.dim, d, bias=False)
 
     def forward(self, x, layout, lower_bound, cache):
         position = layout.positions(None if cache is None else cache.begin, x.device)
-        q, k, v = (layout.aligned(p(x)).unflatten(-1, (-1, self.dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.qk_norm:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.qk_norm and self.norm_width:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (layout.aligned(t).unflatten(-1, (-1, self.dim)) for t in (q, k, v))
+        if self.qk_norm and not self.norm_width:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (self._rotated(q, position), self._rotated(k, position), v))
         past = cache is not None and cache.k is not None
@@ -154,7 +221,8 @@ class AttentionMixer(nn.Module):
                 seen &= behind < window
             seen |= (position < 0)[:, :, None]  # rows behind the end see anything: no row is empty, and none of these is read
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=self.heads != self.kv_heads)
-        return self.o_proj(layout.back(o.transpose(1, 2).flatten(2)))
+        o = layout.back(o.transpose(1, 2).flatten(2))
+        return self.o_proj(o * torch.sigmoid(self.g_proj(x)) if self.gated else o)
 
     def _rotated(self, x, position):
         if not self.theta:
@@ -220,22 +288,33 @@ class ChannelMix(nn.Module):
 
 
 class FastweightBlock(GradientCheckpointingLayer):
-    """x + mixer(norm(x)), then + MLP(norm(x))."""
+    """x + mixer(norm(x)), then + MLP(norm(x)); with post_norm of attention x + norm(mixer(x)) and x + norm(MLP(x))."""
 
     def __init__(self, config, layer):
         super().__init__()
-        config.layer_keys(layer)  # an error where PyTorch does not run the kind
-        mixer = {"attention": AttentionMixer, "window": AttentionMixer, "conv": ConvMixer}.get(config.layer_kind(layer), RuleMixer)
-        bias = config.norm == "layer"
-        self.attn_norm, self.attn = Norm(config.hidden_size, config.norm_eps, bias), mixer(config, layer)
-        self.mlp = None
+        keys = config.layer_keys(layer)  # an error where PyTorch does not run the kind
+        mixer = _MIXERS.get(config.layer_kind(layer), RuleMixer)
+        self.attn_norm, self.attn = Norm(config.hidden_size, config.norm_eps, config.norm), mixer(config, layer)
+        self.mlp, self.post_norm = None, keys.get("post_norm", False)
         if config.mlp_size:
-            self.mlp_norm = Norm(config.hidden_size, config.norm_eps, bias)
+            self.mlp_norm = Norm(config.hidden_size, config.norm_eps, config.norm)
             self.mlp = (ChannelMix if config.mlp == "channel_mix" else Swiglu)(config, layer)
 
-    def forward(self, x, layout, lower_bound=None, cache=None):
-        x = x + self.attn(self.attn_norm(x), layout, lower_bound, cache)
-        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x), layout, cache)
+    def forward(self, x, layout, lower_bound=None, cache=None, v_first=None):
+        """x; of a layer that shares values (x, v_first)."""
+        shares = getattr(self.attn, "shares_values", False)
+        h = x if self.post_norm else self.attn_norm(x)
+        h = self.attn(h, layout, v_first if shares else lower_bound, cache)
+        if shares:
+            h, v_first = h
+        x = x + (self.attn_norm(h) if self.post_norm else h)
+        if self.mlp is not None:
+            x = x + (self.mlp_norm(self.mlp(x, layout, cache)) if self.post_norm else self.mlp(self.mlp_norm(x), layout, cache))
+        return (x, v_first) if shares else x
+
+
+_MIXERS = {"attention": AttentionMixer, "window": AttentionMixer, "conv": ConvMixer, "mamba": SelectiveMixer, "longhorn_diag": LonghornMixer, "ssd": SsdMixer,
+           "mamba3": Mamba3Mixer, "mesa": MesaMixer, "rwkv7": Rwkv7Mixer}
 
 
 def initialise(module):
@@ -250,8 +329,10 @@ def initialise(module):
 def _draw(module, name, p):
     if isinstance(module, DeltaRuleLayer):
         _layer.initialise(module.spec, name, p)
+    elif isinstance(module, layers._SequenceLayer):
+        module.draw(name, p)
     elif isinstance(module, Norm):
-        p.fill_(0.0 if name == "bias" else 1.0)
+        p.fill_(0.0 if name == "bias" else 1 - module.begin)
     elif name == "x_k":
         p.copy_(1 - (torch.arange(len(p), dtype=torch.float64) / len(p)) ** module.depth)
     elif isinstance(module, ChannelMix):

@@ -15,10 +15,10 @@ from fastweight._library import Error
 from fastweight.models import _layers
 from fastweight.models._cache import FastweightCache
 from fastweight.models._configuration import FastweightConfig
-from fastweight.torch.nn import DeltaRuleLayer
+from fastweight.torch.nn import DeltaRuleLayer, _SequenceLayer
 
 _DEVIATION = 0.02  # of embeddings and of the head
-_OWNERS = (DeltaRuleLayer, _layers.AttentionMixer, _layers.ConvMixer, _layers.Swiglu, _layers.ChannelMix, _layers.Norm)
+_OWNERS = (DeltaRuleLayer, _SequenceLayer, _layers.AttentionMixer, _layers.ConvMixer, _layers.Swiglu, _layers.ChannelMix, _layers.Norm)
 
 
 class FastweightPreTrainedModel(PreTrainedModel):
@@ -61,9 +61,9 @@ class FastweightModel(FastweightPreTrainedModel):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = range(config.num_hidden_layers)
-        self.embeddings_norm = _layers.Norm(config.hidden_size, config.norm_eps, config.norm == "layer") if config.embedding_norm else None
+        self.embeddings_norm = _layers.Norm(config.hidden_size, config.norm_eps, config.norm) if config.embedding_norm else None
         self.layers = nn.ModuleList([_layers.FastweightBlock(config, layer) for layer in layers])
-        self.norm = _layers.Norm(config.hidden_size, config.norm_eps, config.norm == "layer")
+        self.norm = _layers.Norm(config.hidden_size, config.norm_eps, config.norm)
         bounded = config.decay_gate == "bounded" and any(isinstance(block.attn, DeltaRuleLayer) for block in self.layers)
         self.lower_bounds = nn.Parameter(torch.zeros(len(layers), config.num_heads * config.head_dim)) if bounded else None
         self.gradient_checkpointing = False
@@ -117,13 +117,16 @@ class FastweightModel(FastweightPreTrainedModel):
         if self.embeddings_norm is not None:
             x = self.embeddings_norm(x)
         shares = None if self.lower_bounds is None else self.lower_bounds.softmax(0)
+        v_first = None
         for i, block in enumerate(self.layers):
             bound = None if shares is None else shares[1 : i + 1].sum(0)
             mine = None
             if cache is not None:
                 mine = cache.layers[i]
                 mine.begin = cache.tokens
-            x = block(x, layout, lower_bound=bound, cache=mine)
+            x = block(x, layout, lower_bound=bound, cache=mine, v_first=v_first)
+            if isinstance(x, tuple):
+                x, v_first = x
             if output_hidden_states and i + 1 < len(self.layers):
                 states.append(layout.unpack(x))
         x = layout.unpack(self.norm(x))

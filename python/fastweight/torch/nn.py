@@ -1,4 +1,4 @@
-"""PyTorch layers of every rule: DeltaRuleLayer, a class for each published layer, and the short convolution.
+"""PyTorch layers: DeltaRuleLayer of every rule, a class for each published layer, and the short convolution.
 
     >>> import torch
     >>> from fastweight.torch.nn import GatedDeltaNet
@@ -8,8 +8,9 @@
 
 Parameters have the names, shapes and initial values of the engine's layers, and so those of flash-linear-attention (FLA)
 where FLA has the layer: a state_dict moves between the three. Names that FLA has otherwise (g_norm_swish_gate, gk_proj)
-are understood when one is loaded. Layers run under autocast, torch.compile,
-activation checkpointing, DistributedDataParallel and FSDP2.
+are understood when one is loaded. Layers of rules run under autocast, torch.compile,
+activation checkpointing, DistributedDataParallel and FSDP2. Mamba, LonghornDiag, Mamba2, Mamba3, Mesa and RWKV7 are no rules:
+the library runs their recurrences, PyTorch the rest.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from fastweight.torch import _arguments, _conv, _layer, forward, step
 
 __all__ = [
     "Comba", "DeltaNet", "DeltaRuleLayer", "GatedDeltaNet", "GatedDeltaNet2", "GatedLinearAttention", "HGRN2", "KaczmarzLinearAttention", "KimiDeltaAttention",
-    "LayerState", "LinearAttention", "PreconditionedDeltaNet", "PreconditionedGatedDeltaNet", "PreconditionedKDA", "QDelta", "RetNet", "ScalarDecayAttention",
-    "short_conv", "short_conv_step",
+    "LayerState", "LinearAttention", "LonghornDiag", "Mamba", "Mamba2", "Mamba3", "Mamba3State", "Mesa", "PreconditionedDeltaNet", "PreconditionedGatedDeltaNet",
+    "PreconditionedKDA", "QDelta", "RWKV7", "RetNet", "ScalarDecayAttention", "short_conv", "short_conv_step",
 ]
 
 
@@ -458,3 +459,5 @@ Comba = _named("Comba", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l
 PreconditionedDeltaNet = _named("PreconditionedDeltaNet", "precond_deltanet", "DeltaNet with a diagonal preconditioner.", output_gate="none")
 PreconditionedGatedDeltaNet = _named("PreconditionedGatedDeltaNet", "precond_gated_deltanet", "Gated DeltaNet with a diagonal preconditioner.")
 PreconditionedKDA = _named("PreconditionedKDA", "precond_kda", "Kimi Delta Attention with a diagonal preconditioner.", True, output_gate="sigmoid", decay_per_value_head=True)
+
+from fastweight.torch._published import LonghornDiag, Mamba, Mamba2, Mamba3, Mamba3State, Mesa, RWKV7, _SequenceLayer  # noqa: E402, F401  it takes names of this file

@@ -5,7 +5,8 @@
 // A configuration that came from another program keeps that program's own text in ModelConfig::hf:
 //     {"config": {its config.json, every key of it},
 //      "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}, "end_tokens": [256, 257],
-//      "other_names": {our name: a tensor's name, where HfNames::other_tensor() says it}}
+//      "other_names": {our name: a tensor's name, where HfNames::other_tensor() says it},
+//      "single_experts": [our names of parameters that were a tensor for each expert's matrix]}
 // "end_tokens" has the ids of generation_config.json that end a text, if there were some. "tensors" has those that were
 // not float32 of our shape (model_folder.cpp fills and reads it). That makes an export after an import give the same
 // configuration and the same tensors. A model of our own is exported by looking for an FLA type whose configuration

@@ -310,4 +310,20 @@ HfTensor kimi_linear_tensor(const ModelConfig& c, const ParamSpec& spec) {
   return tensor;
 }
 
+HfTensor kimi_linear_published_tensor(const ModelConfig& c, const ParamSpec& spec) {
+  const auto [layer, part] = layer_name(spec.name);
+  if (layer < 0) return {};
+  HfTensor tensor = kimi_linear_tensor(c, spec);
+  const auto rename = [&](std::string_view from, std::string_view to) {
+    const size_t at = tensor.name.find(from);
+    if (at == std::string::npos) return false;
+    tensor.name.replace(at, from.size(), to);
+    return true;
+  };
+  if (part.starts_with("mlp."))
+    return layer >= c.dense_layers() && rename(".mlp.", ".block_sparse_moe.") ? tensor : HfTensor();
+  if (part.ends_with("_conv1d.weight")) return in_layer_of(layer, fmt::format("self_attn.{}", part.substr(5)));
+  return rename(".forget_gate.", ".") ? tensor : HfTensor();
+}
+
 }  // namespace fw::hf

@@ -22,5 +22,7 @@ HfTensor qwen3_next_tensor(const ModelConfig& c, const ParamSpec& spec);
 void read_kimi_linear(const Keys& keys, ModelConfig& c);
 void write_kimi_linear(const ModelConfig& c, Json& json);
 HfTensor kimi_linear_tensor(const ModelConfig& c, const ParamSpec& spec);
+// As it is published: three convolutions, the forget gate's parameters beside the others, experts in block_sparse_moe.
+HfTensor kimi_linear_published_tensor(const ModelConfig& c, const ParamSpec& spec);
 
 }  // namespace fw::hf

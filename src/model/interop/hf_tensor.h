@@ -42,7 +42,7 @@ void for_runs(const HfTensor& tensor, const ParamSpec& spec, const Visit& visit)
 }
 
 // Folders that were published before transformers 5 have a tensor for each expert's matrix, here where it lies in the
-// parameter of all (`tensor` is that one's name).
+// parameter of all (`tensor` is that one's name). Kimi Linear's have Mixtral's names for them.
 struct HfPart {
   std::string name;
   std::vector<int64_t> shape;
@@ -52,16 +52,17 @@ inline std::vector<HfPart> single_experts(const std::string& tensor, const Param
   const size_t end = tensor.rfind('.') + 1;
   const std::string experts = tensor.substr(0, end);
   const int64_t rows = spec.shape[1], cols = spec.shape[2];
+  const bool mixtral = tensor.find(".block_sparse_moe.") != std::string::npos;
   std::vector<HfPart> parts;
   const auto add = [&](int64_t expert, const char* name, int64_t from, int64_t count) {
     parts.push_back({experts + std::to_string(expert) + name, {count, cols}, (expert * rows + from) * cols});
   };
   for (int64_t e = 0; e < spec.shape[0]; ++e) {
     if (tensor.compare(end, std::string::npos, "gate_up_proj") == 0) {
-      add(e, ".gate_proj.weight", 0, rows / 2);
-      add(e, ".up_proj.weight", rows / 2, rows / 2);
+      add(e, mixtral ? ".w1.weight" : ".gate_proj.weight", 0, rows / 2);
+      add(e, mixtral ? ".w3.weight" : ".up_proj.weight", rows / 2, rows / 2);
     } else {
-      add(e, ".down_proj.weight", 0, rows);
+      add(e, mixtral ? ".w2.weight" : ".down_proj.weight", 0, rows);
     }
   }
   return parts;

@@ -1,0 +1,121 @@
+// Jinja as chat templates use it. Expected texts are what Jinja 3.1 writes with transformers' settings.
+#include "generate/jinja.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+using ::testing::HasSubstr;
+using Variables = nlohmann::ordered_json;
+
+Variables conversation() {
+  return {{"messages",
+           {{{"role", "system"}, {"content", " be kind "}},
+            {{"role", "user"}, {"content", "Hi"}},
+            {{"role", "assistant"}, {"content", "<think>\nwhy\n</think>\n\nyes"}}}},
+          {"tools", nullptr},
+          {"on", true}};
+}
+
+std::string rendered(const std::string& text) { return JinjaTemplate(text, "'t'").render(conversation()); }
+
+std::string failure(const std::string& text) {
+  try {
+    rendered(text);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Jinja, Expressions) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{{ messages[0].role }} {{ messages[-1]['role'] }}", "system assistant"},
+      {"{{ messages|length - 1 }} {{ messages[1:]|length }} {{ messages[::-1][0].role }}", "2 2 assistant"},
+      {"{{ 'a' ~ 1 ~ none ~ true }} {{ 'A' 'B' }} {{ 'a' + \"\\n\\u00e9\" }}", "a1NoneTrue AB a\n\xc3\xa9"},
+      {"{{ -3 // 2 }} {{ -7 % 3 }} {{ 7 % 3 * 2 + 1 }} {{ 7 / 2 }} {{ 1.0 }}", "-2 2 3 3.5 1.0"},
+      {"{{ 'x' in 'xyz' and not 'q' in 'xyz' }} {{ 'role' in messages[0] }} {{ 3 not in [1, 2] }}", "True True True"},
+      {"{{ 'then' if on else 'else' }}{{ 'then' if not on }}", "then"},
+      {"{{ nothing }}{{ nothing is defined }} {{ nothing|default('d') }} {{ tools is none }}", "False d True"},
+      {"{{ nothing or 'b' }} {{ '' and 'c' }} {{ 1 < 2 }} {{ 'a' >= 'b' }}", "b  True False"},
+      {"{{ messages[0].content|trim|upper }} {{ messages[0].content.strip().split('e')[0] }}", "BE KIND b"},
+      {"{{ messages[2].content.split('</think>')[-1].lstrip('\\n') }}", "yes"},
+      {"{{ messages[2].content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}", "why"},
+      {"{{ messages|selectattr('role', 'equalto', 'system')|list|length > 0 }}", "True"},
+      {"{{ messages|rejectattr('role', 'eq', 'system')|map(attribute='role')|join(', ') }}", "user, assistant"},
+      {"{{ messages[0].get('name', none) is not none }} {{ {'a': 1, 'b': 2}.items()|list|length }}", "False 2"},
+      {"{{ messages[1].content.startswith('H') }} {{ 'two words'|title }} {{ 'ABC'.capitalize() }}",
+       "True Two Words Abc"},
+      {"{{ messages[1].content is string }} {{ messages[1] is mapping }} {{ messages is iterable }} {{ 3 is odd }}",
+       "True True True True"},
+  };
+  for (const auto& [text, expected] : cases) EXPECT_EQ(rendered(text), expected) << text;
+}
+
+TEST(Jinja, Statements) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }}{{ m.role }}"
+       "{% if not loop.last %}, {% endif %}{% endfor %}",
+       "1/2user, 2/2assistant"},
+      {"{% for x in [] %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+       "02"},
+      {"{% for k, v in {'p': 1, 'q': 2}.items() %}{{ k }}={{ v }};{% endfor %}", "p=1;q=2;"},
+      // What a loop sets is the loop's own, but for namespaces.
+      {"{% set n = 0 %}{% set ns = namespace(n=0) %}{% for m in messages %}{% set n = n + 1 %}{% set ns.n = ns.n + 1 %}"
+       "{% endfor %}{{ n }} {{ ns.n }}",
+       "0 3"},
+      {"{% macro say(what, end='!') %}{{ what ~ end }}{% endmacro %}{{ say('a') }}{{ say('b', end='?') }}", "a!b?"},
+      {"{% set x %}block {{ 1 + 1 }}{% endset %}{{ x }}", "block 2"},
+      {"{% with a = 'x' %}{{ a }}{% endwith %}{{ a }}{% generation %}y{% endgeneration %}", "xy"},
+      {"{{ messages[1].content }}{% if messages|length > 9 %}{{ 'a'|tojson }}{{ unknown() }}{% endif %}", "Hi"},
+  };
+  for (const auto& [text, expected] : cases) EXPECT_EQ(rendered(text), expected) << text;
+}
+
+TEST(Jinja, SpaceAroundTags) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a\n  {% if on %}\nb\n  {% endif %}\nc\n", "a\nb\nc"}, {"a\n  {%- if on -%}\n b {% endif %}", "ab "},
+      {"a {%+ if on +%}\n b{% endif %}", "a \n b"},           {"a\n  {# note #}\nb", "a\nb"},
+      {"a {{- ' b ' -}} c\n{{ 'd' }}\ne", "a b c\nd\ne"},     {"x {% if on %}\ny{% endif %}", "x y"},
+      {"{{ '%}' }}{{ {'a': {'b': 1}}['a']['b'] }}", "%}1"},   {"a\r\nb{% if on %}\r\nc{% endif %}", "a\nbc"},
+  };
+  for (const auto& [text, expected] : cases) EXPECT_EQ(rendered(text), expected) << text;
+}
+
+TEST(Jinja, ErrorsSayWhatAndWhere) {
+  EXPECT_THAT(failure("a\n{{ 'x'|tojson }}"), HasSubstr("'t', line 2: the filter 'tojson' is not understood"));
+  EXPECT_THAT(failure("{% if 1 is prime %}{% endif %}"), HasSubstr("the test 'prime' is not understood"));
+  EXPECT_THAT(failure("{{ strftime_now('%d') }}"), HasSubstr("the function 'strftime_now' is not understood"));
+  EXPECT_THAT(failure("{{ 'x'.encode() }}"), HasSubstr("the method 'encode' is not understood"));
+  EXPECT_THAT(failure("{{ raise_exception('No system') }}"), HasSubstr("refuses this conversation: No system"));
+  EXPECT_THAT(failure("{{ nothing.role }}"), HasSubstr("'role' of something undefined"));
+  EXPECT_THAT(failure("{{ 'a' + 1 }}"), HasSubstr("'+' of these values"));
+  EXPECT_THAT(failure("{{ messages }}"), HasSubstr("a list or an object as text"));
+  EXPECT_THAT(failure("{% import 'x' %}"), HasSubstr("{% import %} is not understood"));
+  EXPECT_THAT(failure("{% if on %}"), HasSubstr("expected {% endif %}, got the end"));
+  EXPECT_THAT(failure("{{ 1 + }}"), HasSubstr("expected an expression"));
+  EXPECT_THAT(failure("{{ 'x }}"), HasSubstr("a string has no end"));
+  EXPECT_THAT(failure("{# x"), HasSubstr("a comment has no #}"));
+  // What would take all time, memory or stack.
+  EXPECT_THAT(failure("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"),
+              HasSubstr("runs too long"));
+  EXPECT_THAT(failure("{% set ns = namespace(a='aaaaaaaa') %}{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}"
+                      "{% endfor %}"),
+              HasSubstr("too long"));
+  EXPECT_THAT(failure("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), HasSubstr("nest too deep"));
+  EXPECT_THAT(failure("{{ " + std::string(300, '(') + "1" + std::string(300, ')') + " }}"),
+              HasSubstr("in one another"));
+  std::string sum = "{{ 1";
+  for (int i = 0; i < 3000; ++i) sum += " + 1";
+  EXPECT_THAT(failure(sum + " }}"), HasSubstr("too long"));
+}
+
+}  // namespace
+}  // namespace fw
