@@ -174,7 +174,7 @@ TEST_P(LoraOf, MergedWeightsComputeTheSame) {
   EXPECT_LE(distance(decoded(model), adapted_decoded), 1e-10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LoraOf, ::testing::ValuesIn(kinds()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, LoraOf, ::testing::ValuesIn(kinds()), [](const auto& kind) { return kind.param.name; });
 
 // One projection of a product of several: of the merged weights only its own are others.
 TEST(Lora, AnAdapterBelongsToOneProjectionOfAStack) {
