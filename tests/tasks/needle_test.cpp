@@ -91,7 +91,7 @@ TEST(Needle, AnEssaysNeedleStandsAtItsDepth) {
   // The number of sentences is the same for all but a few examples (keys differ in length), and so are the places that
   // depths lead to.
   std::set<int64_t> reached;
-  for (const int64_t depth : reached) {
+  for (const int64_t depth : depths) {
     for (const int64_t count : {36, 37, 38, 39, 40, 41}) reached.insert(count * depth / 100);
   }
   for (const auto& [at, times] : seen) EXPECT_TRUE(reached.count(at) > 0) << at;
