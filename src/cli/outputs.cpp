@@ -25,9 +25,18 @@ constexpr std::array<std::string_view, 7> kRunFiles = {"config.toml", "test.json
 constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
 
 // What a sweep and an evaluation write into theirs.
-constexpr std::array<std::string_view, 10> kResultFiles = {
-    "results.json",         "table.md",    "accuracy.svg", "accuracy.png", "accuracy-lengths.svg",
-    "accuracy-lengths.png", "result.json", "curve.json",   "eval.json",    "samples.jsonl"};
+constexpr std::array<std::string_view, 12> kResultFiles = {"results.json",
+                                                           "table.md",
+                                                           "accuracy.svg",
+                                                           "accuracy.png",
+                                                           "accuracy-lengths.svg",
+                                                           "accuracy-lengths.png",
+                                                           "contexts.svg",
+                                                           "contexts.png",
+                                                           "result.json",
+                                                           "curve.json",
+                                                           "eval.json",
+                                                           "samples.jsonl"};
 constexpr std::array<std::string_view, 1> kResultFolders = {"cells"};
 // Of a model's folder, beside all that begins with tokenizer or ends in .safetensors, .model or .bin.
 constexpr std::array<std::string_view, 13> kModelFiles = {"config.json",

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/device.h"
@@ -23,7 +24,9 @@
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "model/cost.h"
+#include "report/gnuplot.h"
 #include "report/metrics.h"
+#include "report/plot.h"
 #include "report/table.h"
 #include "tasks/recipe.h"
 #include "train/checkpoint.h"
@@ -165,6 +168,38 @@ Table lm_table(const std::vector<Judged>& all) {
   return table;
 }
 
+// Bits per byte, or the loss where the text's bytes are not known, over the context: a line for each model and learning
+// rate, with a band over its seeds. Whole documents (context 0) have no place on the axis.
+Plot lm_contexts(const std::vector<Judged>& all) {
+  Plot plot;
+  plot.x_label = "context (tokens)";
+  plot.log_x = true;
+  const bool one_rate = std::ranges::all_of(all, [&](const Judged& j) { return j.lr == all.front().lr; });
+  const bool bytes = std::ranges::all_of(all, [](const Judged& j) {
+    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
+  });
+  plot.y_label = bytes ? "bits per byte" : "loss (nats per token)";
+  std::vector<std::pair<std::string, double>> done;
+  std::map<std::string, int> of_model;
+  for (const Judged& first : all) {
+    const std::pair<std::string, double> group(first.name, first.lr);
+    if (std::ranges::find(done, group) != done.end()) continue;
+    done.push_back(group);
+    std::vector<std::vector<PlotPoint>> seeds;
+    for (const Judged& j : all) {
+      if (j.name != first.name || j.lr != first.lr) continue;
+      std::vector<PlotPoint>& points = seeds.emplace_back();
+      for (const Judged::At& a : j.at) {
+        const double y = bytes ? *a.bits_per_byte : a.loss;
+        if (a.context > 0) points.push_back({static_cast<double>(a.context), y, y, y});
+      }
+    }
+    plot.lines.push_back({one_rate ? first.name : fmt::format("{}, lr {:g}", first.name, first.lr),
+                          color_of(first.name), 1 + of_model[first.name]++, true, mean_of(seeds)});
+  }
+  return plot;
+}
+
 double parse_rate(const std::string& text) {
   double rate = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
@@ -185,7 +220,8 @@ class SweepLm : public Command {
            "NAME.toml "
            "beside it is its run file. A finished run is not trained again, one that was stopped goes on from its "
            "checkpoint, and several processes may share one OUT. Each model is judged on the held-out text in windows "
-           "of --contexts tokens that start from nothing. OUT/table.md and results.json are made of what is finished: "
+           "of --contexts tokens that start from nothing. OUT/table.md, results.json, contexts.svg and contexts.png "
+           "are made of what is finished: "
            "loss, perplexity, bits per byte, parameters, what a sequence's state takes in float32, and the median of "
            "tokens a second. --parameters makes the models one size by the width of their MLPs.\n\n"
            "Examples:\n  fastweight sweep lm --small --text my.txt --out small\n"
@@ -394,6 +430,14 @@ void SweepLm::report(const std::vector<LmCell>& cells) const {
   write_file_atomic(out_ + "/results.json", results.dump(1) + "\n");
   write_file_atomic(out_ + "/table.md", section.text + "\n\n" + section.table.markdown());
   say("\n{}\n{}/table.md\n{}/results.json\n", section.table.text(), out_, out_);
+  for (const Plot& plot : section.plots) {
+    const std::string script = plot_script(plot);
+    if (script.empty()) continue;
+    const PictureResult picture =
+        draw_picture("picture over contexts", out_ + "/contexts", 1080, 540, [&] { return script; });
+    for (const std::string& file : picture.files) say("{}\n", file);
+    if (!picture.note.empty()) say("note: {}\n", picture.note);
+  }
 }
 
 int SweepLm::run(Options& options) {
@@ -431,7 +475,7 @@ int SweepLm::run(Options& options) {
     }
   }
   if (file_exists(out_)) {
-    for (const char* name : {"results.json", "table.md"})
+    for (const char* name : {"results.json", "table.md", "contexts.svg", "contexts.png"})
       check_output(options, "--out", fmt::format("{}/{}", out_, name));
   }
   NewFolders made;
@@ -476,6 +520,8 @@ PageSection lm_section(const std::string& title, const json& results) {
     std::vector<Judged> all;
     for (const json& one : results.at("runs")) all.push_back(judged_from_json(one));
     section.table = lm_table(all);
+    if (std::ranges::any_of(all, [](const Judged& j) { return j.at.size() > 1; }))
+      section.plots.push_back(lm_contexts(all));
     section.text = fmt::format(
         "Language models trained on {} ({} steps of {} tokens), judged on {} in windows that start from nothing. Mean "
         "and standard deviation over seeds.",

@@ -56,6 +56,11 @@ with tempfile.TemporaryDirectory() as name:
         assert json.loads((folder / "lm/runs" / run / "model/config.json").read_text())["layers"] == layers, run
     text = (folder / "lm/table.md").read_text()
     assert text.count("\n| ") == 7 and " ± " in text.split("kaczmarz |")[1].split("\n")[0], text
+    if shutil.which("gnuplot"):
+        picture = (folder / "lm/contexts.svg").read_text()
+        for label in ("kaczmarz, lr 0.001", "attention, lr 0.002", "bits per byte", "context (tokens)"):
+            assert label in picture, (label, first.stdout)
+        assert (folder / "lm/contexts.png").stat().st_size > 1000
     page = subprocess.run([program, "report", folder / "lm", "--out", folder / "page"], text=True, capture_output=True)
     assert page.returncode == 0 and "gated\\_deltanet+window" in (folder / "page.md").read_text().replace("gated_deltanet+window", "gated\\_deltanet+window"), page.stderr
 
