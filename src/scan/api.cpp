@@ -133,6 +133,17 @@ fw_desc step_of(fw_desc desc) {
   return desc;
 }
 
+// What a step wants, which may be more than the call does: float32 rows of float16 tensors, say. Nothing where fw_step
+// refuses the descriptor.
+size_t step_bytes(const fw_desc& desc) {
+  try {
+    return make_call(step_of(desc), true)->forward_bytes();
+  } catch (const fw::Error& error) {
+    if (error.kind() != fw::ErrorKind::kUsage) throw;
+    return 0;
+  }
+}
+
 }  // namespace
 
 struct fw_plan {
@@ -224,9 +235,7 @@ void fw_free(void* memory) { std::free(memory); }
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   return guarded([&] {
     const fw_desc all = descriptor(desc);
-    // Where fw_step takes the descriptor its form may want more, as float32 rows of float16 tensors do.
-    const bool steps = all.state_pool.final_slots == nullptr && all.checkpoints.interval == 0;
-    fill(*make_call(all), steps ? make_call(step_of(all), true)->forward_bytes() : 0, sizes);
+    fill(*make_call(all), step_bytes(all), sizes);
   });
 }
 

@@ -188,19 +188,21 @@ TEST_F(Effects, Rules) {
 TEST_F(Effects, Bench) {
   const std::set<std::string> layers = with_prefix("bench", kLayerPrefixes);
   std::set<std::string> training = layers, others = layers;
-  training.insert({"--tokens", "--sequences", "--beside", "--beside-tokens", "--heads", "--value-heads", "--key-dim",
-                   "--value-dim", "--dtype", "--operands", "--form", "--chunk", "--segment", "--gates", "--decay-scale",
-                   "--repeats", "--decode-tokens", "--decode-seen", "--sums"});
+  training.insert({"--tokens",       "--sequences", "--beside",        "--beside-tokens", "--heads",
+                   "--value-heads",  "--key-dim",   "--value-dim",     "--dtype",         "--operands",
+                   "--form",         "--chunk",     "--segment",       "--gates",         "--decay-scale",
+                   "--state-layout", "--repeats",   "--decode-tokens", "--decode-seen",   "--sums"});
   others.insert({"--sums", "--beside-tokens", "--decode-tokens", "--decode-seen"});
-  check("bench",
-        {{"recurrence",
-          {"--device", "none", "--json", none_},
-          {"--threads",      "--check-memory", "--rule",        "--commit",           "--tokens",     "--sequences",
-           "--beside",       "--heads",        "--value-heads", "--key-dim",          "--value-dim",  "--dtype",
-           "--operands",     "--form",         "--chunk",       "--segment",          "--gates",      "--repeats",
-           "--decode-model", "--prefill",      "--train",       "--decode-sequences", "--decay-scale"}},
-         {"training", {"--device", "none", "--json", none_, "--train"}, training, true}},
-        others);
+  check(
+      "bench",
+      {{"recurrence",
+        {"--device", "none", "--json", none_},
+        {"--threads",      "--check-memory", "--rule",        "--commit",           "--tokens",      "--sequences",
+         "--beside",       "--heads",        "--value-heads", "--key-dim",          "--value-dim",   "--dtype",
+         "--operands",     "--form",         "--chunk",       "--segment",          "--gates",       "--repeats",
+         "--decode-model", "--prefill",      "--train",       "--decode-sequences", "--decay-scale", "--state-layout"}},
+       {"training", {"--device", "none", "--json", none_, "--train"}, training, true}},
+      others);
   const Args bench{"bench", "--device", "none"};
   refused(bench + Args{"--commit", "x"}, "--commit");
   refused(bench + Args{"--form", "token", "--chunk", "64"}, "--chunk");
