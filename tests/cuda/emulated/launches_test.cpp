@@ -19,6 +19,7 @@
 
 #include "base/random.h"
 #include "cuda/device_runs.h"
+#include "cuda/random_rule.h"
 #include "emulation/run.h"
 
 namespace fw::testing {
@@ -242,6 +243,34 @@ TEST(Launches, ArePlannedForWideKeys) {
     options.initial_state = seed % 3 != 1;
     options.seed = seed;
     expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_AUTO));
+  }
+}
+
+// Rules that nobody listed, in both forms, over key dimensions, value heads, layouts and number formats.
+TEST(Launches, ArePlannedForRandomRules) {
+  constexpr int kCalls = 24;
+  Random random(20261130);
+  int calls = 0;
+  for (uint64_t seed = 1; calls < kCalls; ++seed) {
+    const Rule rule = random_rule(random);
+    const fw_form form = seed % 4 == 0 ? FW_FORM_TOKEN : FW_FORM_CHUNK;
+    if (!is_valid(rule) || (form == FW_FORM_TOKEN ? rule.general_erase() : lacks(rule))) continue;
+    ++calls;
+    constexpr int64_t kKeys[] = {24, 64, 100, 128, 160, 256};
+    ProblemOptions options;
+    options.sequences = random.below(2) == 0 ? SeqLayout({0, 65, 65, 66}) : SeqLayout::uniform(2, 65);
+    options.H = 1;
+    options.HV = rule.general_erase() ? 1 : 1 + static_cast<int64_t>(random.below(2));
+    options.K = kKeys[random.below(std::size(kKeys))];
+    options.V = 16 + static_cast<int64_t>(random.below(80));
+    options.gates_per_value_head = random.below(2) == 0;
+    options.initial_state = random.below(2) == 0;
+    options.edge_decays = random.below(4) == 0;
+    options.seed = seed;
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    // Above K 128 not every rule has the chunk form.
+    const fw_form any = form == FW_FORM_CHUNK && options.K > 128 ? FW_FORM_AUTO : form;
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, any));
   }
 }
 
