@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/plan_device.h"
+#include "model/chosen_rows.h"
 #include "nn/activations.h"
 #include "nn/block.h"
 #include "nn/head.h"
@@ -127,7 +128,7 @@ class EngineOf final : public Engine<Wide<T>> {
     if (layers_with_experts() > 0)
       pass.balance = static_cast<W>(config_.experts.balance) * grad_scale / static_cast<W>(layers_with_experts());
     const int32_t* device_ids = upload(ids);
-    const std::optional<ChosenRows> few = few_scored(targets);
+    const std::optional<ChosenRows> few = ChosenRows::few_scored(targets);
     const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
     Residual<T> residual = run(pass, device_ids, state);
     const Mat<T> dx = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
@@ -154,7 +155,7 @@ class EngineOf final : public Engine<Wide<T>> {
   void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout,
                 ModelState<W>* state, W* nll, LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, false);
-    const std::optional<ChosenRows> few = few_scored(targets);
+    const std::optional<ChosenRows> few = ChosenRows::few_scored(targets);
     const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
     Residual<T> residual = run(pass, upload(ids), state);
     if (state != nullptr) state->advance(layout);
@@ -166,7 +167,7 @@ class EngineOf final : public Engine<Wide<T>> {
     std::vector<W> scored(static_cast<size_t>(few->count()));
     exec_.device.to_host(scored.data(), device_nll, sizeof(W) * scored.size());
     std::fill_n(nll, ids.size(), W{});
-    for (int64_t i = 0; i < few->count(); ++i) nll[few->row(i)] = scored[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < few->count(); ++i) nll[few->number(i)] = scored[static_cast<size_t>(i)];
   }
 
   void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
@@ -434,67 +435,30 @@ class EngineOf final : public Engine<Wide<T>> {
   // Most logits and rows of them that likeliest() has at a time.
   static constexpr int64_t kSliceLogits = int64_t{1} << 23, kSliceRows = 1024;
 
-  // Rows of a pass, growing, as the last tokens of sequences that cover those before them: so last_rows() gathers
-  // any rows.
-  class ChosenRows {
-   public:
-    explicit ChosenRows(std::span<const int64_t> rows) : layout_(ends_of(rows)) {}
-    int64_t count() const { return layout_.count(); }
-    int64_t row(int64_t i) const { return layout_.end(i) - 1; }
-    const SeqLayout& layout() const { return layout_; }
-    std::vector<int32_t> of(std::span<const int32_t> values) const {
-      std::vector<int32_t> chosen(static_cast<size_t>(count()));
-      for (int64_t i = 0; i < count(); ++i) chosen[static_cast<size_t>(i)] = values[static_cast<size_t>(row(i))];
-      return chosen;
-    }
-
-   private:
-    static SeqLayout ends_of(std::span<const int64_t> rows) {
-      std::vector<int64_t> offsets{0};
-      for (const int64_t row : rows) offsets.push_back(row + 1);
-      return SeqLayout(std::move(offsets));
-    }
-    SeqLayout layout_;
-  };
-
-  // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes
-  // them alone. A task of recall asks at one position in eight, a choice is scored after a long context.
-  static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
-    const auto scored = [](int32_t target) { return target >= 0; };
-    const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));
-    if (count == 0 || 2 * count > targets.size()) return std::nullopt;
-    std::vector<int64_t> rows;
-    rows.reserve(count);
-    for (size_t t = 0; t < targets.size(); ++t) {
-      if (scored(targets[t])) rows.push_back(static_cast<int64_t>(t));
-    }
-    return ChosenRows(rows);
-  }
-
   Residual<T> last_of(const Residual<T>& all, const PassLayout& layout) {
-    Residual<T> last;
-    last.pending = all.pending;
-    last.x = new_matrix<T>(arena_, layout.host.count(), config_.hidden_size);
-    last.delta = new_matrix<T>(arena_, layout.host.count(), config_.hidden_size);
+    Residual<T> last = rows_like(all, layout.host.count());
     exec_.last_rows(all.x, layout, last.x);
     if (all.pending) exec_.last_rows(all.delta, layout, last.delta);
     return last;
   }
   Residual<T> gather(const Residual<T>& all, const ChosenRows& rows) {
-    return last_of(all, PassLayout(rows.layout(), upload(std::span<const int64_t>(rows.layout().offsets())), nullptr));
+    const int32_t* numbers = upload(rows.numbers());
+    Residual<T> chosen = rows_like(all, rows.count());
+    exec_.gather_rows(all.x, numbers, chosen.x);
+    if (all.pending) exec_.gather_rows(all.delta, numbers, chosen.delta);
+    return chosen;
   }
-  // The chosen rows of `to` = from, the others zero: each is a page of its own.
+  Residual<T> rows_like(const Residual<T>& all, int64_t count) {
+    Residual<T> rows;
+    rows.pending = all.pending;
+    rows.x = new_matrix<T>(arena_, count, config_.hidden_size);
+    rows.delta = new_matrix<T>(arena_, count, config_.hidden_size);
+    return rows;
+  }
+  // The chosen rows of `to` = from, the others zero.
   void scatter(Mat<const T> from, const ChosenRows& rows, Mat<T> to) {
     exec_.device.fill(to.data, 0, static_cast<size_t>(to.rows * to.stride) * sizeof(T));
-    std::vector<T*> row_pointers;
-    row_pointers.reserve(static_cast<size_t>(rows.count()));
-    for (int64_t i = 0; i < rows.count(); ++i) row_pointers.push_back(to.row(rows.row(i)));
-    const SeqLayout single = SeqLayout::uniform(rows.count(), 1);
-    Pages<T> pages;
-    pages.table = upload(std::span<T* const>(row_pointers));
-    pages.per_sequence = pages.rows = 1;
-    pages.width = to.cols;
-    exec_.store_rows(from, PassLayout(single, upload(std::span<const int64_t>(single.offsets())), nullptr), pages);
+    exec_.scatter_rows(from, upload(rows.numbers()), to);
   }
 
   // What passes read beside the values themselves, made again where those may have changed.

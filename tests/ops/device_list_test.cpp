@@ -663,6 +663,17 @@ TEST_P(DeviceList, Rows) {
       auto last = run.out(sequences.count(), s.cols, s.pad);
       run.on.exec.last_rows(from.mat(), pass.layout, last.mat());
       run.keep("last", last);
+      // Every third row from the end on; the other rows stay what they are.
+      std::vector<int32_t> numbers;
+      for (int64_t r = s.rows - 1; r >= 0; r -= 3) numbers.push_back(static_cast<int32_t>(r));
+      Buffer<int32_t> rows(run.on.device, static_cast<int64_t>(numbers.size()));
+      rows.write(0, numbers);
+      auto chosen = run.out(rows.size(), s.cols, s.pad), some = run.matrix(rows.size(), s.cols, s.pad),
+           back = run.matrix(s.rows, s.cols, s.pad);
+      run.on.exec.gather_rows(from.mat(), rows.data(), chosen.mat());
+      run.keep("gathered", chosen);
+      run.on.exec.scatter_rows(some.mat(), rows.data(), back.mat());
+      run.keep("scattered", back);
       using T = std::remove_reference_t<decltype(*from.mat().data)>;
       for (const int64_t pages_of : {1, 3}) {
         auto memory = run.matrix(sequences.count() * pages_of * 10, s.cols, 0);
