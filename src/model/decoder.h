@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "model/state.h"
@@ -37,5 +38,13 @@ class Decoder {
   // The logits [vocab] of sequence n's next token; waits for all work.
   virtual void read_logits(int64_t n, std::span<W> logits) = 0;
 };
+
+template <class T>
+class Network;  // model/network.h
+
+// A decoder of the sequences of `state`, which it advances. The network, the device and the state outlive it.
+template <class T>
+std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, Device& device, Precision precision, fw_form form,
+                                               ModelState<Wide<T>>& state);
 
 }  // namespace fw

@@ -6,7 +6,6 @@
 
 #include "base/arena_mark.h"
 #include "nn/activations.h"
-#include "ops/normed_linear.h"
 
 namespace fw {
 

@@ -1,7 +1,6 @@
 #include "nn/head.h"
 
 #include "nn/activations.h"
-#include "ops/normed_linear.h"
 
 namespace fw {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "nn/activations.h"
 #include "nn/norm.h"
-#include "ops/normed_linear.h"
 
 namespace fw {
 
@@ -52,7 +51,7 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, M
     pass.norm->product(pass, x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, true, c.act);
   } else if (!pass.keep && !shifts() && x.rows <= kSmallGemmMaxM) {
     c.act = new_matrix<T>(pass.exec.arena, x.rows, spec_.size);
-    swiglu_linear_forward(pass.exec, x, pass.params.weight(gate_up_, width(), spec_.hidden), c.act);
+    pass.exec.swiglu_linear_forward(x, pass.params.weight(gate_up_, width(), spec_.hidden), c.act);
   } else {
     project(pass, x, c);
     activate(pass, c);

@@ -1,7 +1,5 @@
 #include "nn/norm.h"
 
-#include "ops/normed_linear.h"
-
 namespace fw {
 
 template <class T>
@@ -25,7 +23,7 @@ void RowNorm<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>*
 template <class T>
 void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
                          Mat<T> y) const {
-  normed_linear_forward(pass.exec, x, pass.params.scale(weight_), eps_, weight, bias, swiglu, y);
+  pass.exec.normed_linear_forward(x, pass.params.scale(weight_), eps_, weight, bias, swiglu, y);
 }
 
 template <class T>

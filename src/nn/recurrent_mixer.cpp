@@ -10,7 +10,6 @@
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
-#include "ops/normed_linear.h"
 #include "rule/token_scalars.h"
 
 namespace fw {
@@ -271,7 +270,7 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
       c.gate = columns(c.proj, projections_.gate);
     }
   }
-  if (parts.size() == 2) return linear_pair_forward(pass.exec, parts[0], parts[1]);
+  if (parts.size() == 2) return pass.exec.linear_pair_forward(parts[0], parts[1]);
   for (const LinearPart<T>& of : parts) pass.exec.linear_forward(of.x, of.weight, of.bias, of.y, Write::kOverwrite);
 }
 
@@ -385,9 +384,9 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   if (c.few) {
     const bool has_addend = pass.addend.data != nullptr;
     if (has_addend) pass.exec.copy_rows(pass.addend, y);
-    gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm),
-                         static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, out, y,
-                         has_addend ? Write::kAccumulate : pass.last_write());
+    pass.exec.gated_linear_forward(c.o, Mat<const T>(c.gate), params.value(index_.o_norm),
+                                   static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, out, y,
+                                   has_addend ? Write::kAccumulate : pass.last_write());
     return kept;
   }
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);

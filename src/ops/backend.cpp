@@ -1,10 +1,12 @@
 #include "ops/backend.h"
 
+#include <limits>
 #include <string_view>
 #include <type_traits>
 
 #include "base/error.h"
 #include "base/plan_device.h"
+#include "ops/cuda/kinds.h"
 #include "ops/cuda/products.h"
 #include "ops/profile.h"
 
@@ -68,6 +70,18 @@ void require_layer(std::string_view kind, const Device& device) {
   const char* name = missing(plain_table_of<T>(device), kind);
   if (name != nullptr)
     fail_usage("device: expected the CPU: layers called {} do not run on CUDA devices (no operation {})", kind, name);
+}
+
+LayerLimits layer_limits(const Device& device) {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  if (device.kind() == FW_DEVICE_CPU) return {kNone, kNone, kNone, kNone};
+  return {cuda::kinds::kMostAttentionDim, cuda::kinds::kMostMesaKey, cuda::kinds::kMostMamba3Sums,
+          cuda::kinds::kMostExperts};
+}
+
+size_t arena_block(const Device& device) {
+  if (device.kind() == FW_DEVICE_CPU) return size_t{4} << 20;
+  return only_plans(device) ? size_t{1} << 40 : size_t{64} << 20;
 }
 
 size_t library_bytes(const Device& device) { return device.kind() == FW_DEVICE_CUDA ? cuda::kProductsWorkspace : 0; }

@@ -33,6 +33,19 @@ const Ops<T>& ops_of(const Device& device);
 template <class T>
 void require_layer(std::string_view kind, const Device& device);
 
+// What a device's kernels hold of a layer, as large as int64_t goes where nothing bounds it.
+struct LayerLimits {
+  int64_t attention_dim;  // channels of an attention head
+  int64_t mesa_key;       // channels of a Mesa layer's key head
+  int64_t mamba3_sums;    // (2 mimo_rank + 1) head_dim of a Mamba-3 layer with several rows a token
+  int64_t experts;        // of a layer
+};
+LayerLimits layer_limits(const Device& device);
+
+// Bytes of an arena's blocks: on a GPU, where each costs a call that waits, more than all but the largest activations
+// take. The plan of a GPU has one block without an end: what a pass uses of it is what the GPU's arena is to reserve.
+size_t arena_block(const Device& device);
+
 // The same context for tensors of the type of statistics.
 template <class T>
 Exec<Wide<T>> wide_exec(const Exec<T>& exec) {

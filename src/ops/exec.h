@@ -23,6 +23,7 @@ struct Exec {
 
 #define FW_OP_ARGS(...) __VA_ARGS__
 #define FW_LINEAR_OP(name, args) void name(FW_OP_ARGS args) const;
+#define FW_FUSED_OP(name, args) void name(FW_OP_ARGS args) const;
 #define FW_OP(name, args)                              \
   template <class... Args>                             \
   void name(Args&&... arguments) const {               \

@@ -245,6 +245,20 @@ struct AdamWStep {
   uint64_t seed = 0, update = 0, first = 0;
 };
 
+// y = x W^T + bias.  x [T, in], W [out, in], bias [out] or null, y [T, out].
+template <class T>
+struct LinearPart {
+  Mat<const T> x;
+  Weight<Wide<T>> weight;
+  const Wide<T>* bias;
+  Mat<T> y;
+};
+
+// Rows up to which a weight costs the reading of it, however few they are.
+inline constexpr int64_t kGemvMaxM = 8;
+// Rows up to which a product and the SwiGLU after it are one kernel.
+inline constexpr int64_t kSmallGemmMaxM = 64;
+
 template <class T>
 struct Exec;
 
@@ -253,6 +267,7 @@ template <class T>
 struct Ops {
   using W = Wide<T>;
 #define FW_OP_ARGS(...) __VA_ARGS__
+#define FW_FUSED_OP(name, args) bool (*name)(const Exec<T>&, FW_OP_ARGS args) = nullptr;
 #define FW_OP(name, args) void (*name)(const Exec<T>&, FW_OP_ARGS args) = nullptr;
 #include "ops/ops.def"
 #undef FW_OP

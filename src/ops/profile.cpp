@@ -247,12 +247,24 @@ struct Timed<T, op, member, void (*)(const Exec<T>&, Args...)> {
   }
 };
 
+// Of a fused operation, which times itself (fused.cpp).
+template <class T, auto member, class Function>
+struct Plain;
+template <class T, auto member, class... Args>
+struct Plain<T, member, bool (*)(const Exec<T>&, Args...)> {
+  static bool call(const Exec<T>& exec, Args... args) {
+    const auto function = plain_table_of<T>(exec.device).*member;
+    return function != nullptr && function(exec, args...);
+  }
+};
+
 }  // namespace
 
 template <class T>
 const Ops<T>& profiled_ops() {
   static constexpr Ops<T> kTable = [] {
     Ops<T> ops;
+#define FW_FUSED_OP(name, args) ops.name = &Plain<T, &Ops<T>::name, decltype(ops.name)>::call;
 #define FW_OP(name, args) ops.name = &Timed<T, k_##name, &Ops<T>::name, decltype(ops.name)>::call;
 #include "ops/ops.def"
 #undef FW_OP

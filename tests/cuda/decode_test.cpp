@@ -15,7 +15,6 @@
 #include "model/language_model.h"
 #include "ops/cpu/sampling.h"
 #include "ops/device_check.h"
-#include "ops/normed_linear.h"
 #include "support/error_of.h"
 
 namespace fw::testing {
@@ -146,8 +145,8 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
         };
         Matrix<T> x(on.device, count, in, 8, part(o)), g(on.device, count, in, 8, part(gate)),
             y(on.device, count, out, 8);
-        gated_linear_forward<T>(
-            on.exec, x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
+        on.exec.gated_linear_forward(
+            x.mat(), g.mat(), norm.data(), Wide<T>(1e-5), dim, GateKind::kSilu,
             Weight<Wide<T>>(Mat<const Wide<T>>(weight.data(), out, in), Mat<const Bf16>(rounded.data(), out, in)),
             y.mat(), Write::kOverwrite);
         return y.values();

@@ -6,37 +6,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
 #include "base/random.h"
 #include "cuda/device_runs.h"
+#include "cuda/random_rule.h"
 #include "rule/rule.h"
 #include "scan/cuda/pipeline.h"
 
 namespace fw::testing {
 namespace {
-
-Rule random_rule(Random& random) {
-  Rule rule;
-  for (const AxisInfo& axis : rule_axes()) {
-    if (axis.name == "erase_state" || axis.name == "erase_write") continue;  // a device refuses other values
-    axis.set(rule, static_cast<int>(random.below(axis.values.size())));
-  }
-  // Keys of unit length, so that most of the rules drawn are stable; raw ones where the gain takes care of that.
-  rule.k_norm = rule.gain_uses_key_norm() ? rule.k_norm : Norm::kL2;
-  // The preconditioner's form does nothing without it, but for the rule's name.
-  if (!rule.uses_precond()) rule.precond_form = PrecondForm::kSquash;
-  if (rule.precond_form == PrecondForm::kTanh) rule.precond_form = PrecondForm::kSquash;  // as above
-  return rule;
-}
-
-bool valid(const Rule& rule) {
-  try {
-    validate(rule);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 // Whether rounding errors of the inputs stay what they are: a state that has grown has grown them too.
 bool stable(const ReferenceOutputs& out) {
@@ -51,7 +28,7 @@ void expect_rules(Random& random, int wanted, const Takes& takes, const Channels
   int compared = 0, unstable = 0;
   for (uint64_t seed = 1; compared < wanted; ++seed) {
     const Rule rule = random_rule(random);
-    if (!valid(rule) || !takes(rule)) continue;
+    if (!is_valid(rule) || !takes(rule)) continue;
     ProblemOptions options;
     options.sequences = seed % 2 == 0 ? SeqLayout({0, 65, 65, 66, 196}) : SeqLayout::uniform(2, 100);
     options.H = 1 + static_cast<int64_t>(random.below(2));

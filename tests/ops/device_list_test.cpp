@@ -8,8 +8,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "ops/normed_linear.h"
-
 namespace fw::testing {
 namespace {
 
@@ -264,9 +262,8 @@ TEST_P(DeviceList, NormedLinear) {
             const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 4 / std::sqrt(static_cast<double>(s.in)));
             auto x = run.matrix(s.rows, s.in, s.pad, -20, 20), y = run.out(s.rows, swiglu ? s.out / 2 : s.out, s.pad);
             Buffer<W> norm = run.parameters(s.in, 0.2, 2), bias = run.parameters(s.out);
-            normed_linear_forward<typename std::decay_t<decltype(run.on)>::Activation>(
-                run.on.exec, x.mat(), norm.data(), W(1e-2), w.weight(), swiglu ? nullptr : bias.data(), swiglu,
-                y.mat());
+            run.on.exec.normed_linear_forward(x.mat(), norm.data(), W(1e-2), w.weight(), swiglu ? nullptr : bias.data(),
+                                              swiglu, y.mat());
             run.keep("y", y);
           },
           swiglu ? 1.6e-2 : 8e-3);
@@ -294,15 +291,14 @@ TEST_P(DeviceList, LinearPair) {
     SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out << ", " << s.other_in << " to "
                                       << s.other_out);
     compare(GetParam(), [&](auto& run) {
-      using T = typename std::decay_t<decltype(run.on)>::Activation;
       using W = typename std::decay_t<decltype(run)>::W;
       const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 1), other(run, s.other_out, s.other_in, 1);
       auto x = run.matrix(s.rows, s.in, s.pad), z = run.matrix(s.rows, s.other_in, s.pad);
       auto y = run.out(s.rows, s.out, s.pad), u = run.out(s.rows, s.other_out, s.pad),
            alone = run.out(s.rows, s.other_out, s.pad);
       Buffer<W> bias = run.parameters(s.other_out);
-      linear_pair_forward<T>(run.on.exec, {x.mat(), w.weight(), nullptr, y.mat()},
-                             {z.mat(), other.weight(), bias.data(), u.mat()});
+      run.on.exec.linear_pair_forward({x.mat(), w.weight(), nullptr, y.mat()},
+                                      {z.mat(), other.weight(), bias.data(), u.mat()});
       run.on.exec.linear_forward(z.mat(), other.weight(), bias.data(), alone.mat(), Write::kOverwrite);
       run.keep("y", y);
       run.keep("u", u);
@@ -329,8 +325,7 @@ TEST_P(DeviceList, SwigluLinear) {
         [&](auto& run) {
           const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 4 / std::sqrt(static_cast<double>(s.in)));
           auto x = run.matrix(s.rows, s.in, s.pad), y = run.out(s.rows, s.out / 2, s.pad);
-          swiglu_linear_forward<typename std::decay_t<decltype(run.on)>::Activation>(run.on.exec, x.mat(), w.weight(),
-                                                                                     y.mat());
+          run.on.exec.swiglu_linear_forward(x.mat(), w.weight(), y.mat());
           run.keep("y", y);
         },
         8e-3);
@@ -362,10 +357,10 @@ TEST_P(DeviceList, GatedLinear) {
           auto copy = run.matrix(s.rows, in, s.pad, -20, 20);
           Buffer<W> norm = run.parameters(s.dim, 0.2, 2);
           const Mat<const T> given = s.kind == GateKind::kNone ? Mat<const T>() : Mat<const T>(gate.mat());
-          gated_linear_forward<T>(run.on.exec, o.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(), y.mat(),
-                                  Write::kOverwrite);
-          gated_linear_forward<T>(run.on.exec, copy.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(),
-                                  more.mat(), Write::kAccumulate);
+          run.on.exec.gated_linear_forward(o.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(), y.mat(),
+                                           Write::kOverwrite);
+          run.on.exec.gated_linear_forward(copy.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(),
+                                           more.mat(), Write::kAccumulate);
           run.keep("y", y);
           run.keep("more", more);
         },
@@ -663,6 +658,17 @@ TEST_P(DeviceList, Rows) {
       auto last = run.out(sequences.count(), s.cols, s.pad);
       run.on.exec.last_rows(from.mat(), pass.layout, last.mat());
       run.keep("last", last);
+      // Every third row from the end on; the other rows stay what they are.
+      std::vector<int32_t> numbers;
+      for (int64_t r = s.rows - 1; r >= 0; r -= 3) numbers.push_back(static_cast<int32_t>(r));
+      Buffer<int32_t> rows(run.on.device, static_cast<int64_t>(numbers.size()));
+      rows.write(0, numbers);
+      auto chosen = run.out(rows.size(), s.cols, s.pad), some = run.matrix(rows.size(), s.cols, s.pad),
+           back = run.matrix(s.rows, s.cols, s.pad);
+      run.on.exec.gather_rows(from.mat(), rows.data(), chosen.mat());
+      run.keep("gathered", chosen);
+      run.on.exec.scatter_rows(some.mat(), rows.data(), back.mat());
+      run.keep("scattered", back);
       using T = std::remove_reference_t<decltype(*from.mat().data)>;
       for (const int64_t pages_of : {1, 3}) {
         auto memory = run.matrix(sequences.count() * pages_of * 10, s.cols, 0);

@@ -59,6 +59,36 @@ TEST(LastRows, TheLastTokenOfEverySequence) {
 }
 
 template <class T>
+void check_chosen() {
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    for (const std::vector<int32_t>& rows : std::vector<std::vector<int32_t>>{{}, {3}, {0, 66, 1, 5}}) {
+      for (int64_t cols : {1, 7, 65}) {
+        constexpr int64_t kRows = 67;
+        const auto count = static_cast<int64_t>(rows.size());
+        const std::vector<T> values = values_of<T>(kRows * cols);
+        const Strided<T> all(kRows, cols, values);
+        Strided<T> chosen(count, cols), back(kRows, cols, std::vector<T>(values.size(), T(42)));
+        host_ops<T>().gather_rows(host_exec<T>(), all.view(), rows.data(), chosen.mat());
+        host_ops<T>().scatter_rows(host_exec<T>(), chosen.view(), rows.data(), back.mat());
+        std::vector<T> want, want_back(values.size(), T(42));
+        for (const int32_t row : rows) {
+          want.insert(want.end(), values.begin() + row * cols, values.begin() + (row + 1) * cols);
+          std::copy_n(values.begin() + row * cols, cols, want_back.begin() + row * cols);
+        }
+        EXPECT_EQ(chosen.values(), want) << count << " rows of " << cols << " columns";
+        EXPECT_EQ(back.values(), want_back) << count << " rows of " << cols << " columns, the others stay";
+      }
+    }
+  }
+}
+
+TEST(ChosenRows, AreGatheredAndScattered) {
+  check_chosen<float>();
+  check_chosen<double>();
+}
+
+template <class T>
 void check_add() {
   for (int threads : {1, 3}) {
     const Threads limit(threads);

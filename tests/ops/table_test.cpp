@@ -80,8 +80,21 @@ std::set<std::string> called_by_the_tests() {
   return names;
 }
 
+// Where there is none Exec runs the operations that it is made of, as a plan does, which counts their memory.
+TEST(Table, AGpuHasEveryFusedOperation) {
+  const bool has_cuda = cuda_ops<Bf16>().linear_forward != nullptr;
+#define FW_OP(name, args)
+#define FW_FUSED_OP(name, args)                                                       \
+  EXPECT_EQ(cuda_ops<Bf16>().name != nullptr, has_cuda) << "a kernel of bf16 " #name; \
+  EXPECT_EQ(planned_cuda_ops<Bf16>().name, nullptr) << #name;                         \
+  EXPECT_EQ(host_ops<float>().name, nullptr) << #name;
+#include "ops/ops.def"
+#undef FW_OP
+}
+
 TEST(Table, EveryOperationHasATest) {
   const std::set<std::string> called = called_by_the_tests();
+#define FW_FUSED_OP(name, args) FW_OP(name, args)
 #define FW_OP(name, args) \
   EXPECT_EQ(called.count(#name), 1U) << "no test of tests/ops calls " #name ": add one (op_check.h has the harness)";
 #include "ops/ops.def"

@@ -179,10 +179,10 @@ std::string line_table() {
   const auto add = [&](const char* phase, const std::string& name, const char* arch, const char* tiles) {
     all += fmt::format("| {} | `{}` | sm_{} | {} |\n", phase, name, std::string(arch).substr(3), tiles_cell(tiles));
   };
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) add("prepare", name, #arch, #leaves);
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) add("prepare", name, #arch, #leaves);
 #define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) add("forward scan", name, #arch, #reads);
 #define FW_REVERSE_SCAN(id, name, arch, launch, takes) add("reverse scan", name, #arch, "kNoTiles");
-#define FW_GRADIENTS(id, name, arch, launch, takes) add("gradients", name, #arch, "kNoTiles");
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) add("gradients", name, #arch, "kNoTiles");
 #define FW_TOKEN_FORWARD(id, name, arch, takes) add("token", name, #arch, "kNoTiles");
 #include "scan/cuda/kernels.def"
   return all;
@@ -216,10 +216,10 @@ TEST(KernelPage, NamesFilesThatExist) {
     }
     EXPECT_TRUE(there) << name;
   };
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) look(name);
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) look(name);
 #define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) look(name);
 #define FW_REVERSE_SCAN(id, name, arch, launch, takes) look(name);
-#define FW_GRADIENTS(id, name, arch, launch, takes) look(name);
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) look(name);
 #define FW_TOKEN_FORWARD(id, name, arch, takes) look(name);
 #include "scan/cuda/kernels.def"
 }

@@ -42,6 +42,22 @@ void last_rows(const Exec<T>&, Mat<const T> from, const PassLayout& layout, Mat<
 }
 
 template <class T>
+void gather_rows(const Exec<T>&, Mat<const T> from, const int32_t* rows, Mat<T> to) {
+  for_row_blocks(RowBlocks::cut(to.rows, to.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      std::memcpy(to.row(i), from.row(rows[i]), static_cast<size_t>(to.cols) * sizeof(T));
+  });
+}
+
+template <class T>
+void scatter_rows(const Exec<T>&, Mat<const T> from, const int32_t* rows, Mat<T> to) {
+  for_row_blocks(RowBlocks::cut(from.rows, from.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      std::memcpy(to.row(rows[i]), from.row(i), static_cast<size_t>(from.cols) * sizeof(T));
+  });
+}
+
+template <class T>
 void round_values(const Exec<T>&, const T* from, int64_t n, Bf16* to) {
   for_row_blocks({n, 16384}, [&](int64_t, int64_t begin, int64_t end) {
     if constexpr (std::is_same_v<T, float>) {
@@ -75,6 +91,8 @@ void exp_values_backward(const Exec<T>&, const T* dy, const T* y, int64_t n, T* 
   template void add_rows(const Exec<T>&, Mat<const T>, Mat<T>);                     \
   template void subtract_rows(const Exec<T>&, Mat<const T>, Mat<T>);                \
   template void last_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>); \
+  template void gather_rows(const Exec<T>&, Mat<const T>, const int32_t*, Mat<T>);  \
+  template void scatter_rows(const Exec<T>&, Mat<const T>, const int32_t*, Mat<T>); \
   template void round_values(const Exec<T>&, const T*, int64_t, Bf16*);             \
   template void add_values(const Exec<T>&, const T*, int64_t, T*);                  \
   template void exp_values_forward(const Exec<T>&, const T*, int64_t, T*);          \

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "base/mat.h"
-#include "ops/normed_linear.h"
 #include "ops/ops.h"
 
 namespace fw::cuda {

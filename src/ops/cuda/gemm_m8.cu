@@ -22,8 +22,8 @@
 #include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
-#include "ops/normed_linear.h"
 
 namespace fw::cuda {
 namespace {
@@ -407,15 +407,13 @@ template void gemm_m8_experts<Bf16>(Mat<const Bf16>, const ExpertRows&, Mat<cons
 template void gemm_m8_linear<float>(Mat<const float>, Mat<const float>, const float*, Mat<float>, Write, void*);
 template void gemm_m8_linear<Bf16>(Mat<const Bf16>, Mat<const Bf16>, const float*, Mat<Bf16>, Write, void*);
 
-}  // namespace fw::cuda
+static_assert(kGemvMaxM == kGemmM8MaxM);
 
-namespace fw {
+namespace ops {
 
-static_assert(kGemvMaxM == cuda::kGemmM8MaxM);
-
-bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps,
-                           const Weight<float>& weight, const float* bias, bool swiglu, Mat<Bf16> y) {
-  using namespace cuda;
+template <>
+bool normed_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps,
+                           Weight<float> weight, const float* bias, bool swiglu, Mat<Bf16> y) {
   const Mat<const Bf16> w = operand<Bf16>(weight);
   if (x.rows > kGemmM8MaxM || x.cols % kPacket<Bf16> != 0 || !in_packets<Bf16>(x.data, x.stride) ||
       !in_packets<Bf16>(w.data, w.stride))
@@ -431,8 +429,8 @@ bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const floa
   return true;
 }
 
-bool linear_pair_on_cuda(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, const LinearPart<Bf16>& second) {
-  using namespace cuda;
+template <>
+bool linear_pair_forward(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, const LinearPart<Bf16>& second) {
   if (first.x.rows != second.x.rows || first.x.cols != second.x.cols) return false;
   const Mat<const Bf16> weights[2] = {operand<Bf16>(first.weight), operand<Bf16>(second.weight)};
   if (first.x.rows > kGemmM8MaxM) return some_rows_pair(first, second, exec.device.stream());
@@ -450,9 +448,9 @@ bool linear_pair_on_cuda(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, 
   return true;
 }
 
-bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps,
-                          int64_t head_dim, GateKind kind, const Weight<float>& weight, Mat<Bf16> y, Write write) {
-  using namespace cuda;
+template <>
+bool gated_linear_forward(const Exec<Bf16>& exec, Mat<Bf16> o, Mat<const Bf16> gate, const float* norm, float eps,
+                          int64_t head_dim, GateKind kind, Weight<float> weight, Mat<Bf16> y, Write write) {
   const Mat<const Bf16> w = operand<Bf16>(weight);
   const int64_t packets = head_dim / kPacket<Bf16>;
   if (head_dim % kPacket<Bf16> != 0 || packets > 32 || 32 % packets != 0 || o.cols % head_dim != 0 ||
@@ -481,4 +479,5 @@ bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const B
   return true;
 }
 
-}  // namespace fw
+}  // namespace ops
+}  // namespace fw::cuda

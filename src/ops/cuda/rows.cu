@@ -1,5 +1,5 @@
-// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table, tokens to their
-// experts; and a sum of two flat ranges.
+// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows by their numbers, tokens to
+// their experts. And sums of rows and of two flat ranges.
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/sequences.cuh"
@@ -46,11 +46,19 @@ struct StoreRows {
 };
 
 template <class T>
-struct TableRows {
-  const int32_t* ids;
-  Mat<const T> table;
+struct GatherRows {
+  Mat<const T> from;
+  const int32_t* rows;
   Mat<T> to;
-  FW_DEVICE Move<T> row(int64_t t) const { return {table.data + ids[t] * table.stride, to.data + t * to.stride}; }
+  FW_DEVICE Move<T> row(int64_t i) const { return {from.data + rows[i] * from.stride, to.data + i * to.stride}; }
+};
+
+template <class T>
+struct ScatterRows {
+  Mat<const T> from;
+  const int32_t* rows;
+  Mat<T> to;
+  FW_DEVICE Move<T> row(int64_t i) const { return {from.data + i * from.stride, to.data + rows[i] * to.stride}; }
 };
 
 template <class T>
@@ -149,9 +157,19 @@ void store_rows(const Exec<T>& exec, Mat<const T> x, const PassLayout& layout, P
 }
 
 template <class T>
+void gather_rows(const Exec<T>& exec, Mat<const T> from, const int32_t* rows, Mat<T> to) {
+  move_rows<T>(GatherRows<T>{from, rows, to}, to.rows, to.cols, aligned(from) && aligned(to), exec.device.stream());
+}
+
+template <class T>
+void scatter_rows(const Exec<T>& exec, Mat<const T> from, const int32_t* rows, Mat<T> to) {
+  move_rows<T>(ScatterRows<T>{from, rows, to}, from.rows, from.cols, aligned(from) && aligned(to),
+               exec.device.stream());
+}
+
+template <class T>
 void embedding_forward(const Exec<T>& exec, const int32_t* ids, Weight<Wide<T>> weight, Mat<T> out) {
-  const Mat<const T> table = operand<T>(weight);
-  move_rows<T>(TableRows<T>{ids, table, out}, out.rows, out.cols, aligned(table) && aligned(out), exec.device.stream());
+  gather_rows<T>(exec, operand<T>(weight), ids, out);
 }
 
 template <class T>
@@ -181,6 +199,8 @@ void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to
   template void gather_expert_rows<T>(const Exec<T>&, Mat<const T>, const ExpertRows&, Mat<T>); \
   template void subtract_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                         \
   template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);          \
+  template void gather_rows<T>(const Exec<T>&, Mat<const T>, const int32_t*, Mat<T>);           \
+  template void scatter_rows<T>(const Exec<T>&, Mat<const T>, const int32_t*, Mat<T>);          \
   template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);       \
   template void embedding_forward<T>(const Exec<T>&, const int32_t*, Weight<float>, Mat<T>);    \
   template void add_values<T>(const Exec<T>&, const float*, int64_t, float*);

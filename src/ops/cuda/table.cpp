@@ -1,4 +1,6 @@
 // The CUDA device's table.
+#include <type_traits>
+
 #include "ops/backend.h"
 #include "ops/cuda/kinds.h"
 #include "ops/cuda/operations.h"
@@ -12,6 +14,8 @@ const Ops<T>& cuda_ops() {
     Ops<T> ops;
 #define FW_LAYER_OP(kind, name, args) \
   if constexpr (cuda::kinds::kind) ops.name = &cuda::ops::name<T>;
+#define FW_FUSED_OP(name, args) \
+  if constexpr (std::is_same_v<T, Bf16>) ops.name = &cuda::ops::name<T>;
 #define FW_OP(name, args) ops.name = &cuda::ops::name<T>;
 #include "ops/ops.def"
 #undef FW_OP

@@ -11,7 +11,7 @@ inline constexpr Tiles kNoTiles = 0, kFwdTiles = 1, kRowTiles = 2, kRowScales = 
                        kXmTiles = 32, kLoTiles = 64;
 
 enum class PrepareKernel : uint8_t {
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) id,
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class ForwardScan : uint8_t {
@@ -23,7 +23,7 @@ enum class ReverseScan : uint8_t {
 #include "scan/cuda/kernels.def"
 };
 enum class GradientKernel : uint8_t {
-#define FW_GRADIENTS(id, name, arch, launch, takes) id,
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) id,
 #include "scan/cuda/kernels.def"
 };
 enum class TokenKernel : uint8_t {
@@ -38,6 +38,7 @@ struct PrepareChoice {
   PrepareKernel kernel = PrepareKernel::kScalarRead;
   int heads = 1;  // kGrouped: value heads of a block
   Tiles leaves = kNoTiles;
+  bool fuses_scalars = false;  // takes gates of one value per token as logits
 };
 struct TokenChoice {
   TokenKernel kernel = TokenKernel::kTokens;

@@ -15,7 +15,7 @@ namespace fw::cuda {
 #define FW_TILES(launcher) \
   void launcher(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream);
 #define FW_K256(launcher) void launcher(const K256PrepareArgs& args, int64_t chunks, void* stream);
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) launch
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) launch
 #include "scan/cuda/kernels.def"
 #undef FW_TILES
 #undef FW_K256
@@ -37,7 +37,7 @@ namespace fw::cuda {
 #define FW_TILES(launcher) \
   void launcher(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream);
 #define FW_K256(launcher) void launcher(const GradientArgs& args, int64_t chunks, void* stream);
-#define FW_GRADIENTS(id, name, arch, launch, takes) launch
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) launch
 #include "scan/cuda/kernels.def"
 #undef FW_TILES
 #undef FW_K256

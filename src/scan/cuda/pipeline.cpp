@@ -144,9 +144,9 @@ bool gradients_make_m(const CallTraits& t) {
 }
 
 PrepareChoice select_prepare(const CallTraits& t) {
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
-  if (Arch::arch <= t.gpu && (takes))                     \
-    return {PrepareKernel::id, PrepareKernel::id == PrepareKernel::kGrouped ? grouped_heads(t) : 1, leaves};
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) \
+  if (Arch::arch <= t.gpu && (takes))                            \
+    return {PrepareKernel::id, PrepareKernel::id == PrepareKernel::kGrouped ? grouped_heads(t) : 1, leaves, fuses};
 #include "scan/cuda/kernels.def"
   no_kernel("prepare", t);
 }
@@ -163,7 +163,7 @@ ReverseScan select_reverse_scan(const CallTraits& t) {
   no_kernel("reverse scan", t);
 }
 GradientKernel select_gradients(const CallTraits& t) {
-#define FW_GRADIENTS(id, name, arch, launch, takes) \
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) \
   if (Arch::arch <= t.gpu && (takes)) return GradientKernel::id;
 #include "scan/cuda/kernels.def"
   no_kernel("gradients", t);
@@ -200,10 +200,7 @@ bool gradients_fuse_gates(const CallTraits& t) {
   return !channel_own_key(t) && channel_streams(t);
 }
 bool prepare_fuses_scalars(const CallTraits& t) {
-  if (t.rule.uses_precond() || t.one_kernel) return false;
-  const PrepareKernel kernel = select_prepare(t).kernel;
-  return kernel == PrepareKernel::kSums || kernel == PrepareKernel::kScalarRows ||
-         (kernel == PrepareKernel::kChannelPlain && !channel_erase(t.rule));
+  return !t.rule.uses_precond() && !t.one_kernel && select_prepare(t).fuses_scalars;
 }
 bool gradients_fuse_scalars(const CallTraits& t) {
   if (t.rule.uses_precond()) return false;
@@ -214,9 +211,13 @@ bool gradients_sum_heads(const CallTraits& t) {
   if (t.group < 2 || t.group > kMost || !std::has_single_bit(static_cast<unsigned>(t.group)) || t.rule.uses_precond() ||
       direct_rule(t.rule))
     return false;
-  if (channel(t)) return gradients_fuse_scalars(t);
-  const GradientKernel kernel = select_gradients(t);
-  return kernel == GradientKernel::kGate || kernel == GradientKernel::kResidual;
+  switch (select_gradients(t)) {
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) \
+  case GradientKernel::id:                                      \
+    return sums_heads;
+#include "scan/cuda/kernels.def"
+  }
+  return false;
 }
 
 namespace {
@@ -295,8 +296,8 @@ Pipeline plan_backward(const CallTraits& traits, const Plan& plan, const DeviceP
 
 const char* name_of(PrepareKernel kernel) {
   switch (kernel) {
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
-  case PrepareKernel::id:                                 \
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) \
+  case PrepareKernel::id:                                        \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -322,8 +323,8 @@ const char* name_of(ReverseScan kernel) {
 }
 const char* name_of(GradientKernel kernel) {
   switch (kernel) {
-#define FW_GRADIENTS(id, name, arch, launch, takes) \
-  case GradientKernel::id:                          \
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) \
+  case GradientKernel::id:                                      \
     return name;
 #include "scan/cuda/kernels.def"
   }
@@ -342,7 +343,7 @@ std::string name_of(const TokenChoice& choice) {
 
 Forms forms_of(Arch gpu) {
   Forms forms;
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) forms.chunk = forms.chunk || Arch::arch <= gpu;
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) forms.chunk = forms.chunk || Arch::arch <= gpu;
 #define FW_TOKEN_FORWARD(id, name, arch, takes) forms.token = forms.token || Arch::arch <= gpu;
 #include "scan/cuda/kernels.def"
   return forms;

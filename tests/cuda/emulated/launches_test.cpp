@@ -19,17 +19,18 @@
 
 #include "base/random.h"
 #include "cuda/device_runs.h"
+#include "cuda/random_rule.h"
 #include "emulation/run.h"
 
 namespace fw::testing {
 namespace {
 
-// Kernels by the name of their function (without namespace and template arguments), and the plan's name for each.
-// An empty one: tables, zeros and copies that every call may need, which plans do not list.
+// Kernels whose functions are not called as the plan calls them (named_as_planned()), by the name of the function
+// without namespace and template arguments. An empty one: tables, zeros and copies that every call may need, which
+// plans do not list.
 constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"additive_gradient_kernel", "additive/gradients"},
     {"additive_join_kernel", "additive/join"},
-    {"additive_scan_kernel", "additive/scan"},
     {"channel_gradient_kernel", "gradients/channel"},
     {"chunk_walk_kernel", "precond"},
     {"clear_kernel", ""},
@@ -42,12 +43,7 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"gate_values_kernel", "gates"},
     {"general_gradient_kernel", "gradients/general"},
     {"join_kernel", "scan/join"},
-    {"k256_forward_kernel", "k256/forward"},
-    {"k256_gradients_kernel", "k256/gradients"},
     {"k256_join_kernel", "k256/join"},
-    {"k256_prepare_kernel", "k256/prepare"},
-    {"k256_prepare_keys_kernel", "k256/prepare_keys"},
-    {"k256_reverse_kernel", "k256/reverse"},
     {"key_from_decay_gradients_kernel", "key_from_decay"},
     {"key_from_decay_kernel", "key_from_decay"},
     {"make_sequences_kernel", ""},
@@ -58,27 +54,36 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"precond_step_kernel", "precond"},
     {"precond_sums_kernel", "precond"},
     {"precond_tokens_kernel", "precond"},
-    {"prepare_channel_hi_lo_kernel", "prepare/channel_hi_lo"},
-    {"prepare_channel_kernel", "prepare/channel"},
-    {"prepare_channel_plain_kernel", "prepare/channel_plain"},
-    {"prepare_grouped_kernel", "prepare/grouped"},
-    {"prepare_precond_kernel", "prepare/precond"},
-    {"prepare_scalar_kernel", "prepare/scalar"},
-    {"prepare_sums_kernel", "prepare/sums"},
     {"reduce_rows_kernel", "dplr"},
     {"scalar_gradient_kernel", "gradients/scalar"},
-    {"scan_forward_kernel", "scan/forward"},
-    {"scan_reverse_kernel", "scan/reverse"},
-    {"scan_reverse_rows_kernel", "scan/reverse_rows"},
     {"sequences_kernel", ""},
     {"stage_kernel", "stage_rows"},
     {"sum_groups_kernel", "gradients/sum_groups"},
     {"token_backward_kernel", "token/backward"},
-    {"token_forward_kernel", "token/forward"},
     {"token_head_kernel", "token/forward"},
     {"token_step_kernel", "token/forward"},
     {"upload_kernel", ""},
 };
+
+// folder_file_kernel of a name folder/file of kernels.def, as folder/file; "" where no line has it.
+std::string named_as_planned(std::string_view function) {
+  constexpr std::string_view kEnd = "_kernel";
+  std::string name(function.substr(0, function.size() - std::min(function.size(), kEnd.size())));
+  const size_t underscore = name.find('_');
+  if (underscore == std::string::npos) return {};
+  name[underscore] = '/';
+  for (const std::string_view line : {
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) name,
+#define FW_FORWARD_SCAN(id, name, arch, reads, launch, takes) name,
+#define FW_REVERSE_SCAN(id, name, arch, launch, takes) name,
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) name,
+#define FW_TOKEN_FORWARD(id, name, arch, takes) name,
+#include "scan/cuda/kernels.def"
+       }) {
+    if (line.substr(0, line.find(" (")) == name) return name;
+  }
+  return {};
+}
 
 // The functions of this program by their addresses, from its table of symbols (nm; the debugger's names).
 class Symbols {
@@ -133,7 +138,8 @@ std::vector<std::string> launched(const std::vector<const void*>& kernels) {
     const std::string function = symbols.kernel(kernel);
     const auto* const known =
         std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& each) { return each.first == function; });
-    add(names, known == std::end(kNames) ? "unknown: " + function : std::string(known->second));
+    const std::string name = known != std::end(kNames) ? std::string(known->second) : named_as_planned(function);
+    add(names, known == std::end(kNames) && name.empty() ? "unknown: " + function : name);
   }
   return names;
 }
@@ -242,6 +248,34 @@ TEST(Launches, ArePlannedForWideKeys) {
     options.initial_state = seed % 3 != 1;
     options.seed = seed;
     expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_AUTO));
+  }
+}
+
+// Rules that nobody listed, in both forms, over key dimensions, value heads, layouts and number formats.
+TEST(Launches, ArePlannedForRandomRules) {
+  constexpr int kCalls = 24;
+  Random random(20261130);
+  int calls = 0;
+  for (uint64_t seed = 1; calls < kCalls; ++seed) {
+    const Rule rule = random_rule(random);
+    const fw_form form = seed % 4 == 0 ? FW_FORM_TOKEN : FW_FORM_CHUNK;
+    if (!is_valid(rule) || (form == FW_FORM_TOKEN ? rule.general_erase() : lacks(rule))) continue;
+    ++calls;
+    constexpr int64_t kKeys[] = {24, 64, 100, 128, 160, 256};
+    ProblemOptions options;
+    options.sequences = random.below(2) == 0 ? SeqLayout({0, 65, 65, 66}) : SeqLayout::uniform(2, 65);
+    options.H = 1;
+    options.HV = rule.general_erase() ? 1 : 1 + static_cast<int64_t>(random.below(2));
+    options.K = kKeys[random.below(std::size(kKeys))];
+    options.V = 16 + static_cast<int64_t>(random.below(80));
+    options.gates_per_value_head = random.below(2) == 0;
+    options.initial_state = random.below(2) == 0;
+    options.edge_decays = random.below(4) == 0;
+    options.seed = seed;
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    // Above K 128 not every rule has the chunk form.
+    const fw_form any = form == FW_FORM_CHUNK && options.K > 128 ? FW_FORM_AUTO : form;
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, any));
   }
 }
 

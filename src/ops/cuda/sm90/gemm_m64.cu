@@ -27,9 +27,9 @@
 #include "ops/cuda/gemm_m64.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "ops/normed_linear.h"
 
 namespace fw::cuda {
 namespace {
@@ -407,17 +407,15 @@ void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, voi
   launch_for<true>(x, weight, y, a, stream);
 }
 
-}  // namespace fw::cuda
+static_assert(kSmallGemmMaxM == kGemmM64MaxM);
 
-namespace fw {
-
-static_assert(kSmallGemmMaxM == cuda::kGemmM64MaxM);
-
-bool swiglu_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const Weight<float>& weight, Mat<Bf16> y) {
-  const Mat<const Bf16> w = cuda::operand<Bf16>(weight);
-  if (x.rows <= kGemvMaxM || !cuda::takes_gemm_m64(x, w)) return false;
-  cuda::gemm_m64_swiglu(x, w, y, exec.device.stream());
+// For more than kGemvMaxM rows and at most kSmallGemmMaxM.
+template <>
+bool ops::swiglu_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, Weight<float> weight, Mat<Bf16> y) {
+  const Mat<const Bf16> w = operand<Bf16>(weight);
+  if (x.rows <= kGemvMaxM || !takes_gemm_m64(x, w)) return false;
+  gemm_m64_swiglu(x, w, y, exec.device.stream());
   return true;
 }
 
-}  // namespace fw
+}  // namespace fw::cuda

@@ -20,8 +20,8 @@ namespace {
 #define FW_TILES(launcher) return launcher(args, choice, k_tile, chunks, stream)
 void prepare(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
   switch (choice.kernel) {
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
-  case PrepareKernel::id:                                 \
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) \
+  case PrepareKernel::id:                                        \
     launch;
 #include "scan/cuda/kernels.def"
   }
@@ -50,8 +50,8 @@ void scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, v
 #define FW_TILES(launcher) return launcher(args, kernel, k_tile, chunks, stream)
 void gradients(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
   switch (kernel) {
-#define FW_GRADIENTS(id, name, arch, launch, takes) \
-  case GradientKernel::id:                          \
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) \
+  case GradientKernel::id:                                      \
     launch;
 #include "scan/cuda/kernels.def"
   }
@@ -69,8 +69,8 @@ void k256_prepare(const K256PrepareArgs& args, PrepareKernel kernel, int64_t chu
   if (K > kMaxTileK || K <= kHalfTileK)
     fail_internal("k256_prepare: expected K from {} to {}, got {}", kHalfTileK + 1, kMaxTileK, K);
   switch (kernel) {
-#define FW_PREPARE(id, name, arch, leaves, launch, takes) \
-  case PrepareKernel::id:                                 \
+#define FW_PREPARE(id, name, arch, leaves, fuses, launch, takes) \
+  case PrepareKernel::id:                                        \
     launch;
 #include "scan/cuda/kernels.def"
   }
@@ -80,8 +80,8 @@ void k256_gradients(const GradientArgs& args, GradientKernel kernel, int64_t chu
   if (args.half.numbers == nullptr && args.half.norms == nullptr)
     fail_internal("k256_gradients: expected scales of rows or norms, got neither");
   switch (kernel) {
-#define FW_GRADIENTS(id, name, arch, launch, takes) \
-  case GradientKernel::id:                          \
+#define FW_GRADIENTS(id, name, arch, sums_heads, launch, takes) \
+  case GradientKernel::id:                                      \
     launch;
 #include "scan/cuda/kernels.def"
   }

@@ -1,0 +1,94 @@
+// Exec's fused operations: the backend's kernel, or the operations that it is made of. No kernel adds what a low rank
+// of the weight gives (LowRank in ops.h).
+#include <type_traits>
+
+#include "base/arena_mark.h"
+#include "ops/exec.h"
+#include "ops/new_matrix.h"
+#include "ops/profile.h"
+
+namespace fw {
+namespace {
+
+// body() in a profile under a name, as a product of x [rows, cols] with so many values of weights; bf16 alone has
+// kernels of its own.
+template <class T, class Body>
+void profiled_product(const char* name, const Exec<T>& exec, int64_t rows, int64_t weights, const Body& body) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const auto values = static_cast<double>(weights);
+    const ProfiledCall call(name, exec.device, 2 * values, 2 * values * static_cast<double>(rows));
+    body();
+  } else {
+    body();
+  }
+}
+
+}  // namespace
+
+template <class T>
+void Exec<T>::normed_linear_forward(Mat<const T> x, const W* norm, W eps, Weight<W> weight, const W* bias, bool swiglu,
+                                    Mat<T> y) const {
+  profiled_product("linear_forward, normed", *this, x.rows, weight.values.rows * x.cols, [&] {
+    if (ops.normed_linear_forward != nullptr && weight.low_ranks == 0 &&
+        ops.normed_linear_forward(*this, x, norm, eps, weight, bias, swiglu, y))
+      return;
+    const ArenaMark mark(arena);
+    const Mat<T> h = new_matrix<T>(arena, x.rows, x.cols);
+    rmsnorm_forward(x, norm, eps, h, arena.alloc<W>(x.rows));
+    swiglu ? swiglu_linear_forward(h, weight, y) : linear_forward(h, weight, bias, y, Write::kOverwrite);
+  });
+}
+
+template <class T>
+void Exec<T>::swiglu_linear_forward(Mat<const T> x, Weight<W> weight, Mat<T> y) const {
+  profiled_product("linear_forward, swiglu", *this, x.rows, weight.values.rows * x.cols, [&] {
+    if (ops.swiglu_linear_forward != nullptr && weight.low_ranks == 0 && ops.swiglu_linear_forward(*this, x, weight, y))
+      return;
+    const ArenaMark mark(arena);
+    const Mat<T> both = new_matrix<T>(arena, x.rows, 2 * y.cols);
+    linear_forward(x, weight, nullptr, both, Write::kOverwrite);
+    swiglu_forward(both.col_range(0, y.cols), both.col_range(y.cols, y.cols), y);
+  });
+}
+
+template <class T>
+void Exec<T>::gated_linear_forward(Mat<T> o, Mat<const T> gate, const W* norm, W eps, int64_t head_dim, GateKind kind,
+                                   Weight<W> weight, Mat<T> y, Write write) const {
+  profiled_product("linear_forward, gated", *this, o.rows, weight.values.rows * o.cols, [&] {
+    if (ops.gated_linear_forward != nullptr && weight.low_ranks == 0 &&
+        ops.gated_linear_forward(*this, o, gate, norm, eps, head_dim, kind, weight, y, write))
+      return;
+    const ArenaMark mark(arena);
+    W* const rstd = arena.alloc<W>(o.rows * (o.cols / head_dim));
+    gated_rmsnorm_forward(o, gate, nullptr, norm, eps, head_dim, kind, o, rstd);
+    linear_forward(o, weight, nullptr, y, write);
+  });
+}
+
+template <class T>
+void Exec<T>::linear_pair_forward(const LinearPart<T>& first, const LinearPart<T>& second) const {
+  const auto one_by_one = [&] {
+    for (const LinearPart<T>* of : {&first, &second})
+      linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
+  };
+  if (first.x.rows > kSmallGemmMaxM) return one_by_one();
+  const int64_t weights = first.y.cols * first.x.cols + second.y.cols * second.x.cols;
+  profiled_product("linear_forward, pair", *this, first.x.rows, weights, [&] {
+    if (ops.linear_pair_forward == nullptr || first.weight.low_ranks != 0 || second.weight.low_ranks != 0 ||
+        !ops.linear_pair_forward(*this, first, second))
+      one_by_one();
+  });
+}
+
+#define FW_INSTANTIATE(T)                                                                                              \
+  template void Exec<T>::normed_linear_forward(Mat<const T>, const W*, W, Weight<W>, const W*, bool, Mat<T>) const;    \
+  template void Exec<T>::swiglu_linear_forward(Mat<const T>, Weight<W>, Mat<T>) const;                                 \
+  template void Exec<T>::linear_pair_forward(const LinearPart<T>&, const LinearPart<T>&) const;                        \
+  template void Exec<T>::gated_linear_forward(Mat<T>, Mat<const T>, const W*, W, int64_t, GateKind, Weight<W>, Mat<T>, \
+                                              Write) const;
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace fw
