@@ -79,9 +79,9 @@ struct Arguments {
   std::vector<Value> values;
   std::vector<std::pair<std::string, Value>> named;
 
-  // By place or by name; undefined where it is not given.
-  Value get(size_t place, std::string_view name) const {
-    if (place < values.size()) return values[place];
+  // By index or by name; undefined where it is not given.
+  Value get(size_t index, std::string_view name) const {
+    if (index < values.size()) return values[index];
     for (const auto& [key, value] : named) {
       if (key == name) return value;
     }
@@ -342,8 +342,8 @@ class Renderer {
     }
     if (container.is_array() && key.is_number_integer()) {
       const int64_t size = static_cast<int64_t>(container.size()), at = key.get<int64_t>();
-      const int64_t place = at < 0 ? at + size : at;
-      return place >= 0 && place < size ? container[static_cast<size_t>(place)] : undefined();
+      const int64_t index = at < 0 ? at + size : at;
+      return index >= 0 && index < size ? container[static_cast<size_t>(index)] : undefined();
     }
     if (container.is_string() && key.is_number_integer()) fail(line, "a character of a text is not understood");
     return undefined();
@@ -359,13 +359,13 @@ class Renderer {
     if (!whole.is_array() || (step_size != 1 && step_size != -1))
       fail(expr.line, "a part of something that is no list, or of every n-th item, is not understood");
     const int64_t size = static_cast<int64_t>(whole.size());
-    const auto place = [&](const Value& given, int64_t standard) {
+    const auto index = [&](const Value& given, int64_t standard) {
       if (given.is_null()) return standard;
       const int64_t at = given.get<int64_t>();
       const int64_t low = step_size > 0 ? 0 : -1;
       return std::clamp<int64_t>(at < 0 ? at + size : at, low, size + low);
     };
-    const int64_t first = place(begin, step_size > 0 ? 0 : size - 1), last = place(end, step_size > 0 ? size : -1);
+    const int64_t first = index(begin, step_size > 0 ? 0 : size - 1), last = index(end, step_size > 0 ? size : -1);
     Value part = Value::array();
     for (int64_t i = first; step_size > 0 ? i < last : i > last; i += step_size)
       part.push_back(whole[static_cast<size_t>(i)]);
