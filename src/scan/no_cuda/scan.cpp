@@ -5,10 +5,10 @@
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/erase_over_decay.h"
-#include "scan/cuda/rewrites/staged_rows_kernels.h"
 #include "scan/cuda/rewrites/gate_kernels.h"
 #include "scan/cuda/rewrites/key_from_decay.h"
 #include "scan/cuda/rewrites/split_k.h"
+#include "scan/cuda/rewrites/staged_rows_kernels.h"
 #include "scan/cuda/rewrites/two_token_kernels.h"
 
 namespace fw::cuda {
