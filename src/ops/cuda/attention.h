@@ -40,8 +40,9 @@ struct AttentionSequence {
 // Tiles of all queries (keys), those with most work first; window as below.
 std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> sequences, bool of_keys, int64_t window);
 
-// Tensors [rows, heads, dim], dim a multiple of 8 up to kAttentionMostDim, rows and heads at multiples of 16 bytes. Q, o, dO, dq have
-// `heads` heads; k, v, dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device memory.
+// Tensors [rows, heads, dim], dim a multiple of 8 up to kAttentionMostDim, rows and heads at multiples of 16 bytes. Q,
+// o, dO, dq have `heads` heads; k, v, dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device
+// memory.
 struct AttentionArgs {
   TokenArg q, k, v, o, d_o, dq, dk, dv;
   float* lse = nullptr;                  // [heads, query_rows], of base 2: log2 of the sum of exp(scale q.k)

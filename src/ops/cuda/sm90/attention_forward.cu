@@ -1,5 +1,6 @@
 // Attention forward. A block, of which there is one an SM, takes tiles of 128 queries of one head, one after the other.
-// It walks over blocks of 128 keys (64 where heads have 256 channels), from the last that any of them sees to the first.
+// It walks over blocks of 128 keys (64 where heads have 256 channels), from the last that any of them sees to the
+// first.
 //
 //   warpgroup 0, thread 0    loads Q of a tile, and K and V of a block of keys into rings of two stages; it is ahead of the workers by a tile's end
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S = Q K^T, softmax, O += P V. The products of a block's scores run while

@@ -1,5 +1,5 @@
-// Between tensors of tokens of float16 or float32 and rows of bf16 or float32, all of a call in one kernel. Device memory
-// only.
+// Between tensors of tokens of float16 or float32 and rows of bf16 or float32, all of a call in one kernel. Device
+// memory only.
 #pragma once
 
 #include <cstdint>
