@@ -431,7 +431,7 @@ void SweepLm::report(const std::vector<LmCell>& cells) const {
   write_file_atomic(out_ + "/table.md", section.text + "\n\n" + section.table.markdown());
   say("\n{}\n{}/table.md\n{}/results.json\n", section.table.text(), out_, out_);
   for (const Plot& plot : section.plots) {
-    const std::string script = plot_script(plot);
+    std::string script = plot_script(plot);
     if (script.empty()) continue;
     const PictureResult picture =
         draw_picture("picture over contexts", out_ + "/contexts", 1080, 540, [&] { return script; });

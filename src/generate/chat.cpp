@@ -1,5 +1,7 @@
 #include "generate/chat.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -94,7 +96,7 @@ class TemplateProbe {
     std::vector<Message> all;
     if (system) all.push_back({"system", *system});
     for (size_t i = 0; i < messages; ++i)
-      all.push_back({i % 2 == 0 ? "user" : "assistant", around + texts_[i] + around});
+      all.push_back({i % 2 == 0 ? "user" : "assistant", fmt::format("{0}{1}{0}", around, texts_[i])});
     nlohmann::ordered_json variables = variables_;
     variables["messages"] = nlohmann::ordered_json::array();
     for (const Message& one : all) variables["messages"].push_back({{"role", one.role}, {"content", one.content}});
