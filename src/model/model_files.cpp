@@ -1,5 +1,7 @@
 #include "model/model_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -105,7 +107,7 @@ ModelFiles::ModelFiles(const std::string& folder) : name_(folder + kFile) {
                shards.size(), list(missing));
   }
   for (const std::string& file : shards) {
-    const SafetensorsReader& reader = files_.emplace_back(folder + "/" + file);
+    const SafetensorsReader& reader = files_.emplace_back(fmt::format("{}/{}", folder, file));
     for (const auto& [tensor, info] : reader.tensors()) {
       const auto entry = map.find(tensor);
       if (entry != map.end() && entry->second != file) {

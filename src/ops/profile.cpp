@@ -176,11 +176,11 @@ Cost cost_of_call(const Args&... args) {
     });
   } else if constexpr (op == k_expert_linear_forward) {
     with([&](const auto& x, const ExpertRows& rows, const auto& w, const auto&) {
-      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows / rows.experts);
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) / static_cast<double>(rows.experts);
     });
   } else if constexpr (op == k_expert_linear_backward) {
     with([&](const auto&, const auto& x, const ExpertRows& rows, const auto& w, const auto& dx, const auto& dw) {
-      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows / rows.experts) *
+      cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) / static_cast<double>(rows.experts) *
                    ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));
     });
   } else if constexpr (op == k_cross_entropy_forward) {
