@@ -92,8 +92,8 @@ class Buffer {
 
  private:
   static size_t bytes(int64_t count) {
-    return static_cast<size_t>(count) * sizeof(T);
-  }  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+    return static_cast<size_t>(count) * sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  }
 
   Device* device_ = nullptr;
   T* data_ = nullptr;
