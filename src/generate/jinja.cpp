@@ -106,11 +106,12 @@ class Renderer {
 
   [[noreturn]] void fail(int line, std::string_view what) const { fail_usage("{}, line {}: {}", where_, line, what); }
   void step(int line) {
-    if (++steps_ > kMostSteps) fail(line, "the template runs too long");
+    if (++steps_ > kMostSteps) fail(line, fmt::format("expected a template of at most {} steps, got more", kMostSteps));
   }
 
   void write(int line, std::string_view text) {
-    if (out_.size() + text.size() > kMostText) fail(line, "the template writes too much");
+    if (out_.size() + text.size() > kMostText)
+      fail(line, fmt::format("expected at most {} bytes of text, got {}", kMostText, out_.size() + text.size()));
     out_ += text;
   }
 
@@ -133,7 +134,9 @@ class Renderer {
   // Counts how deep the stack is.
   struct Level {
     Level(Renderer& renderer, int line) : renderer_(renderer) {
-      if (++renderer.levels_ > kMostLevels) renderer.fail(line, "blocks, expressions or macros nest too deep");
+      if (++renderer.levels_ > kMostLevels)
+        renderer.fail(line,
+                      fmt::format("expected at most {} blocks, expressions and macros in one another", kMostLevels));
     }
     ~Level() { --renderer_.levels_; }
     Level(const Level&) = delete;
@@ -196,7 +199,8 @@ class Renderer {
       return;
     }
     if (!value.is_array() || value.size() != names.size())
-      fail(line, fmt::format("expected {} values for as many names", names.size()));
+      fail(line, fmt::format("expected a list of {} values for as many names, got {}", names.size(),
+                             value.is_array() ? fmt::format("one of {}", value.size()) : "no list"));
     for (size_t i = 0; i < names.size(); ++i) frame[names[i]] = value[i];
   }
 
@@ -403,7 +407,8 @@ class Renderer {
   }
 
   Value joined(int line, std::string left, std::string_view right) const {
-    if (left.size() + right.size() > kMostText) fail(line, "a text becomes too long");
+    if (left.size() + right.size() > kMostText)
+      fail(line, fmt::format("expected a text of at most {} bytes, got {}", kMostText, left.size() + right.size()));
     left += right;
     return left;
   }
@@ -412,7 +417,8 @@ class Renderer {
     if (sign == "+" && left.is_string() && right.is_string())
       return joined(line, left.get<std::string>(), right.get_ref<const std::string&>());
     if (sign == "+" && left.is_array() && right.is_array()) {
-      if (left.size() + right.size() > kMostItems) fail(line, "a list becomes too long");
+      if (left.size() + right.size() > kMostItems)
+        fail(line, fmt::format("expected a list of at most {} items, got {}", kMostItems, left.size() + right.size()));
       Value both = left;
       both.insert(both.end(), right.begin(), right.end());
       return both;
@@ -555,11 +561,12 @@ class Renderer {
     for (const Value& one : given.values) {
       if (!one.is_number_integer()) fail(line, "range(): expected whole numbers");
     }
-    if (given.values.empty() || given.values.size() > 2) fail(line, "range(): expected one or two numbers");
+    if (given.values.empty() || given.values.size() > 2)
+      fail(line, fmt::format("range(): expected one or two numbers, got {}", given.values.size()));
     const int64_t begin = given.values.size() > 1 ? given.values[0].get<int64_t>() : 0;
     const int64_t end = given.values.back().get<int64_t>();
     if (static_cast<double>(end) - static_cast<double>(begin) > static_cast<double>(kMostItems))
-      fail(line, "range(): too many numbers");
+      fail(line, fmt::format("range(): expected at most {} numbers, got them from {} to {}", kMostItems, begin, end));
     Value all = Value::array();
     for (int64_t i = begin; i < end; ++i) all.push_back(i);
     return all;
@@ -568,7 +575,8 @@ class Renderer {
   // A macro sees its parameters and what the template itself has set.
   Value expand(const Statement& macro, const Arguments& given) {
     if (given.values.size() > macro.names.size())
-      fail(macro.line, fmt::format("the macro '{}' has {} parameters", macro.text, macro.names.size()));
+      fail(macro.line, fmt::format("the macro '{}': expected at most {} arguments, got {}", macro.text,
+                                   macro.names.size(), given.values.size()));
     Frame frame;
     const size_t first_default = macro.names.size() - macro.exprs.size();
     for (size_t i = 0; i < macro.names.size(); ++i) {

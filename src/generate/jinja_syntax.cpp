@@ -114,7 +114,8 @@ class Lexer {
     const size_t first = tokens_.size();
     int open = 0;
     for (;;) {
-      if (tokens_.size() - first > kMostInTag) fail("a block or an output is too long");
+      if (tokens_.size() - first > kMostInTag)
+        fail(fmt::format("expected at most {} parts of a block or an output, got more", kMostInTag));
       while (at_ < text_.size() && kSpace.find(text_[at_]) != std::string_view::npos) {
         line_ += text_[at_] == '\n' ? 1 : 0;
         ++at_;
@@ -245,7 +246,8 @@ class Parser {
   // Refuses what nests deeper than a stack bears.
   struct Depth {
     explicit Depth(Parser& parser) : parser_(parser) {
-      if (++parser.depth_ > kMostDepth) parser.fail("too many blocks or expressions in one another");
+      if (++parser.depth_ > kMostDepth)
+        parser.fail(fmt::format("expected at most {} blocks and expressions in one another, got more", kMostDepth));
     }
     ~Depth() { --parser_.depth_; }
     Depth(const Depth&) = delete;

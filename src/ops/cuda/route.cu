@@ -60,6 +60,16 @@ FW_DEVICE uint32_t order_key(float x) {
 }
 FW_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
+// The index of the warp's largest key, the first of equal ones, in every lane; each lane brings its own.
+FW_DEVICE int index_of_largest(uint32_t best, int at) {
+  for (int mask = 16; mask > 0; mask >>= 1) {
+    const uint32_t other = shuffle_xor(best, mask);
+    const int other_at = shuffle_xor(at, mask);
+    if (other > best || (other == best && other_at < at)) best = other, at = other_at;
+  }
+  return at;
+}
+
 // The index of the largest of n keys, the first of equal ones, in every lane; its key becomes 0.
 FW_DEVICE int take_largest(uint32_t* keys, int n, int lane) {
   uint32_t best = 0;
@@ -67,11 +77,7 @@ FW_DEVICE int take_largest(uint32_t* keys, int n, int lane) {
   for (int i = lane; i < n; i += 32) {
     if (keys[i] > best) best = keys[i], at = i;
   }
-  for (int mask = 16; mask > 0; mask >>= 1) {
-    const uint32_t other = shuffle_xor(best, mask);
-    const int other_at = shuffle_xor(at, mask);
-    if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-  }
+  at = index_of_largest(best, at);
   sync_warp();
   if (lane == 0 && at < n) keys[at] = 0;
   sync_warp();
@@ -102,11 +108,7 @@ FW_DEVICE void close_groups(const RouteArgs<T>& a, uint32_t* keys, uint32_t* gro
     for (int g = lane; g < a.groups; g += 32) {
       if (group_keys[g] != ~0u && group_keys[g] > best) best = group_keys[g], at = g;
     }
-    for (int mask = 16; mask > 0; mask >>= 1) {
-      const uint32_t other = shuffle_xor(best, mask);
-      const int other_at = shuffle_xor(at, mask);
-      if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-    }
+    at = index_of_largest(best, at);
     sync_warp();
     if (lane == 0 && at < a.groups) group_keys[at] = ~0u;
     sync_warp();
