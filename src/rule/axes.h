@@ -88,7 +88,8 @@ constexpr uint32_t gains_with(bool GainParts::*part) {
 template <bool GainParts::*kPart>
 constexpr bool gain_has(Gain gain) {
   constexpr uint32_t kGains = gains_with(kPart);
-  return (kGains >> static_cast<int>(gain) & 1) != 0;
+  // Modulo 32: a value outside the enum shifts within the word too.
+  return (kGains >> (static_cast<uint32_t>(gain) % 32) & 1) != 0;
 }
 
 struct Rule {
