@@ -6,6 +6,7 @@
 
 #include "base/arena_mark.h"
 #include "nn/activations.h"
+#include "ops/backend.h"
 
 namespace fw {
 
@@ -143,8 +144,8 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
     return;
   }
 
-  if (!pass.keep && tokens <= kGemvMaxM && pass.layout.host.single_tokens() && mixer_->takes_norm() &&
-      (mlp_norm_ == nullptr || mlp_takes_norm())) {
+  if (!pass.keep && tokens <= row_limits(pass.exec.device).decode && pass.layout.host.single_tokens() &&
+      mixer_->takes_norm() && (mlp_norm_ == nullptr || mlp_takes_norm())) {
     step_half(pass, r, mixer_norm_,
               [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
     if (mlp_norm_ != nullptr)

@@ -1,6 +1,7 @@
 #include "nn/head.h"
 
 #include "nn/activations.h"
+#include "ops/backend.h"
 
 namespace fw {
 namespace {
@@ -58,7 +59,7 @@ Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int 
 template <class T>
 void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const {
   const Params<Wide<T>>& params = pass.params;
-  if (!residual.pending && residual.x.rows <= kGemvMaxM && norm_.fits()) {
+  if (!residual.pending && residual.x.rows <= row_limits(pass.exec.device).decode && norm_.fits()) {
     return norm_.product(pass, residual.x, params.weight(weight_, vocab_, hidden_), nullptr, false, logits);
   }
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);

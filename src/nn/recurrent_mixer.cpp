@@ -141,8 +141,8 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
                       spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
   // A token of each of few sequences: the step makes them with the token, and two kernels less stand in its way. Of
   // many the two are faster, since each block of a head's would make them (measured).
-  const bool decodes = !pass.keep && pass.layout.host.count() <= kGemvMaxM && pass.layout.host.single_tokens() &&
-                       rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
+  const bool decodes = !pass.keep && pass.layout.host.count() <= row_limits(pass.exec.device).decode &&
+                       pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? GateActivation::kLogSigmoid : GateActivation::kSoftplus;
@@ -349,7 +349,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.inside = gates_inside(pass);
-  c.few = !pass.keep && y.data != nullptr && tokens <= kGemvMaxM;
+  c.few = !pass.keep && y.data != nullptr && tokens <= row_limits(pass.exec.device).decode;
   c.proj = new_matrix<T>(arena, tokens, projections_.columns);
   project(pass, x, params.weight(index_.stack, projections_.columns, spec_.hidden), nullptr, c.proj);
 

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "base/plan_device.h"
+#include "ops/cuda/gemm_m64.h"
+#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/kinds.h"
 #include "ops/cuda/products.h"
 #include "ops/profile.h"
@@ -77,6 +79,11 @@ LayerLimits layer_limits(const Device& device) {
   if (device.kind() == FW_DEVICE_CPU) return {kNone, kNone, kNone, kNone};
   return {cuda::kinds::kMostAttentionDim, cuda::kinds::kMostMesaKey, cuda::kinds::kMostMamba3Sums,
           cuda::kinds::kMostExperts};
+}
+
+RowLimits row_limits(const Device& device) {
+  if (device.kind() == FW_DEVICE_CPU) return {8, 64};  // no kernel of its own: the routes alone
+  return {cuda::kGemmM8MaxM, cuda::kGemmM64MaxM};
 }
 
 size_t arena_block(const Device& device) {

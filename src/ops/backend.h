@@ -42,6 +42,13 @@ struct LayerLimits {
 };
 LayerLimits layer_limits(const Device& device);
 
+// Up to how many rows a layer takes a route of fused operations. A plan takes the route of the device that it is of.
+struct RowLimits {
+  int64_t decode;  // a product costs the reading of its weight, however few they are; norms and gates run in it
+  int64_t swiglu;  // a product and the SwiGLU after it are one kernel
+};
+RowLimits row_limits(const Device& device);
+
 // Bytes of an arena's blocks: on a GPU, where each costs a call that waits, more than all but the largest activations
 // take. The plan of a GPU has one block without an end: what a pass uses of it is what the GPU's arena is to reserve.
 size_t arena_block(const Device& device);

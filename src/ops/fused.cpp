@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "base/arena_mark.h"
+#include "ops/backend.h"
 #include "ops/exec.h"
 #include "ops/new_matrix.h"
 #include "ops/profile.h"
@@ -71,7 +72,7 @@ void Exec<T>::linear_pair_forward(const LinearPart<T>& first, const LinearPart<T
     for (const LinearPart<T>* of : {&first, &second})
       linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
   };
-  if (first.x.rows > kSmallGemmMaxM) return one_by_one();
+  if (first.x.rows > row_limits(device).swiglu) return one_by_one();
   const int64_t weights = first.y.cols * first.x.cols + second.y.cols * second.x.cols;
   profiled_product("linear_forward, pair", *this, first.x.rows, weights, [&] {
     if (ops.linear_pair_forward == nullptr || first.weight.low_ranks != 0 || second.weight.low_ranks != 0 ||

@@ -254,11 +254,6 @@ struct LinearPart {
   Mat<T> y;
 };
 
-// Rows up to which a weight costs the reading of it, however few they are.
-inline constexpr int64_t kGemvMaxM = 8;
-// Rows up to which a product and the SwiGLU after it are one kernel.
-inline constexpr int64_t kSmallGemmMaxM = 64;
-
 template <class T>
 struct Exec;
 

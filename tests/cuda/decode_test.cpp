@@ -13,6 +13,7 @@
 #include "base/temp_folder.h"
 #include "generate/session.h"
 #include "model/language_model.h"
+#include "ops/backend.h"
 #include "ops/cpu/sampling.h"
 #include "ops/device_check.h"
 #include "support/error_of.h"
@@ -134,7 +135,7 @@ TEST_P(Decode, ARowBehindAGatedNormHasItsBitsAlone) {
     SCOPED_TRACE(::testing::Message() << heads << " heads");
     with_type([&](auto on) {
       using T = typename std::remove_cvref_t<decltype(on)>::Activation;
-      const int64_t rows = kGemvMaxM, dim = 128, in = heads * dim, out = 1000;
+      const int64_t rows = row_limits(*GetParam().device).decode, dim = 128, in = heads * dim, out = 1000;
       const std::vector<double> o = on.random(rows * in), gate = on.random(rows * in);
       Buffer<Wide<T>> weight = on.template buffer<Wide<T>>(on.random(out * in)),
                       norm = on.template buffer<Wide<T>>(on.random(dim));

@@ -407,8 +407,6 @@ template void gemm_m8_experts<Bf16>(Mat<const Bf16>, const ExpertRows&, Mat<cons
 template void gemm_m8_linear<float>(Mat<const float>, Mat<const float>, const float*, Mat<float>, Write, void*);
 template void gemm_m8_linear<Bf16>(Mat<const Bf16>, Mat<const Bf16>, const float*, Mat<Bf16>, Write, void*);
 
-static_assert(kGemvMaxM == kGemmM8MaxM);
-
 namespace ops {
 
 template <>

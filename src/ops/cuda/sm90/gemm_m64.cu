@@ -25,6 +25,7 @@
 #include "gpu/sm90/pipeline.cuh"
 #include "gpu/tensor_map.h"
 #include "ops/cuda/gemm_m64.h"
+#include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
@@ -407,13 +408,11 @@ void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, voi
   launch_for<true>(x, weight, y, a, stream);
 }
 
-static_assert(kSmallGemmMaxM == kGemmM64MaxM);
-
-// For more than kGemvMaxM rows and at most kSmallGemmMaxM.
+// For more rows than gemm_m8 takes and at most kGemmM64MaxM.
 template <>
 bool ops::swiglu_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, Weight<float> weight, Mat<Bf16> y) {
   const Mat<const Bf16> w = operand<Bf16>(weight);
-  if (x.rows <= kGemvMaxM || !takes_gemm_m64(x, w)) return false;
+  if (x.rows <= kGemmM8MaxM || !takes_gemm_m64(x, w)) return false;
   gemm_m64_swiglu(x, w, y, exec.device.stream());
   return true;
 }
