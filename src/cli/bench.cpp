@@ -61,7 +61,7 @@ class Bench : public Command {
              "cpu or cuda; of the recurrence on cuda: times by events on the device, --operands bf16 unless it is "
              "given")
         .words = {"cpu", "cuda"};
-    options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
+    options.add("commit", "TEXT", &commit_, "of the sources, for the JSON, in place of the program's own");
     options
         .add("rule", "RULE,...", &rules_,
              "time these rules (names or axes); without: the recurrence of all named rules, a model with "

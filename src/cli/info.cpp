@@ -4,6 +4,7 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include "base/device.h"
 #include "base/error.h"
 #include "base/threads.h"
+#include "cli/build_name.h"
 #include "cli/command.h"
 #include "cli/info_model.h"
 #include "cli/json_output.h"
@@ -157,7 +159,7 @@ class Info : public Command {
     const auto text_line = [&](const char* what, const char* key, const std::string& text) {
       line(what, key, text, text);
     };
-    if (!json_) say("{:<14}{}\n", "version", fw_version());  // every report has it
+    if (!json_) say("{:<14}{}\n", "version", build_name().substr(std::strlen("fastweight ")));  // every report has it
     text_line("build", "build", build_kind());
     text_line("compiler", "compiler", compiler());
     text_line("SIMD target", "simd_target", fw_simd_target());

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "cli/build_name.h"
 #include "fastweight/fastweight.h"
 #include "report/progress.h"
 
@@ -21,7 +22,9 @@ std::string json_text(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-Json json_report(const std::string& command) { return {{"fastweight", fw_version()}, {"command", command}}; }
+Json json_report(const std::string& command) {
+  return {{"fastweight", fw_version()}, {"commit", build_commit()}, {"command", command}};
+}
 
 void print_json_report(const Json& report) { fmt::print("{}", output_text(report, 2)); }
 

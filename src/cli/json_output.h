@@ -9,7 +9,7 @@ namespace fw::cli {
 
 using Json = nlohmann::ordered_json;
 
-// What every report begins with: the program's version and the command.
+// What every report begins with: the program's version, its commit ("": not known) and the command.
 Json json_report(const std::string& command);
 // Lines of `indent` (-1: one line), with the last line's end.
 std::string json_text(const Json& json, int indent);

@@ -19,6 +19,8 @@ namespace fw::cli {
 // Of config.toml in a run folder; the folder is known again by it.
 inline constexpr const char* kRunFileComment =
     "The resolved run: 'fastweight train' with this file and a new --out gives the same run.";
+// The line behind it: which program made the run.
+inline constexpr const char* kRunFileProgram = "# Made by ";
 
 // The paths of all options that are read, patterns of files replaced by their files.
 StringList paths_read(const Options& options);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/options.h"
+#include "cli/outputs.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "model/config.h"
@@ -20,6 +21,16 @@ namespace {
 // Keys that do not say what a run is.
 constexpr std::array<std::string_view, 8> kNoFacts = {"out",         "log_every",        "eval_every", "sample_every",
                                                       "tensorboard", "checkpoint_every", "keep",       "valid_tokens"};
+
+// The program that the run file names; "" where it names none.
+std::string program_of(const std::string& run_file) {
+  constexpr size_t kMostHead = 400;
+  const std::string head = file_start(run_file, kMostHead), line = std::string("\n") + kRunFileProgram;
+  const size_t at = head.find(line);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + line.size();
+  return head.substr(begin, head.find('\n', begin) - begin);
+}
 
 }  // namespace
 
@@ -40,6 +51,7 @@ void add_facts(const std::string& folder, RunCurve& curve) {
   } catch (const Error&) {  // of another version: a run without facts
     return;
   }
+  if (const std::string program = program_of(path); !program.empty()) curve.facts.emplace_back("program", program);
   for (const Option& option : options.entries()) {
     if (option.section == "train" && std::find(kNoFacts.begin(), kNoFacts.end(), option.key) != kNoFacts.end())
       continue;

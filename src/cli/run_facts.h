@@ -7,8 +7,8 @@
 
 namespace fw::cli {
 
-// Fills rule, facts (the keys of config.toml but for those of folders and of what is logged) and group (all facts but
-// the seed) of a run. Where the folder has no run file that can be read, nothing.
+// Fills rule, facts (the program that made the run, and the keys of config.toml but for those of folders and of what is
+// logged) and group (all keys but the seed) of a run. Where the folder has no run file that can be read, nothing.
 void add_facts(const std::string& folder, RunCurve& curve);
 
 }  // namespace fw::cli

@@ -22,6 +22,7 @@
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/threads.h"
+#include "cli/build_name.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/dry_run.h"
@@ -698,7 +699,10 @@ int Train::train(const Options& options, Communicator& ranks) {
     require_agreement(
         ranks, {{"the step", fmt::format("{}", trainer.step())},
                 {"the model's parameters", fmt::format("checksum {:016x}", checksum_of(trainer.model().trained()))}});
-  if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment, unused_tables(o_.model)));
+  if (leads) {
+    const std::string head = fmt::format("{}\n{}{}", kRunFileComment, kRunFileProgram, build_name());
+    write_file_atomic(out + "/config.toml", to_toml(options, head, unused_tables(o_.model)));
+  }
   say("{}", start.note);
   describe_run(trainer, data, ranks.size());
   warn();

@@ -56,7 +56,7 @@ void add_paths(const Json& json, const std::string& path, const Paths& known, Pa
 // All of these together have every key of the section, and no other.
 void expect_documented(const std::string& section, const std::vector<Json>& reports) {
   Paths known = documented(section), found;
-  if (section != "generate") known.insert({"fastweight", "command"});
+  if (section != "generate") known.insert({"fastweight", "commit", "command"});
   for (const Json& report : reports) add_paths(report, "", known, found);
   // An array that was empty shows no keys of its objects.
   std::erase_if(found, [&](const std::string& path) {
@@ -193,7 +193,8 @@ TEST(JsonOutput, InfoHasWhatTheTextHas) {
   const auto line = [&](const std::string& what, const std::string& value) {
     EXPECT_THAT(text, HasSubstr(fmt::format("{:<14}{}\n", what, value)));
   };
-  line("version", json.at("fastweight"));
+  const std::string commit = json.at("commit");
+  line("version", json.at("fastweight").get<std::string>() + (commit.empty() ? "" : ", commit " + commit));
   line("build", json.at("build"));
   line("compiler", json.at("compiler"));
   line("SIMD target", json.at("simd_target"));

@@ -107,6 +107,22 @@ TEST_F(ReportPage, RunsShowWhatTheyDifferInAndAnalysesTheirPictures) {
   for (const char* outside : {"src=", "<script", "<link"}) EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
 }
 
+// Runs of different builds say so, as the run file's second line does.
+TEST_F(ReportPage, RunsOfDifferentProgramsNameThem) {
+  const std::string text = slurp(path("run-a/config.toml")), mark = "\n# Made by fastweight ";
+  const size_t at = text.find(mark);
+  ASSERT_NE(at, std::string::npos);
+  const size_t begin = at + mark.size() - std::string("fastweight ").size(), end = text.find('\n', begin);
+  std::filesystem::create_directories(path("run-old"));
+  std::filesystem::copy_file(path("run-a/metrics.jsonl"), path("run-old/metrics.jsonl"));
+  spill(path("run-old/config.toml"), text.substr(0, begin) + "fastweight 0.2.0, commit 0123abcd" + text.substr(end));
+  ASSERT_EQ(run({"report", path("run-a"), path("run-old"), "--out", path("programs")}).code, 0);
+  const std::string markdown = slurp(path("programs") + ".md");
+  EXPECT_THAT(markdown, HasSubstr("| run | program | steps |"));
+  EXPECT_THAT(markdown, HasSubstr("| run-a | " + text.substr(begin, end - begin) + " | 6 |"));
+  EXPECT_THAT(markdown, HasSubstr("| run-old | fastweight 0.2.0, commit 0123abcd | 6 |"));
+}
+
 // What a person sees: the tables' text and the curves' lines are in the page that the browser made of the file.
 TEST_F(ReportPage, ABrowserShowsIt) {
   ASSERT_EQ(report("shown").code, 0);
