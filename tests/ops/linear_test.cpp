@@ -173,8 +173,10 @@ void check_bf16_cases() {
       check_bf16({rows, 65, 7, true, write, Precision::kBf16});
     }
     check_bf16({7, 1, 1, false, write, Precision::kBf16});
-    check_bf16({1100, 40, 48, false, write, Precision::kBf16});    // several row blocks, several token chunks
-    check_bf16({40, 1030, 1030, false, write, Precision::kBf16});  // several column tiles
+    const bool adds = write == Write::kAccumulate;
+    if (!left_out(adds ? 1 : 2, 2))
+      check_bf16({1100, 40, 48, false, write, Precision::kBf16});  // several blocks of rows
+    if (!left_out(adds ? 2 : 1, 2)) check_bf16({40, 1030, 1030, false, write, Precision::kBf16});  // ... of columns
   }
 }
 
