@@ -45,10 +45,10 @@ test: configure ## build and run the tests, but for the long ones (15 minutes on
 	$(COMPILE_COMMANDS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
-test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay
+test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay (TURN=0, 1 or 2: a third of the orders)
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) fw_long_tests
-	ctest --preset release -j $(JOBS) -L '^long$$'
+	ctest --preset release -j $(JOBS) -L '^long$$' $(if $(TURN),-LE '^turn[^$(TURN)]$$')
 
 torture: configure ## interrupt, kill, damage and fill up what the program writes, for MINUTES (60); docs/robustness.md
 	@$(CMAKE_BUILD) fastweight_program
