@@ -8,7 +8,7 @@
 
 Parameters have the names, shapes and initial values of the engine's layers, and so those of flash-linear-attention (FLA)
 where FLA has the layer: a state_dict moves between the three. Names that FLA has otherwise (g_norm_swish_gate, gk_proj)
-are understood when one is loaded. Layers of rules run under autocast, torch.compile,
+are understood when one is loaded. All layers run under autocast, torch.compile,
 activation checkpointing, DistributedDataParallel and FSDP2. Mamba, LonghornDiag, Mamba2, Mamba3, Mesa and RWKV7 are no rules:
 the library runs their recurrences, PyTorch the rest.
 """
