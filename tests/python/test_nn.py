@@ -296,7 +296,7 @@ class Layers(unittest.TestCase):
         for layer in (nn.Mamba(16, state_size=3), nn.LonghornDiag(16, state_size=3, dt_rank=2, conv_size=1), nn.Mamba2(16, head_dim=8, state_size=4, num_groups=2),
                       nn.Mamba3(16, head_dim=8, state_size=6), nn.Mamba3(16, head_dim=8, state_size=5, rotation="pairs", mimo_rank=2, num_groups=2, output_norm=True,
                                                                          decay_activation="heavy_tail", decay_floor=0.3),
-                      nn.Mesa(16, 2, head_dim=4, output_gate="silu"), nn.Mesa(16, 2, conv_size=1), nn.RWKV7(16, **low), nn.RWKV7(16, **low, layer=1, layers=3, key_eps=1e-6)):
+                      nn.Mesa(16, 2, head_dim=4, output_gate="silu"), nn.Mesa(16, 2, conv_size=1), nn.Mesa(16, 2, head_dim=4, cg_steps=8, cg_tolerance=0), nn.RWKV7(16, **low), nn.RWKV7(16, **low, layer=1, layers=3, key_eps=1e-6)):
             layer.double()
             with torch.no_grad():
                 for parameter in layer.parameters():
@@ -350,6 +350,17 @@ class Layers(unittest.TestCase):
                     layer.load_state_dict(weights, strict=True)
                     self.assertTrue(torch.equal(call(x, None, values), want))
 
+    def test_conjugate_gradients_come_to_the_exact_solve(self):
+        x, exact = torch.randn(2, 9, 16, dtype=torch.float64), nn.Mesa(16, 2, dtype=torch.float64)
+        for steps, tolerance, error in ((30, 1e-13, 1e-11), (30, 1e-4, 1e-3), (2, 0, 1)):
+            layer = nn.Mesa(16, 2, cg_steps=steps, cg_tolerance=tolerance, dtype=torch.float64)
+            layer.load_state_dict(exact.state_dict())
+            with torch.no_grad():
+                found = (layer(x) - exact(x)).norm() / exact(x).norm()
+            self.assertLess(found, error)
+            if tolerance != 1e-13:
+                self.assertGreater(found, 1e-9)
+
     def test_published_layers_name_what_is_wrong(self):
         for pattern, call in (
             ("head_dim: expected a divisor of expand . hidden_size = 32, got 5", lambda: nn.Mamba2(16, head_dim=5)),
@@ -357,6 +368,7 @@ class Layers(unittest.TestCase):
             ("rotation: expected one of auto, pairs, halves, got 'none'", lambda: nn.Mamba3(16, head_dim=8, rotation="none")),
             ("rope_fraction: expected", lambda: nn.Mamba3(16, head_dim=8, rope_fraction=0.0)),
             ("output_gate: expected one of none, silu, sigmoid, got 'x'", lambda: nn.Mesa(16, 2, output_gate="x")),
+            ("cg_tolerance: expected a number from 0 to below 1, got 1", lambda: nn.Mesa(16, 2, cg_tolerance=1)),
             ("v_first: expected what the first layer gave, got None", lambda: nn.RWKV7(16, head_dim=8, layer=1, layers=2)(torch.randn(1, 2, 16))),
             (r"hidden_states: expected \[B, T, 16\], got shape \[1, 2, 8\]", lambda: nn.Mamba(16)(torch.randn(1, 2, 8))),
             ("state_size: expected a whole number from 1, got 0", lambda: nn.Mamba(16, state_size=0)),

@@ -445,11 +445,46 @@ class Mamba3(_SequenceLayer):
         return o.unflatten(1, (-1, per))[:, :, 2 * R - 1 :], recurrent
 
 
+class _ConjugateGradients(torch.autograd.Function):
+    """a^-1 b of symmetric a [..., K, K] and b [..., K], from 0 until the residual is `tolerance` of b or `steps` steps are done. Backward solves in the same way."""
+
+    @staticmethod
+    def forward(ctx, a, b, steps, tolerance):
+        x = _conjugate_gradients(a, b, steps, tolerance)
+        ctx.save_for_backward(a, x)
+        ctx.how = steps, tolerance
+        return x
+
+    @staticmethod
+    def backward(ctx, dx):
+        a, x = ctx.saved_tensors
+        y = _conjugate_gradients(a, dx, *ctx.how)
+        return -y[..., None] * x[..., None, :], y, None, None
+
+
+def _conjugate_gradients(a, b, steps, tolerance):
+    x, r, p = torch.zeros_like(b), b, b
+    square = b.square().sum(-1, keepdim=True)
+    enough = tolerance**2 * square
+    for _ in range(steps):
+        goes_on = square > enough
+        if not torch.compiler.is_compiling() and not goes_on.any():
+            break
+        ap = (a @ p[..., None])[..., 0]
+        along = torch.where(goes_on, square / (p * ap).sum(-1, keepdim=True), 0.0)
+        x, r = x + along * p, r - along * ap
+        after = r.square().sum(-1, keepdim=True)
+        p = torch.where(goes_on, r + after / square * p, p)
+        square = after
+    return x
+
+
 class Mesa(_SequenceLayer):
     """The Mesa layer (von Oswald et al. 2025): every token solves a regularized least squares. docs/rules/mesa.md has the mathematics.
 
-    output_gate: "none", "silu" or "sigmoid". least_lambda: least regularisation. The solve is exact, by Cholesky in float64 and PyTorch operations, with
-    a matrix [K, K] for every token and head in memory; the library reads the state.
+    output_gate: "none", "silu" or "sigmoid". least_lambda: least regularisation. cg_steps: most steps of conjugate gradients, which end at a residual of
+    cg_tolerance; 0: an exact solve by Cholesky. Both run in float64 as PyTorch operations, with a matrix [K, K] for every token and head in memory; the
+    library reads the state.
 
     >>> layer = Mesa(32, 2)
     >>> y, state = layer(torch.randn(1, 5, 32), output_state=True)
@@ -457,20 +492,23 @@ class Mesa(_SequenceLayer):
     (torch.Size([1, 5, 32]), torch.Size([1, 2, 16, 32]))
     """
 
-    def __init__(self, hidden_size, num_heads, *, head_dim=None, conv_size=4, output_gate="none", least_lambda=0.25, norm_eps=1e-5, init="xavier", device=None,
-                 dtype=None):
+    def __init__(self, hidden_size, num_heads, *, head_dim=None, conv_size=4, output_gate="none", least_lambda=0.25, cg_steps=0, cg_tolerance=1e-6, norm_eps=1e-5,
+                 init="xavier", device=None, dtype=None):
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
             raise Error(f"head_dim: expected a number, since num_heads = {num_heads} does not divide hidden_size = {hidden_size}, got None")
         head_dim = head_dim or hidden_size // num_heads
-        _whole(hidden_size=(hidden_size, 1), num_heads=(num_heads, 1), head_dim=(head_dim, 1), conv_size=(conv_size, 1))
+        _whole(hidden_size=(hidden_size, 1), num_heads=(num_heads, 1), head_dim=(head_dim, 1), conv_size=(conv_size, 1), cg_steps=(cg_steps, 0))
         if output_gate not in ("none", "silu", "sigmoid"):
             raise Error(f"output_gate: expected one of none, silu, sigmoid, got {output_gate!r}")
         if not least_lambda > 0:
             raise Error(f"least_lambda: expected a number above 0, got {least_lambda}")
+        if not 0 <= cg_tolerance < 1:
+            raise Error(f"cg_tolerance: expected a number from 0 to below 1, got {cg_tolerance}")
         factory = {"device": device, "dtype": dtype}
         self.hidden, self.heads, self.dim, self.conv_size, self.init = hidden_size, num_heads, head_dim, conv_size, init
         self.output_gate, self.least_lambda, self.norm_eps = output_gate, least_lambda, norm_eps
+        self.cg_steps, self.cg_tolerance = cg_steps, cg_tolerance
         size = num_heads * head_dim
         for name in ("q_proj", "k_proj", "v_proj") + (("g_proj",) if output_gate != "none" else ()):
             self.add_module(name, nn.Linear(hidden_size, size, bias=False, **factory))
@@ -549,7 +587,10 @@ class Mesa(_SequenceLayer):
             begin = begin.double()
             sums = sums + left.exp()[..., None, None] * (begin[:, None] if cu_seqlens is None else begin.index_select(0, sequence)[None])
         regular = F.softplus(self.lambda_params.double()).view(self.heads, self.dim) + self.least_lambda
-        lower = torch.linalg.cholesky(sums + torch.diag_embed(regular))
+        matrix = sums + torch.diag_embed(regular)
+        if self.cg_steps:
+            return _ConjugateGradients.apply(matrix, q, self.cg_steps, self.cg_tolerance)
+        lower = torch.linalg.cholesky(matrix)
         return torch.cholesky_solve(q[..., None], lower)[..., 0]
 
 
