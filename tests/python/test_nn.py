@@ -28,6 +28,7 @@ if not SHARED.is_dir():  # a worktree lies one folder deeper
     SHARED = ROOT.parent.parent / "shared"
 VECTORS = SHARED / "vectors/models"
 PROGRAM = os.environ.get("FASTWEIGHT_PROGRAM")
+SHORT = "FASTWEIGHT_SHORT_TESTS" in os.environ
 # Options of the engine's configuration that are arguments of the layer under the same name.
 OPTIONS = ("conv_size", "output_gate", "output_gate_rank", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate", "feature_map", "rope_theta",
            "allow_neg_eigval", "precond_x", "precond_gates", "precond_center", "raw_read_correction", "gain_source", "gain_factor", "single_gate", "expand_v")
@@ -42,6 +43,40 @@ ABLATIONS = [
     {"rule": "hgrn2", "decay_gate": "bounded"}, {"rule": "gated_deltanet", "feature_map": "product"}, {"rule": "linear_attention", "feature_map": "elu"},
     {"rule": "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", "raw_read_correction": True}, {"rule": "kda", "allow_neg_eigval": True}, {"rule": "gated_deltanet", "expand_v": 2.0, "conv_size": 1}]
 CASES = [{"rule": rule} for rule in fastweight.rules.names() + COMPOSITIONS] + ABLATIONS
+
+
+# Arguments of the layers that do not take (hidden_size, num_heads), at a width of 16.
+PUBLISHED = {
+    "Mamba": {"state_size": 3}, "LonghornDiag": {"state_size": 3, "dt_rank": 2}, "Mamba2": {"head_dim": 8, "state_size": 4, "num_groups": 2},
+    "Mamba3": {"head_dim": 8, "state_size": 6, "mimo_rank": 2}, "RWKV7": {"head_dim": 8, "decay_rank": 3, "rate_rank": 2, "value_rank": 2, "gate_rank": 2},
+}
+
+
+class Rwkv7Pair(tnn.Module):
+    """The first layer and one that takes its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = tnn.ModuleList([nn.RWKV7(16, **PUBLISHED["RWKV7"], layer=i, layers=2) for i in range(2)])
+
+    def forward(self, x, **options):
+        y, values, *first = self.layers[0](x, **options)
+        y, _, *second = self.layers[1](y, v_first=values, **options)
+        return (y, second[0]._replace(recurrent=first[0].recurrent + second[0].recurrent)) if second else y
+
+
+def every_layer():
+    """(name, layer) of every class of fastweight.torch.nn."""
+    for name in nn.__all__:
+        kind = getattr(nn, name)
+        if not isinstance(kind, type) or not issubclass(kind, tnn.Module):
+            continue
+        torch.manual_seed(1)
+        layer = Rwkv7Pair() if name == "RWKV7" else kind(16, **PUBLISHED[name]) if name in PUBLISHED else kind(16, 2)
+        with torch.no_grad():  # so that no gradient is zero
+            for parameter in layer.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        yield name, layer
 
 
 def read_safetensors(path):
@@ -261,7 +296,7 @@ class Layers(unittest.TestCase):
         for layer in (nn.Mamba(16, state_size=3), nn.LonghornDiag(16, state_size=3, dt_rank=2, conv_size=1), nn.Mamba2(16, head_dim=8, state_size=4, num_groups=2),
                       nn.Mamba3(16, head_dim=8, state_size=6), nn.Mamba3(16, head_dim=8, state_size=5, rotation="pairs", mimo_rank=2, num_groups=2, output_norm=True,
                                                                          decay_activation="heavy_tail", decay_floor=0.3),
-                      nn.Mesa(16, 2, head_dim=4, output_gate="silu"), nn.Mesa(16, 2, conv_size=1), nn.RWKV7(16, **low), nn.RWKV7(16, **low, layer=1, layers=3, key_eps=1e-6)):
+                      nn.Mesa(16, 2, head_dim=4, output_gate="silu"), nn.Mesa(16, 2, conv_size=1), nn.Mesa(16, 2, head_dim=4, cg_steps=8, cg_tolerance=0), nn.RWKV7(16, **low), nn.RWKV7(16, **low, layer=1, layers=3, key_eps=1e-6)):
             layer.double()
             with torch.no_grad():
                 for parameter in layer.parameters():
@@ -315,6 +350,17 @@ class Layers(unittest.TestCase):
                     layer.load_state_dict(weights, strict=True)
                     self.assertTrue(torch.equal(call(x, None, values), want))
 
+    def test_conjugate_gradients_come_to_the_exact_solve(self):
+        x, exact = torch.randn(2, 9, 16, dtype=torch.float64), nn.Mesa(16, 2, dtype=torch.float64)
+        for steps, tolerance, error in ((30, 1e-13, 1e-11), (30, 1e-4, 1e-3), (2, 0, 1)):
+            layer = nn.Mesa(16, 2, cg_steps=steps, cg_tolerance=tolerance, dtype=torch.float64)
+            layer.load_state_dict(exact.state_dict())
+            with torch.no_grad():
+                found = (layer(x) - exact(x)).norm() / exact(x).norm()
+            self.assertLess(found, error)
+            if tolerance != 1e-13:
+                self.assertGreater(found, 1e-9)
+
     def test_published_layers_name_what_is_wrong(self):
         for pattern, call in (
             ("head_dim: expected a divisor of expand . hidden_size = 32, got 5", lambda: nn.Mamba2(16, head_dim=5)),
@@ -322,6 +368,7 @@ class Layers(unittest.TestCase):
             ("rotation: expected one of auto, pairs, halves, got 'none'", lambda: nn.Mamba3(16, head_dim=8, rotation="none")),
             ("rope_fraction: expected", lambda: nn.Mamba3(16, head_dim=8, rope_fraction=0.0)),
             ("output_gate: expected one of none, silu, sigmoid, got 'x'", lambda: nn.Mesa(16, 2, output_gate="x")),
+            ("cg_tolerance: expected a number from 0 to below 1, got 1", lambda: nn.Mesa(16, 2, cg_tolerance=1)),
             ("v_first: expected what the first layer gave, got None", lambda: nn.RWKV7(16, head_dim=8, layer=1, layers=2)(torch.randn(1, 2, 16))),
             (r"hidden_states: expected \[B, T, 16\], got shape \[1, 2, 8\]", lambda: nn.Mamba(16)(torch.randn(1, 2, 8))),
             ("state_size: expected a whole number from 1, got 0", lambda: nn.Mamba(16, state_size=0)),
@@ -363,14 +410,17 @@ class Layers(unittest.TestCase):
         self.assertLessEqual(layer.v_conv1d.weight.abs().max().item(), 0.5)
 
     def test_autocast(self):
-        layer, x = nn.GatedDeltaNet(32, 2), torch.randn(2, 12, 32, requires_grad=True)
-        want = layer(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y, state = layer(x, output_state=True)
-            self.assertEqual(state.recurrent.dtype, torch.float32)
-        y.float().sum().backward()
-        self.assertLess(((y - want).norm() / want.norm()).item(), 2e-2)
-        self.assertTrue(bool(torch.isfinite(x.grad).all()))
+        for name, layer in every_layer():
+            with self.subTest(layer=name):
+                x = torch.randn(2, 12, 16, requires_grad=True)
+                want, (slope,) = layer(x), torch.autograd.grad(layer(x).sum(), x)
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    y, state = layer(x, output_state=True)
+                self.assertEqual((y.dtype, state.recurrent.dtype), (torch.bfloat16, torch.float32))
+                y.float().sum().backward()
+                self.assertLess(((y - want).norm() / want.norm()).item(), 3e-2)
+                self.assertLess(((x.grad - slope).norm() / slope.norm()).item(), 6e-2)
+                self.assertEqual([name for name, p in layer.named_parameters() if p.grad is None or p.grad.dtype != torch.float32], [])
 
     def test_bfloat16_and_meta(self):
         layer = nn.KimiDeltaAttention(32, 2, dtype=torch.bfloat16)
@@ -380,26 +430,33 @@ class Layers(unittest.TestCase):
         self.assertTrue(bool(torch.isfinite(empty(torch.randn(1, 4, 32))).all()))
 
     def test_compile_is_one_graph(self):
+        """Through AOTAutograd those whose operations differ; it takes most of the time."""
         offsets = torch.tensor([0, 7, 16])
-        for layer in (nn.GatedDeltaNet(16, 2), nn.KimiDeltaAttention(16, 2), nn.RetNet(16, 2)):
-            with self.subTest(layer=type(layer).__name__):
+        for name, layer in every_layer():
+            whole = name in ("GatedDeltaNet", "KimiDeltaAttention", "Mamba", "Mamba3", "Mesa", "RWKV7")
+            if SHORT and not whole:
+                continue
+            with self.subTest(layer=name):
+                torch._dynamo.reset()
                 x = torch.randn(1, 16, 16, requires_grad=True)
 
                 def run(x):
-                    y, state = layer(x, cu_seqlens=offsets, output_state=True)
+                    y, state = layer(x, cu_seqlens=offsets, output_state=True)  # noqa: B023
                     return y.sum() + state.recurrent.square().sum()
 
                 want = torch.autograd.grad(run(x), [x, *layer.parameters()])
-                got = torch.autograd.grad(torch.compile(run, fullgraph=True, backend="aot_eager")(x), [x, *layer.parameters()])
-                for a, b in zip(got, want):
-                    self.close(a, b, 1e-4)
+                compiled = torch.compile(run, fullgraph=True, backend="aot_eager" if whole else "eager")
+                for a, b in zip(torch.autograd.grad(compiled(x), [x, *layer.parameters()]), want):
+                    self.close(a, b, 1e-5 * max(b.abs().max().item(), 1))
 
     def test_checkpointing(self):
-        layer, x = nn.GatedDeltaNet2(16, 2), torch.randn(2, 8, 16, requires_grad=True)
-        want = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
-        again = checkpoint(layer, x, use_reentrant=False)
-        for a, b in zip(torch.autograd.grad(again.square().sum(), [x, *layer.parameters()]), want):
-            self.assertTrue(torch.equal(a, b))
+        for name, layer in every_layer():
+            with self.subTest(layer=name):
+                x = torch.randn(2, 8, 16, requires_grad=True)
+                want = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+                again = checkpoint(layer, x, use_reentrant=False)
+                for a, b in zip(torch.autograd.grad(again.square().sum(), [x, *layer.parameters()]), want):
+                    self.assertTrue(torch.equal(a, b))
 
     def test_values_are_checked_where_it_is_asked_for(self):
         with self.assertRaisesRegex(Error, "q: expected finite numbers, got nan"):
@@ -486,28 +543,41 @@ class ShortConv(unittest.TestCase):
 WORKER = """
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from fastweight.torch import nn
+from test_nn import every_layer
 rank, port, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-torch.manual_seed(0)
-layers = torch.nn.Sequential(nn.GatedDeltaNet(16, 2), nn.KimiDeltaAttention(16, 2))
+names, layers = zip(*every_layer())
+layers = torch.nn.ModuleList(layers)
 x = torch.randn(4, 6, 16)
-layers(x).square().mean().backward()
-want = {name: p.grad.clone() for name, p in layers.named_parameters()}
-layers.zero_grad()
+
+class Sum(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return sum(layer(x).square().mean() for layer in self.layers)
+
+whole = Sum()
+whole(x).backward()
+want = {name: p.grad.clone() for name, p in whole.named_parameters()}
+whole.zero_grad()
 if kind == "ddp":
-    run = DistributedDataParallel(layers)
+    run = DistributedDataParallel(whole)
 else:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.device_mesh import init_device_mesh
     mesh = init_device_mesh("cpu", (2,))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    run = fully_shard(layers, mesh=mesh)
-run(x[2 * rank : 2 * rank + 2]).square().mean().backward()
-for name, p in layers.named_parameters():
+    run = fully_shard(whole, mesh=mesh)
+run(x[2 * rank : 2 * rank + 2]).backward()
+for name, p in whole.named_parameters():
     grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-    assert torch.allclose(grad, want[name], atol=1e-5, rtol=1e-4), (name, (grad - want[name]).abs().max())
+    where = names[int(name.split(".")[1])], name
+    assert want[name].abs().max() > 0, where
+    assert torch.allclose(grad, want[name], atol=1e-5, rtol=1e-4), (where, (grad - want[name]).abs().max())
 dist.destroy_process_group()
 print("same gradients")
 """
@@ -518,8 +588,8 @@ class TwoProcesses(unittest.TestCase):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        both = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", WORKER, str(rank), port, kind], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                for rank in range(2)]
+        both = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", WORKER, str(rank), port, kind], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                 cwd=pathlib.Path(__file__).parent) for rank in range(2)]
         for process in both:
             out = process.communicate(timeout=300)[0]
             self.assertEqual(process.returncode, 0, out)

@@ -9,8 +9,8 @@
     >>> AutoConfig.for_model("fastweight", rule="kda").layer_kind(0)
     'kda'
 
-Layers are those of fastweight.torch.nn, softmax attention (whole or of a window) and gated convolution. Others, such as Mamba, are an error that names
-them. generate(), Trainer, PEFT and lm-evaluation-harness take the model as any other.
+Layers are all that the engine has: those of fastweight.torch.nn, softmax attention (whole, of a window or latent), gated convolution and mixtures of
+experts. generate(), Trainer, PEFT and lm-evaluation-harness take the model as any other.
 """
 
 from __future__ import annotations

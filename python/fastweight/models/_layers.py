@@ -16,7 +16,7 @@ from fastweight.torch import nn as layers
 from fastweight.torch.nn import DeltaRuleLayer
 
 # Keys of the configuration that are arguments of DeltaRuleLayer under the same name.
-_SAME = ("head_dim", "expand_v", "conv_size", "output_gate", "output_gate_rank", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate",
+_SAME = ("head_dim", "expand_v", "conv_size", "output_gate", "output_gate_rank", "output_gate_bias", "output_norm", "decay_rank", "decay_per_value_head", "decay_gate",
          "feature_map", "rope_theta", "allow_neg_eigval", "precond_x", "precond_gates", "precond_center", "raw_read_correction", "gain_source",
          "gain_factor", "single_gate", "init")
 
@@ -144,9 +144,6 @@ class Mamba3Mixer(PublishedMixer, layers.Mamba3):
 class MesaMixer(PublishedMixer, layers.Mesa):
     def __init__(self, config, layer):
         keys = config.layer_keys(layer)
-        if keys.pop("cg_steps"):
-            raise Error(f"mixer.mesa.cg_steps: expected 0, an exact solve, which alone PyTorch runs, got {config.layer_keys(layer)['cg_steps']}")
-        del keys["cg_tolerance"]
         heads, dim = keys.pop("num_heads") or config.num_heads, keys.pop("head_dim") or config.head_dim
         super().__init__(config.hidden_size, heads, head_dim=dim, init=config.init, norm_eps=config.norm_eps, **keys)
 
@@ -168,6 +165,55 @@ class Rwkv7Mixer(layers.RWKV7):
             return super().forward(x, v_first=v_first, cu_seqlens=layout.offsets)
         y, v_first, cache.state = super().forward(x, cache.state, v_first=v_first, cu_seqlens=layout.offsets, output_state=True)
         return y, v_first
+
+
+def _seen(position, places, window=0):
+    """[N, 1, T, S]: which keys at `places` [N, S] the queries at `position` [N, T] see; -1 are none."""
+    behind = position[:, :, None] - places[:, None, :]
+    seen = (behind >= 0) & (places >= 0)[:, None]
+    if window:
+        seen &= behind < window
+    seen |= (position < 0)[:, :, None]  # rows behind the end see anything: no row is empty, and none of these is read
+    return seen[:, None]
+
+
+class MlaMixer(nn.Module):
+    """Multi-head latent attention without positions; src/nn/mla_mixer.h has the formulas. The cache has one latent row a token, c and the shared keys s.
+
+    What is cached is attended as it lies, as one key head, unless kv_b_proj is another layer than PyTorch's, such as PEFT's.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        keys, d, self.init = config.layer_keys(layer), config.hidden_size, config.init
+        self.heads, self.rank = keys["num_heads"] or config.num_heads, keys["kv_rank"]
+        self.key_dim, self.shared_dim, self.value_dim = keys["key_dim"], keys["shared_key_dim"], keys["value_dim"]
+        self.q_proj = nn.Linear(d, self.heads * (self.key_dim + self.shared_dim), bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(d, self.rank + self.shared_dim, bias=False)
+        self.kv_a_layernorm = Norm(self.rank, 1e-6)
+        self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.key_dim + self.value_dim), bias=False)
+        self.o_proj = nn.Linear(self.heads * self.value_dim, d, bias=False)
+
+    def forward(self, x, layout, lower_bound, cache):
+        position = layout.positions(None if cache is None else cache.begin, x.device)
+        q = layout.aligned(self.q_proj(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        latent, shared = self.kv_a_proj_with_mqa(x).split([self.rank, self.shared_dim], -1)
+        row = layout.aligned(torch.cat([self.kv_a_layernorm(latent), shared], -1))[:, None]  # [N, 1, T, R + S]
+        past = cache is not None and cache.k is not None
+        places = position
+        if cache is not None:
+            row, _, places = cache.attend(row, row[..., :0], position, 0)
+        mask = _seen(position, places) if past or layout.offsets is not None else None
+        attend = lambda q, k, v: F.scaled_dot_product_attention(  # noqa: E731
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=(self.key_dim + self.shared_dim) ** -0.5, enable_gqa=k.shape[1] != self.heads)
+        if past and type(self.kv_b_proj) is nn.Linear:
+            up_k, up_v = self.kv_b_proj.weight.view(self.heads, -1, self.rank).split([self.key_dim, self.value_dim], 1)
+            query = torch.cat([q[..., : self.key_dim] @ up_k, q[..., self.key_dim :]], -1)
+            o = attend(query, row, row[..., : self.rank]) @ up_v.transpose(1, 2)
+        else:
+            k, v = self.kv_b_proj(row[:, 0, :, : self.rank]).unflatten(-1, (self.heads, -1)).transpose(1, 2).split([self.key_dim, self.value_dim], -1)
+            o = attend(q, torch.cat([k, row[..., self.rank :].expand(-1, self.heads, -1, -1)], -1), v)
+        return self.o_proj(layout.back(o.transpose(1, 2).flatten(2)))
 
 
 class AttentionMixer(nn.Module):
@@ -215,12 +261,7 @@ class AttentionMixer(nn.Module):
         elif plain and layout.columns > 2 * window:
             o = self._in_blocks(q, k, v)
         else:
-            behind = position[:, :, None] - places[:, None, :]
-            seen = (behind >= 0) & (places >= 0)[:, None]
-            if window:
-                seen &= behind < window
-            seen |= (position < 0)[:, :, None]  # rows behind the end see anything: no row is empty, and none of these is read
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=self.heads != self.kv_heads)
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=_seen(position, places, window), enable_gqa=self.heads != self.kv_heads)
         o = layout.back(o.transpose(1, 2).flatten(2))
         return self.o_proj(o * torch.sigmoid(self.g_proj(x)) if self.gated else o)
 
@@ -260,9 +301,9 @@ class ConvMixer(nn.Module):
 
 
 class Swiglu(nn.Module):
-    def __init__(self, config, layer):
+    def __init__(self, config, layer, size=None):
         super().__init__()
-        d, size, self.init = config.hidden_size, config.mlp_size, config.init
+        d, size, self.init = config.hidden_size, size or config.mlp_size, config.init
         self.gate_proj, self.up_proj, self.down_proj = nn.Linear(d, size, bias=False), nn.Linear(d, size, bias=False), nn.Linear(size, d, bias=False)
         self.inputs = 2 * config.num_hidden_layers * size if config.init == "torch" else size  # as the engine draws down_proj
 
@@ -287,18 +328,107 @@ class ChannelMix(nn.Module):
         return self.value(F.relu(self.key(mixed)).square())
 
 
+class _AddLoss(torch.autograd.Function):
+    """x, through which `loss` gets the gradient 1."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx, dx.new_ones(())
+
+
+class Router(nn.Module):
+    """The experts of every token and their weights. No nn.Linear, so that PEFT gives it no adapter; the engine has none either."""
+
+    def __init__(self, keys, d, layers):
+        super().__init__()
+        self.keys, self.layers = keys, layers
+        self.weight = nn.Parameter(torch.empty(keys["num_experts"], d))
+        if keys["correction_bias"]:
+            self.register_buffer("e_score_correction_bias", torch.zeros(keys["num_experts"]))
+
+    def forward(self, x):
+        """(chosen [T, k], weights [T, k], load-balancing loss or None) of x [T, d]."""
+        keys, exact = self.keys, torch.float64 if x.dtype == torch.float64 else torch.float32
+        logits = F.linear(x.to(exact), self.weight.to(exact))
+        scores = logits.softmax(-1) if keys["router"] == "softmax" else logits.sigmoid()
+        choice = scores.detach()
+        if keys["correction_bias"]:
+            choice = choice + self.e_score_correction_bias.to(exact)
+        if keys["top_groups"] < keys["groups"]:
+            groups = choice.unflatten(-1, (keys["groups"], -1))
+            best = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, : keys["top_groups"]]
+            is_open = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(1, best, True)
+            choice = groups.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
+        chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, : keys["top_k"]]  # the first of equal ones, as the engine has it
+        weights = scores.gather(1, chosen)
+        if keys["normalise"]:
+            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if keys["router"] == "sigmoid" else 0))
+        loss = None
+        if keys["balance"] and self.training:
+            share = (scores / scores.sum(-1, keepdim=True)).mean(0)
+            rows = torch.bincount(chosen.flatten(), minlength=keys["num_experts"]).to(exact) / len(x)
+            loss = keys["balance"] * keys["num_experts"] / self.layers * (rows * share).sum()
+        return chosen, weights * keys["scale"], loss
+
+
+class ExpertStack(nn.Module):
+    """The SwiGLUs of all experts, under transformers' names."""
+
+    def __init__(self, keys, d):
+        super().__init__()
+        size = keys["intermediate_size"]
+        self.gate_up_proj = nn.Parameter(torch.empty(keys["num_experts"], 2 * size, d))
+        self.down_proj = nn.Parameter(torch.empty(keys["num_experts"], d, size))
+
+    def forward(self, x, chosen, weights):
+        gate_up, down, y = self.gate_up_proj.unbind(0), self.down_proj.unbind(0), torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[token], gate_up[expert]).chunk(2, -1)
+            y = y.index_add(0, token, F.linear(F.silu(gate) * up * weights[token, place, None].to(x.dtype), down[expert]))
+        return y
+
+
+class Experts(nn.Module):
+    """A mixture of experts, of which every token passes top_k, and a shared expert that all pass."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        keys, d, self.init = config.experts_keys(), config.hidden_size, config.init
+        self.gate = Router(keys, d, config.num_hidden_layers - min(keys["dense_layers"], config.num_hidden_layers))
+        self.experts = ExpertStack(keys, d)
+        self.shared_expert = Swiglu(config, layer, keys["shared_size"]) if keys["shared_size"] else None
+        self.shared_expert_gate = nn.Linear(d, 1, bias=False) if keys["shared_gate"] else None
+
+    def forward(self, x, layout, cache):
+        rows = x.flatten(0, 1)
+        chosen, weights, loss = self.gate(rows)
+        y = self.experts(rows, chosen, weights).view_as(x)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x, layout, cache)
+            y = y + (shared if self.shared_expert_gate is None else torch.sigmoid(self.shared_expert_gate(x)) * shared)
+        return y if loss is None else _AddLoss.apply(y, loss)
+
+
 class FastweightBlock(GradientCheckpointingLayer):
     """x + mixer(norm(x)), then + MLP(norm(x)); with post_norm of attention x + norm(mixer(x)) and x + norm(MLP(x))."""
 
     def __init__(self, config, layer):
         super().__init__()
-        keys = config.layer_keys(layer)  # an error where PyTorch does not run the kind
+        keys = config.layer_keys(layer)
         mixer = _MIXERS.get(config.layer_kind(layer), RuleMixer)
         self.attn_norm, self.attn = Norm(config.hidden_size, config.norm_eps, config.norm), mixer(config, layer)
         self.mlp, self.post_norm = None, keys.get("post_norm", False)
         if config.mlp_size:
             self.mlp_norm = Norm(config.hidden_size, config.norm_eps, config.norm)
-            self.mlp = (ChannelMix if config.mlp == "channel_mix" else Swiglu)(config, layer)
+            kind = {"channel_mix": ChannelMix, "experts": Experts}.get(config.mlp, Swiglu)
+            if kind is Experts and layer < config.experts_keys()["dense_layers"]:
+                kind = Swiglu
+            self.mlp = kind(config, layer)
 
     def forward(self, x, layout, lower_bound=None, cache=None, v_first=None):
         """x; of a layer that shares values (x, v_first)."""
@@ -314,7 +444,7 @@ class FastweightBlock(GradientCheckpointingLayer):
 
 
 _MIXERS = {"attention": AttentionMixer, "window": AttentionMixer, "conv": ConvMixer, "mamba": SelectiveMixer, "longhorn_diag": LonghornMixer, "ssd": SsdMixer,
-           "mamba3": Mamba3Mixer, "mesa": MesaMixer, "rwkv7": Rwkv7Mixer}
+           "mamba3": Mamba3Mixer, "mesa": MesaMixer, "rwkv7": Rwkv7Mixer, "mla": MlaMixer}
 
 
 def initialise(module):
@@ -341,5 +471,9 @@ def _draw(module, name, p):
         p.zero_()
     elif name == "conv.weight":
         p.uniform_(-(p.shape[2] ** -0.5), p.shape[2] ** -0.5)
+    elif isinstance(module, Experts) and name == "experts.gate_up_proj":
+        _layer.projection(module.init, p, p.shape[2], p.shape[1] // 2)
+    elif isinstance(module, Experts) and name == "experts.down_proj":
+        _layer.projection(module.init, p, p.shape[2], p.shape[1])
     elif "norm" not in name:
         _layer.projection(module.init, p, getattr(module, "inputs", p.shape[1]) if name == "down_proj.weight" else p.shape[1])

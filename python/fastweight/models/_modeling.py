@@ -18,7 +18,7 @@ from fastweight.models._configuration import FastweightConfig
 from fastweight.torch.nn import DeltaRuleLayer, _SequenceLayer
 
 _DEVIATION = 0.02  # of embeddings and of the head
-_OWNERS = (DeltaRuleLayer, _SequenceLayer, _layers.AttentionMixer, _layers.ConvMixer, _layers.Swiglu, _layers.ChannelMix, _layers.Norm)
+_OWNERS = (DeltaRuleLayer, _SequenceLayer, _layers.AttentionMixer, _layers.MlaMixer, _layers.ConvMixer, _layers.Swiglu, _layers.ChannelMix, _layers.Experts, _layers.Norm)
 
 
 class FastweightPreTrainedModel(PreTrainedModel):

@@ -25,6 +25,7 @@ class Spec:
     conv_size: int
     output_gate: str
     output_gate_rank: int
+    output_gate_bias: bool
     output_norm: str
     norm_eps: float
     decay_rank: int
@@ -137,7 +138,7 @@ def projections(s):
     if s.uses("write_gate"):
         yield "w_proj", (s.v_heads if s.scalar_write else values, d), False
     if s.output_gate != "none":
-        yield "g_proj", (values, s.output_gate_rank, d) if s.output_gate_rank else (values, d), s.output_gate_rank > 0
+        yield "g_proj", (values, s.output_gate_rank, d) if s.output_gate_rank else (values, d), s.output_gate_rank > 0 and s.output_gate_bias
     if s.uses("beta") and s.gain_source == "projection":
         yield "beta_proj" if s.projects_erase else "b_proj", (s.v_heads, d), False
     if s.decay == "scalar" and not s.single_gate:
@@ -221,12 +222,12 @@ def initialise(s, name, p):
         projection(s.init, p, p.shape[1])
 
 
-def projection(init, p, inputs):
-    """src/nn/init.cpp, projection_init(). inputs: columns of p as the distribution counts them."""
+def projection(init, p, inputs, outputs=None):
+    """src/nn/init.cpp, projection_init(). inputs, outputs: columns and rows of p as the distribution counts them; None: its rows."""
     if init == "normal":
         p.normal_(0.0, 0.02)
     else:
-        bound = inputs**-0.5 if init == "torch" else 2**-2.5 * math.sqrt(6 / (p.shape[0] + inputs))
+        bound = inputs**-0.5 if init == "torch" else 2**-2.5 * math.sqrt(6 / ((outputs or p.shape[0]) + inputs))
         p.uniform_(-bound, bound)
 
 

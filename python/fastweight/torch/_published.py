@@ -18,6 +18,7 @@ from fastweight.torch import _layer, forward
 from fastweight.torch.nn import LayerState, _Weight, short_conv
 
 _ROWS = "mamba2 write=scalar"
+_CHUNK = 64  # tokens of which Mesa computes the sums at once
 
 
 def _exact(x):
@@ -32,15 +33,22 @@ def _offsets(x, cu_seqlens):
     return cu_seqlens.to(device=x.device, dtype=torch.int64)
 
 
+def _sequence(token, offsets):
+    """Which of the packed sequences every token belongs to."""
+    return torch.bucketize(token, offsets[1:], right=True).clamp(max=offsets.shape[0] - 2)
+
+
 def _previous(x, begin, cu_seqlens):
     """What stands before every token of its sequence: x [B, T, ...], begin [N, ...] before the first, zeros if None."""
     if cu_seqlens is None:
         first = torch.zeros_like(x[:, :1]) if begin is None else begin[:, None].to(x.dtype)
         return torch.cat([first, x[:, :-1]], 1)
     offsets = _offsets(x, cu_seqlens)
-    some = (offsets.diff() > 0).nonzero()[:, 0]
-    first = x.new_zeros(len(some), *x.shape[2:]) if begin is None else begin.index_select(0, some).to(x.dtype)
-    return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1).index_copy(1, offsets[some], first[None])
+    token = torch.arange(x.shape[1], device=x.device)
+    n = _sequence(token, offsets)
+    first = torch.zeros_like(x) if begin is None else begin.to(x.dtype).index_select(0, n)[None]
+    is_first = (token == offsets.index_select(0, n)).view(1, -1, *[1] * (x.dim() - 2))
+    return torch.where(is_first, first, torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1))
 
 
 def _last(x, begin, cu_seqlens):
@@ -60,7 +68,7 @@ def _summed(x, begin, cu_seqlens):
         return whole if begin is None else whole + begin[:, None]
     offsets = _offsets(x, cu_seqlens)
     before = torch.cat([torch.zeros_like(whole[0, :1]), whole[0]], 0).index_select(0, offsets[:-1])
-    n = torch.bucketize(torch.arange(x.shape[1], device=x.device), offsets[1:], right=True)
+    n = _sequence(torch.arange(x.shape[1], device=x.device), offsets)
     base = -before if begin is None else begin - before
     return whole + base.index_select(0, n)[None]
 
@@ -437,11 +445,46 @@ class Mamba3(_SequenceLayer):
         return o.unflatten(1, (-1, per))[:, :, 2 * R - 1 :], recurrent
 
 
+class _ConjugateGradients(torch.autograd.Function):
+    """a^-1 b of symmetric a [..., K, K] and b [..., K], from 0 until the residual is `tolerance` of b or `steps` steps are done. Backward solves in the same way."""
+
+    @staticmethod
+    def forward(ctx, a, b, steps, tolerance):
+        x = _conjugate_gradients(a, b, steps, tolerance)
+        ctx.save_for_backward(a, x)
+        ctx.how = steps, tolerance
+        return x
+
+    @staticmethod
+    def backward(ctx, dx):
+        a, x = ctx.saved_tensors
+        y = _conjugate_gradients(a, dx, *ctx.how)
+        return -y[..., None] * x[..., None, :], y, None, None
+
+
+def _conjugate_gradients(a, b, steps, tolerance):
+    x, r, p = torch.zeros_like(b), b, b
+    square = b.square().sum(-1, keepdim=True)
+    enough = tolerance**2 * square
+    for _ in range(steps):
+        goes_on = square > enough
+        if not torch.compiler.is_compiling() and not goes_on.any():
+            break
+        ap = (a @ p[..., None])[..., 0]
+        along = torch.where(goes_on, square / (p * ap).sum(-1, keepdim=True), 0.0)
+        x, r = x + along * p, r - along * ap
+        after = r.square().sum(-1, keepdim=True)
+        p = torch.where(goes_on, r + after / square * p, p)
+        square = after
+    return x
+
+
 class Mesa(_SequenceLayer):
     """The Mesa layer (von Oswald et al. 2025): every token solves a regularized least squares. docs/rules/mesa.md has the mathematics.
 
-    output_gate: "none", "silu" or "sigmoid". least_lambda: least regularisation. The solve is exact, by Cholesky in float64 and PyTorch operations, with
-    a matrix [K, K] for every token and head in memory; the library reads the state.
+    output_gate: "none", "silu" or "sigmoid". least_lambda: least regularisation. cg_steps: most steps of conjugate gradients, which end at a residual of
+    cg_tolerance; 0: an exact solve by Cholesky. Both run in float64 as PyTorch operations, with a matrix [K, K] for every token and head in memory; the
+    library reads the state.
 
     >>> layer = Mesa(32, 2)
     >>> y, state = layer(torch.randn(1, 5, 32), output_state=True)
@@ -449,20 +492,23 @@ class Mesa(_SequenceLayer):
     (torch.Size([1, 5, 32]), torch.Size([1, 2, 16, 32]))
     """
 
-    def __init__(self, hidden_size, num_heads, *, head_dim=None, conv_size=4, output_gate="none", least_lambda=0.25, norm_eps=1e-5, init="xavier", device=None,
-                 dtype=None):
+    def __init__(self, hidden_size, num_heads, *, head_dim=None, conv_size=4, output_gate="none", least_lambda=0.25, cg_steps=0, cg_tolerance=1e-6, norm_eps=1e-5,
+                 init="xavier", device=None, dtype=None):
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
             raise Error(f"head_dim: expected a number, since num_heads = {num_heads} does not divide hidden_size = {hidden_size}, got None")
         head_dim = head_dim or hidden_size // num_heads
-        _whole(hidden_size=(hidden_size, 1), num_heads=(num_heads, 1), head_dim=(head_dim, 1), conv_size=(conv_size, 1))
+        _whole(hidden_size=(hidden_size, 1), num_heads=(num_heads, 1), head_dim=(head_dim, 1), conv_size=(conv_size, 1), cg_steps=(cg_steps, 0))
         if output_gate not in ("none", "silu", "sigmoid"):
             raise Error(f"output_gate: expected one of none, silu, sigmoid, got {output_gate!r}")
         if not least_lambda > 0:
             raise Error(f"least_lambda: expected a number above 0, got {least_lambda}")
+        if not 0 <= cg_tolerance < 1:
+            raise Error(f"cg_tolerance: expected a number from 0 to below 1, got {cg_tolerance}")
         factory = {"device": device, "dtype": dtype}
         self.hidden, self.heads, self.dim, self.conv_size, self.init = hidden_size, num_heads, head_dim, conv_size, init
         self.output_gate, self.least_lambda, self.norm_eps = output_gate, least_lambda, norm_eps
+        self.cg_steps, self.cg_tolerance = cg_steps, cg_tolerance
         size = num_heads * head_dim
         for name in ("q_proj", "k_proj", "v_proj") + (("g_proj",) if output_gate != "none" else ()):
             self.add_module(name, nn.Linear(hidden_size, size, bias=False, **factory))
@@ -511,18 +557,40 @@ class Mesa(_SequenceLayer):
 
     def _solved(self, q, k, g, beta, begin, cu_seqlens):
         """(sum of decayed beta k k^T up to a token + lambda)^-1 q, in float64."""
-        q, k, decay, beta = q.double(), k.double(), g.double().exp(), beta.double()
-        begin = q.new_zeros(1, 1, 1, 1) if begin is None else begin.double()
-        # Of several that begin at a token all but the last are empty.
-        starts = {} if cu_seqlens is None else {t: n for n, t in enumerate(cu_seqlens.tolist()[:-1])}
-        now, all = begin, []
-        for t in range(q.shape[1]):
-            if t in starts:
-                now = begin if begin.shape[0] == 1 else begin[starts[t]][None]
-            now = decay[:, t, :, None, None] * now + (beta[:, t, :, None] * k[:, t])[..., None] * k[:, t, :, None]
-            all.append(now)
+        q, k, g, beta = q.double(), k.double(), g.double(), beta.double()
+        tokens = q.shape[1]
+        token = torch.arange(tokens, device=q.device)
+        if cu_seqlens is None:
+            sequence, start = torch.zeros_like(token), torch.zeros_like(token)
+        else:
+            offsets = _offsets(q, cu_seqlens)
+            sequence = _sequence(token, offsets)
+            start = offsets.index_select(0, sequence)
+        # The log of what is left at a token of what stood before its sequence's first token, and of what was written at an earlier token.
+        total = g.cumsum(1)
+        left = total - (total - g).index_select(1, start)
+        outer = (beta[..., None] * k)[..., None] * k[..., None, :]
+        parts, carried = [], None
+        for first in range(0, tokens, _CHUNK):
+            last = min(first + _CHUNK, tokens)
+            own, log = outer[:, first:last].flatten(3), total[:, first:last]
+            after = (start[first:last, None] <= token[first:last]) & (token[first:last, None] >= token[first:last])
+            weights = (log[:, :, None] - log[:, None]).masked_fill(~after[None, :, :, None], -math.inf).exp()
+            part = torch.einsum("btih,bihn->bthn", weights, own)
+            if carried is not None:
+                kept = (log - total[:, first - 1, None]).masked_fill((start[first:last] >= first)[None, :, None], -math.inf).exp()
+                part = part + kept[..., None] * carried[:, None]
+            carried = part[:, -1]
+            parts.append(part)
+        sums = torch.cat(parts, 1).unflatten(-1, k.shape[-1:] * 2)
+        if begin is not None:
+            begin = begin.double()
+            sums = sums + left.exp()[..., None, None] * (begin[:, None] if cu_seqlens is None else begin.index_select(0, sequence)[None])
         regular = F.softplus(self.lambda_params.double()).view(self.heads, self.dim) + self.least_lambda
-        lower = torch.linalg.cholesky(torch.stack(all, 1) + torch.diag_embed(regular))
+        matrix = sums + torch.diag_embed(regular)
+        if self.cg_steps:
+            return _ConjugateGradients.apply(matrix, q, self.cg_steps, self.cg_tolerance)
+        lower = torch.linalg.cholesky(matrix)
         return torch.cholesky_solve(q[..., None], lower)[..., 0]
 
 

@@ -8,7 +8,7 @@
 
 Parameters have the names, shapes and initial values of the engine's layers, and so those of flash-linear-attention (FLA)
 where FLA has the layer: a state_dict moves between the three. Names that FLA has otherwise (g_norm_swish_gate, gk_proj)
-are understood when one is loaded. Layers of rules run under autocast, torch.compile,
+are understood when one is loaded. All layers run under autocast, torch.compile,
 activation checkpointing, DistributedDataParallel and FSDP2. Mamba, LonghornDiag, Mamba2, Mamba3, Mesa and RWKV7 are no rules:
 the library runs their recurrences, PyTorch the rest.
 """
@@ -143,6 +143,7 @@ class DeltaRuleLayer(nn.Module):
     head_dim: K; None: hidden_size / num_heads. expand_v: V / K.
     conv_size: width of the convolution with SiLU over q, k and v; 0: neither.
     output_gate: "silu", "sigmoid" or "none". output_gate_rank, decay_rank: of low-rank projections; 0: full.
+    output_gate_bias: a bias on an output gate of a low rank.
     output_norm: RMSNorm of every "head" or over the whole "width". norm_eps: its epsilon.
     decay_per_value_head: whether a channel decay has HV heads in place of H.
     decay_gate: of a channel decay: "softplus", "logsigmoid" (GLA), or "bounded" (HGRN2: forward() takes lower_bound).
@@ -174,6 +175,7 @@ class DeltaRuleLayer(nn.Module):
         conv_size: int = 4,
         output_gate: str = "silu",
         output_gate_rank: int = 0,
+        output_gate_bias: bool = True,
         output_norm: str = "head",
         norm_eps: float = 1e-5,
         decay_rank: int = 0,
@@ -200,7 +202,7 @@ class DeltaRuleLayer(nn.Module):
                 raise Error(f"head_dim: expected a number, since num_heads = {num_heads} does not divide hidden_size = {hidden_size}, got None")
             head_dim = hidden_size // num_heads
         self.spec = spec = _layer.Spec(
-            hidden_size, num_heads, num_v_heads or num_heads, head_dim, round(head_dim * expand_v), conv_size, output_gate, output_gate_rank, output_norm,
+            hidden_size, num_heads, num_v_heads or num_heads, head_dim, round(head_dim * expand_v), conv_size, output_gate, output_gate_rank, output_gate_bias, output_norm,
             norm_eps, decay_rank, decay_per_value_head, decay_gate, feature_map, float(rope_theta), precond_gates, precond_center,
             raw_read_correction, gain_source, gain_factor, single_gate, init, *_layer.resolved(rule, allow_neg_eigval, precond_x))
         _layer.validate(spec, expand_v)
