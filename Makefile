@@ -15,6 +15,8 @@ COMPILE_COMMANDS := @! command -v python3 > /dev/null || tools/compile_commands.
 GPU := $(wildcard /dev/nvidiactl)
 TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fastweight_pages)
 NVCC := $(firstword $(shell command -v nvcc 2> /dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+# Of what takes longest (labels turn0 to turn2) the third with this number; TURN empty: all.
+OF_TURN = $(if $(TURN),-LE '^turn[^$(TURN)]$$')
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
 .PHONY: all gpu deps configure test test-long torture demo install wheel bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
@@ -45,10 +47,10 @@ test: configure ## build and run the tests, but for the long ones (15 minutes on
 	$(COMPILE_COMMANDS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
-test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay (TURN=0, 1 or 2: a third of the orders)
+test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay (TURN=0, 1 or 2: a third of these)
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) fw_long_tests
-	ctest --preset release -j $(JOBS) -L '^long$$' $(if $(TURN),-LE '^turn[^$(TURN)]$$')
+	ctest --preset release -j $(JOBS) -L '^long$$' $(OF_TURN)
 
 torture: configure ## interrupt, kill, damage and fill up what the program writes, for MINUTES (60); docs/robustness.md
 	@$(CMAKE_BUILD) fastweight_program
@@ -107,13 +109,13 @@ tidy:
 	@cmake --preset tidy > /dev/null
 	@tools/tidy.py --minutes $(MINUTES)
 
-sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer
+sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer (TURN: a third of the kernels' races)
 
 asan-ubsan tsan:
 	@tools/install-deps.sh ci
 	cmake --preset $@
 	cmake --build --preset $@ -j $(JOBS)
-	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS)
+	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS) $(OF_TURN)
 
 fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
 	@tools/install-deps.sh ci
