@@ -22,17 +22,16 @@ namespace {
 constexpr std::array<std::string_view, 8> kNoFacts = {"out",         "log_every",        "eval_every", "sample_every",
                                                       "tensorboard", "checkpoint_every", "keep",       "valid_tokens"};
 
-// The program that the run file names; "" where it names none.
-std::string program_of(const std::string& run_file) {
+}  // namespace
+
+std::string program_of_run(const std::string& folder) {
   constexpr size_t kMostHead = 400;
-  const std::string head = file_start(run_file, kMostHead), line = std::string("\n") + kRunFileProgram;
+  const std::string head = file_start(folder + "/config.toml", kMostHead), line = std::string("\n") + kRunFileProgram;
   const size_t at = head.find(line);
   if (at == std::string::npos) return "";
   const size_t begin = at + line.size();
   return head.substr(begin, head.find('\n', begin) - begin);
 }
-
-}  // namespace
 
 void add_facts(const std::string& folder, RunCurve& curve) {
   const std::string path = folder + "/config.toml";
@@ -51,7 +50,8 @@ void add_facts(const std::string& folder, RunCurve& curve) {
   } catch (const Error&) {  // of another version: a run without facts
     return;
   }
-  if (const std::string program = program_of(path); !program.empty()) curve.facts.emplace_back("program", program);
+  if (const std::string program = program_of_run(folder); !program.empty())
+    curve.facts.emplace_back("program", program);
   for (const Option& option : options.entries()) {
     if (option.section == "train" && std::find(kNoFacts.begin(), kNoFacts.end(), option.key) != kNoFacts.end())
       continue;

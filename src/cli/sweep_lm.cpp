@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/device.h"
 #include "base/error.h"
@@ -21,6 +22,7 @@
 #include "cli/outputs.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
+#include "cli/run_facts.h"
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "model/cost.h"
@@ -51,7 +53,7 @@ struct LmCell {
 };
 
 struct Judged {
-  std::string name;
+  std::string name, program;  // program: the build that trained it
   double lr = 0, parameters = 0, state_bytes = 0, state_bytes_token = 0, tokens = 0, tokens_per_second = 0;
   int64_t seed = 0;
   struct At {
@@ -73,6 +75,7 @@ json to_json(const Judged& j) {
   return {{"model", j.name},
           {"lr", j.lr},
           {"seed", j.seed},
+          {"program", j.program},
           {"parameters", j.parameters},
           {"state_bytes", j.state_bytes},
           {"state_bytes_token", j.state_bytes_token},
@@ -85,6 +88,7 @@ Judged judged_from_json(const json& one) {
   j.name = one.at("model").get<std::string>();
   j.lr = one.at("lr").get<double>();
   j.seed = one.at("seed").get<int64_t>();
+  j.program = one.value("program", std::string());  // of older sweeps not known
   j.parameters = one.at("parameters").get<double>();
   j.state_bytes = one.at("state_bytes").get<double>();
   j.state_bytes_token = one.at("state_bytes_token").get<double>();
@@ -390,6 +394,7 @@ Judged SweepLm::judge(const LmCell& cell) const {
   judged.name = cell.name;
   judged.lr = cell.lr;
   judged.seed = static_cast<int64_t>(cell.train.seed);
+  judged.program = program_of_run(cell.folder);
   OpenModel open = open_model(cell.folder, "f32", "", cell.train.device);
   const ModelCost cost = cost_of(open.model.config(), cell.train.length);
   judged.parameters = cost.parameters;
@@ -527,6 +532,11 @@ PageSection lm_section(const std::string& title, const json& results) {
         "and standard deviation over seeds.",
         fmt::join(results.at("text").get<StringList>(), ", "), results.at("steps").get<int64_t>(),
         results.at("tokens_a_step").get<int64_t>(), results.at("valid").get<std::string>());
+    std::set<std::string> programs;
+    for (const Judged& j : all) {
+      if (!j.program.empty()) programs.insert(j.program);
+    }
+    if (!programs.empty()) section.text += fmt::format(" Trained by {}.", fmt::join(programs, "; "));
   } catch (const json::exception& error) {
     fail_usage("results.json: not what 'fastweight sweep lm' writes: {}", error.what());
   }

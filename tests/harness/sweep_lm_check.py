@@ -64,6 +64,10 @@ with tempfile.TemporaryDirectory() as name:
     page = subprocess.run([program, "report", folder / "lm", "--out", folder / "page"], text=True, capture_output=True)
     assert page.returncode == 0 and "gated\\_deltanet+window" in (folder / "page.md").read_text().replace("gated_deltanet+window", "gated\\_deltanet+window"), page.stderr
 
+    made_by = (one / "config.toml").read_text().split("\n# Made by ")[1].split("\n")[0]
+    assert made_by.startswith("fastweight ") and all(r["program"] == made_by for r in runs), (made_by, runs)
+    assert f"Trained by {made_by}." in (folder / "page.md").read_text(), (folder / "page.md").read_text()
+
     # A run without its model, but with checkpoints, was stopped: it goes on and ends as it did. The others are not touched.
     stopped = folder / "lm/runs/kaczmarz-lr0.002-seed2"
     shutil.rmtree(stopped / "model")
