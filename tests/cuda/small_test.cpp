@@ -254,9 +254,11 @@ TEST(Small, GradientsBesideTheScan) {
   for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "precond_gated_deltanet", "precond_kda",
                            "qdelta", "deltanet_neg", "gla", "gated_deltanet_neg"}) {
     for (const bool bf16 : {true, false}) {
+      // float32 tensors are bf16 rows before kernels begin, where steps are at most 1.
+      if (!bf16 && preset(name).rule.gain_bound <= 1) continue;
       ProblemOptions options;
       options.sequences = SeqLayout({0, 260, 260, 330});
-      options.H = options.HV = 2;
+      options.H = options.HV = 1;
       options.K = ++seed / 2 % 2 == 0 ? 64 : 128;
       options.V = seed % 3 == 0 ? 72 : 64;
       options.seed = seed;
@@ -267,7 +269,10 @@ TEST(Small, GradientsBesideTheScan) {
       run.bf16 = bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
       run.segment = seed % 3 == 1 ? 128 : -1;
       SCOPED_TRACE(describe(problem));
+      std::string text;
+      run.plan_text = &text;
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+      EXPECT_NE(text.find("beside the reverse scan"), std::string::npos) << text;
     }
   }
 }
