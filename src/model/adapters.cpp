@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "base/printable.h"
 #include "base/safetensors.h"
 #include "model/interop/hf_config.h"
+#include "model/interop/hf_tensor.h"
 #include "model/language_model.h"
 
 namespace fw {
@@ -30,12 +32,34 @@ constexpr const char* kAdapterTokenizer = "fastweight_tokenizer";
 constexpr const char* kAdapterPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kLayerPrefix = "model.layers.";
+// PEFT wraps the module of experts for each of its parameters, for this one first.
+constexpr const char *kInnerParameter = "gate_up_proj", *kInnerModule = ".base_layer";
 
-// Of parameters that linear operations multiply with. Routers have no adapters, as in PEFT. kv_b_proj of multi-head
-// latent attention is taken apart by heads (nn/mla_mixer.h), without what is added to it.
+// Of parameters that linear operations multiply with. Routers have no adapters, as in PEFT.
 bool is_projection(const ParamSpec& spec) {
-  return spec.operand() && spec.name.starts_with(kLayerPrefix) && spec.name.ends_with(kWeight) &&
-         !spec.name.ends_with(".gate.weight") && !spec.name.ends_with(".kv_b_proj.weight");
+  if (!spec.operand() || !spec.name.starts_with(kLayerPrefix)) return false;
+  return spec.stacked || (spec.name.ends_with(kWeight) && !spec.name.ends_with(".gate.weight"));
+}
+
+std::string without_weight(const std::string& name) {
+  return name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : name;
+}
+
+// The module that a parameter belongs to, and the parameter's own name.
+std::pair<std::string, std::string> split_name(const std::string& parameter) {
+  const size_t at = parameter.rfind('.');
+  return {parameter.substr(0, at), parameter.substr(at + 1)};
+}
+
+// Of experts' targets the names that PEFT gives the adapters.
+void name_wrappers(std::vector<LoraTarget>& targets) {
+  std::map<std::string, int> adapted;  // parameters of a module
+  for (const LoraTarget& target : targets) adapted[split_name(target.module).first] += target.experts > 0 ? 1 : 0;
+  for (LoraTarget& target : targets) {
+    if (target.experts == 0) continue;
+    const auto [module, parameter] = split_name(target.module);
+    target.module = module + (adapted[module] > 1 && parameter == kInnerParameter ? kInnerModule : "");
+  }
 }
 
 // q_proj; of numbered modules f_proj.0.
@@ -88,18 +112,25 @@ std::vector<LoraTarget> lora_targets(const ModelConfig& config, const std::vecto
     HfTensor own;
     own.name = spec.name;
     const HfTensor theirs = has_hf ? hf->tensor(spec) : own, &tensor = hf_names ? theirs : own;
-    const auto module_of = [](const std::string& name) { return name.substr(0, name.size() - kWeight.size()); };
     const auto [at, is_new] = by_name.try_emplace(tensor.name, targets.size());
     if (is_new) {
-      targets.push_back(
-          {module_of(tensor.name), {}, spec.shape[1], tensor.rows > 0 ? tensor.rows : spec.shape[0], {}, {}});
+      LoraTarget& target = targets.emplace_back();
+      target.module = without_weight(tensor.name);
+      target.in = spec.shape.back();
+      target.out = spec.stacked ? spec.shape[1] : tensor.rows > 0 ? tensor.rows : spec.shape[0];
+      target.experts = spec.stacked ? spec.shape[0] : 0;
     }
     LoraTarget& target = targets[at->second];
-    for (const std::string& name : {spec.name, theirs.name}) target.names.push_back(module_of(name));
+    for (const std::string& name : {spec.name, theirs.name}) target.names.push_back(without_weight(name));
+    if (spec.stacked) {
+      target.parts.push_back({static_cast<int>(i), 0});
+      continue;
+    }
     target.parts.push_back({static_cast<int>(i), static_cast<int64_t>(target.file_rows.size())});
     for (int64_t row = 0; row < spec.shape[0]; ++row) target.file_rows.push_back(tensor.row(row));
   }
   for (LoraTarget& target : targets) {
+    if (target.experts > 0) continue;
     if (static_cast<int64_t>(target.file_rows.size()) != target.out)
       fail_internal("lora_targets: '{}': expected parameters of all {} rows", target.module, target.out);
     if (std::is_sorted(target.file_rows.begin(), target.file_rows.end())) target.file_rows.clear();
@@ -116,11 +147,11 @@ std::vector<LoraTarget> chosen_targets(std::vector<LoraTarget> targets, const st
     fail_usage("lora_modules: '{}': expected the name of a projection of the model's mixers or MLPs, or its end: {}",
                excerpt(end), fmt::join(names, ", "));
   }
-  if (modules.empty()) return targets;
   std::erase_if(targets, [&](const LoraTarget& target) {
-    return std::none_of(modules.begin(), modules.end(),
-                        [&](const std::string& end) { return ends_with_module(target, end); });
+    return !modules.empty() && std::none_of(modules.begin(), modules.end(),
+                                            [&](const std::string& end) { return ends_with_module(target, end); });
   });
+  name_wrappers(targets);
   return targets;
 }
 
@@ -131,9 +162,9 @@ AdapterConfig read_adapter_config(const std::string& folder) {
   const Json json = parsed_config(path);
   const Json type = json.value("peft_type", Json("LORA"));
   if (type != "LORA") fail_usage("'{}': peft_type: expected LORA, got {}", path, shown(type));
-  for (const char* key : {"bias", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "fan_in_fan_out",
-                          "layer_replication", "target_parameters", "trainable_token_indices", "lora_bias",
-                          "use_qalora", "use_bdlora", "alora_invocation_tokens"})
+  for (const char* key :
+       {"bias", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "fan_in_fan_out", "layer_replication",
+        "trainable_token_indices", "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens"})
     expect_absent(path, json, key);
   AdapterConfig config;
   const double rank = positive(path, json, "r");
@@ -143,6 +174,14 @@ AdapterConfig read_adapter_config(const std::string& folder) {
   config.lora.rank_stabilized = json.value("use_rslora", Json()) == true;
   const Json base = json.value("base_model_name_or_path", Json());
   if (base.is_string()) config.base = base.get<std::string>();
+  const Json parameters = json.value("target_parameters", Json());
+  if (!parameters.is_null() && !parameters.is_array())
+    fail_usage("'{}': target_parameters: expected a list of names, got {}", path, shown(parameters));
+  for (const Json& one : parameters) {
+    if (!one.is_string())
+      fail_usage("'{}': target_parameters: expected a list of names, got {}", path, shown(parameters));
+    config.parameters.push_back(one.get<std::string>());
+  }
   return config;
 }
 
@@ -156,14 +195,31 @@ std::string adapter_tensor(const ParamSpec& spec) { return kAdapterPrefix + spec
 
 template <class T>
 AdapterRows::AdapterRows(const LanguageModel<T>& model) {
-  if (model.adapters() == nullptr || !model.adapters()->hf_names) return;
-  for (LoraTarget& target : lora_targets(model.config(), model.params().specs(), true)) {
-    if (!target.file_rows.empty()) rows_.emplace(target.module + ".lora_B.weight", std::move(target.file_rows));
+  for (const LoraTarget& target : model.adapter_targets()) {
+    const std::string name = target.module + ".lora_B.weight";
+    if (!target.file_rows.empty()) rows_.emplace(name, target.file_rows);
+    if (target.experts > 0) experts_.emplace(name, target.experts);
   }
+}
+
+std::vector<int64_t> AdapterRows::file_shape(const ParamSpec& spec) const {
+  const auto found = experts_.find(spec.name);
+  if (found == experts_.end()) return spec.shape;
+  return {spec.shape[0] / found->second, spec.shape[1] * found->second};
 }
 
 template <class T>
 void AdapterRows::reorder(const ParamSpec& spec, std::vector<T>& values, bool to_file) const {
+  if (const auto stacked = experts_.find(spec.name); stacked != experts_.end()) {
+    const std::vector<T> from = values;
+    const int64_t experts = stacked->second, out = spec.shape[0] / experts, width = spec.shape[1];
+    for (int64_t i = 0; i < spec.size(); ++i) {
+      const int64_t expert = i / (out * width), row = i / width % out, r = i % width;
+      const auto ours = static_cast<size_t>(i), theirs = static_cast<size_t>((row * width + r) * experts + expert);
+      values[to_file ? theirs : ours] = from[to_file ? ours : theirs];
+    }
+    return;
+  }
   const auto found = rows_.find(spec.name);
   if (found == rows_.end()) return;
   const std::vector<T> from = values;
@@ -180,11 +236,23 @@ void load_adapters(const std::string& folder, LanguageModel<T>& model) {
   AdapterConfig config = read_adapter_config(folder);
   const std::string path = folder + kAdapterTensors;
   const SafetensorsReader reader(path);
-  // Which of the two kinds of names it has, by its first tensor.
+  // The targets' names by the modules that a file has.
   const auto modules_of = [&](bool hf_names) {
-    std::set<std::string> names;
-    for (const LoraTarget& target : lora_targets(model.config(), model.params().specs(), hf_names))
-      names.insert(target.module);
+    std::map<std::string, std::string> names;
+    for (const LoraTarget& target : lora_targets(model.config(), model.params().specs(), hf_names)) {
+      if (target.experts == 0) {
+        names[target.module] = target.module;
+        continue;
+      }
+      const auto [module, parameter] = split_name(target.module);
+      const bool is_inner = parameter == kInnerParameter;
+      if (reader.has(fmt::format("{}{}{}.lora_A.weight", kAdapterPrefix, module, kInnerModule))) {
+        names[module + (is_inner ? kInnerModule : "")] = target.module;
+      } else if (std::any_of(config.parameters.begin(), config.parameters.end(),
+                             [&](const std::string& end) { return ends_with_module(target, end); })) {
+        names[module] = target.module;
+      }
+    }
     return names;
   };
   const auto module_of = [](const std::string& tensor) -> std::string {
@@ -194,22 +262,29 @@ void load_adapters(const std::string& folder, LanguageModel<T>& model) {
     return end == std::string::npos || end < begin ? "" : tensor.substr(begin, end - begin);
   };
   if (reader.tensors().empty()) fail_usage("'{}': expected adapters, got no tensor", path);
-  std::set<std::string> known = modules_of(false);
-  if (!model.config().hf.empty() && known.count(module_of(reader.tensors().begin()->first)) == 0) {
-    config.hf_names = true;
-    known = modules_of(true);
+  std::map<std::string, std::string> known = modules_of(false);
+  const auto unknown_in = [&](const std::map<std::string, std::string>& names) {
+    return std::count_if(reader.tensors().begin(), reader.tensors().end(),
+                         [&](const auto& tensor) { return names.count(module_of(tensor.first)) == 0; });
+  };
+  if (!model.config().hf.empty()) {
+    std::map<std::string, std::string> of_hf = modules_of(true);
+    config.hf_names = unknown_in(of_hf) < unknown_in(known);
+    if (config.hf_names) known = std::move(of_hf);
   }
   std::set<std::string> modules;
   for (const auto& [name, info] : reader.tensors()) {
-    const std::string module = module_of(name);
-    if (known.count(module) == 0) {
-      const std::string near = nearest(module, std::vector<std::string>(known.begin(), known.end()));
+    const auto found = known.find(module_of(name));
+    if (found == known.end()) {
+      std::vector<std::string> all;
+      for (const auto& [module, target] : known) all.push_back(module);
+      const std::string near = nearest(module_of(name), all);
       fail_usage(
           "'{}': unexpected tensor '{}': expected {}MODULE.lora_A.weight and lora_B.weight of the base model's "
           "projections{}",
           path, excerpt(name), kAdapterPrefix, near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
     }
-    modules.insert(module);
+    modules.insert(found->second);
   }
   config.lora.modules = {modules.begin(), modules.end()};
   model.add_adapters(config);
@@ -217,7 +292,7 @@ void load_adapters(const std::string& folder, LanguageModel<T>& model) {
   std::vector<T> values;
   for (const ParamSpec& spec : model.trained().specs()) {
     values.resize(static_cast<size_t>(spec.size()));
-    reader.read<T>(adapter_tensor(spec), spec.shape, values);
+    reader.read<T>(adapter_tensor(spec), rows.file_shape(spec), values);
     if (!std::all_of(values.begin(), values.end(), [](T x) { return std::isfinite(x); }))
       fail_numeric("'{}': tensor '{}' is not finite: the file is damaged, or the run diverged", path,
                    adapter_tensor(spec));
@@ -233,28 +308,40 @@ void save_adapters(const std::string& folder, const LanguageModel<T>& model) {
   SafetensorsWriter writer;
   writer.set_metadata("format", "pt");
   if (model.tokenizer() != 0) writer.set_metadata(kAdapterTokenizer, fmt::format("{:016x}", model.tokenizer()));
-  std::set<std::string> ends(config.lora.modules.begin(), config.lora.modules.end());
+  std::set<std::string> ends, parameters;  // of modules, and of experts' parameters
+  for (const LoraTarget& target : model.adapter_targets()) {
+    if (target.experts > 0) {
+      const auto [module, parameter] = split_name(target.names.back());
+      parameters.insert(short_name(module) + "." + parameter);
+    } else if (config.lora.modules.empty()) {
+      ends.insert(short_name(target.module));
+    } else {
+      std::copy_if(config.lora.modules.begin(), config.lora.modules.end(), std::inserter(ends, ends.end()),
+                   [&](const std::string& end) { return ends_with_module(target, end); });
+    }
+  }
   const AdapterRows rows(model);
   for (const ParamSpec& spec : model.trained().specs()) {
     const HostView<T> view = model.trained().host_values(spec);
     std::vector<float> values(view.span().begin(), view.span().end());
     rows.reorder(spec, values, true);
-    writer.add_copy<float>(adapter_tensor(spec), spec.shape, values);
-    if (config.lora.modules.empty()) ends.insert(short_name(spec.name.substr(0, spec.name.find(".lora_"))));
+    writer.add_copy<float>(adapter_tensor(spec), rows.file_shape(spec), values);
   }
   writer.write(folder + kAdapterTensors);
-  const Json json = {{"peft_type", "LORA"},
-                     {"task_type", "CAUSAL_LM"},
-                     {"base_model_name_or_path", config.base},
-                     {"r", config.lora.rank},
-                     {"lora_alpha", config.lora.alpha},
-                     {"use_rslora", config.lora.rank_stabilized},
-                     {"target_modules", ends},
-                     {"lora_dropout", 0.0},
-                     {"bias", "none"},
-                     {"fan_in_fan_out", false},
-                     {"inference_mode", true},
-                     {"init_lora_weights", true}};
+  Json json = {{"peft_type", "LORA"},
+               {"task_type", "CAUSAL_LM"},
+               {"base_model_name_or_path", config.base},
+               {"r", config.lora.rank},
+               {"lora_alpha", config.lora.alpha},
+               {"use_rslora", config.lora.rank_stabilized},
+               {"target_modules", ends},
+               {"lora_dropout", 0.0},
+               {"bias", "none"},
+               {"fan_in_fan_out", false},
+               {"inference_mode", true},
+               {"init_lora_weights", true}};
+  if (!parameters.empty()) json["target_parameters"] = parameters;
+  if (ends.empty()) json["target_modules"] = nullptr;
   write_file_atomic(folder + kAdapterConfig, json.dump(2) + "\n");
 }
 
@@ -277,7 +364,9 @@ void merge_adapters(LanguageModel<T>& model) {
       for (const LoraTarget::Part& part : target.parts) {
         const ParamSpec& spec = model.params().specs()[static_cast<size_t>(part.parameter)];
         const std::string name = other_names.value(spec.name, has_hf ? hf->tensor(spec).name : spec.name);
-        if (tensors.value(name, Json::object()).value("dtype", "F32") != "BF16") continue;
+        const std::string file_name =
+            spec.stacked && !tensors.contains(name) ? single_experts(name, spec).front().name : name;
+        if (tensors.value(file_name, Json::object()).value("dtype", "F32") != "BF16") continue;
         const HostView<float> view = model.params().host_values(spec);
         std::vector<Bf16> rounded(view.span().size());
         std::vector<float> values(rounded.size());

@@ -2,7 +2,9 @@
 // folder has adapter_config.json and adapter_model.safetensors, with these tensors in float32:
 // - base_model.model.MODULE.lora_A.weight [rank, in],
 // - base_model.model.MODULE.lora_B.weight [out, rank].
-// MODULE is the name of the projection's tensor in the base model's folder, without .weight.
+// MODULE is the name of the projection's tensor in the base model's folder, without .weight. PEFT wraps the module of
+// experts once for each of its parameters that has adapters: MODULE is its name, or of the inner of two wrappers,
+// gate_up_proj's, that with .base_layer. Their tensors are [E rank, in] and [out, rank E].
 #pragma once
 
 #include <map>
@@ -21,11 +23,13 @@ struct AdapterConfig {
   LoraConfig lora;
   std::string base;       // folder of the base model, base_model_name_or_path
   bool hf_names = false;  // projections are called as in the Hugging Face folder that the model came from
+  std::vector<std::string> parameters = {};  // of experts, as PEFT's target_parameters names them
 };
 
 // All projections of mixers and MLPs, in order.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config, const std::vector<ParamSpec>& specs, bool hf_names);
-// Those of which a name ends with one of `modules`, all for an empty list. Throws Error(kUsage) for one that ends none.
+// Those of which a name ends with one of `modules`, all for an empty list; experts have PEFT's module names. Throws
+// Error(kUsage) for one that ends none.
 std::vector<LoraTarget> chosen_targets(std::vector<LoraTarget> targets, const std::vector<std::string>& modules);
 
 bool is_adapter_folder(const std::string& folder);  // by its adapter_config.json
@@ -48,7 +52,7 @@ void save_trained(const std::string& folder, const LanguageModel<T>& model);
 std::string adapter_tensor(const ParamSpec& spec);
 
 // The rows of B in a file, where those of one tensor of another program are several parameters here whose rows lie
-// between each other's (a query beside its gate).
+// between each other's (a query beside its gate). B of experts has a column for each rank and expert in a file.
 class AdapterRows {
  public:
   template <class T>
@@ -56,8 +60,10 @@ class AdapterRows {
   // values: of a parameter of the adapters, in the order of the model or, not to_file, of a file; into the other one.
   template <class T>
   void reorder(const ParamSpec& spec, std::vector<T>& values, bool to_file) const;
+  std::vector<int64_t> file_shape(const ParamSpec& spec) const;
 
  private:
+  std::map<std::string, int64_t> experts_;            // by the parameter's name
   std::map<std::string, std::vector<int64_t>> rows_;  // by the parameter's name
 };
 

@@ -128,6 +128,12 @@ const AdapterConfig* LanguageModel<T>::adapters() const {
 }
 
 template <class T>
+std::span<const LoraTarget> LanguageModel<T>::adapter_targets() const {
+  if (impl_->lora == nullptr) return {};
+  return impl_->lora->targets();
+}
+
+template <class T>
 Params<T>& LanguageModel<T>::trained() {
   return impl_->lora == nullptr ? impl_->params : impl_->lora->params();
 }

@@ -49,6 +49,7 @@ class LanguageModel {
   // which are not initialised. Called before the first gradient. Throws Error(kUsage) for modules that the model lacks.
   void add_adapters(const AdapterConfig& config);
   const AdapterConfig* adapters() const;  // null: none
+  std::span<const LoraTarget> adapter_targets() const;
   // What is trained: the adapters' parameters, or where there are none params().
   Params<T>& trained();
   const Params<T>& trained() const;

@@ -2,6 +2,7 @@
 
 #include "base/arena_mark.h"
 #include "nn/activations.h"
+#include "ops/low_rank.h"
 
 namespace fw {
 namespace {
@@ -62,7 +63,7 @@ void Experts<T>::project(const Pass<T>& pass, Mat<const T> x, Context& c) const 
   const ArenaMark mark(pass.exec.arena);
   const Mat<T> rows = new_matrix<T>(pass.exec.arena, c.weights.rows, spec_.hidden);
   pass.exec.gather_expert_rows(x, c.rows, rows);
-  pass.exec.expert_linear_forward(rows, c.rows, gate_up_weight(pass), c.gate_up);
+  expert_product_forward<T>(pass.exec, rows, c.rows, gate_up_weight(pass), c.gate_up);
 }
 
 template <class T>
@@ -101,7 +102,7 @@ void Experts<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context&
     const Mat<T> weighted = new_matrix<T>(arena, c.act.rows, size());
     pass.exec.scale_rows_forward(c.act, c.weights, weighted);
     const Mat<T> out = new_matrix<T>(arena, c.act.rows, spec_.hidden);
-    pass.exec.expert_linear_forward(weighted, c.rows, down_weight(pass), out);
+    expert_product_forward<T>(pass.exec, weighted, c.rows, down_weight(pass), out);
     pass.exec.sum_expert_rows(out, c.rows, y, Write::kOverwrite);
   }
   if (shared_ != nullptr) add_shared(pass, x, y, c);
@@ -142,15 +143,15 @@ void Experts<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<c
                  dact = new_matrix<T>(arena, rows, size());
     pass.exec.scale_rows_forward(c.act, c.weights, weighted);
     pass.exec.gather_expert_rows(dy, c.rows, wide);
-    pass.exec.expert_linear_backward(wide, weighted, c.rows, down_weight(pass), dact,
-                                     params.grad_matrix(down_, experts() * spec_.hidden, size()));
+    expert_product_backward<T>(pass.exec, wide, weighted, c.rows, down_weight(pass), dact,
+                               params.grad_matrix(down_, experts() * spec_.hidden, size()));
     pass.exec.scale_rows_backward(dact, c.act, c.weights, dact, dweights);
     const Mat<T> gate = c.gate_up.col_range(0, size()), up = c.gate_up.col_range(size(), size());
     pass.exec.swiglu_backward(dact, gate, up, gate, up);
     pass.exec.gather_expert_rows(x, c.rows, wide);
     const Mat<T> dwide = new_matrix<T>(arena, rows, spec_.hidden);
-    pass.exec.expert_linear_backward(c.gate_up, wide, c.rows, gate_up_weight(pass), dwide,
-                                     params.grad_matrix(gate_up_, experts() * 2 * size(), spec_.hidden));
+    expert_product_backward<T>(pass.exec, c.gate_up, wide, c.rows, gate_up_weight(pass), dwide,
+                               params.grad_matrix(gate_up_, experts() * 2 * size(), spec_.hidden));
     pass.exec.sum_expert_rows(dwide, c.rows, dx, Write::kOverwrite);
   }
   const Mat<T> dlogits = new_matrix<T>(arena, x.rows, router.experts);

@@ -1,5 +1,6 @@
 #include "nn/lora.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -18,8 +19,9 @@ Lora<W>::Lora(std::vector<LoraTarget> targets, int64_t rank, double scale, const
     : targets_(std::move(targets)), scale_(scale), scale_there_(base.device(), 1) {
   for (const LoraTarget& target : targets_) {
     const double bound = 1.0 / std::sqrt(static_cast<double>(target.in));
-    params_.declare({target.module + ".lora_A.weight", {rank, target.in}, uniform_init(bound), true});
-    params_.declare({target.module + ".lora_B.weight", {target.out, rank}, constant_init(0.0), true});
+    const int64_t matrices = std::max<int64_t>(target.experts, 1);
+    params_.declare({target.module + ".lora_A.weight", {matrices * rank, target.in}, uniform_init(bound), true});
+    params_.declare({target.module + ".lora_B.weight", {matrices * target.out, rank}, constant_init(0.0), true});
   }
   params_.allocate(base.device());
   const W value = static_cast<W>(scale);
@@ -31,20 +33,20 @@ template <class W>
 LowRank<W> Lora<W>::low_rank(size_t target, const LoraTarget::Part& part, int64_t row, int64_t rows) {
   const int a = static_cast<int>(2 * target), b = a + 1;
   const std::vector<ParamSpec>& specs = params_.specs();
-  const int64_t rank = specs[static_cast<size_t>(a)].shape[0], in = specs[static_cast<size_t>(a)].shape[1],
-                out = specs[static_cast<size_t>(b)].shape[0];
+  const std::vector<int64_t>&of_a = specs[static_cast<size_t>(a)].shape, &of_b = specs[static_cast<size_t>(b)].shape;
+  const int64_t rank = of_b[1];
   const auto rows_of = [&](auto m) {
     return m.data == nullptr ? decltype(m)(nullptr, rows, rank) : m.row_range(part.first, rows);
   };
-  const Weight<W> whole = params_.weight(b, out, rank);
+  const Weight<W> whole = params_.weight(b, of_b[0], rank);
   LowRank<W> of;
   of.first = row;
   of.scale = scale_there_.data();
-  of.a = params_.weight(a, rank, in);
+  of.a = params_.weight(a, of_a[0], of_a[1]);
   of.b = Weight<W>(rows_of(whole.values), rows_of(whole.rounded));
   if (params_.has_grads()) {
-    of.da = params_.grad_matrix(a, rank, in);
-    of.db = rows_of(params_.grad_matrix(b, out, rank));
+    of.da = params_.grad_matrix(a, of_a[0], of_a[1]);
+    of.db = rows_of(params_.grad_matrix(b, of_b[0], rank));
   }
   return of;
 }
@@ -62,6 +64,13 @@ void Lora<W>::attach(Params<W>& base) {
     for (const LoraTarget::Part& part : targets_[i].parts) target_of[part.parameter] = {i, &part};
   }
   for (size_t first = 0; first < specs.size(); ++first) {
+    if (specs[first].stacked) {
+      const auto found = target_of.find(static_cast<int>(first));
+      if (found == target_of.end()) continue;
+      const int64_t rows = specs[first].shape[0] * specs[first].shape[1];
+      base.set_low_rank(static_cast<int>(first), {low_rank(found->second.first, *found->second.second, 0, rows)});
+      continue;
+    }
     if (specs[first].shape.size() != 2) continue;
     std::vector<LowRank<W>> additions;
     for (size_t next = first; next < specs.size() && (next == first || specs[next].continues); ++next) {
@@ -82,16 +91,17 @@ void Lora<W>::merge_into(Params<W>& base) const {
   for (size_t i = 0; i < targets_.size(); ++i) {
     const ParamSpec &a_spec = params_.specs()[2 * i], &b_spec = params_.specs()[2 * i + 1];
     const HostView<W> a = params_.host_values(a_spec), b = params_.host_values(b_spec);
-    const int64_t rank = a_spec.shape[0], in = a_spec.shape[1];
+    const int64_t rank = b_spec.shape[1], in = a_spec.shape[1];
     for (const LoraTarget::Part& part : targets_[i].parts) {
       const ParamSpec& spec = base.specs()[static_cast<size_t>(part.parameter)];
       const HostView<W> before = base.host_values(spec);
       std::vector<W> values(before.span().begin(), before.span().end());
-      parallel_for(spec.shape[0], [&](int64_t row) {
+      parallel_for(spec.size() / in, [&](int64_t row) {
+        const W* factors = a.span().data() + (spec.stacked ? row / targets_[i].out * rank * in : 0);
         std::vector<double> sums(static_cast<size_t>(in));
         for (int64_t r = 0; r < rank; ++r) {
           const double factor = static_cast<double>(b.span()[static_cast<size_t>((part.first + row) * rank + r)]);
-          const W* from = a.span().data() + r * in;
+          const W* from = factors + r * in;
           for (int64_t c = 0; c < in; ++c) sums[static_cast<size_t>(c)] += factor * static_cast<double>(from[c]);
         }
         W* to = values.data() + row * in;

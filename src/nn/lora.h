@@ -27,10 +27,11 @@ struct LoraTarget {
     int parameter;
     int64_t first;  // row of the projection that the parameter's first row is
   };
-  std::string module;              // the name of its tensor without .weight
+  std::string module;              // the name of its tensor without .weight; PEFT's name of the wrapper for experts'
   std::vector<std::string> names;  // all that it goes by, in this program and in the one that the model came from
   int64_t in = 0, out = 0;
   std::vector<Part> parts;
+  int64_t experts = 0;  // whose matrices [out, in] lie one after the other; 0: it is one matrix
   // The row of the tensor that each row is, where the parts do not lie in it one after the other; else empty.
   std::vector<int64_t> file_rows;
 };
@@ -42,7 +43,8 @@ class Lora {
   // once they are initialised.
   Lora(std::vector<LoraTarget> targets, int64_t rank, double scale, const Params<W>& base);
 
-  // A of target i is parameter 2 i, MODULE.lora_A.weight; B the one after it.
+  // A of target i is parameter 2 i, MODULE.lora_A.weight; B the one after it. Those of experts are [E rank, in] and
+  // [E out, rank].
   Params<W>& params() { return params_; }
   const Params<W>& params() const { return params_; }
   const std::vector<LoraTarget>& targets() const { return targets_; }

@@ -51,7 +51,7 @@ int64_t MlaMixer<T>::up_row(int64_t head, bool of_value) const {
 }
 
 template <class T>
-Weight<Wide<T>> MlaMixer<T>::up(const Pass<T>& pass, int64_t head, bool of_value) const {
+Weight<Wide<T>> MlaMixer<T>::up(const Pass<T>& pass, int64_t head, bool of_value, LowRank<Wide<T>>& addition) const {
   const Weight<Wide<T>> all = pass.params.weight(up_, spec_.expanded(), spec_.rank);
   const int64_t first = up_row(head, of_value), rows = of_value ? spec_.value_dim : spec_.key_dim;
   const auto part = [&](const auto& of) {
@@ -60,7 +60,14 @@ Weight<Wide<T>> MlaMixer<T>::up(const Pass<T>& pass, int64_t head, bool of_value
     if (of.data != nullptr) some.data = of.row(first);
     return some;
   };
-  return {part(all.values), part(all.rounded)};
+  Weight<Wide<T>> rows_of_head{part(all.values), part(all.rounded)};
+  if (all.low_ranks == 0) return rows_of_head;
+  addition = *all.low_rank;
+  addition.b = {part(addition.b.values), part(addition.b.rounded)};
+  if (addition.db.data != nullptr) addition.db = addition.db.row_range(first, rows);
+  rows_of_head.low_rank = &addition;
+  rows_of_head.low_ranks = 1;
+  return rows_of_head;
 }
 
 template <class T>
@@ -89,12 +96,13 @@ MixerContext* MlaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   exec.rmsnorm_forward(latent.col_range(0, R), params.value(norm_), static_cast<Wide<T>>(kLatentEps),
                        c.key.col_range(0, R), c.rstd);
   if (S > 0) exec.copy_rows(latent.col_range(R, S), c.key.col_range(R, S));
+  LowRank<Wide<T>> addition;
   c.query = new_matrix<T>(arena, tokens, spec_.heads * (R + S));
   for (int64_t h = 0; h < spec_.heads; ++h) {
     const Mat<T> from = c.proj.col_range(h * (K + S), K + S), to = c.query.col_range(h * (R + S), R + S);
     // q' Uk, as linear's gradient computes it.
-    exec.linear_backward(from.col_range(0, K), Mat<const T>(), up(pass, h, false), to.col_range(0, R), Mat<Wide<T>>(),
-                         nullptr, Write::kOverwrite);
+    exec.linear_backward(from.col_range(0, K), Mat<const T>(), up(pass, h, false, addition), to.col_range(0, R),
+                         Mat<Wide<T>>(), nullptr, Write::kOverwrite);
     if (S > 0) exec.copy_rows(from.col_range(K, S), to.col_range(R, S));
   }
 
@@ -109,7 +117,7 @@ MixerContext* MlaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   }
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
   for (int64_t h = 0; h < spec_.heads; ++h)
-    exec.linear_forward(c.sums.col_range(h * (R + S), R), up(pass, h, true), nullptr, c.o.col_range(h * V, V),
+    exec.linear_forward(c.sums.col_range(h * (R + S), R), up(pass, h, true, addition), nullptr, c.o.col_range(h * V, V),
                         Write::kOverwrite);
   if (y.data != nullptr)
     last_product(pass, Mat<const T>(c.o), params.weight(o_proj_, spec_.hidden, spec_.value_size()), y);
@@ -128,11 +136,12 @@ void MlaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
   exec.linear_backward(dy, c.o, params.weight(o_proj_, spec_.hidden, spec_.value_size()), d_o,
                        params.grad_matrix(o_proj_, spec_.hidden, spec_.value_size()), nullptr, Write::kOverwrite);
+  LowRank<Wide<T>> addition;
   // Of the sums only c's channels are read.
   const Mat<T> dsums = new_matrix<T>(arena, tokens, H * (R + S));
   if (S > 0) exec.device.fill(dsums.data, 0, static_cast<size_t>(dsums.rows * dsums.stride) * sizeof(T));
   for (int64_t h = 0; h < H; ++h)
-    exec.linear_backward(d_o.col_range(h * V, V), c.sums.col_range(h * (R + S), R), up(pass, h, true),
+    exec.linear_backward(d_o.col_range(h * V, V), c.sums.col_range(h * (R + S), R), up(pass, h, true, addition),
                          dsums.col_range(h * (R + S), R), up_gradient(pass, h, true), nullptr, Write::kOverwrite);
 
   const Mat<T> dquery = new_matrix<T>(arena, tokens, H * (R + S)), dkey = new_matrix<T>(arena, tokens, R + S),
@@ -144,10 +153,11 @@ void MlaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
   for (int64_t h = 0; h < H; ++h) {
     const Mat<T> from = dquery.col_range(h * (R + S), R + S), to = dproj.col_range(h * (K + S), K + S);
-    exec.linear_forward(from.col_range(0, R), up(pass, h, false), nullptr, to.col_range(0, K), Write::kOverwrite);
+    exec.linear_forward(from.col_range(0, R), up(pass, h, false, addition), nullptr, to.col_range(0, K),
+                        Write::kOverwrite);
     if (S > 0) exec.copy_rows(from.col_range(R, S), to.col_range(K, S));
     // dUk += q'^T d(q' Uk)
-    exec.linear_backward(c.proj.col_range(h * (K + S), K), from.col_range(0, R), up(pass, h, false), Mat<T>(),
+    exec.linear_backward(c.proj.col_range(h * (K + S), K), from.col_range(0, R), up(pass, h, false, addition), Mat<T>(),
                          up_gradient(pass, h, false), nullptr, Write::kOverwrite);
   }
   const Mat<T> latent = c.proj.col_range(spec_.query_size(), R + S),

@@ -47,8 +47,8 @@ class MlaMixer final : public Mixer<T> {
  private:
   struct Context;
   AttentionShape shape() const;
-  // Rows of kv_b_proj: Uk_h [K, R], Uv_h [V, R].
-  Weight<Wide<T>> up(const Pass<T>& pass, int64_t head, bool of_value) const;
+  // Rows of kv_b_proj: Uk_h [K, R], Uv_h [V, R]. addition: the same rows of its adapter, which the weight refers to.
+  Weight<Wide<T>> up(const Pass<T>& pass, int64_t head, bool of_value, LowRank<Wide<T>>& addition) const;
   Mat<Wide<T>> up_gradient(const Pass<T>& pass, int64_t head, bool of_value) const;
   int64_t up_row(int64_t head, bool of_value) const;
 

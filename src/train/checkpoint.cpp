@@ -297,20 +297,21 @@ void load_checkpoint(const std::string& path, const TrainerState& state, Languag
   }
   const AdapterRows rows(model);
   std::vector<float> values;
-  const auto read = [&values](const SafetensorsReader& reader, const std::string& name, const ParamSpec& spec) {
+  const auto read = [&values](const SafetensorsReader& reader, const std::string& name, const ParamSpec& spec,
+                              const std::vector<int64_t>& shape) {
     values.resize(static_cast<size_t>(spec.size()));
-    reader.read<float>(name, spec.shape, values);
+    reader.read<float>(name, shape, values);
   };
   // Read twice, so that nothing need be held a second time: what can fail does so before anything has changed, and
   // model and optimiser change together or not at all.
   for (const bool write : {false, true}) {
     for (const ParamSpec& spec : specs) {
-      read(parameters, adapts ? adapter_tensor(spec) : spec.name, spec);
+      read(parameters, adapts ? adapter_tensor(spec) : spec.name, spec, rows.file_shape(spec));
       rows.reorder(spec, values, false);
       if (write) model.trained().write_values(spec, values);
-      read(moments, "m." + spec.name, spec);
+      read(moments, "m." + spec.name, spec, spec.shape);
       if (write) optimizer.write_first(spec.offset, values);
-      read(moments, "v." + spec.name, spec);
+      read(moments, "v." + spec.name, spec, spec.shape);
       if (write) optimizer.write_second(spec.offset, values);
     }
   }

@@ -205,6 +205,7 @@ class ModelCheck {
     double square = 0;
     size_t trained = 0;
     const Params<T>& params = model.trained();
+    const AdapterRows rows(model);
     for (const ParamSpec& spec : params.specs()) {
       if (spec.buffer) continue;
       ++trained;
@@ -218,7 +219,8 @@ class ModelCheck {
       g.name = "grad/" + tensor.name;
       if (!io_.has(g.name)) continue;
       g.shape = spec.shape;
-      g.expected = io_.numbers(g.name, whole_shape(tensor, spec));
+      g.expected = io_.numbers(g.name, model.adapters() == nullptr ? whole_shape(tensor, spec) : rows.file_shape(spec));
+      rows.reorder(spec, g.expected, false);
       if (tensor.rows > 0) g.expected = part_of<double>(tensor, spec, g.expected);
       g.got = widened<T>(params.host_grads(spec).span());
       square += std::pow(euclidean_norm(g.expected), 2);

@@ -244,11 +244,62 @@ TEST_F(LoraFolder, HasPeftsTensorsAndIsReadToTheBit) {
   EXPECT_EQ(other.hash(), model_.hash());
 }
 
+// PEFT's tensors of experts: A [E rank, in], and B [out, rank E] with the experts of a rank side by side.
+TEST(Lora, AdaptersOfExpertsHavePeftsTensors) {
+  const ModelConfig config = kinds().back().config;
+  const std::string module = "base_model.model.model.layers.1.mlp.experts.";
+  struct Case {
+    StringList modules;
+    std::map<std::string, std::vector<int64_t>> shapes;
+    nlohmann::json parameters;
+  };
+  const std::vector<int64_t> inner_a{12, 12}, inner_b{12, 12}, outer_a{12, 6}, outer_b{12, 12};
+  const Case cases[] = {{{},
+                         {{"base_layer.lora_A.weight", inner_a},
+                          {"base_layer.lora_B.weight", inner_b},
+                          {"lora_A.weight", outer_a},
+                          {"lora_B.weight", outer_b}},
+                         {"experts.down_proj", "experts.gate_up_proj"}},
+                        {{"experts.down_proj"},
+                         {{"lora_A.weight", outer_a}, {"lora_B.weight", outer_b}},
+                         nlohmann::json::array({"experts.down_proj"})},
+                        {{"gate_up_proj"},
+                         {{"lora_A.weight", inner_a}, {"lora_B.weight", inner_b}},
+                         nlohmann::json::array({"experts.gate_up_proj"})}};
+  for (const Case& one : cases) {
+    LanguageModel<float> model = noisy_model<float>(config), other = noisy_model<float>(config);
+    model.add_adapters(adapters(one.modules));
+    fill_adapters(model);
+    const TempFolder folder;
+    save_adapters(folder.path(), model);
+    const SafetensorsReader reader(folder.path() + "/adapter_model.safetensors");
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const auto& [name, info] : reader.tensors()) {
+      if (name.starts_with(module)) shapes[name.substr(module.size())] = info.shape;
+    }
+    EXPECT_EQ(shapes, one.shapes);
+    const nlohmann::json json = nlohmann::json::parse(read_file(folder.path() + "/adapter_config.json"));
+    EXPECT_EQ(json["target_parameters"], one.parameters);
+    EXPECT_EQ(json["target_modules"].is_null(), !one.modules.empty());
+    load_adapters(folder.path(), other);
+    EXPECT_EQ(logits_of(other), logits_of(model));
+    // The column of rank 1 and expert 2 is that expert's.
+    const auto file_b =
+        std::as_const(model).trained().find(one.modules.empty() ? "model.layers.1.mlp.experts.base_layer.lora_B.weight"
+                                                                : "model.layers.1.mlp.experts.lora_B.weight");
+    const ParamSpec& spec = model.trained().specs()[static_cast<size_t>(file_b)];
+    std::vector<float> from_file(static_cast<size_t>(spec.size()));
+    reader.read<float>(adapter_tensor(spec), outer_b, from_file);
+    const HostView<float> ours = model.trained().host_values(spec);
+    EXPECT_EQ(from_file[5 * 12 + 1 * 4 + 2], ours.span()[(2 * 12 + 5) * 3 + 1]);
+  }
+}
+
 // Of another program's names. Parameters that lie between each other's rows there (a query beside its gate, keys
 // beside values of a head) are rows of one projection.
 TEST(Lora, RowsOfAnotherProgramsTensors) {
   const std::string models = FW_SOURCE_DIR "/tests/conformance/models/";
-  for (const std::string name : {"qwen3_5", "qwen3_next", "olmo_hybrid"}) {
+  for (const std::string name : {"qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear"}) {
     const SafetensorsReader base(models + name + "/model.safetensors");
     SafetensorsWriter writer;
     std::map<std::string, std::vector<float>> expected;

@@ -12,6 +12,17 @@ MODELS = pathlib.Path(__file__).resolve().parent.parent / "conformance/models"
 PROGRAM = os.environ.get("FASTWEIGHT_PROGRAM")
 
 
+def run_its_own_code(case, model):
+    """Until the end of the test case transformers' functions run, not those of another library."""
+    module = sys.modules[type(model).__module__]
+    for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "causal_conv1d_fn"):
+        original = getattr(module, name, None)
+        if original is None:
+            continue
+        setattr(module, name, getattr(original, "__wrapped__", original))
+        case.addCleanup(setattr, module, name, original)
+
+
 @unittest.skipUnless(PROGRAM, "FASTWEIGHT_PROGRAM names no program")
 @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not there")
 class Hybrids(unittest.TestCase):
@@ -22,14 +33,7 @@ class Hybrids(unittest.TestCase):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         )
-        module = sys.modules[type(model).__module__]
-        # its own code, not another library's
-        for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "causal_conv1d_fn"):
-            original = getattr(module, name, None)
-            if original is None:
-                continue
-            setattr(module, name, getattr(original, "__wrapped__", original))
-            self.addCleanup(setattr, module, name, original)
+        run_its_own_code(self, model)
         with torch.no_grad():
             return model(ids, use_cache=False).logits
 

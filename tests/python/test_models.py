@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from fastweight.models import ByteTokenizer, FastweightConfig, FastweightForCausalLM, FastweightModel
+from test_hybrids import run_its_own_code
 from test_nn import CASES
 
 transformers.utils.logging.set_verbosity_error()
@@ -101,6 +102,17 @@ def program(*arguments):
     if done.returncode:
         raise AssertionError(done.stdout + done.stderr)
     return done.stdout
+
+
+def released(kind, folder):
+    """A model of the conformance tests with a tokenizer of letters."""
+    import tokenizers
+
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((RELEASED / kind / name).read_bytes())
+    vocab = {chr(97 + i): i for i in range(json.loads((folder / "config.json").read_text())["vocab_size"])}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[])).save(str(folder / "tokenizer.json"))
 
 
 class Case(unittest.TestCase):
@@ -220,16 +232,10 @@ class Engine(Case):
 
     @unittest.skipUnless(RELEASED.is_dir(), "the released models are not beside these tests")
     def test_imported_hybrids_give_transformers_logits(self):
-        import tokenizers
-
         for kind in ("qwen3_5", "olmo_hybrid", "qwen3_next", "qwen3_5_moe", "kimi_linear"):
             with self.subTest(kind=kind):
                 given = self.folder / f"{kind}-given"
-                given.mkdir()
-                for name in ("config.json", "model.safetensors"):
-                    (given / name).write_bytes((RELEASED / kind / name).read_bytes())
-                vocab = {chr(97 + i): i for i in range(json.loads((given / "config.json").read_text())["vocab_size"])}
-                tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[])).save(str(given / "tokenizer.json"))
+                released(kind, given)
                 program("import", given, self.folder / kind)
                 model, io = AutoModelForCausalLM.from_pretrained(self.folder / kind).eval(), load_file(RELEASED / kind / "io.safetensors")
                 self.assertIsInstance(model, FastweightForCausalLM)
@@ -480,6 +486,83 @@ class Training(Case):
             for name, p in adapted.named_parameters():
                 self.assertEqual(p.grad is not None, "lora_" in name, name)
             adapted.generate(input_ids=ids, max_new_tokens=2)
+
+
+    @unittest.skipUnless(PROGRAM and importlib.util.find_spec("peft"), "peft or the program is not there")
+    def test_adapters_of_experts_and_latents_are_pefts(self):
+        """PEFT's adapters of every projection in `fastweight verify`: logits, gradients, and twenty steps of AdamW. The engine's in PEFT: the same loss."""
+        import peft
+
+        experts = ["experts.gate_up_proj", "experts.down_proj"]
+        for number, parameters in enumerate((experts, experts[1:])):
+            folder = self.folder / str(number)
+            base = made(**KIMI).float()
+            base.save_pretrained(folder)
+            model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", target_parameters=parameters, task_type="CAUSAL_LM"))
+            adapters = {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name}
+            self.assertEqual(sum("experts" in name for name in adapters), 2 * 2 * len(parameters))
+            with torch.no_grad():
+                for name, p in adapters.items():
+                    p.copy_((torch.randn_like(p) * (p.shape[1] ** -0.5 if "lora_A" in name else 0.2)).float())
+            model.save_pretrained(folder)
+            model.double()
+            ids = torch.randint(0, 64, (2, 24))
+            model(ids, labels=ids).loss.backward()
+            out = model(ids, labels=ids)
+            io = {"input_ids": ids.int(), "logits": out.logits, "loss": out.loss[None], **{f"grad/{name}": p.grad.clone() for name, p in adapters.items()}}
+            batches, rates, losses, norms = torch.randint(0, 64, (20, 2, 12)), 1e-2 * torch.linspace(1, 0.5, 20, dtype=torch.float64), [], []
+            optimizer = torch.optim.AdamW(adapters.values(), lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+            for batch, rate in zip(batches, rates):
+                optimizer.param_groups[0]["lr"] = rate.item()
+                optimizer.zero_grad()
+                loss = model(batch, labels=batch).loss
+                loss.backward()
+                norms.append(torch.nn.utils.clip_grad_norm_(adapters.values(), 1.0))
+                losses.append(loss.detach())
+                optimizer.step()
+            io |= {"trace/input_ids": batches.int(), "trace/lr": rates, "trace/loss": torch.stack(losses), "trace/norm": torch.stack(norms)}
+            save_file({name: t.detach().contiguous() for name, t in io.items()}, folder / "io.safetensors")
+        with contextlib.suppress(AssertionError):
+            report = program("verify", self.folder, "--json", "--threads", "1")
+        rows = json.loads(report)["compared"]
+        self.assertGreaterEqual({row["compared"] for row in rows}, {"logits", "loss", "gradients", "training, loss", "training, norm"})
+        self.assertEqual([row for row in rows if not row["ok"]], [])
+
+    @unittest.skipUnless(PROGRAM and importlib.util.find_spec("peft"), "peft or the program is not there")
+    def test_adapters_that_train_wrote_open_in_peft(self):
+        """Of a model of these classes, and of transformers' own, whose merged weights are exported."""
+        import peft
+
+        text = self.folder / "text.txt"
+        text.write_text("".join(random.choice(("abcd", "fgh", "kij")) for _ in range(400)))
+        measured = lambda *folder: json.loads(program("eval", *folder, "--text", text, "--context", "0", "--json", "--threads", "1"))["results"][0]["nll"]  # noqa: E731
+        for kind in ("own", *(("kimi_linear", "qwen3_5_moe") if RELEASED.is_dir() else ())):
+            base, tuned, merged = (self.folder / f"{kind}-{name}" for name in ("base", "tuned", "merged"))
+            if kind == "own":
+                made(vocab_size=256, **KIMI).save_pretrained(base)
+                ByteTokenizer().save_pretrained(base)
+            else:
+                released(kind, base)
+            with self.subTest(kind=kind):
+                program("train", "--from", base, "--lora", "2", "--text", text, "--out", tuned, "--lr", "1e-2", "--steps", "6", "--batch", "2", "--length", "32",
+                        "--threads", "1")
+                model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **({} if kind == "own" else {"experts_implementation": "eager"}))
+                run_its_own_code(self, model)
+                ids = torch.tensor(AutoTokenizer.from_pretrained(base)(text.read_text()).input_ids)[None]
+                model = peft.PeftModel.from_pretrained(model, tuned / "model").eval()
+                stored = load_file(tuned / "model/adapter_model.safetensors")
+                adapters = {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name}
+                self.assertEqual({name: t.tolist() for name, t in stored.items()}, {name: p.tolist() for name, p in adapters.items()})
+                self.assertTrue(any("experts.base_layer.lora_B" in name for name in stored))
+                self.assertEqual(any("kv_b_proj.lora_B" in name for name in stored), kind != "qwen3_5_moe")
+                with torch.no_grad():
+                    loss = F.cross_entropy(model(ids[:, :-1], use_cache=False).logits[0].double(), ids[0, 1:], reduction="sum").item()
+                self.assertAlmostEqual(measured(tuned) / loss, 1, delta=1e-5)
+                self.assertAlmostEqual(measured(base, "--adapter", tuned) / loss, 1, delta=1e-5)
+                self.assertLess(loss, measured(base) * 0.999)
+                if kind != "own":
+                    program("export", "--merge", tuned, merged)
+                    self.assertAlmostEqual(measured(merged) / loss, 1, delta=1e-5)
 
 
 class Folders(Case):
