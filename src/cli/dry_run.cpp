@@ -103,6 +103,7 @@ double estimated_step(const ModelConfig& config, const TrainConfig& train, const
     model.trained().init(random);
   }
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+  model.set_decode_bits(train.decode_bits);
   model.set_recompute(plan.recompute);
   AdamW optimizer({.moments = plan.format}, model.trained());
   seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready

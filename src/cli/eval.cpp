@@ -64,6 +64,7 @@ class Eval : public Command {
     options.add("device", "DEVICE", &device_, device_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
         "f32", "bf16"};
+    options.add("decode_bits", "", &decode_bits_, decode_bits_help());
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
@@ -75,7 +76,7 @@ class Eval : public Command {
   std::string model_, field_ = "text", separator_, tokenizer_, adapter_, precision_ = "f32", device_ = "cpu";
   StringList text_;
   IntList context_{256, 1024};
-  bool carry_ = false, json_ = false, check_memory_ = true;
+  bool carry_ = false, json_ = false, decode_bits_ = false, check_memory_ = true;
   RequestsToScore requests_;
   int64_t threads_ = 0;
 };
@@ -84,8 +85,8 @@ int Eval::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
-  const StringList always{"--adapter", "--tokenizer", "--device",      "--precision",
-                          "--json",    "--threads",   "--check-memory"};
+  const StringList always{"--adapter",     "--tokenizer", "--device",  "--precision",
+                          "--decode-bits", "--json",      "--threads", "--check-memory"};
   expect_precision_of_cpu(options, device_);
   if (!requests_.requests.empty() || !requests_.raw.empty()) {
     options.expect_only(always + flags_under(options, kTasksHeading),
@@ -93,6 +94,7 @@ int Eval::run(Options& options) {
     requests_.precision = precision_;
     check_requests(requests_, options);
     OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
+    open.model.set_decode_bits(decode_bits_);
     require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
     return score_requests(open, requests_, json_);
   }
@@ -112,6 +114,7 @@ int Eval::run(Options& options) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
   OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
+  open.model.set_decode_bits(decode_bits_);
   require_memory_of_pass(open.model, kEvaluationTokens, "--no-check-memory tries all the same");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());

@@ -138,6 +138,7 @@ class Generate : public Command {
     options.add("device", "DEVICE", &device_, device_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
         "f32", "bf16"};
+    options.add("decode_bits", "", &decode_bits_, decode_bits_help());
     options.add("json", "", &json_,
                 "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
@@ -169,7 +170,7 @@ class Generate : public Command {
   ChatFormat format_;      // with --chat
   bool answered_ = false;  // the session ends with an answer
   bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false,
-       check_memory_ = true;
+       decode_bits_ = false, check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
   IntList end_tokens_;
   uint64_t seed_ = 1;
@@ -436,6 +437,7 @@ int Generate::run(Options& options) {
   check(options);
   if (!state_save_.empty()) check_output(options, "--state-save", state_save_, "--state-load");
   OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
+  open.model.set_decode_bits(decode_bits_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;
   if (options.given("end_token")) {

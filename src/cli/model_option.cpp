@@ -107,6 +107,11 @@ void check_finite(const LanguageModel<float>& model, const std::string& folder) 
 
 }  // namespace
 
+const char* decode_bits_help() {
+  return "compute every token with the bits of decoding it: log-probabilities of train, eval and generate with this "
+         "option are equal; slower; on a GPU the recurrence alone";
+}
+
 const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }
 
 const char* tokenizer_help() {

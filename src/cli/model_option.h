@@ -33,6 +33,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
 void declare_adapter(Options& options, std::string& adapter);  // --adapter
 // For the help of an option --device.
 const char* device_help();
+const char* decode_bits_help();
 // For the help of an option --tokenizer.
 const char* tokenizer_help();
 

@@ -46,6 +46,7 @@ struct Stepper {
     Random random(train.seed);
     model.init(random);
     model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+    model.set_decode_bits(train.decode_bits);
     model.set_recompute(plan.recompute);
     if (device.kind() != FW_DEVICE_CPU) model.reserve_scratch(plan.scratch);
     step();

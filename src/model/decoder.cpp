@@ -22,13 +22,13 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
  public:
   using W = Wide<T>;
 
-  RecordedDecoder(Network<T>& network, Device& device, Precision precision, fw_form form, ModelState<W>& state)
+  RecordedDecoder(Network<T>& network, const Exec<T>& exec, fw_form form, ModelState<W>& state)
       : network_(network),
-        device_(device),
+        device_(exec.device),
         state_(state),
         layout_(SeqLayout::uniform(state.sequences(), 1)),
         arena_(device_, arena_block(device_)),
-        exec_{ops_of<T>(device_), device_, arena_, contexts_arena_, precision},
+        exec_{ops_of<T>(device_), device_, arena_, contexts_arena_, exec.precision},
         recurrences_(device_),
         form_(form),
         offsets_(device_, layout_.count() + 1),
@@ -39,6 +39,7 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
         drawn_(device_, layout_.count()),
         logits_(device_, layout_.count() * vocab()),
         read_back_(device_.read_back(sizeof(Drawn) * static_cast<size_t>(layout_.count()))) {
+    exec_.decode_bits = exec.decode_bits;
     offsets_.write(0, layout_.offsets());
     // Of the last token, as for sequences that have seen none: those without begin() then stay where the host thinks
     // that they are.
@@ -130,14 +131,14 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
 }  // namespace
 
 template <class T>
-std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, Device& device, Precision precision, fw_form form,
+std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, const Exec<T>& exec, fw_form form,
                                                ModelState<Wide<T>>& state) {
-  return std::make_unique<RecordedDecoder<T>>(network, device, precision, form, state);
+  return std::make_unique<RecordedDecoder<T>>(network, exec, form, state);
 }
 
-template std::unique_ptr<Decoder<float>> make_decoder(Network<float>&, Device&, Precision, fw_form, ModelState<float>&);
-template std::unique_ptr<Decoder<double>> make_decoder(Network<double>&, Device&, Precision, fw_form,
+template std::unique_ptr<Decoder<float>> make_decoder(Network<float>&, const Exec<float>&, fw_form, ModelState<float>&);
+template std::unique_ptr<Decoder<double>> make_decoder(Network<double>&, const Exec<double>&, fw_form,
                                                        ModelState<double>&);
-template std::unique_ptr<Decoder<float>> make_decoder(Network<Bf16>&, Device&, Precision, fw_form, ModelState<float>&);
+template std::unique_ptr<Decoder<float>> make_decoder(Network<Bf16>&, const Exec<Bf16>&, fw_form, ModelState<float>&);
 
 }  // namespace fw

@@ -42,9 +42,10 @@ class Decoder {
 template <class T>
 class Network;  // model/network.h
 
-// A decoder of the sequences of `state`, which it advances. The network, the device and the state outlive it.
+// A decoder of the sequences of `state`, which it advances: on the device of exec, with its precision and bits. The
+// network, the device and the state outlive it.
 template <class T>
-std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, Device& device, Precision precision, fw_form form,
+std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, const Exec<T>& exec, fw_form form,
                                                ModelState<Wide<T>>& state);
 
 }  // namespace fw

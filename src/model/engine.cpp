@@ -46,6 +46,10 @@ class EngineOf final : public Engine<Wide<T>> {
     network_.set_recompute(what, recompute_exec_);
   }
   void set_form(fw_form form) override { form_ = form; }
+  void set_decode_bits(bool on) override {
+    form_ = on ? FW_FORM_DECODE : FW_FORM_AUTO;
+    exec_.decode_bits = recompute_exec_.decode_bits = on;
+  }
   void adapt(Lora<W>* lora) override { network_.adapt(lora); }
   void observe(PassObserver<W>* observer) override {
     if constexpr (std::is_same_v<T, W>) {
@@ -164,7 +168,7 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
   std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
-    return make_decoder<T>(network_, exec_.device, exec_.precision, form_, state);
+    return make_decoder<T>(network_, exec_, form_, state);
   }
 
   std::vector<int64_t> take_expert_load() override { return network_.take_expert_load(); }

@@ -33,6 +33,7 @@ class Engine {
   virtual void set_precision(Precision precision) = 0;
   virtual void set_recompute(RecomputeLayers what) = 0;
   virtual void set_form(fw_form form) = 0;
+  virtual void set_decode_bits(bool on) = 0;
   virtual void observe(PassObserver<W>* observer) = 0;
   virtual void adapt(Lora<W>* lora) = 0;  // passes compute these adapters; null: none
 

@@ -182,6 +182,24 @@ void LanguageModel<T>::set_form(fw_form form) {
 }
 
 template <class T>
+void LanguageModel<T>::set_decode_bits(bool on) {
+  for (int64_t i = 0; on && i < config().num_hidden_layers; ++i) {
+    const LayerKind kind = config().layer_kind(i);
+    const bool on_gpu = device().kind() != FW_DEVICE_CPU;
+    if (on_gpu && kind == LayerKind::kRecurrent && parse_rule(config().layer_rule(i)).uses_precond()) {
+      fail_usage("decode_bits: expected a rule without a preconditioner on a GPU, got '{}' as layer {}",
+                 config().layer_rule(i), i);
+    }
+    if (kind != LayerKind::kMesa && kind != LayerKind::kMamba3) continue;
+    fail_usage(
+        "decode_bits: expected a model without layers of mesa and mamba3, which round other sums when they decode, got "
+        "{} as layer {}",
+        kind == LayerKind::kMesa ? "mesa" : "mamba3", i);
+  }
+  impl_->engine->set_decode_bits(on);
+}
+
+template <class T>
 void LanguageModel<T>::observe(PassObserver<T>* observer) {
   impl_->engine->observe(observer);
 }

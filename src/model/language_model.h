@@ -61,6 +61,10 @@ class LanguageModel {
   void set_recompute(Recompute level) { set_recompute(RecomputeLayers{level}); }
   void set_recompute(RecomputeLayers what);
   void set_form(fw_form form);  // of the recurrence; FW_FORM_AUTO at first
+  // Forward of every pass, training's too, computes a token with the bits that decoding it gives, and sampling has the
+  // loss's log-probabilities; backward stays. On a GPU that holds for the recurrence alone. Slower. Recurrences have
+  // FW_FORM_DECODE then. Throws Error(kUsage) for layers of mesa and mamba3.
+  void set_decode_bits(bool on);
   // Sees every recurrence of the passes that follow, in host memory whatever the device; null: none. The caller keeps
   // it alive.
   void observe(PassObserver<T>* observer);

@@ -131,9 +131,9 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   Gates gates;
   if constexpr (!std::is_same_v<T, Bf16>) return gates;
   const Rule& rule = spec_.rule;
-  const bool inside = pass.observer == nullptr && projections_.decay.used() && !rule.uses_precond() &&
-                      rule.gain_bound <= 1 && !rule.uses_erase_write() && rule.erase == rule.write &&
-                      spec_.bounded_layer < 0;
+  const bool inside = pass.observer == nullptr && pass.form != FW_FORM_DECODE && projections_.decay.used() &&
+                      !rule.uses_precond() && rule.gain_bound <= 1 && !rule.uses_erase_write() &&
+                      rule.erase == rule.write && spec_.bounded_layer < 0;
   // Training: what prepare and gradients take as it is.
   const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.is_delta() &&
                       (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) && !rule.uses_erase_key() &&

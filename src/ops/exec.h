@@ -20,6 +20,8 @@ struct Exec {
   Arena& contexts;  // host memory: where a forward pass says what its backward needs
   Precision precision = Precision::kNative;
   void* libraries = nullptr;  // a backend's handles of libraries
+  // Of the host's forward operations a row has the bits that it has as a decoded token (docs/numerics.md).
+  bool decode_bits = false;
 
 #define FW_OP_ARGS(...) __VA_ARGS__
 #define FW_LINEAR_OP(name, args) void name(FW_OP_ARGS args) const;

@@ -185,11 +185,12 @@ constexpr const char* enum_name(fw_given /*type*/, int64_t number) {
   return nullptr;
 }
 constexpr const char* enum_name(fw_form /*type*/, int64_t number) {
-  if (number < 0 || number > FW_FORM_CHUNK) return nullptr;
+  if (number < 0 || number > FW_FORM_DECODE) return nullptr;
   switch (static_cast<fw_form>(number)) {
     FW_CASE(FW_FORM_AUTO)
     FW_CASE(FW_FORM_TOKEN)
     FW_CASE(FW_FORM_CHUNK)
+    FW_CASE(FW_FORM_DECODE)
   }
   return nullptr;
 }

@@ -160,7 +160,7 @@ DecayKind Plan::decay_kind() const {
 }
 
 bool Plan::token_form(int64_t n) const {
-  return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit);
+  return form == FW_FORM_TOKEN || form == FW_FORM_DECODE || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit);
 }
 
 Plan make_plan(const fw_desc& desc, bool step) {
@@ -181,8 +181,8 @@ Plan make_plan(const fw_desc& desc, bool step) {
     fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}",
                enum_text<fw_dtype>(desc.dtype), enum_text<fw_dtype>(desc.operands));
   }
-  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK)
-    fail_usage("descriptor: form: expected FW_FORM_AUTO, FW_FORM_TOKEN or FW_FORM_CHUNK, got {}",
+  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_DECODE)
+    fail_usage("descriptor: form: expected FW_FORM_AUTO, FW_FORM_TOKEN, FW_FORM_CHUNK or FW_FORM_DECODE, got {}",
                enum_text<fw_form>(desc.form));
   if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
     fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}",
@@ -290,7 +290,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   }
   if (!plan.packed) {
     plan.longest = plan.N > 0 ? plan.T : 0;
-    plan.longest_token_form = plan.N > 0 && plan.token_form(0) ? plan.T : 0;
+    plan.longest_token_form = plan.N > 0 && plan.token_backward(0) ? plan.T : 0;
     check_columns(plan);
     check_sizes(plan);
     return plan;
@@ -300,7 +300,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   for (int64_t n = 0; n < plan.N; ++n) {
     plan.chunk_base[static_cast<size_t>(n) + 1] = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
     plan.longest = std::max(plan.longest, plan.length(n));
-    if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
+    if (plan.token_backward(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
   check_columns(plan);
   check_sizes(plan);

@@ -80,7 +80,7 @@ struct Plan {
   // packed: N + 1 numbers of chunks before sequence n; with device_offsets all there may be, alone
   std::vector<int64_t> chunk_base;
   int64_t longest = 0;             // tokens of the longest sequence,
-  int64_t longest_token_form = 0;  // and of the longest that runs token by token
+  int64_t longest_token_form = 0;  // and of the longest whose backward runs token by token
   int threads = 1;
   const Backend* backend = nullptr;  // of the descriptor's device
   int device_number = -1;            // CUDA's; -1: the calling thread's current one
@@ -105,8 +105,10 @@ struct Plan {
   int64_t total_chunks() const { return packed ? chunk_base.back() : N * chunks(0); }
   // Chunks before sequence n.
   int64_t first_chunk(int64_t n) const { return packed ? chunk_base[static_cast<size_t>(n)] : n * chunks(0); }
-  // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
+  // Whether forward of sequence n runs token by token: its own length decides, so that it gives the same bits alone or
+  // in a batch. And whether its backward does.
   bool token_form(int64_t n) const;
+  bool token_backward(int64_t n) const { return token_form(n) && form != FW_FORM_DECODE; }
   // Where checkpoint i of sequence n goes, of a host that may read slots; Slots::kNone: nowhere.
   int64_t checkpoint_index(int64_t n, int64_t i) const {
     if (checkpoints.slots != nullptr) return slots.usable(checkpoints.slots[n * checkpoints.columns + i]);
@@ -118,12 +120,15 @@ struct Plan {
   // Saved by forward for backward, per value head (p: padded):
   // - the state at the start of every chunk [K, Vp],
   // - the residuals R [tokens, Vp],
-  // - the triangular matrices A, T [2 C, Cp] of every chunk and key.
+  // - the triangular matrices A, T [2 C, Cp] of every chunk and key; without FW_FORM_DECODE, whose backward makes them.
   //
   // Offsets in elements.
   int64_t saved_residuals() const { return total_chunks() * HV * K * padded(V); }
   int64_t saved_triangles() const { return saved_residuals() + tokens() * HV * padded(V); }
-  int64_t saved_elements() const { return saved_triangles() + total_chunks() * HV * triangle_size(); }
+  bool saves_triangles() const { return form != FW_FORM_DECODE; }
+  int64_t saved_elements() const {
+    return saved_triangles() + (saves_triangles() ? total_chunks() * HV * triangle_size() : 0);
+  }
   int64_t triangle_size() const { return keys() * 2 * chunk * padded(chunk); }
   int64_t state_index(int64_t n, int64_t c, int64_t hv) const { return chunk_index(n, c, hv) * K * padded(V); }
   int64_t residual_index(int64_t token, int64_t hv) const {

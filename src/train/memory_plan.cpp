@@ -39,6 +39,7 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
     plan.adapters = static_cast<size_t>(model.trained().size());
   }
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+  model.set_decode_bits(train.decode_bits);
   model.set_recompute(recompute);
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();

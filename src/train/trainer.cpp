@@ -181,6 +181,7 @@ struct Trainer::Impl {
     model.trained().init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+    model.set_decode_bits(c.decode_bits);
     model.set_recompute(plan ? plan->recompute : RecomputeLayers{parse_recompute(c.recompute)});
     if (on_device()) model.reserve_scratch(plan->scratch);
     state.config_hash = config_hash(model.config());

@@ -68,6 +68,26 @@ class SessionTest : public ::testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_ = byte_tokenizer();
 };
 
+// A sampler's log-probabilities are those that the trainer computes of the same text.
+TEST_F(SessionTest, LogProbabilitiesAreThoseOfTraining) {
+  for (const char* rule : {"gated_deltanet2", "precond_kda"}) {
+    LanguageModel<float> model = random_model(small_model(rule));
+    model.set_decode_bits(true);
+    std::vector<int32_t> ids = some_ids(70);
+    const size_t prompt = ids.size();
+    Session session(model, *tokenizer_, 1);
+    session.prefill(ids);
+    std::vector<double> sampled(90);
+    for (double& logprob : sampled) ids.push_back(session.next(kSampling, &logprob));
+    std::vector<int32_t> targets(ids.begin() + 1, ids.end());
+    targets.push_back(-1);
+    std::vector<float> nll(ids.size());
+    model.evaluate(ids, targets, SeqLayout({0, static_cast<int64_t>(ids.size())}), nullptr, nll.data());
+    for (size_t i = 0; i < sampled.size(); ++i)
+      EXPECT_EQ(sampled[i], -static_cast<double>(nll[prompt - 1 + i])) << rule << ", token " << i;
+  }
+}
+
 TEST_F(SessionTest, GreedyContinuesWithTheLikeliestToken) {
   LanguageModel<float> model = random_model(small_model());
   std::vector<int32_t> ids = some_ids(37);

@@ -345,6 +345,71 @@ TEST_P(ModelLayers, ConfigurationsComeBackFromJson) {
   EXPECT_EQ(static_cast<double>(LanguageModel<float>(config).params().size()), parameter_count(config));
 }
 
+// Mesa's and Mamba-3's layers sum otherwise when they decode.
+bool refuses_decode_bits(const ModelConfig& config) {
+  const bool refused =
+      config.mixers().find("mesa") != std::string::npos || config.mixers().find("mamba3") != std::string::npos;
+  const std::string error = error_of([&] { LanguageModel<float>(config).set_decode_bits(true); });
+  EXPECT_EQ(error.find("decode_bits: expected a model without layers of mesa and mamba3") == 0, refused) << error;
+  return refused;
+}
+
+// set_decode_bits(): logits, losses and states of whole texts, in training too, are those of decoding, to the bit.
+TEST_P(ModelLayers, TrainingHasTheBitsOfDecoding) {
+  const ModelConfig& config = GetParam().config;
+  if (refuses_decode_bits(config)) return;
+  for (const Precision precision : {Precision::kNative, Precision::kBf16}) {
+    LanguageModel<float> model = noisy_model<float>(config);
+    model.set_decode_bits(true);
+    model.set_precision(precision);
+    const int64_t tokens = 270, sequences = 6;
+    const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3),
+                               targets = random_ids(tokens, config.vocab_size, 4);
+    const SeqLayout layout({0, tokens});
+    Logits<float> whole(tokens, config.vocab_size), row(1, config.vocab_size), rows(sequences, config.vocab_size);
+    ModelState<float> after(config, 1), one(config, 1), many(config, sequences), pieces(config, 1);
+    model.forward_all(ids, layout, &after, whole.mat());
+    for (int64_t t = 0; t < tokens; ++t) {
+      const std::vector<int32_t> now(static_cast<size_t>(sequences), ids[static_cast<size_t>(t)]);
+      model.forward_last(std::span(now).first(1), SeqLayout({0, 1}), one, row.mat());
+      ASSERT_EQ(row.values, whole.row(t)) << "token " << t;
+      model.forward_last(now, SeqLayout::uniform(sequences, 1), many, rows.mat());
+      ASSERT_EQ(rows.row(sequences - 1), whole.row(t)) << "token " << t << " beside others";
+    }
+    const std::vector<int64_t> cuts = {0, 2, 70, 71, tokens};
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const int64_t n = cuts[i + 1] - cuts[i];
+      model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)),
+                         SeqLayout({0, n}), pieces, row.mat());
+      EXPECT_EQ(row.values, whole.row(cuts[i + 1] - 1)) << "after " << cuts[i + 1];
+    }
+    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+      for (const StateTensor& tensor : config.layer_state(i))
+        EXPECT_EQ(one.values(i, tensor.name), after.values(i, tensor.name)) << "layer " << i << " " << tensor.name;
+    }
+    std::vector<float> nll(static_cast<size_t>(tokens));
+    model.evaluate(ids, targets, layout, nullptr, nll.data());
+    double sum = 0;
+    for (const float x : nll) sum += static_cast<double>(x);
+    EXPECT_EQ(model.forward_backward(ids, targets, layout, 1.0).nll, sum);
+  }
+}
+
+TEST_P(ModelLayers, GradientsWithTheBitsOfDecodingAreThoseWithout) {
+  const ModelConfig& config = GetParam().config;
+  if (refuses_decode_bits(config)) return;
+  const SeqLayout layout({0, 9, 9, 10, 80});
+  const std::vector<int32_t> ids = random_ids(80, config.vocab_size, 1), targets = random_ids(80, config.vocab_size, 2);
+  std::vector<std::vector<double>> grads;
+  for (const bool on : {false, true}) {
+    LanguageModel<double> model = noisy_model<double>(config);
+    model.set_decode_bits(on);
+    model.forward_backward(ids, targets, layout, 1.0);
+    grads.emplace_back(model.params().grads().begin(), model.params().grads().end());
+  }
+  EXPECT_LE(distance(grads[1], grads[0]), 1e-10);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()),
                          [](const auto& one) { return one.param.name; });
 

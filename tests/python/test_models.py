@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from fastweight.models import ByteTokenizer, FastweightConfig, FastweightForCausalLM, FastweightModel
+from fastweight.torch import _calls, set_form
 from test_hybrids import run_its_own_code
 from test_nn import CASES
 
@@ -322,6 +324,26 @@ class Generation(Case):
             self.assertEqual(batch.tolist(), model.generate(ids, attention_mask=mask, use_cache=False, **settings)[:, 14:].tolist())
             for i, row in enumerate(rows):
                 self.assertEqual(batch[i].tolist(), model.generate(row[None], **settings)[0, len(row) :].tolist())
+
+    def test_recurrences_of_training_may_have_the_bits_of_decoding(self):
+        model = made(rule="kda", layers=["recurrent", "ssd", "attention"], num_hidden_layers=3, mixer={"ssd": {"head_dim": 12, "state_size": 6}}).train()
+        ids = torch.randint(0, 64, (2, 70))
+        want = model(ids, labels=ids)
+        forms, make = [], _calls.forward_call
+
+        def seen(config, *rest):
+            forms.append(config.form)
+            return make(config, *rest)
+
+        former = set_form("decode")
+        self.addCleanup(set_form, former)
+        with unittest.mock.patch.object(_calls, "forward_call", seen):
+            found = model(ids, labels=ids)
+        self.assertEqual(forms, [_calls.FORMS["decode"]] * 2)
+        self.close(found.logits, want.logits)
+        parameters = list(model.parameters())
+        for a, b in zip(torch.autograd.grad(found.loss, parameters), torch.autograd.grad(want.loss, parameters)):
+            self.close(a, b, 1e-4)
 
     @torch.no_grad()
     def test_padding_anywhere_and_text_in_pieces(self):

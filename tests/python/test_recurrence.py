@@ -98,6 +98,27 @@ class Recurrence(unittest.TestCase):
                 for a, b in zip(gradients(out, leaves, weights), gradients(expected, leaves, weights)):
                     self.assertNear(a, b, 1e-12, rule)
 
+    def test_the_decode_form_has_the_bits_of_steps_and_gradients_in_chunks(self):
+        for rule in ("gated_deltanet", "kda", "precond_gated_deltanet", "dplr"):
+            named = {name: x.float().requires_grad_() for name, x in random_inputs(rule, T=70, H=2, HV=2).items()}
+            former = fwt.set_form("decode")
+            try:
+                out = fwt.forward(rule, **named)
+                self.assertIn("form: decode", fwt.plan_text(rule, **named))
+            finally:
+                fwt.set_form(former)
+            self.assertTrue(torch.equal(out.o, fwt.forward(rule, **named, form="decode").o), rule)
+            state, precond = (x if x is None else torch.zeros_like(x, dtype=torch.float32) for x in states(rule, named, 2))
+            with torch.no_grad():
+                o = [fwt.step(rule, state=state, precond_state=precond, **{n: x if x.dim() == 1 else x[:, t : t + 1] for n, x in named.items()}) for t in range(70)]
+            self.assertTrue(torch.equal(out.o, torch.cat(o, 1)), rule)
+            weights = weights_like(out)
+            found, expected = (gradients(x, list(named.values()), weights) for x in (out, fwt.forward(rule, **named)))
+            for name, a, b in zip(named, found, expected):
+                self.assertNear(a, b, 1e-4, f"{rule} {name}")
+        with self.assertRaisesRegex(fwt.Error, "form: expected one of auto, token, chunk, decode, got 'fast'"):
+            fwt.set_form("fast")
+
     def test_a_bound_of_the_lengths_leaves_offsets_on_a_device_where_they_are(self):
         named = random_inputs("gated_deltanet", B=1, T=37)
         offsets = torch.tensor([0, 12, 37], dtype=torch.int32)
@@ -401,7 +422,7 @@ class Refusals(unittest.TestCase):
         self.refused("unknown preset 'gated_deltanett'; did you mean", rule="gated_deltanett")
         self.refused("axis decay: expected one of none, constant, scalar, channel", rule="decay=fast")
         self.refused("initial_state: shape: expected", initial_state=torch.zeros(2, 4, 12, 21))
-        self.refused("form: expected one of auto, token, chunk", form="fast")
+        self.refused("form: expected one of auto, token, chunk, decode", form="fast")
         self.refused("cu_seqlens: expected a tensor of int32 or int64", cu_seqlens=[0, 37])
         self.refused("q: expected batch size 1 with cu_seqlens", cu_seqlens=torch.tensor([0, 37]))
         one = {name: x[:1] for name, x in named.items()}

@@ -236,6 +236,44 @@ TEST(Scan, StepsInPlaceEqualTheWholeSequence) {
   }
 }
 
+// FW_FORM_DECODE: forward to the bits of single steps, saved for backward or not; gradients in chunks of any size.
+TEST(Scan, DecodeFormHasTheBitsOfStepsAndGradientsInChunks) {
+  for (const Rule& rule : all_rules()) {
+    ProblemOptions options = medium(rule_seed(rule, 700));
+    options.sequences = SeqLayout::uniform(2, 70);
+    const Problem steps = random_problem(rule, options), packed = random_problem(rule, medium(rule_seed(rule, 701)));
+    const ReferenceOutputs out = packed.forward();
+    const ReferenceInputs grads = packed.backward();
+    for (const fw_dtype dtype : {FW_F64, FW_F32}) {
+      HeaderRun run;
+      run.dtype = dtype;
+      run.form = FW_FORM_DECODE;
+      const double bound = dtype == FW_F64 ? kDoubleBound : kFloatBound, floor = dtype == FW_F64 ? 0 : kFloatFloor;
+      const ReferenceOutputs one_by_one = header_steps(steps, run, 1);
+      for (const bool saves : {false, true}) {
+        run.forward_saves = saves;
+        EXPECT_TRUE(close(header_forward(steps, run), one_by_one, 0)) << to_string(rule);
+      }
+      EXPECT_TRUE(close(header_forward(packed, run), out, bound, floor)) << to_string(rule);
+      run.chunk = dtype == FW_F64 ? 17 : 0;
+      const ReferenceInputs saved = header_backward(packed, run);
+      EXPECT_TRUE(close(saved, grads, bound, floor)) << to_string(rule);
+      run.saved = false;
+      EXPECT_TRUE(close(header_backward(packed, run), saved, 0)) << to_string(rule);
+    }
+  }
+}
+
+TEST(Scan, DecodeFormIsInThePlan) {
+  ProblemOptions options = medium(1);
+  std::string text;
+  HeaderRun run;
+  run.form = FW_FORM_DECODE;
+  run.plan_text = &text;
+  header_forward(random_problem(preset("kda").rule, options), run);
+  EXPECT_NE(text.find("form: decode: forward by the token form, backward in chunks"), std::string::npos) << text;
+}
+
 // More value columns than a forward task takes at once.
 TEST(Scan, WideValues) {
   for (const char* name : {"gated_deltanet", "gated_deltanet2", "kaczmarz"}) {

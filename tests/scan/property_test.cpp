@@ -276,7 +276,7 @@ Problem draw_problem() {
 HeaderRun draw_run() {
   HeaderRun run;
   run.dtype = draw_bool("float") ? FW_F32 : FW_F64;
-  run.form = static_cast<fw_form>(draw("form", 0, 2));
+  run.form = static_cast<fw_form>(draw("form", 0, FW_FORM_DECODE));
   run.chunk = draw_bool("default chunk") ? 0 : draw("chunk", 1, 130);
   return run;
 }
@@ -360,8 +360,8 @@ FW_PROPERTY(ASequenceCutInTwoIsTheWhole) {
   first.d.final_precond = after.in.initial_precond;
   const Problem parts = rejoined(results(first, run), after);
   require_close(parts, whole, problem, run);
-  const bool same_order =
-      run.form == FW_FORM_TOKEN || (run.form == FW_FORM_CHUNK && run.chunk > 0 && cut % run.chunk == 0);
+  const bool same_order = run.form == FW_FORM_TOKEN || run.form == FW_FORM_DECODE ||
+                          (run.form == FW_FORM_CHUNK && run.chunk > 0 && cut % run.chunk == 0);
   if (!same_order) return;
   Problem forward = whole, forward_parts = parts;
   forward.in = forward_parts.in = {};
@@ -371,7 +371,7 @@ FW_PROPERTY(ASequenceCutInTwoIsTheWhole) {
 FW_PROPERTY(DecodingStepsHaveTheBitsOfTheTokenForm) {
   const Problem problem = draw_problem();
   HeaderRun run = draw_run();
-  run.form = FW_FORM_TOKEN;
+  run.form = draw("decode form", 0, 1) == 0 ? FW_FORM_TOKEN : FW_FORM_DECODE;
   const int64_t tokens = draw("tokens per call", 1, 5);
   Problem steps = problem, whole = problem;
   steps.in = whole.in = {};

@@ -335,8 +335,8 @@ TEST(EnumNames, AreInMessages) {
             "descriptor: io_dtype: expected 0, the dtype FW_F64 or, with dtype FW_F32, FW_BF16 or FW_F16, got FW_BF16");
   EXPECT_EQ(message([](fw_desc& d) { d.operands = FW_F16; }),
             "descriptor: operands: expected 0, the dtype FW_F32 or, with dtype FW_F32, FW_BF16, got FW_F16");
-  EXPECT_EQ(message([](fw_desc& d) { d.form = 3; }),
-            "descriptor: form: expected FW_FORM_AUTO, FW_FORM_TOKEN or FW_FORM_CHUNK, got 3");
+  EXPECT_EQ(message([](fw_desc& d) { d.form = 4; }),
+            "descriptor: form: expected FW_FORM_AUTO, FW_FORM_TOKEN, FW_FORM_CHUNK or FW_FORM_DECODE, got 4");
   EXPECT_EQ(message([](fw_desc& d) { d.device = FW_DEVICE_CUDA, d.dtype = FW_F64; }),
             "descriptor: dtype: expected FW_F32 on CUDA, got FW_F64");
   EXPECT_EQ(message([](fw_desc& d) { d.seqlens.memory = FW_SEQLENS_DEVICE; }),

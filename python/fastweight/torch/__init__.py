@@ -1,4 +1,4 @@
-"""The recurrence on PyTorch tensors: forward (differentiable), backward, step, prefill, speculate, plan_text.
+"""The recurrence on PyTorch tensors: forward (differentiable), backward, step, prefill, speculate, set_form, plan_text.
 
     >>> import torch
     >>> from fastweight.torch import forward
@@ -33,12 +33,13 @@ import torch
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _checks, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "set_form", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
 _CHECKS = _checks.wanted(None)
 _NUMBER = (float, int, type(None))
+_form = "auto"  # of calls that name none
 # Looked up once: a call takes some ten microseconds.
 _untraced, _signature, _stream_of, _kept = _autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept
 _seen, _grad_enabled, _increment = _calls.seen, torch.is_grad_enabled, torch.autograd.graph.increment_version
@@ -72,9 +73,32 @@ class Result(typing.NamedTuple):
     final_precond: typing.Optional[torch.Tensor]
 
 
+def set_form(form: str) -> str:
+    """Sets the form of calls that name none, also those of ops, nn, fastweight.fla and fastweight.models; returns the former.
+
+    With "decode" the recurrences of training have the bits of step(): trainer and sampler agree in reinforcement learning.
+    PyTorch's own products and norms may still round by the shape of a batch.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> beta, state, former = torch.rand(1, 6, 2), torch.zeros(1, 2, 8, 8), set_form("decode")
+    >>> o = [step("deltanet", q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], state, beta=beta[:, t : t + 1]) for t in range(6)]
+    >>> torch.equal(forward("deltanet", q, k, v, beta=beta).o, torch.cat(o, 1))
+    True
+    >>> _ = set_form(former)
+    """
+    global _form
+    if form not in _calls.FORMS:
+        raise Error(f"form: expected one of {', '.join(_calls.FORMS)}, got {form!r}")
+    former, _form = _form, form
+    return former
+
+
 def _config(q, rule, scale, v_first, form, chunk, segment, bf16_operands, gates, max_seqlen=None):
     if not isinstance(rule, str):
         raise Error(f"rule: expected a preset's name or axis=value ..., got {type(rule).__name__}")
+    if form is None:
+        form = _form
     if form not in _calls.FORMS:
         raise Error(f"form: expected one of {', '.join(_calls.FORMS)}, got {form!r}")
     if bf16_operands is None:  # the chunk form on CUDA has no other; inputs of float32 there run exactly, one token at a time
@@ -121,7 +145,7 @@ def forward(
     cu_seqlens_cpu: torch.Tensor | None = None,
     max_seqlen: int | None = None,
     state_v_first: bool = False,
-    form: str = "auto",
+    form: str | None = None,
     chunk: int = 0,
     segment: int | None = None,
     bf16_operands: bool | None = None,
@@ -146,7 +170,9 @@ def forward(
     max_seqlen: upper bound of the sequence lengths. Offsets on a GPU then stay there: nothing waits, and a captured graph
         can be replayed with other offsets. The last offset may be below T. Sequences are not cut into segments.
     state_v_first: states are [N, HV, V, K] in place of [N, HV, K, V].
-    form: "auto", "token" (one token at a time in float32) or "chunk". chunk: tokens of a chunk, 0: the library chooses.
+    form: "auto", "token" (one token at a time in float32), "chunk", or "decode" (forward has the bits of step(), backward runs
+        in chunks from its states). None: what set_form() says, "auto" at first.
+    chunk: tokens of a chunk, 0: the library chooses.
     segment: CUDA: long sequences are cut into segments of so many tokens, which run in parallel. 0: the library chooses,
         -1: never; None: FASTWEIGHT_SEGMENT, else 0. The bits of a result depend on it.
     bf16_operands: whether matrix products take bfloat16 operands (sums are float32). None: on CUDA if q is bfloat16 or
@@ -179,6 +205,8 @@ def forward(
     ...
     fastweight.Error: g: expected a tensor, since the rule (...) uses it, got none
     """
+    if form is None:
+        form = _form
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_write, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center,
            initial_state, initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias)
     if others or _MORE:
@@ -291,7 +319,7 @@ def backward(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
     state_v_first: bool = False,
-    form: str = "auto",
+    form: str | None = None,
     chunk: int = 0,
     segment: int | None = None,
     bf16_operands: bool | None = None,
@@ -491,7 +519,7 @@ def prefill(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
     state_v_first: bool = False,
-    form: str = "auto",
+    form: str | None = None,
     chunk: int = 0,
     segment: int | None = None,
     bf16_operands: bool | None = None,
@@ -594,7 +622,7 @@ def plan_text(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
     state_v_first: bool = False,
-    form: str = "auto",
+    form: str | None = None,
     chunk: int = 0,
     segment: int | None = None,
     bf16_operands: bool | None = None,

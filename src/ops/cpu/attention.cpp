@@ -65,6 +65,13 @@ struct ForwardTask {
   int64_t sequence, head, first;  // first query; few queries: head is the key/value head
 };
 
+// Queries of a task of few; 0: the sequence's tasks are blocks. For a decoded token's bits a window's queries come
+// alone: its tiles of keys begin where the query's window does.
+int64_t few_queries(const AttentionShape& shape, bool decode_bits, int64_t length) {
+  if (decode_bits) return shape.window > 0 ? 1 : kFewQueries;
+  return length <= kFewQueries ? kFewQueries : 0;
+}
+
 template <class T>
 void finish(const T* largest, const T* sum, Mat<T> o, Mat<T> out, T* lse, int64_t lse_stride) {
   for (int64_t i = 0; i < o.rows; ++i) {
@@ -99,41 +106,48 @@ void forward_block(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const Att
          lse.row(s.begin + first) + head, lse.stride);
 }
 
-// All queries of the heads of one key/value head.
+// Queries first to first + length of the heads of one key/value head. Their bits depend neither on one another (without
+// a window) nor on where the keys lie.
 template <class T>
 void forward_few(Mat<const T> q, const Rows<T>& k, const Rows<T>& v, const AttentionShape& shape, const Sequence& s,
-                 int64_t kv_head, Mat<T> o, Mat<T> lse) {
+                 int64_t kv_head, int64_t first, int64_t length, Mat<T> o, Mat<T> lse) {
   LocalScratch scratch;
-  const int64_t group = shape.heads / shape.kv_heads, D = shape.dim, rows = group * s.length;
+  const int64_t group = shape.heads / shape.kv_heads, D = shape.dim, rows = group * length;
+  const int64_t begin = s.begin + first, query = s.past + first, last = query + length;
   T* largest = scratch.alloc<T>(rows);
   T* sum = scratch.alloc_zero<T>(rows);
   std::fill_n(largest, rows, -std::numeric_limits<T>::infinity());
   const Mat<T> queries(scratch.alloc<T>(rows * D), rows, D), total(scratch.alloc_zero<T>(rows * D), rows, D);
   T* scores = scratch.alloc<T>(rows * kKeys);
   for (int64_t g = 0; g < group; ++g) {
-    for (int64_t i = 0; i < s.length; ++i) {
-      const T* from = q.row(s.begin + i) + (kv_head * group + g) * D;
-      std::transform(from, from + D, queries.row(g * s.length + i),
-                     [&](T x) { return x * static_cast<T>(shape.scale); });
+    for (int64_t i = 0; i < length; ++i) {
+      const T* from = q.row(begin + i) + (kv_head * group + g) * D;
+      std::transform(from, from + D, queries.row(g * length + i), [&](T x) { return x * static_cast<T>(shape.scale); });
     }
   }
-  for (int64_t key = s.first_seen(s.past, shape.window); key < s.end();) {
-    const int64_t to = std::min(key + kKeys, s.end());
-    const Mat<const T> keys = k.at(s, key, to), values = v.at(s, key, to);
-    const Mat<T> all(scores, rows, keys.rows);
-    attention_few_scores<T>(queries, keys, all);
+  for (int64_t key = s.first_seen(query, shape.window); key < last; key += kKeys) {
+    const int64_t to = std::min(key + kKeys, last);
+    const Mat<T> all(scores, rows, to - key);
+    // body(first column, rows) of the tile's parts that lie one after the other
+    const auto for_parts = [&](const Rows<T>& of, const auto& body) {
+      for (int64_t at = key; at < to;) {
+        const Mat<const T> part = of.at(s, at, to);
+        body(all.col_range(at - key, part.rows), part);
+        at += part.rows;
+      }
+    };
+    for_parts(k, [&](Mat<T> columns, Mat<const T> keys) { attention_few_scores<T>(queries, keys, columns); });
     for (int64_t g = 0; g < group; ++g) {
-      const int64_t at = g * s.length;
-      attention_softmax(ScoreTile<T>{all.row_range(at, s.length), s.past, key, shape.window}, largest + at, sum + at,
-                        total.row_range(at, s.length));
+      const int64_t at = g * length;
+      attention_softmax(ScoreTile<T>{all.row_range(at, length), query, key, shape.window}, largest + at, sum + at,
+                        total.row_range(at, length));
     }
-    attention_few_values<T>(all, values, total);
-    key += keys.rows;
+    for_parts(v, [&](Mat<T> columns, Mat<const T> values) { attention_few_values<T>(columns, values, total); });
   }
   for (int64_t g = 0; g < group; ++g) {
-    const int64_t at = g * s.length, head = kv_head * group + g;
-    finish(largest + at, sum + at, total.row_range(at, s.length), o.row_range(s.begin, s.length).col_range(head * D, D),
-           lse.row(s.begin) + head, lse.stride);
+    const int64_t at = g * length, head = kv_head * group + g;
+    finish(largest + at, sum + at, total.row_range(at, length), o.row_range(begin, length).col_range(head * D, D),
+           lse.row(begin) + head, lse.stride);
   }
 }
 
@@ -248,28 +262,25 @@ int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& la
 }
 
 template <class T>
-void attention_forward(const Exec<T>&, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
                        const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<T> lse) {
   std::vector<ForwardTask> tasks;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
     const int64_t length = layout.host.length(n);
-    if (length <= kFewQueries) {
-      for (int64_t h = 0; h < shape.kv_heads && length > 0; ++h) tasks.push_back({n, h, 0});
-    } else {
-      for (int64_t h = 0; h < shape.heads; ++h) {
-        for (int64_t first = 0; first < length; first += kQueries) tasks.push_back({n, h, first});
-      }
+    const int64_t few = few_queries(shape, exec.decode_bits, length), step = few > 0 ? few : kQueries;
+    for (int64_t h = 0; h < (few > 0 ? shape.kv_heads : shape.heads); ++h) {
+      for (int64_t first = 0; first < length; first += step) tasks.push_back({n, h, first});
     }
   }
   const int64_t group = shape.heads / shape.kv_heads, D = shape.dim;
   parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     const ForwardTask& task = tasks[static_cast<size_t>(i)];
     const Sequence s = sequence_of(layout, past_k, task.sequence);
-    const bool few = s.length <= kFewQueries;
-    const int64_t column = (few ? task.head : task.head / group) * D;
+    const int64_t few = few_queries(shape, exec.decode_bits, s.length);
+    const int64_t column = (few > 0 ? task.head : task.head / group) * D;
     const Rows<T> keys{k, past_k, column, D}, values{v, past_v, column, D};
-    if (few) {
-      forward_few(q, keys, values, shape, s, task.head, o, lse);
+    if (few > 0) {
+      forward_few(q, keys, values, shape, s, task.head, task.first, std::min(few, s.length - task.first), o, lse);
     } else {
       forward_block(q, keys, values, shape, s, task.head, task.first, o, lse);
     }

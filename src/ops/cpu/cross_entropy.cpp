@@ -3,6 +3,7 @@
 #include "ops/cpu/linear.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/scratch.h"
+#include "ops/cpu/small_m.h"
 #include "ops/cpu/softmax_rows.h"
 
 namespace fw {
@@ -10,15 +11,20 @@ namespace {
 
 // body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
 template <class T, class Body>
-LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll,
-                    Arena& scratch, const Body& body) {
-  const ArenaMark mark(scratch);
-  const cpu::LogitsSlice<T> slice(scratch, h.rows, vocab);
+LossSum over_slices(const Exec<T>& exec, Mat<const T> h, const Weight<T>& weight, LinearProducts<T>& products,
+                    const int32_t* targets, T* nll, const Body& body) {
+  const ArenaMark mark(exec.arena);
+  const int64_t vocab = weight.values.rows;
+  const cpu::LogitsSlice<T> slice(exec.arena, h.rows, vocab);
   LossSum sum;
   for (int64_t begin = 0; begin < h.rows; begin += slice.rows) {
     const int64_t rows = std::min(slice.rows, h.rows - begin);
     const Mat<T> logits(slice.logits, rows, vocab);
-    products.forward(h.row_range(begin, rows), logits, Write::kOverwrite);
+    if (exec.decode_bits) {
+      small_m_product(h.row_range(begin, rows), weight.values, logits, exec.precision, false);
+    } else {
+      products.forward(h.row_range(begin, rows), logits, Write::kOverwrite);
+    }
     T* values = nll == nullptr ? slice.nll : nll + begin;
     body(logits, begin, values);
     for (int64_t t = 0; t < rows; ++t) {
@@ -43,7 +49,7 @@ template <class T>
 void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T* nll,
                            LossSum* sum) {
   LinearProducts<T> products(weight, exec.precision);
-  add(over_slices(h, products, weight.values.rows, targets, nll, exec.arena,
+  add(over_slices(exec, h, weight, products, targets, nll,
                   [&](Mat<T> logits, int64_t begin, T* values) { softmax_nll(logits, targets + begin, values); }),
       sum);
 }
@@ -52,7 +58,7 @@ template <class T>
 void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T grad_scale,
                             Mat<T> dh, Mat<T> dweight, LossSum* sum) {
   LinearProducts<T> products(weight, exec.precision);
-  add(over_slices(h, products, weight.values.rows, targets, static_cast<T*>(nullptr), exec.arena,
+  add(over_slices(exec, h, weight, products, targets, static_cast<T*>(nullptr),
                   [&](Mat<T> logits, int64_t begin, T* values) {
                     softmax_nll_gradient(logits, targets + begin, grad_scale, values);
                     products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows),

@@ -114,7 +114,7 @@ namespace cpu {
 template <class T>
 void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const T* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
-  if (x.rows <= kSmallM) {
+  if (x.rows <= kSmallM || exec.decode_bits) {
     small_m_product(x, weight.values, y, exec.precision, write == Write::kAccumulate);
   } else {
     LinearProducts<T>(weight, exec.precision).forward(x, y, write);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/cpu/operations.h"
+#include "ops/cpu/softmax_rows.h"
 
 namespace fw {
 namespace {
@@ -118,7 +119,7 @@ template double token_log_probability(std::span<const double>, int32_t);
 namespace cpu {
 
 template <class T>
-void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sampling& sampling,
+void sample_tokens(const Exec<T>& exec, Mat<const T> logits, int64_t vocab, const Sampling& sampling,
                    const DrawStreams& streams) {
   std::vector<int32_t> recent;
   for (int64_t n = 0; n < logits.rows; ++n) {
@@ -132,9 +133,17 @@ void sample_tokens(const Exec<T>&, Mat<const T> logits, int64_t vocab, const Sam
     }
     Drawn& drawn = streams.drawn[n];
     drawn.id = choose_token<T>(row, recent, sampling, streams.uniform[n]);
-    if (streams.logprobs && drawn.id >= 0)
-      drawn.logprob =
-          token_log_probability(std::span<const T>(logits.row(n), static_cast<size_t>(logits.cols)), drawn.id);
+    if (streams.logprobs && drawn.id >= 0) {
+      if (exec.decode_bits) {  // as the loss has it
+        T nll;
+        std::vector<T> copy(logits.row(n), logits.row(n) + logits.cols);
+        softmax_nll(Mat<T>(copy.data(), 1, logits.cols), &drawn.id, &nll);
+        drawn.logprob = -static_cast<double>(nll);
+      } else {
+        drawn.logprob =
+            token_log_probability(std::span<const T>(logits.row(n), static_cast<size_t>(logits.cols)), drawn.id);
+      }
+    }
     streams.ids[n] = std::max(drawn.id, 0);
     ring[seen++ % kMostRecent] = streams.ids[n];
     ++streams.positions[n];

@@ -1,4 +1,4 @@
-// Dot products of a few rows with every row of W: each vector of W is loaded once and used for all rows.
+// Dot products of rows of x with every row of W: each vector of W is loaded once and used for kSmallM rows.
 #include "ops/cpu/small_m.h"
 
 #include "ops/cpu/bf16.h"
@@ -63,22 +63,41 @@ HWY_INLINE void dot_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool acc
   }
 }
 
+// x has at most kSmallM rows.
+template <class Convert, class T>
+HWY_INLINE void dot_few_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, int64_t begin, int64_t end,
+                             Convert convert) {
+  switch (x.rows) {
+    case 1:
+      return dot_rows<1>(x, weight, y, accumulate, begin, end, convert);
+    case 2:
+      return dot_rows<2>(x, weight, y, accumulate, begin, end, convert);
+    case 3:
+      return dot_rows<3>(x, weight, y, accumulate, begin, end, convert);
+    case 4:
+      return dot_rows<4>(x, weight, y, accumulate, begin, end, convert);
+    default:
+      return;
+  }
+}
+
 template <class Convert, class T>
 void product(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, Convert convert) {
-  // Blocks of 64 Ki weights: below that one core is faster than waking another.
-  const RowBlocks blocks{weight.rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, weight.cols))};
+  // Blocks of 64 Ki weights: below that one core is faster than waking another. Of many rows of x, kRows stay in the
+  // second cache while those of kTile weights in the first pass them.
+  constexpr int64_t kBlock = 65536, kTile = 4096, kRows = 64;
+  const int64_t cols = std::max<int64_t>(1, weight.cols);
+  const RowBlocks blocks{weight.rows, std::max<int64_t>(1, kBlock / cols)};
+  const int64_t tile = x.rows > kSmallM ? std::max<int64_t>(1, kTile / cols) : weight.rows;
   for_row_blocks(blocks, [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
-    switch (x.rows) {
-      case 1:
-        return dot_rows<1>(x, weight, y, accumulate, begin, end, convert);
-      case 2:
-        return dot_rows<2>(x, weight, y, accumulate, begin, end, convert);
-      case 3:
-        return dot_rows<3>(x, weight, y, accumulate, begin, end, convert);
-      case 4:
-        return dot_rows<4>(x, weight, y, accumulate, begin, end, convert);
-      default:
-        return;
+    for (int64_t first = 0; first < x.rows; first += kRows) {
+      for (int64_t o = begin; o < end; o += tile) {
+        for (int64_t t = first; t < std::min(first + kRows, x.rows); t += kSmallM) {
+          const int64_t rows = std::min(kSmallM, x.rows - t);
+          dot_few_rows(x.row_range(t, rows), weight, y.row_range(t, rows), accumulate, o, std::min(o + tile, end),
+                       convert);
+        }
+      }
     }
   });
 }

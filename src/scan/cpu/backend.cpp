@@ -26,9 +26,10 @@ class CpuCall final : public Call {
 
   std::string text() const override {
     const Plan& p = plan();
-    const char* form = p.form == FW_FORM_TOKEN   ? "token"
-                       : p.form == FW_FORM_CHUNK ? "chunk"
-                                                 : "chunk, sequences of one token by the token form";
+    const char* form = p.form == FW_FORM_TOKEN    ? "token"
+                       : p.form == FW_FORM_CHUNK  ? "chunk"
+                       : p.form == FW_FORM_DECODE ? "decode: forward by the token form, backward in chunks"
+                                                  : "chunk, sequences of one token by the token form";
     const std::string checkpoints =
         p.checkpoints.interval > 0 ? fmt::format("checkpoints: every {} tokens\n", p.checkpoints.interval) : "";
     return fmt::format(

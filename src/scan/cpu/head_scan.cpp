@@ -415,7 +415,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
     T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
     for (int64_t i = 0; i < L; ++i)
       std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
-    if (!token && column0_ == 0) {
+    if (!token && column0_ == 0 && plan_.saves_triangles()) {
       std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri,
                   sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
     }

@@ -27,7 +27,7 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
              channel = decay_ == DecayKind::kChannel;
   const T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_);
   const T* state = saved + plan_.state_index(n_, c, hv_);
-  const T* tri = saved + plan_.triangle_index(n_, c, hv_);
+  const T* tri = plan_.saves_triangles() ? saved + plan_.triangle_index(n_, c, hv_) : s_.tri;
   const T* tri_found = tri + triangle_block(nk_ - 1, L);  // of what the erase finds
   T* d_found = s_.dz + erase_block(L);
   T* d_o = s_.products;
@@ -270,7 +270,7 @@ void HeadScan<T>::token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>
 template <class T>
 void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved,
                            const PrecondGradRows<T>& precond, bool first) {
-  const bool token = plan_.token_form(n_);
+  const bool token = plan_.token_backward(n_);
   bool have_dstate = static_cast<bool>(d.final_state);
   if (have_dstate) {
     load_state(d.final_state, n_, s_.dstate);
@@ -285,7 +285,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
       token_backward(c, d, saved);
       if (want_dg) token_decay_gradient(begin, L, grads, first);
     } else {
-      decay_tiles(L, false);
+      decay_tiles(L, !plan_.saves_triangles());
       const bool have_state = c > 0 || in_.initial_state, scalar = decay_ == DecayKind::kScalar;
       const bool tail_known = !have_dstate || c + 1 < plan_.chunks(n_);
       const double tail = want_dg && scalar && have_dstate && tail_known ? state_gradient(c + 1, saved) : 0;

@@ -8,6 +8,7 @@ import os
 import torch
 import torch.nn.functional as F
 
+import fastweight.torch
 from fastweight.torch import _plans, forward, step
 from fastweight.torch._serving import NotServed, accept, checking
 
@@ -56,8 +57,8 @@ def _v_first(state_v_first, kwargs):
 
 @torch.compiler.assume_constant_result
 def _logits_taken(device_type):
-    """Whether the library takes logits on a device of this type."""
-    return _logits(device_type)
+    """Whether the library takes logits on a device of this type, in the form that set_form() says."""
+    return not (device_type == "cuda" and fastweight.torch._form == "decode") and _logits(device_type)
 
 
 @functools.lru_cache(maxsize=None)

@@ -2,7 +2,12 @@
 // (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
 #include "gpu/device.h"
+#include "rule/gates.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/dplr_as_two_tokens.h"
 #include "scan/cuda/rewrites/rewrite.h"
@@ -22,14 +27,22 @@ const char* lacks(const Rule& rule, int64_t H, int64_t HV) {
 
 class CudaCall final : public Call {
  public:
-  explicit CudaCall(Plan plan) : Call(std::move(plan)), call_(rewritten()) {}
+  explicit CudaCall(Plan plan_of_caller) : Call(std::move(plan_of_caller)), call_(rewritten(plan())) {
+    if (plan().form != FW_FORM_DECODE) return;
+    check_decode();
+    if (!call_.chunk_form()) return;
+    token_plan_ = plan();
+    token_plan_.form = FW_FORM_TOKEN;
+    const cuda::DeviceScope scope(plan().device_number);
+    token_.emplace(token_plan_, cuda::sm_count(), arch());
+  }
 
-  size_t forward_bytes() const override { return call_.forward_bytes(); }
-  size_t forward_saving_bytes() const override { return call_.forward_saving_bytes(); }
+  size_t forward_bytes() const override { return cuda::forward_bytes(call_, token()); }
+  size_t forward_saving_bytes() const override { return token_ ? forward_bytes() : call_.forward_saving_bytes(); }
   size_t backward_bytes() const override { return call_.backward_bytes(); }
   size_t saved_bytes() const override { return call_.saved_bytes(); }
   size_t backward_alone_bytes() const override { return call_.backward_alone_bytes(); }
-  std::string text() const override { return cuda::to_text(call_); }
+  std::string text() const override { return cuda::to_text(call_, token()); }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
@@ -38,6 +51,12 @@ class CudaCall final : public Call {
     tensors.out = check_outputs<float>(plan(), out, TensorRole::kInput);
     tensors.saved = saved;
     cuda::require_device(call_.chunk_form());
+    if (!token_) return call_.forward(tensors, workspace);
+    tensors.saved = nullptr;
+    token_->forward(tensors, workspace);
+    if (saved == nullptr) return;
+    tensors.out = {};
+    tensors.saved = saved;
     call_.forward(tensors, workspace);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
@@ -53,14 +72,31 @@ class CudaCall final : public Call {
   }
 
  private:
-  cuda::RewrittenCall rewritten() const {
-    const cuda::DeviceScope scope(plan().device_number);
-    // Where there is no GPU, the plan is that of an H100 or H200.
-    const cuda::Arch arch = cuda::current_arch();
-    return {plan(), cuda::sm_count(), arch == cuda::Arch::kNone ? cuda::Arch::kSm90 : arch};
+  // What a step sums or forms in another order than a sequence does.
+  void check_decode() const {
+    const auto specs = gate_specs(plan().rule, plan().gates);
+    const bool logits = std::any_of(specs.begin(), specs.end(), [](const GateSpec& gate) { return gate.logits(); });
+    if (!plan().rule.uses_precond() && !logits) return;
+    fail_usage(
+        "descriptor: form: expected FW_FORM_DECODE on CUDA with {}, got '{}'; FW_FORM_TOKEN and FW_FORM_CHUNK take it",
+        logits ? "all gates as values" : "a rule without a preconditioner", to_string(plan().rule));
   }
+  // Where there is no GPU, the plan is that of an H100 or H200.
+  static cuda::Arch arch() {
+    const cuda::Arch current = cuda::current_arch();
+    return current == cuda::Arch::kNone ? cuda::Arch::kSm90 : current;
+  }
+  static cuda::RewrittenCall rewritten(const Plan& plan) {
+    const cuda::DeviceScope scope(plan.device_number);
+    return {plan, cuda::sm_count(), arch()};
+  }
+  const cuda::RewrittenCall* token() const { return token_ ? &*token_ : nullptr; }
 
   cuda::RewrittenCall call_;
+  // Of FW_FORM_DECODE, where call_ runs in chunks: what makes outputs and final states. call_ then makes what backward
+  // takes.
+  Plan token_plan_;
+  std::optional<cuda::RewrittenCall> token_;
 };
 
 }  // namespace

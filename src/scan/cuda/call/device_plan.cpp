@@ -202,7 +202,8 @@ bool fused_forward_pays(const Plan& plan, const DevicePlan& device) {
 bool takes_fused_forward(const Plan& plan, const DevicePlan& device) {
   constexpr int64_t kDim = 128;
   return fused_forward_rule(plan.rule) && plan.K == kDim && plan.V == kDim && plan.segment == 0 && !device.segments &&
-         plan.checkpoints.interval == 0 && device.arch >= Arch::kSm90 && fused_forward_pays(plan, device);
+         plan.checkpoints.interval == 0 && plan.form != FW_FORM_DECODE && device.arch >= Arch::kSm90 &&
+         fused_forward_pays(plan, device);
 }
 
 // Whether and how the gradients begin alongside the reverse scan.

@@ -1,5 +1,6 @@
 // What a call does in words: the plan, and the pipelines of tensors such as the descriptor lets one expect
 // (expected_traits()). Other memory may take other kernels: they are slower and compute the same.
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -63,23 +64,36 @@ std::string chunk_lines(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-std::string to_text(const RewrittenCall& call) {
+size_t forward_bytes(const RewrittenCall& call, const RewrittenCall* token) {
+  return token != nullptr ? std::max(token->forward_bytes(), call.forward_saving_bytes()) : call.forward_bytes();
+}
+
+std::string to_text(const RewrittenCall& call, const RewrittenCall* token) {
   const Plan& own = call.plan();
   const auto& [plan, device] = call.kernels().front();
   std::string text =
       fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(own.rule), own.N,
                   own.longest, own.device_offsets != nullptr ? "offsets on the device, at most " : "", own.tokens());
+  if (own.form == FW_FORM_DECODE) {
+    text += fmt::format("form: decode: forward by the token form, backward {}\n",
+                        token != nullptr ? "in chunks, as below" : "too, since it takes no chunks");
+  }
   text += device.chunk_form ? chunk_lines(*plan, device)
                             : fmt::format("form: token, {} sequences x {} value heads\n", plan->N, plan->HV);
   for (const auto& rewrite : call.rewrites()) text += rewrite->lines();
   if (own.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", own.checkpoints.interval);
-  text += fmt::format("kernels forward: {}\nkernels backward: {}\n", kernels(call, false), kernels(call, true));
+  if (token != nullptr) {
+    text += fmt::format("kernels forward: {}; where it saves, also {}\n", kernels(*token, false), kernels(call, false));
+  } else {
+    text += fmt::format("kernels forward: {}\n", kernels(call, false));
+  }
+  text += fmt::format("kernels backward: {}\n", kernels(call, true));
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: "
       "{} bytes\n"
       "workspace forward that saves: {} bytes\n",
-      call.forward_bytes(), call.backward_bytes(), call.saved_bytes(), call.backward_alone_bytes(),
-      call.forward_saving_bytes());
+      forward_bytes(call, token), call.backward_bytes(), call.saved_bytes(), call.backward_alone_bytes(),
+      token != nullptr ? forward_bytes(call, token) : call.forward_saving_bytes());
   return text;
 }
 

@@ -120,7 +120,10 @@ class RewrittenCall {
   size_t saved_bytes_ = 0;
 };
 
+// Of a call of FW_FORM_DECODE `token` is what makes its outputs; null: call does.
+// Bytes of forward's workspace.
+size_t forward_bytes(const RewrittenCall& call, const RewrittenCall* token);
 // Lines "name: value" for people (call/text.cpp).
-std::string to_text(const RewrittenCall& call);
+std::string to_text(const RewrittenCall& call, const RewrittenCall* token = nullptr);
 
 }  // namespace fw::cuda

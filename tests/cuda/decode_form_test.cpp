@@ -1,0 +1,74 @@
+// FW_FORM_DECODE on the device: outputs and states have the bits of single steps, gradients those of the chunk form.
+#include <gtest/gtest.h>
+
+#include "cuda/device_runs.h"
+#include "support/error_of.h"
+
+namespace fw::testing {
+namespace {
+
+HeaderRun decode_run() {
+  HeaderRun run = device_run(FW_FORM_DECODE);
+  run.bf16_operands = true;
+  run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  return run;
+}
+
+TEST(DecodeForm, HasTheBitsOfStepsAndTheGradientsOfChunks) {
+  for (const Rule& rule : all_rules()) {
+    const uint64_t seed = rule_seed(rule, 800);
+    if (lacks(rule) || rule.uses_precond() || (emulated() && seed % 7 != 0)) continue;
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(2, 66);
+    options.H = 1;
+    options.HV = 2;
+    options.K = 64;
+    options.V = 32;
+    options.seed = seed;
+    if (rule.general_erase()) options.H = 2;
+    const Problem problem = of_bf16_numbers(random_problem(rule, options));
+    HeaderRun run = decode_run();
+    const ReferenceOutputs steps = header_steps(problem, run, 1);
+    for (const bool saves : {false, true}) {
+      run.forward_saves = saves;
+      EXPECT_TRUE(close(header_forward(problem, run), steps, 0)) << to_string(rule);
+    }
+    HeaderRun chunks = run;
+    chunks.form = FW_FORM_CHUNK;
+    const ReferenceInputs expected = header_backward(problem, chunks);
+    for (const bool saved : {false, true}) {
+      run.saved = saved;
+      EXPECT_TRUE(close(header_backward(problem, run), expected, 0)) << to_string(rule);
+    }
+  }
+}
+
+// A step forms logits, and sums a preconditioner, in another order.
+TEST(DecodeForm, RefusesWhatStepsDoOtherwise) {
+  const auto error_of_call = [](const Rule& rule, const Gates& gates) {
+    ProblemOptions options;
+    options.K = options.V = 64;
+    options.gates = gates;
+    return error_of([&] { header_forward(random_problem(rule, options), decode_run()); }, ErrorKind::kInternal);
+  };
+  const Rule& kda = preset("kda").rule;
+  EXPECT_EQ(error_of_call(kda, {}), "");
+  EXPECT_NE(error_of_call(kda, logits_of(kda, GateActivation::kSoftplus)).find("with all gates as values"),
+            std::string::npos);
+  EXPECT_NE(error_of_call(preset("precond_kda").rule, {}).find("with a rule without a preconditioner"),
+            std::string::npos);
+}
+
+TEST(DecodeForm, IsInThePlan) {
+  ProblemOptions options;
+  options.K = options.V = 64;
+  std::string text;
+  HeaderRun run = decode_run();
+  run.plan_text = &text;
+  header_forward(random_problem(preset("kda").rule, options), run);
+  EXPECT_NE(text.find("form: decode: forward by the token form, backward in chunks"), std::string::npos) << text;
+  EXPECT_NE(text.find("kernels forward: token/"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace fw::testing
