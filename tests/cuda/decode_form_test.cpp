@@ -7,7 +7,7 @@
 namespace fw::testing {
 namespace {
 
-HeaderRun decode_run() {
+HeaderRun decode_form_run() {
   HeaderRun run = device_run(FW_FORM_DECODE);
   run.bf16_operands = true;
   run.bf16 = HeaderRun::Bf16Tensors::kAll;
@@ -27,7 +27,7 @@ TEST(DecodeForm, HasTheBitsOfStepsAndTheGradientsOfChunks) {
     options.seed = seed;
     if (rule.general_erase()) options.H = 2;
     const Problem problem = of_bf16_numbers(random_problem(rule, options));
-    HeaderRun run = decode_run();
+    HeaderRun run = decode_form_run();
     const ReferenceOutputs steps = header_steps(problem, run, 1);
     for (const bool saves : {false, true}) {
       run.forward_saves = saves;
@@ -49,7 +49,7 @@ TEST(DecodeForm, RefusesWhatStepsDoOtherwise) {
     ProblemOptions options;
     options.K = options.V = 64;
     options.gates = gates;
-    return error_of([&] { header_forward(random_problem(rule, options), decode_run()); }, ErrorKind::kInternal);
+    return error_of([&] { header_forward(random_problem(rule, options), decode_form_run()); }, ErrorKind::kInternal);
   };
   const Rule& kda = preset("kda").rule;
   EXPECT_EQ(error_of_call(kda, {}), "");
@@ -63,7 +63,7 @@ TEST(DecodeForm, IsInThePlan) {
   ProblemOptions options;
   options.K = options.V = 64;
   std::string text;
-  HeaderRun run = decode_run();
+  HeaderRun run = decode_form_run();
   run.plan_text = &text;
   header_forward(random_problem(preset("kda").rule, options), run);
   EXPECT_NE(text.find("form: decode: forward by the token form, backward in chunks"), std::string::npos) << text;

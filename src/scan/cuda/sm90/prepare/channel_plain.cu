@@ -30,6 +30,9 @@ namespace {
 // log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if
 // their product does.
 inline constexpr float kLowestPlainStep = -14.42695f;
+// log2 of what every channel keeps of a warp's rows where X has the keys' lo parts too: of the chunk then more than a
+// quarter (lasts() in finish.cuh). These rest in the memory of the chunk tile x until T and P are made.
+inline constexpr float kLastingRows = kLastingChunk / 8;
 
 // Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has
 // them), and of the second half.
@@ -287,11 +290,11 @@ struct RowsOfM<kTileK, true, kLeaves> {
 
 // The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact)
 // Khat. kExact: no decay of the rows is bounded; the others give the same bits where none has been so far. spare: of M,
-// as true_keys() wants it.
+// as true_keys() wants it. lasting: the keys' lo parts too.
 template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
 FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f,
                           RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x, const MRows& spare,
-                          char* shared, const PlainTilesOut<kTileK>& out) {
+                          bool lasting, char* shared, const PlainTilesOut<kTileK>& out) {
   using Layout = PlainLayout<kTileK>;
   using Decays = RawDecays<kTileK, kNarrow>;
   constexpr int kN = kTileK / 32;
@@ -362,7 +365,11 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
       store_packed(shared + Layout::kReads + at, pack_channels(reads));
       store_packed(shared + Layout::kErase + at, pack_channels(erase));
       store_packed(shared + Layout::kUp + at, pack_channels(up));
-      store_packed(shared + Layout::kKeys + at, pack_channels(keys));
+      const PackedChannels<kN> packed_keys = pack_channels(keys);
+      store_packed(shared + Layout::kKeys + at, packed_keys);
+      if constexpr (kExact) {
+        if (lasting) store_packed(reinterpret_cast<char*>(out.solved->x) + at, pack_lo_parts(keys, packed_keys));
+      }
       if (near) {
         float ends[kN];
         FW_UNROLL
@@ -378,6 +385,19 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTi
       }
     }
   }
+}
+
+// The lo parts of a warp's keys from where plain_rows() has left them, in place of its reads.
+template <int kTileK>
+FW_DEVICE void fetch_lo_parts(const PlainTilesOut<kTileK>& out, char* shared) {
+  constexpr int kN = kTileK / 32;
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
+    store_packed(shared + PlainLayout<kTileK>::kReads + at,
+                 load_packed<kN>(reinterpret_cast<const char*>(out.solved->x) + at));
+  }
+  fence_async_global();  // TMA writes x there
 }
 
 // A warp's log-decays, which may have been fused, to the buffer of the chunk tile x, before what is made of them comes
@@ -579,6 +599,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
   float* const bounded_sums = sums + 8 * kTileK;
   uint32_t* const bounded_warps = reinterpret_cast<uint32_t*>(shared + Layout::kEarly);
+  constexpr uint32_t kSmall = 1, kFades = 2;  // of a warp's decays: one may be bounded; a channel's rows do not last
   const auto sum_decays = [&](auto&& of, float* to) {
     const uint32_t start = Decays::lane_start();
     float sum[kN];
@@ -591,14 +612,18 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
       FW_UNROLL
       for (int j = 0; j < kN; ++j) sum[j] += of(g[j]);
     }
-    bool small = false;
+    bool small = false, fades = false;
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) sum[j] *= kLog2E, small = small || !(sum[j] >= kLowestPlainStep);
+    for (int j = 0; j < kN; ++j) {
+      sum[j] *= kLog2E;
+      small = small || !(sum[j] >= kLowestPlainStep), fades = fades || !(sum[j] > kLastingRows);
+    }
     store_floats(to + warp * kTileK + lane * kN, sum);
-    return warp_ballot(small) != 0;
+    return (warp_ballot(small) != 0 ? kSmall : 0) | (warp_ballot(fades) != 0 ? kFades : 0);
   };
   // If a product of decays is small, one of them may be.
-  bool bounded = sum_decays([](float g) { return g; }, sums);
+  const uint32_t decays_are = sum_decays([](float g) { return g; }, sums);
+  bool bounded = (decays_are & kSmall) != 0;
   if (bounded) {
     bool below = false;
     FW_NO_UNROLL
@@ -610,12 +635,14 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     }
     bounded = warp_ballot(below) != 0;
   }
-  if (lane == 0) bounded_warps[warp] = bounded ? 1 : 0;
+  if (lane == 0) bounded_warps[warp] = (bounded ? kSmall : 0) | (decays_are & kFades);
   sync_threads();
+  bool lasting = false;
   {
     const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps),
                 high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
-    bounded = ((low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w)) != 0;
+    const uint32_t any = (low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w);
+    bounded = (any & kSmall) != 0, lasting = (any & kFades) == 0;
   }
   if constexpr (kPrecond) rows_of_m.start(shared);
   BlockDecays<kN> f;
@@ -654,10 +681,11 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (warp == 4) store_split(channel_factors<kTileK>(shared, kMiddleFactor), f.near);
   const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, coord, lane * kN); };
   if (bounded) {
-    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared,
-                                                                    out);
+    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), false,
+                                                                    shared, out);
   } else {
-    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
+    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, lasting, shared,
+                                                                   out);
   }
   sync_threads();
 
@@ -668,6 +696,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   sync_threads();  // T and P overwrite operands
   if (bounded) true_keys<kTileK, kForms, kTraining>(x, coord, warp, coefs, spare_m(), shared, out);
   clear_above(shared + Layout::kP);
+  if (lasting) fetch_lo_parts<kTileK>(out, shared);
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
     store_tiles<true>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
@@ -691,10 +720,13 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (warp < kTileK / 16) {
     const float* half =
         reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kTileK + 16 * warp + (lane >> 2);
-    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
-      FW_UNROLL
-      for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
-    });
+    transform_keys<false, false>(
+        shared_address(shared + Layout::kKeys), nullptr, a, warp,
+        [&](float(&y)[8][4]) {
+          FW_UNROLL
+          for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
+        },
+        lasting ? shared_address(shared + Layout::kReads) : 0);
   }
   read_products<false>(p, a, shared + Layout::kM, warp);
   fence_async_shared();

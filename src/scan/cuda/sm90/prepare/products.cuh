@@ -140,34 +140,39 @@ struct SplitSw128 {
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors,
-// if not null: of the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). kHiLo: lo parts:
-// of K, or (kScaled) 0; out_lo: what the result leaves out.
+// if not null: of the rows of K. middle(sums) once tokens 0 to 31 are in (neither kHiLo nor kScaled). lo_parts: of K,
+// or 0 (kScaled: 0). out_lo: of kHiLo, what the result leaves out.
 template <bool kScaled, bool kHiLo, class Middle>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitSw128& a, int slice,
                               Middle&& middle, uint32_t lo_parts = 0, uint32_t (*out_lo)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
   const int rounds = kHiLo ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
+  const int parts = !kHiLo && !kScaled && lo_parts != 0 ? 2 : 1;
   FW_NO_UNROLL
   for (int round = 0; round < rounds; ++round) {
     const uint32_t sw128 = kHiLo && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      uint32_t left[4];
-      ldmatrix_x4_trans(left, a_fragment_trans(kHiLo && !kScaled && round == 2 ? lo_parts : keys, 16 * i, 2 * slice));
-      if constexpr (kScaled) {
-        if (round == (kHiLo ? 2 : 1)) {
-          lo_of_rows(left, *factors, 16 * i, lo_parts, slice);
-        } else {
-          times_rows(left, *factors, 16 * i, false);
+      FW_NO_UNROLL
+      for (int part = 0; part < parts; ++part) {
+        const bool lo = part > 0 || (kHiLo && !kScaled && round == 2);
+        uint32_t left[4];
+        ldmatrix_x4_trans(left, a_fragment_trans(lo ? lo_parts : keys, 16 * i, 2 * slice));
+        if constexpr (kScaled) {
+          if (round == (kHiLo ? 2 : 1)) {
+            lo_of_rows(left, *factors, 16 * i, lo_parts, slice);
+          } else {
+            times_rows(left, *factors, 16 * i, false);
+          }
         }
-      }
-      FW_UNROLL
-      for (int j = 0; j <= i; ++j) {
-        uint32_t right[4];
-        ldmatrix_x4_trans(right, b_fragment_trans(sw128, 16 * i, 2 * j));
-        mma_bf16(x[2 * j], left, right[0], right[1]);
-        mma_bf16(x[2 * j + 1], left, right[2], right[3]);
+        FW_UNROLL
+        for (int j = 0; j <= i; ++j) {
+          uint32_t right[4];
+          ldmatrix_x4_trans(right, b_fragment_trans(sw128, 16 * i, 2 * j));
+          mma_bf16(x[2 * j], left, right[0], right[1]);
+          mma_bf16(x[2 * j + 1], left, right[2], right[3]);
+        }
       }
       if (!kHiLo && !kScaled && i == 1) middle(x);
     }

@@ -1,0 +1,87 @@
+// Keys that hardly differ, at a gain just below 1 and no decay. The state along every direction but the common one is
+// then a sum over all tokens, and so are the errors of keys that enter it: they grow with the root of their number.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+#include "cuda/device_runs.h"
+
+namespace fw::testing {
+namespace {
+
+// A sigmoid of 8.
+constexpr double kNearOne = 0.99967;
+
+enum class AlikeKind { kEqual, kNearlyEqual, kTwoInTurn, kRuns };
+// Bounds of outputs and of gradients after 1024 and 320 tokens. What is left is A = (I + T)^-1 in bf16, whose entries
+// beside the diagonal are nearly -1: it does not grow with the tokens. Keys rounded to bf16 where they enter the state
+// would be at 6.9e-2 (kda, noise 1e-2) and 3.8e-2 (1e-3), and do grow (docs/notes/2026-11-alike-keys.md).
+struct AlikeCase {
+  const char* name;
+  AlikeKind keys;
+  double noise, outputs, gradients;
+};
+constexpr AlikeCase kAlikeCases[] = {{"equal", AlikeKind::kEqual, 0, 3.5e-2, 5e-2},
+                                     {"noise 1e-2", AlikeKind::kNearlyEqual, 1e-2, 2.5e-2, 5.5e-2},
+                                     {"noise 1e-3", AlikeKind::kNearlyEqual, 1e-3, 2.5e-2, 4e-2},
+                                     {"noise 1e-4", AlikeKind::kNearlyEqual, 1e-4, 3.5e-2, 5e-2},
+                                     {"two in turn", AlikeKind::kTwoInTurn, 0, 8.5e-2, 2.2e-1},
+                                     {"runs, as padding makes them", AlikeKind::kRuns, 0, 7e-3, 1e-2}};
+
+Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
+  constexpr int64_t kRun = 100;  // not a multiple of a chunk
+  ProblemOptions options;
+  options.sequences = SeqLayout::uniform(1, tokens);
+  options.K = options.V = 64;
+  options.initial_state = false;
+  options.seed = 900;
+  Problem problem = random_problem(preset(rule).rule, options);
+  std::ranges::fill(problem.in.g, 0.0);
+  std::ranges::fill(problem.in.beta, kNearOne);
+  Random random(7);
+  std::vector<double> bases(static_cast<size_t>(2 * options.K));
+  for (double& x : bases) x = random.normal();
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t i = 0; i < options.K; ++i) {
+      double& k = problem.in.k[static_cast<size_t>(t * options.K + i)];
+      const int64_t run = t / kRun * kRun;
+      if (of.keys == AlikeKind::kRuns) {
+        if (run / kRun % 2 != 0) k = problem.in.k[static_cast<size_t>(run * options.K + i)];
+      } else {
+        k = bases[static_cast<size_t>((of.keys == AlikeKind::kTwoInTurn ? t % 2 : 0) * options.K + i)] +
+            of.noise * random.normal();
+      }
+    }
+  }
+  return of_bf16_numbers(problem);
+}
+
+TEST(AlikeKeys, HaveTheirOutputsAndStates) {
+  for (const char* rule : {"kda", "gated_deltanet"}) {
+    for (const AlikeCase& of : kAlikeCases) {
+      const Problem problem = alike_problem(rule, of, 1024);
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
+        EXPECT_LE(e.error, of.outputs) << rule << ", " << of.name << ", " << e.name;
+    }
+  }
+}
+
+TEST(AlikeKeys, HaveTheirGradients) {
+  for (const char* rule : {"kda", "gated_deltanet"}) {
+    for (const AlikeCase& of : kAlikeCases) {
+      const Problem problem = alike_problem(rule, of, 320);
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
+        if (e.name == "g") continue;  // of no decay: sums that cancel (docs/numerics.md)
+        EXPECT_LE(e.error, of.gradients) << rule << ", " << of.name << ", " << e.name;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
