@@ -720,13 +720,17 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (warp < kTileK / 16) {
     const float* half =
         reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kTileK + 16 * warp + (lane >> 2);
-    transform_keys<false, false>(
-        shared_address(shared + Layout::kKeys), nullptr, a, warp,
-        [&](float(&y)[8][4]) {
-          FW_UNROLL
-          for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
-        },
-        lasting ? shared_address(shared + Layout::kReads) : 0);
+    const auto middle = [&](float(&y)[8][4]) {
+      FW_UNROLL
+      for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
+    };
+    const uint32_t keys = shared_address(shared + Layout::kKeys);
+    // Two calls, so that without lo parts there is no loop over parts.
+    if (lasting) {
+      transform_keys<false, false>(keys, nullptr, a, warp, middle, shared_address(shared + Layout::kReads));
+    } else {
+      transform_keys<false, false>(keys, nullptr, a, warp, middle);
+    }
   }
   read_products<false>(p, a, shared + Layout::kM, warp);
   fence_async_shared();
