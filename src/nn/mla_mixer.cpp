@@ -101,15 +101,10 @@ MixerContext* MlaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   for (int64_t h = 0; h < spec_.heads; ++h) {
     const Mat<T> from = c.proj.col_range(h * (K + S), K + S), to = c.query.col_range(h * (R + S), R + S);
     // q' Uk, as linear's gradient computes it.
-<<<<<<< HEAD
-    exec.linear_backward(from.col_range(0, K), Mat<const T>(), up(pass, h, false, addition), to.col_range(0, R),
-                         Mat<Wide<T>>(), nullptr, Write::kOverwrite);
-=======
     const int64_t rows = exec.decode_bits ? 1 : tokens;
     for (int64_t t = 0; t < tokens; t += rows)
-      exec.linear_backward(from.row_range(t, rows).col_range(0, K), Mat<const T>(), up(pass, h, false),
+      exec.linear_backward(from.row_range(t, rows).col_range(0, K), Mat<const T>(), up(pass, h, false, addition),
                            to.row_range(t, rows).col_range(0, R), Mat<Wide<T>>(), nullptr, Write::kOverwrite);
->>>>>>> h51
     if (S > 0) exec.copy_rows(from.col_range(K, S), to.col_range(R, S));
   }
 
