@@ -44,6 +44,21 @@ def public(module):
             yield f"{module.__name__}.{name}", value
 
 
+@unittest.skipUnless((ROOT / "docs/howto/fine-tune.md").exists(), "the documentation is not beside these tests")
+class Tables(unittest.TestCase):
+    def test_model_types_are_those_of_the_program(self):
+        """The names of both tables of model types, and the limits of GPUs that they say, against the sources."""
+        types = set(re.findall(r"^    \{(?:\.name = )?\"(\w+)\"", (ROOT / "src/model/interop/hf_types.cpp").read_text().split("kTypes[]")[1], re.M))
+        kinds, rows = (ROOT / "src/ops/cuda/kinds.h").read_text(), (ROOT / "docs/howto/fine-tune.md").read_text().split("| `model_type` |")[1].split("\n\n")[0]
+        named = set(re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows.splitlines()[2:])))
+        self.assertEqual(named - types, {"fastweight"})
+        self.assertIn(f"latents up to {re.search(r'kMostAttentionDim = (.*);', kinds)[1]} ", rows)
+        self.assertIn(f"heads up to {re.search(r'kMostMesaKey = (.*);', kinds)[1]} ", rows)
+        page = (ROOT / "docs/conformance.md").read_text().split("| model_type |")[1].split("### Keys")[0]
+        self.assertEqual(types - set(re.findall(r"`(\w+)`", page)) - {"gdn2", "mamba_ssm"}, set())
+        self.assertLessEqual({name for name in types if name.startswith(("qwen", "olmo", "kimi"))} - {"qwen3_5", "qwen3_5_moe"}, named)
+
+
 class Docstrings(unittest.TestCase):
     def test_examples_run(self):
         for name in MODULES:
