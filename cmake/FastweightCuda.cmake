@@ -1,9 +1,10 @@
 # Device code: built where a GPU is and nvcc, or where it is asked for (FW_CUDA=ON, `make gpu`). Other builds are CPU-only and say so: nvcc takes twenty
 # minutes for it on two cores.
-#   folders sm90/ (of src/gpu, src/scan/cuda, src/ops/cuda)   sm_90a only; spills and serialised warp-group products are errors there (but for
+#   folders sm90/ (of src/gpu, src/scan/cuda, src/ops/cuda)   sm_90a only; in them and in src/scan/cuda/prepare spills and serialised warp-group products are errors there (but for
 #                                                             additive/gradients.cu: one index spilled a turn is faster than the form without;
 #                                                             fused/forward.cu: 28 bytes a chunk, where the registers of an SM are all given away)
-#   all other kernels                                         sm_80 and sm_90a
+#   folder src/scan/cuda/sm80                                 sm_80, and PTX of compute_80 for GPUs after Hopper
+#   all other kernels                                         the same and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
 option(FW_CUDA_FAST_COMPILE "For a machine without a GPU (CI): device code is compiled for one architecture without most optimisations, and spills are not errors" OFF)
@@ -37,7 +38,7 @@ elseif(FW_CUDA)
     find_package(CUDAToolkit REQUIRED)
     target_link_libraries(fw_deps_base INTERFACE CUDA::cudart_static)
     set(FW_HAS_CUDA ON)
-    message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}; kernels for sm_80 and sm_90a")
+    message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}; kernels for sm_80, sm_90a and newer GPUs (PTX)")
   elseif(FW_CUDA STREQUAL "ON")
     message(FATAL_ERROR "FW_CUDA=ON: expected nvcc on PATH or in /usr/local/cuda/bin, found none; `make gpu` brings one")
   else()
@@ -59,7 +60,9 @@ file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/o
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(sm90_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-list(FILTER cuda_kernel_sources EXCLUDE REGEX "/sm90/")
+set(sm80_kernel_sources ${kernel_sources})
+list(FILTER cuda_kernel_sources EXCLUDE REGEX "/sm(80|90)/")
+list(FILTER sm80_kernel_sources INCLUDE REGEX "/sm80/")
 list(FILTER sm90_kernel_sources INCLUDE REGEX "/sm90/")
 file(GLOB_RECURSE cuda_plan_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cpp)
 list(APPEND cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/gpu/tensor_arg.cpp)
@@ -77,12 +80,16 @@ if(FW_HAS_CUDA)
   set(fast_device_code)
   if(FW_CUDA_FAST_COMPILE)
     # For one architecture: what is for both must be valid for the older one.
-    set_source_files_properties(${cuda_kernel_sources} PROPERTIES COMPILE_OPTIONS "-gencode=arch=compute_80,code=sm_80;--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
+    set_source_files_properties(${cuda_kernel_sources} ${sm80_kernel_sources} PROPERTIES COMPILE_OPTIONS "-gencode=arch=compute_80,code=sm_80;--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
     set(fast_device_code --Ofast-compile=max)
-    set_property(SOURCE ${cuda_kernel_sources} ${sm90_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS ${fast_device_code})
+    set_property(SOURCE ${cuda_kernel_sources} ${sm80_kernel_sources} ${sm90_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS ${fast_device_code})
   else()
-    set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_80,code=sm_80)
-    set(hot ${sm90_kernel_sources})
+    set(sm_80 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80)
+    set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS ${sm_80})
+    set_source_files_properties(${sm80_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_80};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
+    set(hot ${cuda_kernel_sources})
+    list(FILTER hot INCLUDE REGEX "/scan/cuda/prepare/")
+    list(APPEND hot ${sm90_kernel_sources})
     list(FILTER hot EXCLUDE REGEX "additive/gradients|fused/forward")
     set_property(SOURCE ${hot} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-warn-spills,-Werror)
   endif()

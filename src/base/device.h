@@ -99,7 +99,7 @@ struct DeviceInfo {
 
 // The calling thread's device. Throws DeviceError saying why there is none.
 DeviceInfo device_info();
-// What device code this build has: "sm_80 and sm_90a"; "": none.
+// What device code this build has: "sm_80, sm_90a and PTX for newer GPUs"; "": none.
 std::string device_code();
 
 // Bytes of device memory.

@@ -95,14 +95,13 @@ int64_t persistent_ctas() { return sm_count(); }
 void require_gpu() {
   const Capability capability = current_capability();
   if (arch_of(capability) != Arch::kNone) return;
-  throw DeviceError(
-      fmt::format("device: {}, of compute capability {}.{}, is not supported: expected 8.0 to 8.9, or 9.0", gpu_name(),
-                  capability.major, capability.minor));
+  throw DeviceError(fmt::format("device: {}, of compute capability {}.{}, is not supported: expected 8.0 or newer",
+                                gpu_name(), capability.major, capability.minor));
 }
 
 Arch arch_of(const Capability& capability) {
   if (capability.major == 9 && capability.minor == 0) return Arch::kSm90;  // sm_90a runs nowhere else
-  return capability.major == 8 ? Arch::kSm80 : Arch::kNone;
+  return capability.major >= 8 ? Arch::kSm80 : Arch::kNone;  // newer ones by the driver's translation of compute_80
 }
 
 }  // namespace fw::cuda

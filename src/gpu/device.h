@@ -10,8 +10,9 @@ namespace fw::cuda {
 struct Capability {
   int major = 0, minor = 0;
 };
-// Machine code that the library has, by the architecture that it was compiled for; a folder sm90/ has what only that
-// one runs. The library has nothing that a driver could translate, so a GPU of kNone would fail at the first launch.
+// Code that the library has, by the architecture that it was compiled for; a folder sm90/ has what only that one runs.
+// That of sm_80 is there for a driver to translate too, which GPUs newer than Hopper run. A GPU of kNone would fail at
+// the first launch.
 enum class Arch { kNone, kSm80, kSm90 };
 // What a GPU of this capability runs.
 Arch arch_of(const Capability& capability);

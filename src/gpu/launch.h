@@ -60,12 +60,13 @@ inline void check(cudaError_t status, const char* what) {
 
 namespace launch_detail {
 
-// Whether the current GPU can start a kernel before the one before it is over: from Hopper on.
+// Whether the current GPU can start a kernel before the one before it is over, and runs code that waits for that:
+// Hopper. Newer ones run the code of sm_80, which does not wait.
 inline bool may_overlap() {
   int device = 0, major = 0;
   check(cudaGetDevice(&device), "device");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
-  return major >= 9;
+  return major == 9;
 }
 
 template <class... P>

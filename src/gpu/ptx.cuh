@@ -4,8 +4,7 @@
 //
 // bf16 is stored as uint16_t, two of them in a uint32_t with the first in the low half. Shared memory is dynamic only,
 // its base is shared_memory(); "address" is a 32-bit shared address, as shared_address() gives it. What needs Hopper is
-// absent when the header is compiled for less, and so is what needs sm_90a (wgmma.cuh, register_count_*) when compiled
-// for plain sm_90.
+// in sm90/ptx.cuh.
 #pragma once
 
 #ifdef FW_CUDA_EMULATION
@@ -18,6 +17,12 @@
 #define FW_DEVICE __device__ __forceinline__
 #define FW_UNROLL _Pragma("unroll")
 #define FW_NO_UNROLL _Pragma("unroll 1")
+// Whether instructions of sm90/ptx.cuh are there, for code that has others for older GPUs.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FW_HOPPER 1
+#else
+#define FW_HOPPER 0
+#endif
 
 namespace fw::cuda {
 
@@ -32,6 +37,8 @@ FW_DEVICE unsigned grid_size_y() { return gridDim.y; }
 FW_DEVICE unsigned grid_size_z() { return gridDim.z; }
 FW_DEVICE unsigned lane_index() { return threadIdx.x & 31; }
 FW_DEVICE unsigned warp_index() { return threadIdx.x >> 5; }
+// Of the code that is compiled; the emulation asks the GPU that it stands for.
+FW_DEVICE constexpr bool is_hopper() { return FW_HOPPER != 0; }
 
 // ---- Barriers of a block -----------------------------------------------------------------------------------------------
 FW_DEVICE void sync_threads() { __syncthreads(); }
@@ -126,6 +133,22 @@ FW_DEVICE float cos_fast(float x) {
   return y;
 }
 
+// ---- Pairs of bf16 values, a b + c and a b, rounded once -----------------------------------------------------------------
+FW_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+#if FW_HOPPER
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+#else
+  return fma_bf16x2(a, b, 0x80008000u);  // -0 changes no product
+#endif
+}
+
 // ---- 8x8 matrices of 16-bit numbers between shared memory and registers ----------------------------------------------------
 // Lane 8 i + r gives the address of row r of matrix i; thread t holds elements (t / 4, 2 (t % 4)) and the next of each
 // matrix, with _trans of its transpose.
@@ -146,6 +169,16 @@ FW_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
                : "memory");
+}
+
+// Its transpose of one such matrix, element for element as ldmatrix leaves them.
+FW_DEVICE uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+FW_DEVICE void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
 // ---- Matrix products of a warp: d += a b -----------------------------------------------------------------------------------
@@ -179,6 +212,50 @@ FW_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "me
 template <int N>
 FW_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- Barriers in shared memory -----------------------------------------------------------------------------------------
+FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// After the inits of a thread and before the sync_threads() that publishes them.
+FW_DEVICE void mbarrier_init_fence() {
+#if FW_HOPPER
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+FW_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared::cta.b64 state, [%0];\n"
+      "}" ::"r"(shared_address(barrier))
+      : "memory");
+}
+// Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
+FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
+#if FW_HOPPER
+#define FW_MBARRIER_ASK "mbarrier.try_wait.parity"
+#else
+#define FW_MBARRIER_ASK "mbarrier.test_wait.parity"
+#endif
+  asm volatile(
+      "{\n"
+      ".reg .pred over;\n"
+      "again:\n" FW_MBARRIER_ASK
+      ".shared::cta.b64 over, [%0], %1;\n"
+      "@over bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#undef FW_MBARRIER_ASK
+}
+// The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier
+// counts.
+FW_DEVICE void cp_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // ---- Global memory -----------------------------------------------------------------------------------------------------
@@ -218,7 +295,7 @@ FW_DEVICE float4 load_past_l1(const float4* from) {
 }
 
 // ---- The kernel before in the stream, launched with launch_overlapped(); before Hopper: nothing to wait for
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if FW_HOPPER
 
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FW_DEVICE void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -270,7 +270,7 @@ TEST(BitsIfForwardSaves, OutputsAreTheSame) {
   }
 }
 
-// Value heads that share keys, several in a block of prepare (sm90/prepare/grouped.cu) where there are enough of them,
+// Value heads that share keys, several in a block of prepare (prepare/grouped.cu) where there are enough of them,
 // and the same keys given to each by itself.
 TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
   uint64_t seed = 140;

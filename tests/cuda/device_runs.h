@@ -10,6 +10,7 @@
 
 #include "base/bf16.h"
 #include "base/device.h"
+#include "gpu/device.h"
 #include "reference/fields.h"
 #include "rule/gates.h"
 #include "rule/rule.h"
@@ -26,11 +27,12 @@ inline bool emulated() { return device_info().emulated; }
 // cannot say.
 inline bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
+// The chunk form: where a GPU has it for some rules alone (sm80/), the others take the token form.
 inline HeaderRun device_run(fw_form form) {
   HeaderRun run;
   run.device = FW_DEVICE_CUDA;
   run.dtype = FW_F32;
-  run.form = form;
+  run.form = form == FW_FORM_CHUNK && cuda::current_arch() < cuda::Arch::kSm90 ? FW_FORM_AUTO : form;
   run.bf16_operands = form == FW_FORM_CHUNK;
   return run;
 }
@@ -75,7 +77,7 @@ inline float as_bf16(float x) {
 inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
 // Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient
-// (NoDecayState, sm90/gradients/general/phases.cuh).
+// (NoDecayState, gradients/phases.cuh).
 inline void hardly_decay(Problem& p) {
   for (double& x : p.in.g) x *= 0.01;
 }

@@ -378,7 +378,7 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
 }
 
 // One term: keys times their norms enter the state with what that product rounds off, where chunks last. That is in
-// sm90/prepare/finish.cuh, for each of the kernels that know keys as multiples of the raw ones. Without it states are
+// prepare/finish.cuh, for each of the kernels that know keys as multiples of the raw ones. Without it states are
 // at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's outputs are above
 // theirs anyhow (docs/numerics.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
 constexpr double kLastingState = 5e-3, kLastingPrecondState = 7.1e-3;

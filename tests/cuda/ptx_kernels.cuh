@@ -2,12 +2,13 @@
 // kernels' comments.
 #pragma once
 
+#include "gpu/sm80/products.cuh"
 #include "gpu/sm90/ptx.cuh"
 
 namespace fw::cuda::test {
 
 // ---- 32 threads, 512 bytes of shared memory: four 8x8 matrices whose elements are their numbers. to[3][32][4], and
-// back: stored[2][256].
+// back: stored[4][256], the last two without stmatrix.
 struct MatrixArgs {
   uint32_t* to;
   uint16_t* stored;
@@ -34,6 +35,74 @@ __global__ void matrix_kernel(const __grid_constant__ MatrixArgs args) {
   stmatrix_x4_trans(row, r);
   sync_threads();
   for (unsigned i = lane; i < 256; i += 32) args.stored[256 + i] = memory[i];
+  sync_threads();
+  store_matrix_words<false>(row, r);
+  sync_threads();
+  for (unsigned i = lane; i < 256; i += 32) args.stored[512 + i] = memory[i];
+  sync_threads();
+  store_matrix_words<true>(row, r);
+  sync_threads();
+  for (unsigned i = lane; i < 256; i += 32) args.stored[768 + i] = memory[i];
+}
+
+// ---- 128 threads, three SW128 tiles of shared memory: products of four warps (gpu/sm80/products.cuh). left, row by
+// row: [64, 128], right: [128, 64]; d: [kWarpProducts][64, 64], from zero:
+//   0 to 3   left[:, :64] right[:64], each operand as it is or from its transpose (mma_tiles)
+//   4        left right[:, :64] from the rows of the right's transpose (mma_rows)
+//   5        left[:, :64] right[:64] (mma_outer)
+struct WarpProductArgs {
+  const float *left, *right;
+  float* d;
+};
+inline constexpr int kWarpProducts = 6;
+__global__ void warp_product_kernel(const __grid_constant__ WarpProductArgs args) {
+  char* const shared = shared_memory();
+  const uint32_t base = shared_address(shared);
+  auto* const tiles = reinterpret_cast<uint16_t*>(shared);
+  const int thread = static_cast<int>(thread_index()), row = 16 * warp_in_group() + static_cast<int>(lane_index()) / 4,
+            column = 2 * (static_cast<int>(lane_index()) % 4);
+  const auto fill = [&](int tile, const float* from, int step, bool transposed) {
+    for (int i = thread; i < 64 * 64; i += 128)
+      tiles[tile * kSw128Elements + sw128_index(i / 64, i % 64)] =
+          bf16_bits(transposed ? from[i % 64 * step + i / 64] : from[i / 64 * step + i % 64]);
+  };
+  uint32_t a[8][4];
+  for (int k = 0; k < 8; ++k) {
+    for (int i = 0; i < 4; ++i) {
+      const float* from = args.left + (row + 8 * (i % 2)) * 128 + 16 * k + 8 * (i / 2) + column;
+      a[k][i] = pack_bf16(from[0], from[1]);
+    }
+  }
+  for (int product = 0; product < kWarpProducts; ++product) {
+    const bool left_transposed = product == 1 || product == 3, right_transposed = product < 2 || product == 5;
+    sync_threads();
+    fill(0, args.left, 128, left_transposed);
+    fill(1, args.right, 64, !right_transposed);
+    fill(2, args.right + 64 * 64, 64, true);
+    sync_threads();
+    float d[32], part[16];
+    clear_sums(d);
+    if (product == 0) mma_tiles<64, false, true>(d, base, base + kSw128Bytes);
+    if (product == 1) mma_tiles<64, true, true>(d, base, base + kSw128Bytes);
+    if (product == 2) mma_tiles<64, false, false>(d, base, base + kSw128Bytes);
+    if (product == 3) {  // half of the columns at a time
+      for (int half = 0; half < 2; ++half) {
+        clear_sums(part);
+        mma_tiles<32, true, false>(part, base, base + kSw128Bytes + static_cast<uint32_t>(half * 32 * 128));
+        for (int i = 0; i < 16; ++i) d[16 * half + i] = part[i];
+      }
+    }
+    if (product == 4) mma_rows(d, a, base + kSw128Bytes);
+    if (product == 5) {
+      const uint32_t first[4][4] = {{a[0][0], a[0][1], a[0][2], a[0][3]},
+                                    {a[1][0], a[1][1], a[1][2], a[1][3]},
+                                    {a[2][0], a[2][1], a[2][2], a[2][3]},
+                                    {a[3][0], a[3][1], a[3][2], a[3][3]}};
+      mma_outer(d, first, base + kSw128Bytes);
+    }
+    for (int i = 0; i < 32; ++i)
+      args.d[product * 64 * 64 + (row + i % 4 / 2 * 8) * 64 + i / 4 * 8 + column + i % 2] = d[i];
+  }
 }
 
 // ---- 32 threads: d (16 x 8) += a b for bf16 (a 16 x 16, b 16 x 8) and tf32 (a 16 x 8, b 8 x 8), all row by row.

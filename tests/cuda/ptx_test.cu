@@ -72,7 +72,7 @@ std::vector<float> whole_numbers(std::size_t size, uint32_t seed) {
 
 void test_matrices() {
   DeviceBuffer<uint32_t> to(std::size_t{384});
-  DeviceBuffer<uint16_t> stored(std::size_t{512});
+  DeviceBuffer<uint16_t> stored(std::size_t{1024});
   launch(matrix_kernel, {1, 1, 1}, 32, 512, nullptr, MatrixArgs{to.data(), stored.data()});
   const auto loaded = to.download();
   const auto back = stored.download();
@@ -86,15 +86,33 @@ void test_matrices() {
                      i * 64 + (kind != 0 ? column * 8 + row : row * 8 + column));
         }
   }
-  for (unsigned kind = 0; kind < 2; ++kind) {
-    Test test(kind == 0 ? "stmatrix_x4" : "stmatrix_x4_trans");
+  constexpr const char* kStores[] = {"stmatrix_x4", "stmatrix_x4_trans", "store_matrix_words",
+                                     "store_matrix_words, transposed"};
+  for (unsigned kind = 0; kind < 4; ++kind) {
+    Test test(kStores[kind]);
     for (unsigned lane = 0; lane < 32; ++lane)
       for (unsigned i = 0; i < 4; ++i)
         for (unsigned e = 0; e < 2; ++e) {
           const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
-          const unsigned index = i * 64 + (kind ? column * 8 + row : row * 8 + column);
+          const unsigned index = i * 64 + (kind % 2 == 1 ? column * 8 + row : row * 8 + column);
           test.equal(index, back[kind * 256 + index], (lane * 4 + i) * 2 + e);
         }
+  }
+}
+
+void test_warp_products() {
+  const auto left = whole_numbers(64 * 128, 4), right = whole_numbers(128 * 64, 5);
+  DeviceBuffer<float> a(left), b(right), d(std::vector<float>(kWarpProducts * 64 * 64));
+  launch(warp_product_kernel, {1, 1, 1}, 128, 3 * kSw128Bytes, nullptr, WarpProductArgs{a.data(), b.data(), d.data()});
+  const auto got = d.download();
+  for (int product = 0; product < kWarpProducts; ++product) {
+    Test test("warp product " + std::to_string(product));
+    for (std::size_t i = 0; i < 64 * 64; ++i) {
+      double sum = 0;
+      for (std::size_t k = 0; k < (product == 4 ? 128u : 64u); ++k)
+        sum += static_cast<double>(left[i / 64 * 128 + k]) * right[k * 64 + i % 64];
+      test.equal(i, got[static_cast<std::size_t>(product) * 64 * 64 + i], sum);
+    }
   }
 }
 
@@ -438,6 +456,7 @@ int run_all() {
   test_shuffles();
   test_matrices();
   test_mma();
+  test_warp_products();
   test_copies();
   test_bulk();
   test_tensor();

@@ -76,7 +76,7 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
-// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (sm90/prepare/grouped.cu),
+// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (prepare/grouped.cu),
 // most of a token or two.
 TEST(Small, HeadsThatShareKeys) {
   uint64_t seed = 935;
@@ -103,9 +103,46 @@ TEST(Small, HeadsThatShareKeys) {
 }
 
 #ifdef FW_CUDA_EMULATION
+// The kernels of sm80/, each form of the scans once: of raw rows, of sums of them, of a preconditioner's rows, without
+// an erase, and of rows that cannot be copied.
+TEST(Small, KernelsOfOlderGpus) {
+  struct Case {
+    const char *rule, *forward, *backward;
+    int64_t K, V, HV;
+    bool bf16;
+  };
+  const cuda::emulation::Gpu before = cuda::emulation::gpu;
+  cuda::emulation::gpu.major = 8;
+  uint64_t seed = 950;
+  for (const Case& c : {Case{"gated_deltanet", "(raw rows, A and P)", "(rows)", 64, 64, 2, true},
+                        Case{"comba", "(sums of raw rows, A and P)", "(rows)", 128, 40, 1, true},
+                        Case{"precond_deltanet", "(raw rows)", "(tiles)", 128, 64, 1, true},
+                        Case{"mamba2", "(additive)", "(tiles)", 64, 100, 1, true},
+                        Case{"deltanet", "(tiles)", "(rows)", 62, 64, 1, false}}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 70, 70, 75});
+    options.H = 1, options.HV = c.HV;
+    options.K = c.K, options.V = c.V;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(c.rule).rule, options));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    if (c.V == 100) run.segment = 64;
+    run.bf16 = c.bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
+    std::string text;
+    run.plan_text = &text;
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+    EXPECT_NE(text.find(fmt::format("sm80/forward {}\n", c.forward)), std::string::npos) << text;
+    EXPECT_NE(text.find(fmt::format("sm80/reverse {} -> sm80/gradients", c.backward)), std::string::npos) << text;
+  }
+  cuda::emulation::gpu = before;
+}
+
 // The fused forward, which a device of one SM takes for so few heads. On a GPU fused_forward_test runs it at such
 // shapes.
 TEST(Small, ForwardInOneKernel) {
+  if (cuda::current_arch() < cuda::Arch::kSm90) GTEST_SKIP() << "Hopper alone has it";
   const int before = cuda::emulation::gpu.sm_count;
   cuda::emulation::gpu.sm_count = 1;
   ProblemOptions options;

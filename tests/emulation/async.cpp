@@ -97,6 +97,7 @@ void write(Store& store) {
 }
 
 void check_bulk(const void* global, const void* shared, uint32_t bytes, const char* what) {
+  Block::current().needs_hopper(what);
   Block& block = Block::current();
   const unsigned me = position.thread;
   if (bytes == 0 || bytes % 16 != 0) block.fail(me, "%s of %u bytes: must be a multiple of 16", what, bytes);
@@ -227,6 +228,7 @@ void mbarrier_arrive(uint64_t* barrier) {
   emulation::arrive(index, 0, position.thread);
 }
 void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
+  Block::current().needs_hopper("mbarrier_expect");
   const std::size_t index = emulation::barrier_index(barrier, "mbarrier_expect");
   emulation::seen_at_end(index);
   const emulation::races::Quiet quiet;

@@ -17,11 +17,27 @@
 namespace fw::cuda::emulation {
 
 constinit thread_local Position position{};
-Gpu gpu;
+namespace {
+
+// FW_EMULATION_CAPABILITY=8.0: what it stands for at first.
+Gpu gpu_of_environment() {
+  Gpu gpu;
+  const char* capability = std::getenv("FW_EMULATION_CAPABILITY");
+  if (capability != nullptr && std::sscanf(capability, "%d.%d", &gpu.major, &gpu.minor) != 2) {
+    std::fprintf(stderr, "FW_EMULATION_CAPABILITY: expected a compute capability such as 8.0, got %s\n", capability);
+    std::abort();
+  }
+  return gpu;
+}
+
+}  // namespace
+
+Gpu gpu = gpu_of_environment();
 
 namespace {
 
-constexpr std::size_t kSharedLimit = 227 * 1024;  // of a block on Hopper
+// Of a block on Hopper, and on the smallest of older GPUs (sm_86, sm_89; sm_80 has 163 KB).
+std::size_t shared_limit() { return std::size_t{gpu.major >= 9 ? 227U : 99U} * 1024; }
 thread_local Block* current_block = nullptr;
 std::atomic<int64_t> grids = 0;
 
@@ -137,8 +153,8 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
   position.grid[0] = shape.x, position.grid[1] = shape.y, position.grid[2] = shape.z;
   if (shape.threads == 0 || shape.threads > 1024 || shape.threads % 32 != 0)
     fail(0, "%u threads: must be a multiple of 32, at most 1024", shape.threads);
-  if (shape.shared_bytes > kSharedLimit)
-    fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, kSharedLimit);
+  if (shape.shared_bytes > shared_limit())
+    fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, shared_limit());
   if (shape.cluster < 1 || shape.cluster > 8 || shape.x % shape.cluster != 0)
     fail(0, "%u blocks in clusters of %u", shape.x, shape.cluster);
   if (shape.y > 65535 || shape.z > 65535 || shape.x > 0x7fffffffu)
@@ -242,7 +258,12 @@ void Block::grid_launch(bool first) {
 
 // For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten after it. That
 // it does not show what was written is not seen here.
+void Block::needs_hopper(const char* what) {
+  if (gpu.major < 9) fail(position.thread, "%s on a GPU of compute capability %d.%d", what, gpu.major, gpu.minor);
+}
+
 void Block::cluster_arrive() {
+  needs_hopper("cluster_arrive");
   Thread& me = thread();
   if (me.at_cluster)
     fail(position.thread, "arrives at a barrier of the cluster again and has not waited for the one before");

@@ -127,6 +127,8 @@ class Block {
 
   char* shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread);
   uint32_t offset(const void* pointer, const char* what);
+  // Ends the program where the GPU that the emulation stands for (gpu.h) has no such instruction.
+  void needs_hopper(const char* what);
   [[noreturn]] void fail(unsigned thread, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
   Thread& thread() { return *threads_[position.thread]; }

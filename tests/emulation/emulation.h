@@ -48,6 +48,7 @@
 #define FW_DEVICE inline
 #define FW_UNROLL
 #define FW_NO_UNROLL
+#define FW_HOPPER 1  // is_hopper() says whether
 
 // clang-format off
 struct alignas(8) float2 { float x, y; };
@@ -64,6 +65,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 // clang-format on
 
+#include "emulation/gpu.h"
 #include "emulation/run.h"
 
 namespace fw::cuda {
@@ -81,6 +83,7 @@ inline unsigned grid_size_y() { return emulation::position.grid[1]; }
 inline unsigned grid_size_z() { return emulation::position.grid[2]; }
 inline unsigned lane_index() { return thread_index() & 31; }
 inline unsigned warp_index() { return thread_index() >> 5; }
+inline bool is_hopper() { return emulation::gpu.major >= 9; }
 inline char* shared_memory() { return emulation::position.shared; }
 uint32_t shared_address(const void* pointer);
 
@@ -151,6 +154,14 @@ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address);
 void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address);
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]);
+inline uint32_t transpose_matrix(uint32_t x) {
+  const int lane = static_cast<int>(lane_index()), from = lane % 4 * 8 + lane / 8, shift = lane / 4 % 2 * 16;
+  const uint32_t first = shuffle(x, from), second = shuffle(x, from + 4);
+  return (first >> shift & 0xffffu) | (second >> shift & 0xffffu) << 16;
+}
+inline void store_shared(uint32_t address, uint32_t x) {
+  *reinterpret_cast<uint32_t*>(shared_memory() + (address - shared_address(shared_memory()))) = x;
+}
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <class T>
 T* global_memory(T* pointer) {

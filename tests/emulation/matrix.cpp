@@ -56,6 +56,7 @@ void load(const Operation& operation, uint32_t* r, uint32_t address, unsigned ad
 void store(const Operation& operation, uint32_t address, const uint32_t* r) {
   MatrixCall call{address, nullptr, r};
   Block& block = Block::current();
+  block.needs_hopper(operation.name);
   if (races::kFound) races::write(block.shared(address, 16, 16, operation.name, position.thread), 16);
   block.meet(operation, &call);
 }
@@ -252,6 +253,7 @@ void read_part(uint64_t descriptor, int rows, bool transposed) {
 }
 
 void wgmma(const Wgmma& product) {
+  Block::current().needs_hopper("wgmma");
   if (races::kFound) {
     read_part(product.b_descriptor, product.n, product.transpose_b);
     if (product.a == nullptr) read_part(product.a_descriptor, 64, product.transpose_a);

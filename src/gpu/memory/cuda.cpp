@@ -214,7 +214,7 @@ std::string device_code() {
 #if defined(FW_DEVICE_CODE)
   return FW_DEVICE_CODE;
 #else
-  return "sm_80 and sm_90a";
+  return "sm_80, sm_90a and PTX for newer GPUs";
 #endif
 }
 

@@ -88,7 +88,7 @@ std::string device_code() { return "kernels run on the CPU (the tests' emulation
 DeviceInfo device_info() {
   DeviceInfo info;
   info.name = "emulated device";
-  info.major = 9;
+  info.major = cuda::emulation::gpu.major, info.minor = cuda::emulation::gpu.minor;
   info.sm_count = 132;
   info.driver = info.runtime = "none";
   info.emulated = true;

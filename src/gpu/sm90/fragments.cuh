@@ -1,4 +1,4 @@
-// Fragments of wgmma in registers (wgmma.cuh), and products of them with SW128 tiles in shared memory. Four warps, a
+// Products of fragments (gpu/sm80/fragments.cuh) with SW128 tiles in shared memory by wgmma (wgmma.cuh). Four warps, a
 // warpgroup, hold 64 rows: 16 a warp.
 #pragma once
 
@@ -6,70 +6,6 @@
 #include "gpu/sw128.h"
 
 namespace fw::cuda {
-
-// ---- Fragments: by the state's warps -------------------------------------------------------------------------------------------
-
-FW_DEVICE int warp_in_group() { return static_cast<int>(warp_index()) & 3; }
-
-// Byte of a SW128 tile [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the
-// fragment of the first 16 tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
-FW_DEVICE int token_fragment_offset() {
-  const int matrix = static_cast<int>(lane_index()) / 8, r = static_cast<int>(lane_index()) % 8;
-  return ((matrix / 2) * 8 + r) * 128 + (((2 * warp_in_group() + matrix % 2) ^ r) * 16);
-}
-
-FW_DEVICE void load_token_fragment(uint32_t (&r)[4], uint32_t sw128, int k) {
-  ldmatrix_x4_trans(r, sw128 + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
-}
-
-FW_DEVICE void store_token_fragment(uint32_t sw128, int k, const uint32_t (&r)[4]) {
-  stmatrix_x4_trans(sw128 + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
-}
-
-// What this lane names to stmatrix of SW128 tiles of 64 rows (of a state values, of O tokens) for the fragment of its
-// warp's 16 rows and columns 16 k to 16 k + 15.
-FW_DEVICE uint32_t state_fragment(uint32_t sw128_tiles, int k) {
-  const int matrix = static_cast<int>(lane_index()) / 8,
-            row = 16 * warp_in_group() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
-  const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
-  return sw128_tiles + static_cast<uint32_t>(k / 4 * kSw128Bytes + row * 128 + piece * 16);
-}
-FW_DEVICE void store_state_fragment(uint32_t sw128_tiles, int k, const uint32_t (&r)[4]) {
-  stmatrix_x4(state_fragment(sw128_tiles, k), r);
-}
-
-template <int kN>
-FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
-  FW_UNROLL
-  for (int k = 0; k < kN / 8; ++k) {
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
-  }
-}
-
-// What that leaves out.
-template <int kN>
-FW_DEVICE void pack_lo_parts(const float (&d)[kN], const uint32_t (&a)[kN / 8][4], uint32_t (&lo_parts)[kN / 8][4]) {
-  FW_UNROLL
-  for (int k = 0; k < kN / 8; ++k) {
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) lo_parts[k][i] = pack_lo(a[k][i], d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
-  }
-}
-
-// Column j of the accumulators times scale[j].
-template <int kN>
-FW_DEVICE void scale_columns(float (&d)[kN], const float* scale) {
-  const float* mine = scale + 2 * (lane_index() % 4);
-  FW_UNROLL
-  for (int j = 0; j < kN / 4; ++j) {
-    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
-    d[4 * j] *= s.x;
-    d[4 * j + 1] *= s.y;
-    d[4 * j + 2] *= s.x;
-    d[4 * j + 3] *= s.y;
-  }
-}
 
 // ---- Products: the state's warps issue them, see wgmma.cuh ---------------------------------------------------------------------
 
@@ -92,25 +28,6 @@ FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_
   const uint64_t first = wgmma_descriptor(b, kSw128Bytes, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), accumulate || k > 0);
-}
-
-// y += fragments of token columns times a scalar per token.
-FW_DEVICE void add_fragments(float (&y)[32], const uint32_t (&x)[4][4], const float* numbers) {
-  const float* mine = numbers + 2 * (lane_index() % 4);
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float2 f = *reinterpret_cast<const float2*>(mine + 16 * k + 8 * (i / 2));
-      y[8 * k + 2 * i] += f.x * bf16_low(x[k][i]), y[8 * k + 2 * i + 1] += f.y * bf16_high(x[k][i]);
-    }
-  }
-}
-// The same rounded, without y.
-FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, uint32_t (&y)[4][4]) {
-  float sum[32] = {};
-  add_fragments(sum, x, numbers);
-  pack_fragments(sum, y);
 }
 
 // d [64, kTileK] += a [64, 64 tokens] times the SW128 tiles of b [64 tokens, kTileK].

@@ -18,18 +18,6 @@ FW_DEVICE void add_there(float4* to, const float4& x) {
                : "memory");
 }
 
-// ---- pairs of bf16 values, a b and a b + c, rounded once -------------------------------------------------------------
-FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-FW_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
 // ---- registers to 8x8 matrices in shared memory, addresses and layout as in ldmatrix ---------------------------------
 FW_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
@@ -42,38 +30,10 @@ FW_DEVICE void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
-// ---- barriers in shared memory -----------------------------------------------------------------------------------
-FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-// After the inits of a thread and before the sync_threads() that publishes them.
-FW_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-FW_DEVICE void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// One arrival that also makes the phase wait for this many bytes of bulk_load.
+// ---- barriers in shared memory: one arrival that also makes the phase wait for this many bytes of bulk_load.
 FW_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
-}
-// Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
-FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred over;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-      "@over bra done;\n"
-      "bra again;\n"
-      "done:\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-// The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier
-// counts.
-FW_DEVICE void cp_async_arrive(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // ---- copies of many bytes by one thread; addresses and sizes are multiples of 16 ---------------------------------------
@@ -161,6 +121,20 @@ FW_DEVICE T* cluster_memory(T* shared, int rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(shared), "r"(rank));
   return reinterpret_cast<T*>(address);
 }
+
+}  // namespace fw::cuda
+#else
+namespace fw::cuda {
+
+// Of code that runs on older GPUs too: there nothing is asynchronous that these wait for.
+FW_DEVICE void fence_async_shared() {}
+FW_DEVICE void fence_async_global() {}
+FW_DEVICE void wgmma_fence() {}
+FW_DEVICE void wgmma_commit() {}
+template <int N>
+FW_DEVICE void wgmma_wait() {}
+template <int N>
+FW_DEVICE void keep(float (&)[N]) {}
 
 }  // namespace fw::cuda
 #endif

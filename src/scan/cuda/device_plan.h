@@ -148,7 +148,9 @@ struct DevicePlan {
   size_t backward_alone_bytes() const;
 };
 
-// Whether the call takes the chunk form.
+// Whether a GPU has chunk kernels for the call.
+bool can_take_chunks(const Plan& plan, Arch arch);
+// Whether the call takes the chunk form, on a GPU that has it.
 bool takes_chunks(const Plan& plan);
 // Whether it takes that form as two calls, with K above 128 of split_rule() (rewrites/split_k.h).
 bool takes_split_k(const Plan& plan);

@@ -139,7 +139,8 @@ int grouped_heads(const CallTraits& t) {
 
 bool prepare_makes_m(const CallTraits& t) { return channel(t) ? channel_makes_m(t) : scalar_makes_m(t); }
 bool gradients_make_m(const CallTraits& t) {
-  if (t.has_m || !t.rule.uses_precond() || !t.rule.precond_squashed() || t.group != 1) return false;
+  if (t.gpu < Arch::kSm90 || t.has_m || !t.rule.uses_precond() || !t.rule.precond_squashed() || t.group != 1)
+    return false;
   return channel(t) ? channel_gradients_make_m(t) : scalar_streams(t);
 }
 
@@ -189,12 +190,15 @@ TokenChoice select_token(const CallTraits& t) {
 }
 
 bool prepare_fuses_gates(const CallTraits& t) {
-  return channel(t) && !t.rule.uses_precond() && g_of(t).bf16 && !g_of(t).shared && channel_plain(t);
+  return t.gpu >= Arch::kSm90 && channel(t) && !t.rule.uses_precond() && g_of(t).bf16 && !g_of(t).shared &&
+         channel_plain(t);
 }
 bool gradients_fuse_gates(const CallTraits& t) {
   const TensorTraits &d_g = t.gradient(TokenIndex::g), &d_erase_gate = t.gradient(TokenIndex::erase_gate);
   const auto pairs = [](const TensorTraits& a) { return a.bf16 && a.vec2; };
-  if (!channel(t) || !t.rule.is_delta() || t.rule.uses_precond() || !pairs(g_of(t)) || !pairs(d_g)) return false;
+  if (t.gpu < Arch::kSm90 || !channel(t) || !t.rule.is_delta() || t.rule.uses_precond() || !pairs(g_of(t)) ||
+      !pairs(d_g))
+    return false;
   // With gates besides there are too few registers at the smaller tile.
   if (channel_gated(t)) return t.K > 64 && !d_erase_gate.shared && d_erase_gate.vec16;
   return !channel_own_key(t) && channel_streams(t);
@@ -203,7 +207,7 @@ bool prepare_fuses_scalars(const CallTraits& t) {
   return !t.rule.uses_precond() && !t.one_kernel && select_prepare(t).fuses_scalars;
 }
 bool gradients_fuse_scalars(const CallTraits& t) {
-  if (t.rule.uses_precond()) return false;
+  if (t.gpu < Arch::kSm90 || t.rule.uses_precond()) return false;
   return channel(t) ? channel_gated(t) || channel_own_key(t) || channel_streams(t) : scalar_streams(t);
 }
 bool gradients_sum_heads(const CallTraits& t) {

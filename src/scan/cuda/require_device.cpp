@@ -8,14 +8,8 @@ namespace fw::cuda {
 std::string unsupported(const std::string& name, const Capability& capability, bool chunk_form) {
   const Forms forms = forms_of(arch_of(capability));
   if (chunk_form ? forms.chunk : forms.token) return {};
-  const std::string what =
-      fmt::format("device: {}, of compute capability {}.{},", name, capability.major, capability.minor);
-  if (forms.token)
-    return fmt::format(
-        "{} has no chunk form: expected 9.0 (H100, H200, GH200), or form FW_FORM_TOKEN, which runs on 8.0 to 8.9 too",
-        what);
-  return fmt::format("{} is not supported: expected 9.0 (H100, H200, GH200), or 8.0 to 8.9 for the token form alone",
-                     what);
+  return fmt::format("device: {}, of compute capability {}.{}, is not supported: expected 8.0 or newer", name,
+                     capability.major, capability.minor);
 }
 
 void require_device(bool chunk_form) {

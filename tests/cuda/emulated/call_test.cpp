@@ -62,17 +62,16 @@ fw_status forward(fw_form form) {
   return fw_forward(&desc, &in, &out, nullptr, 0, workspace.data(), workspace.size());
 }
 
-// The library has machine code of 8.0 and 9.0a and nothing that a driver could translate: elsewhere the first launch
-// would fail.
+// The library has code of 8.0, which newer GPUs run too, and of 9.0a: elsewhere the first launch would fail.
 TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
   struct Case {
     const char* name;
     int major, minor;
     bool chunk, token;
   };
-  for (const Case& c : {Case{"NVIDIA H200", 9, 0, true, true}, Case{"NVIDIA A100-SXM4-80GB", 8, 0, false, true},
-                        Case{"NVIDIA L40S", 8, 9, false, true}, Case{"NVIDIA B200", 10, 0, false, false},
-                        Case{"NVIDIA GeForce RTX 5090", 12, 0, false, false}, Case{"Tesla V100", 7, 0, false, false}}) {
+  for (const Case& c : {Case{"NVIDIA H200", 9, 0, true, true}, Case{"NVIDIA A100-SXM4-80GB", 8, 0, true, true},
+                        Case{"NVIDIA L40S", 8, 9, true, true}, Case{"NVIDIA B200", 10, 0, true, true},
+                        Case{"NVIDIA GeForce RTX 5090", 12, 0, true, true}, Case{"Tesla V100", 7, 0, false, false}}) {
     const OnGpu on(c.name, c.major, c.minor);
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const bool good = form == FW_FORM_CHUNK ? c.chunk : c.token;
@@ -84,7 +83,7 @@ TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
       EXPECT_NE(message.find(fmt::format("{}, of compute capability {}.{}", c.name, c.major, c.minor)),
                 std::string::npos)
           << message;
-      EXPECT_NE(message.find("expected 9.0 (H100, H200, GH200)"), std::string::npos) << message;
+      EXPECT_NE(message.find("expected 8.0 or newer"), std::string::npos) << message;
     }
     EXPECT_EQ(fw_device_check(FW_DEVICE_CUDA), c.chunk ? FW_OK : FW_ERROR_DEVICE) << c.name;
   }

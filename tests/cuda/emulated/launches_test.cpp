@@ -20,6 +20,7 @@
 #include "base/random.h"
 #include "cuda/device_runs.h"
 #include "cuda/random_rule.h"
+#include "emulation/gpu.h"
 #include "emulation/run.h"
 
 namespace fw::testing {
@@ -234,6 +235,22 @@ TEST(Launches, ArePlannedForEveryRule) {
       expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, form));
     }
   }
+}
+
+// Of a GPU that runs the kernels of sm80/.
+TEST(Launches, ArePlannedForOlderGpus) {
+  const cuda::emulation::Gpu before = cuda::emulation::gpu;
+  cuda::emulation::gpu.major = 8;
+  uint64_t seed = 320;
+  for (const char* name : {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 70, 71});
+    options.H = 1, options.HV = seed % 2 == 0 ? 2 : 1;
+    options.K = 64, options.V = 64;
+    options.seed = ++seed;
+    expect_planned(of_bf16_numbers(random_problem(preset(name).rule, options)), run_of(seed, FW_FORM_CHUNK));
+  }
+  cuda::emulation::gpu = before;
 }
 
 // Keys of more than 128 channels, of which some rules have kernels of their own and others are split along K.

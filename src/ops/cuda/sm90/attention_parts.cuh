@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "gpu/launch.h"
+#include "gpu/sm80/fragments.cuh"
 #include "gpu/sm90/fragments.cuh"
 #include "gpu/sm90/pipeline.cuh"
 #include "gpu/tensor_map.h"

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "gpu/device.h"
 #include "gpu/launch.h"
+#include "gpu/sm80/fragments.cuh"
 #include "gpu/sm90/fragments.cuh"
 #include "gpu/sm90/pipeline.cuh"
 #include "gpu/tensor_map.h"

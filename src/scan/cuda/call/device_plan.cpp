@@ -367,7 +367,16 @@ bool in_two_calls(const Plan& plan) {
 bool can_take_chunks(const Plan& plan) {
   return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_k256(plan) || in_two_calls(plan));
 }
+// Of GPUs older than Hopper, or newer (sm80/).
+bool sm80_takes_chunks(const Plan& plan) {
+  const Rule& rule = plan.rule;
+  return can_take_chunks(plan) && plan.K <= kMostChunkKey && rule.decay != Decay::kChannel && !wants_hi_lo(rule) &&
+         !rule.general_erase();
+}
 }  // namespace
+bool can_take_chunks(const Plan& plan, Arch arch) {
+  return arch >= Arch::kSm90 ? can_take_chunks(plan) : sm80_takes_chunks(plan);
+}
 bool takes_split_k(const Plan& plan) { return takes_chunks(plan) && in_two_calls(plan); }
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
@@ -375,7 +384,14 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
   DevicePlan device;
   device.sm_count = sm_count;
   device.arch = arch;
-  const bool can = can_take_chunks(plan);
+  const bool can = can_take_chunks(plan, arch);
+  if (plan.form == FW_FORM_CHUNK && !can && can_take_chunks(plan)) {
+    fail_usage(
+        "descriptor: form: expected FW_FORM_AUTO or FW_FORM_TOKEN, since this GPU is not of compute capability 9.0 and "
+        "its chunk kernels take rules with one decay a token or none, steps of at most 1 and K at most {}, got "
+        "FW_FORM_CHUNK with K {} and rule {}",
+        kMostChunkKey, plan.K, to_string(plan.rule));
+  }
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
         "descriptor: form: expected FW_FORM_AUTO or FW_FORM_TOKEN, since the chunk form on CUDA needs operands FW_BF16 "
@@ -383,7 +399,7 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
         "docs/internals/gpu_kernels.md), got FW_FORM_CHUNK with operands {}, K {} and rule {}",
         kMostChunkKey, kLargestTileK, plan.bf16_operands ? "FW_BF16" : "FW_F32", plan.K, to_string(plan.rule));
   }
-  device.chunk_form = takes_chunks(plan);
+  device.chunk_form = takes_chunks(plan) && can;
   device.chunks = plan.total_chunks();
   if (takes_split_k(plan)) fail_internal("a device plan: expected one of the two calls of K {}", plan.K);
   if (device.chunk_form) {
@@ -391,15 +407,15 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
     device.k_tile = plan.K <= 64 ? 64 : device.k256 ? kMaxTileK : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_tile = plan.rule.write == Gate::kChannel;
-    device.direct = direct_rule(plan.rule) && !device.k256;
+    device.direct = arch >= Arch::kSm90 && direct_rule(plan.rule) && !device.k256;
     if (plan.device_offsets == nullptr && !device.k256)
       device.segments =
           cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     device.fused_forward = takes_fused_forward(plan, device);
-    device.uses_decay_cutoff = device.segments && !device.direct && uses_decay_cutoff(plan);
-    if (!device.k256) plan_gradients(plan, device);
+    device.uses_decay_cutoff = arch >= Arch::kSm90 && device.segments && !device.direct && uses_decay_cutoff(plan);
+    if (arch >= Arch::kSm90 && !device.k256) plan_gradients(plan, device);
   }
   check_grids(plan, device);
   device.forward = forward_regions(plan, device);

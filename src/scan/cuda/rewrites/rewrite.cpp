@@ -43,8 +43,13 @@ void* after(void* workspace, size_t bytes) { return static_cast<char*>(workspace
 
 RewrittenCall::RewrittenCall(const Plan& plan, int sm_count, Arch arch) : plan_(plan) {
   std::vector<const RewriteLine*> lines;
-  // The caller's plan is the first one, which this does not own.
+  // The caller's plan is the first one, which this does not own; the token form where the GPU has no other.
   std::vector<std::shared_ptr<const Plan>> behind{{std::shared_ptr<const Plan>(), &plan}};
+  if (plan.form == FW_FORM_AUTO && !can_take_chunks(plan, arch)) {
+    Plan token = plan;
+    token.form = FW_FORM_TOKEN;
+    behind.front() = std::make_shared<const Plan>(token);
+  }
   for (const RewriteLine& line : cuda::rewrites()) {
     if (!line.takes(*behind.front())) continue;
     if (behind.size() > 1) fail_internal("a rewrite that makes two calls: expected no rewrite behind it");

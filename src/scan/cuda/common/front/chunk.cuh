@@ -16,6 +16,8 @@ namespace fw::cuda {
 
 inline constexpr int kWarpRows = 8;
 inline constexpr int kPrepareThreads = 256;
+// Blocks of prepare for whose registers an SM has room: before Hopper shared memory holds half as many.
+constexpr int resident_blocks(int on_hopper) { return FW_HOPPER != 0 ? on_hopper : (on_hopper + 1) / 2; }
 
 // The warp's number as one number for all its lanes, so that branches on it are known to keep the warp together.
 FW_DEVICE int uniform_warp() { return shuffle(static_cast<int>(warp_index()), 0); }

@@ -9,6 +9,7 @@
 // One lane arrives for its warp, after sync_warp(): 32 arrivals would cost the makers more time than they have.
 #pragma once
 
+#include "gpu/sm80/fragments.cuh"
 #include "gpu/sm90/fragments.cuh"
 #include "gpu/sm90/pipeline.cuh"
 #include "gpu/sw128.cuh"

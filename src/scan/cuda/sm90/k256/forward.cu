@@ -23,9 +23,9 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/common/scan/outputs.cuh"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/k256/parts.cuh"
-#include "scan/cuda/sm90/scan/outputs.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kK256Threads, 1)
         if (kOut && args.o.bf16 != 0) {
           barriers.o[group].wait_full(single);
           store_bf16_rows(tile_rows(args.o, args.sequences, coord.of_group(group), args.V), c,
-                          shared + Shape::kO + group * kSw128Bytes);
+                          shared + Shape::kO + group * kSw128Bytes, static_cast<int>(thread_index() - kStoreThread));
           barriers.o[group].put_empty(single);
         }
       }

@@ -1,7 +1,7 @@
 // prepare for keys of 129 to 256 channels with one decay a token or none (k256_rule(), rule_traits.h): the numbers of a
 // chunk's rows, P and, with an erase, A = (I + T)^-1 (tiles.h). T and P are products of the raw rows, a half of the
 // channels after the other. They are multiplied by the matrix exp(G_i - G_j) and factors of rows and columns, in
-// float32 (sums of q and k: sm90/prepare/sum_parts.cuh). A block has one chunk of one value head.
+// float32 (sums of q and k: prepare/sum_parts.cuh). A block has one chunk of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -14,12 +14,12 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/sum_parts.cuh"
+#include "scan/cuda/prepare/sum_parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row, as sm90/prepare/scalar.cu (kSums: sm90/prepare/sums.cu) has them; squares: |q|^2 and |k|^2.
+// Factors by row, as prepare/scalar.cu (kSums: prepare/sums.cu) has them; squares: |q|^2 and |k|^2.
 struct K256Rows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], squares[2][kChunk];
 };

@@ -1,7 +1,7 @@
 // prepare for keys of 129 to 256 channels that each have a decay of their own (k256_channels(), rule_traits.h): any
 // rows, any streams without an erase key of their own. Leaves E and Q with their decays, Khat, A and P (tiles.h:
 // QETiles), and |q|^2 and |k|^2 for the gradients. The channels come a quarter after the other, each as
-// sm90/prepare/channel.cu has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk
+// prepare/channel.cu has 64: T and P are sums over them, which stay in registers meanwhile. A block has one chunk
 // of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
@@ -13,7 +13,7 @@
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/pipeline.h"
-#include "scan/cuda/sm90/prepare/channel_rows.cuh"
+#include "scan/cuda/prepare/channel_rows.cuh"
 
 namespace fw::cuda {
 namespace {

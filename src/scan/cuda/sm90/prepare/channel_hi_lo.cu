@@ -1,5 +1,5 @@
 // prepare where every key channel has a decay of its own and a gain may exceed 1 (uses_hi_lo(), rule_traits.h). It is
-// sm90/prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers. It keeps what bf16
+// prepare/channel.cu with operands of two terms, so that T is as good as float32 numbers. It keeps what bf16
 // leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the tensors are, for decays are in
 // them. Of P, which nothing comes back from, the rows have one term.
 //
@@ -12,7 +12,7 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/channel_parts.cuh"
+#include "scan/cuda/prepare/channel_parts.cuh"
 
 namespace fw::cuda {
 namespace {

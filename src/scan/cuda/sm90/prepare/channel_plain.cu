@@ -22,7 +22,7 @@
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/gate_math.cuh"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/finish.cuh"
+#include "scan/cuda/prepare/finish.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -733,17 +733,13 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
     }
   }
   read_products<false>(p, a, shared + Layout::kM, warp);
-  fence_async_shared();
-  sync_threads();
-  if (thread == 0) {
-    store_solved(out, shared + Layout::kKeys, shared + Layout::kM);
+  store_block([&](auto&& copy) {
+    store_solved(out, shared + Layout::kKeys, shared + Layout::kM, copy);
     if constexpr (kTraining) {
-      bulk_store(out.pairs->a, shared + Layout::kA, kSw128Bytes);
-      bulk_store(out.pairs->p, shared + Layout::kP, kSw128Bytes);
+      copy(out.pairs->a, shared + Layout::kA, kSw128Bytes);
+      copy(out.pairs->p, shared + Layout::kP, kSw128Bytes);
     }
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
+  });
 }
 
 template <int kTileK, bool kNarrow, bool kPrecond, bool kGates>

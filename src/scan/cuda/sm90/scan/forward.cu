@@ -31,9 +31,9 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/common/scan/outputs.cuh"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/scan/decay_cutoff.cuh"
-#include "scan/cuda/sm90/scan/outputs.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
 
 namespace fw::cuda {
@@ -118,34 +118,6 @@ FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t til
     if constexpr (Shape::kDelta) bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kMatrix, full);
     bulk_load(stage + Shape::kX, chunk_tile->x, Shape::kMatrix, full);
     bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kChunkTile - Shape::kNumbers, full);
-  }
-}
-
-// Z^T = z_scale (.) tile^T as accumulators.
-FW_DEVICE void load_z(float (&w)[32], uint32_t sw128, const float* z_scale) {
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    uint32_t r[4];
-    load_token_fragment(r, sw128, k);
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      w[8 * k + 2 * i] = bf16_low(r[i]);
-      w[8 * k + 2 * i + 1] = bf16_high(r[i]);
-    }
-  }
-  scale_columns(w, z_scale);
-}
-
-// z += scale (.) w, by columns.
-FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[32]) {
-  const float* mine = scale + 2 * (lane_index() % 4);
-  FW_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
-    z[4 * j] += s.x * w[4 * j];
-    z[4 * j + 1] += s.y * w[4 * j + 1];
-    z[4 * j + 2] += s.x * w[4 * j + 2];
-    z[4 * j + 3] += s.y * w[4 * j + 3];
   }
 }
 
@@ -263,7 +235,8 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       }
       if (kOut && o.rows.bf16 != 0) {
         barriers.o.wait_full(ring);
-        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kSw128Bytes);
+        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kSw128Bytes,
+                        static_cast<int>(thread_index() - kStoreThread));
         barriers.o.put_empty(ring);
       }
     }

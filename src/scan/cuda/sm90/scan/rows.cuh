@@ -36,30 +36,4 @@ struct TmaCoord {
   }
 };
 
-// SW128 tiles of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time;
-// zeros after them.
-template <int kTileK>
-FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanCoord& coord, int c, int K,
-                         char* sw128_tiles) {
-  const TileRows rows{rows_of(a, sequences, coord.n, coord.hv), coord.length, 0, K, true};
-  FW_UNROLL
-  for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {
-    TileRows part = rows;
-    part.column = 64 * sw128;
-    copy_tile(part, c, sw128_tiles + sw128 * kSw128Bytes);
-  }
-}
-
-// By the 64 threads of warps 0 and 1: of rows of any kind.
-template <int kTileK>
-FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanCoord& coord, int c, int K,
-                         char* sw128_tiles) {
-  TileRows rows = tile_rows(tensor, sequences, coord, K);
-  FW_UNROLL
-  for (int sw128 = 0; sw128 < kTileK / 64; ++sw128) {
-    rows.column = 64 * sw128;
-    fill_tile(rows, c, sw128_tiles + sw128 * kSw128Bytes);
-  }
-}
-
 }  // namespace fw::cuda

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "scan/cuda/common/gate_math.cuh"
+#include "scan/cuda/gradients/rows.cuh"
 #include "scan/cuda/sm90/gradients/channel/layout.cuh"
-#include "scan/cuda/sm90/gradients/general/rows.cuh"
 
 namespace fw::cuda {
 

@@ -11,8 +11,8 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/sm90/gradients/channel/mixed.cuh"
-#include "scan/cuda/sm90/gradients/common/launch.cuh"
 
 namespace fw::cuda {
 

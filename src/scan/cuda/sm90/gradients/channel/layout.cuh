@@ -1,10 +1,10 @@
 // Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do
-// (sm90/gradients/common/work_tiles.cuh).
+// (gradients/work_tiles.cuh).
 #pragma once
 
 #include <bit>
 
-#include "scan/cuda/sm90/gradients/common/work_tiles.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 
@@ -28,8 +28,8 @@ template <int kTileKDim, bool kDeltaUpdate, bool kStreamRows, bool kGatedRows = 
           bool kOwnRows = false, bool kFusedGates = false, bool kHalfOfKeys = false, bool kAddsHeads = true>
 struct ChannelShape {
   static constexpr int kTileK = kTileKDim;
-  static constexpr bool kChannel = true, kDelta = kDeltaUpdate, kStreams = kStreamRows, kUnscaled = false,
-                        kNoDecayFix = false;
+  static constexpr bool kMmaSync = false, kChannel = true, kDelta = kDeltaUpdate, kStreams = kStreamRows,
+                        kUnscaled = false, kNoDecayFix = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kStreamRows, kFused = kFusedGates;
   static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k

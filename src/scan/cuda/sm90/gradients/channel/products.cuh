@@ -4,8 +4,8 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/gradients/tile_products.cuh"
 #include "scan/cuda/sm90/gradients/channel/layout.cuh"
-#include "scan/cuda/sm90/gradients/common/wgmma.cuh"
 #include "scan/cuda/sm90/gradients/general/loads.cuh"
 
 namespace fw::cuda {
@@ -73,18 +73,21 @@ FW_DEVICE void make_tiles_split_pairs(const ChannelChunk<Shape>& c, int stage) {
     }
     keep(flat(d));
     wgmma_fence();
-    start_product<kColumns, true, true, false, true>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
+    start_product<kColumns, true, true, false, ProductForm::kSplitDescriptor>(flat(d), c.base + Shape::kP,
+                                                                              columns + stage + Shape::kOut);
     finish(d);
     store(Shape::kDR, d);
     fence_async_shared();
     named_barrier_sync(1 + c.group(), 128);  // all rows of the group's columns are there
     wgmma_fence();
-    start_product<kColumns, true, true, true, true>(flat(d), c.base + Shape::kA, columns + Shape::kDR);
+    start_product<kColumns, true, true, true, ProductForm::kSplitDescriptor>(flat(d), c.base + Shape::kA,
+                                                                             columns + Shape::kDR);
     finish(d);
     store(stage + Shape::kV, d);
   } else {
     wgmma_fence();
-    start_product<kColumns, false, true, true, true>(flat(d), c.base + Shape::kA, columns + stage + Shape::kW);
+    start_product<kColumns, false, true, true, ProductForm::kSplitDescriptor>(flat(d), c.base + Shape::kA,
+                                                                              columns + stage + Shape::kW);
     finish(d);
     named_barrier_sync(1 + c.group(), 128);  // W has been read
     store(stage + Shape::kW, d);
@@ -98,13 +101,17 @@ FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, S
                                       ChannelPairs<Shape>& pairs, const Meanwhile& meanwhile) {
   const uint32_t at = c.base + stage, states = at + key_columns(c);
   wgmma_fence();
-  start_product<32, false, true, false, true>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
-  if (Shape::kDelta) start_product<32, false, true, false, true>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  start_product<32, false, true, false, ProductForm::kSplitDescriptor>(flat(sums.r), at + Shape::kOut,
+                                                                       states + Shape::kState);
+  if (Shape::kDelta)
+    start_product<32, false, true, false, ProductForm::kSplitDescriptor>(flat(sums.e), at + Shape::kV,
+                                                                         states + Shape::kState);
   meanwhile();
-  start_product<32, false, true, false, true>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
+  start_product<32, false, true, false, ProductForm::kSplitDescriptor>(flat(sums.w), at + Shape::kW,
+                                                                       states + Shape::kDState);
   FW_UNROLL
   for (int i = 0; i < ChannelPairs<Shape>::kProducts; ++i) {
-    start_product<ChannelPairs<Shape>::kColumns, false, false, false, true>(
+    start_product<ChannelPairs<Shape>::kColumns, false, false, false, ProductForm::kSplitDescriptor>(
         flat(pairs.x[i]), at + (makes_p(c, i) ? Shape::kOut : Shape::kV), at + Shape::kW + 128 * half_column(c));
   }
   wgmma_commit();

@@ -1,7 +1,7 @@
 // The general kernel for scalar decay, and none: its shared memory.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/common/work_tiles.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 
@@ -9,8 +9,8 @@ namespace fw::cuda {
 template <int kTileKDim, bool kDeltaUpdate, bool kUnscaledKeys = false>
 struct GeneralShape {
   static constexpr int kTileK = kTileKDim;
-  static constexpr bool kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kPrecond = false, kGates = true,
-                        kUnscaled = kUnscaledKeys, kWhole = false, kTma = false;
+  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kPrecond = false,
+                        kGates = true, kUnscaled = kUnscaledKeys, kWhole = false, kTma = false;
   static constexpr bool kSumsHeads = false;
   static constexpr bool kNoDecayFix = kUnscaled;  // NoDecayState; they may have no log-decays
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
@@ -31,6 +31,7 @@ struct GeneralShape {
   static constexpr int kA = kStages * kStageBytes, kP = kA + kSw128Bytes, kDR = kP + kSw128Bytes;
   static constexpr int kRead = kDR + kSw128Bytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
   static constexpr int kRaw = kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
+  static constexpr int kFrontQ = kRaw, kFrontK = kRaw + kStateBytes;  // where make_streams() takes q and k
 
   // Arrays of 64 floats: of even and odd work tiles, sums G of the log-decay and beta; dP's diagonal, dG; of the front:
   // z_v ...

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/common/work_tiles.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 

@@ -15,8 +15,9 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/common/launch.cuh"
-#include "scan/cuda/sm90/gradients/general/rows.cuh"
+#include "scan/cuda/gradients/launch.cuh"
+#include "scan/cuda/gradients/rows.cuh"
+#include "scan/cuda/sm90/gradients/general/loads.cuh"
 
 namespace fw::cuda {
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/common/launch.cuh"
+#include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/sm90/gradients/scalar/loads.cuh"
 #include "scan/cuda/sm90/gradients/scalar/precond.cuh"
 #include "scan/cuda/sm90/gradients/scalar/rows.cuh"

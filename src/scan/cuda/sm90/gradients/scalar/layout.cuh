@@ -3,7 +3,7 @@
 // products as they lie in memory; what they are multiplied with goes into the 64 x 64 matrices on their left.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/common/work_tiles.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 
@@ -14,8 +14,8 @@ template <int kTileKDim, bool kDeltaUpdate, bool kPreconditioned = false, bool k
           ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false, bool kAddsHeads = false>
 struct ScalarShape {
   static constexpr int kTileK = kTileKDim;
-  static constexpr bool kChannel = false, kDelta = kDeltaUpdate, kStreams = true, kPrecond = kPreconditioned,
-                        kMakesM = kMakes, kGates = false, kWhole = false, kTma = false;
+  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kDeltaUpdate, kStreams = true,
+                        kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false, kTma = false;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kTileK == kHalfTileK && !kPrecond));
   static constexpr bool kSumsHeads = kAddsHeads;

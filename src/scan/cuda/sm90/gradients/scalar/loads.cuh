@@ -4,7 +4,8 @@
 
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/front/token_scalars.cuh"
-#include "scan/cuda/sm90/gradients/general/phases.cuh"
+#include "scan/cuda/gradients/phases.cuh"
+#include "scan/cuda/sm90/gradients/general/loads.cuh"
 #include "scan/cuda/sm90/gradients/scalar/layout.cuh"
 
 namespace fw::cuda {

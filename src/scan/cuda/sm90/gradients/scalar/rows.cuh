@@ -12,9 +12,9 @@
 
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/front/token_scalars.cuh"
+#include "scan/cuda/gradients/phases.cuh"
+#include "scan/cuda/gradients/rows.cuh"
 #include "scan/cuda/sm90/gradients/common/head_sums.cuh"
-#include "scan/cuda/sm90/gradients/general/phases.cuh"
-#include "scan/cuda/sm90/gradients/general/rows.cuh"
 #include "scan/cuda/sm90/gradients/scalar/layout.cuh"
 
 namespace fw::cuda {

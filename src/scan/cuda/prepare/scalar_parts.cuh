@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "scan/cuda/sm90/prepare/finish.cuh"
+#include "scan/cuda/prepare/finish.cuh"
 
 namespace fw::cuda {
 

@@ -1,10 +1,10 @@
-// What sm90/prepare/channel.cu and the prepare of K above 128 (sm90/k256/prepare_keys.cu) share. It is the rows of a
+// What prepare/channel.cu and the prepare of K above 128 (sm90/k256/prepare_keys.cu) share. It is the rows of a
 // chunk with their decays, as operands of T and P and in the chunk tiles, and the products of these.
 #pragma once
 
 #include <algorithm>
 
-#include "scan/cuda/sm90/prepare/channel_parts.cuh"
+#include "scan/cuda/prepare/channel_parts.cuh"
 
 namespace fw::cuda {
 

@@ -1,22 +1,28 @@
-// The products of a chunk that contract over tokens or values, as products of warpgroups whose operands lie in shared
-// memory: R, dR, dZ, dP, dT and what the states give dr, de, dw. A warpgroup makes all 64 rows of its group's columns.
+// The products of a chunk that contract over tokens or values: R, dR, dZ, dP, dT and what the states give dr, de, dw.
+// Their operands lie in shared memory. Four warps, by wgmma or each for itself by mma.sync, make all 64 rows of their
+// group's columns.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/common/general_layout.cuh"
-#include "scan/cuda/sm90/gradients/common/products.cuh"
+#include "gpu/sm80/products.cuh"
+#include "scan/cuda/gradients/products.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 
+// kSplitDescriptor: wgmma with join_descriptor(). kMmaSync: products are over when start_product() returns.
+enum class ProductForm { kWgmma, kSplitDescriptor, kMmaSync };
+template <class Shape>
+inline constexpr ProductForm kProductForm = Shape::kMmaSync   ? ProductForm::kMmaSync
+                                            : Shape::kChannel ? ProductForm::kSplitDescriptor
+                                                              : ProductForm::kWgmma;
+
+#if FW_HOPPER
 // wgmma_descriptor() of this swizzle, its two words apart: steps add to the lower one alone, and the compiler makes
 // them without carries.
 FW_DEVICE uint64_t join_descriptor(uint32_t low) { return static_cast<uint64_t>(0x40000000u | 1024 >> 4) << 32 | low; }
 
-// d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right:
-// tile [column][summed], or its transpose.
-// kSplitDescriptor: with join_descriptor().
-template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kSplitDescriptor = false>
-FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
+template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh, bool kSplitDescriptor>
+FW_DEVICE void start_wgmma(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
   const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kSw128Bytes : 16, 1024),
                  b = wgmma_descriptor(right, kRightTransposed ? kSw128Bytes : 16, 1024);
   FW_UNROLL
@@ -30,6 +36,23 @@ FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t r
       wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k,
                                                             b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
     }
+  }
+}
+#endif
+
+// d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right:
+// tile [column][summed], or its transpose.
+template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false,
+          ProductForm kForm = ProductForm::kWgmma>
+FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
+  if constexpr (kForm == ProductForm::kMmaSync) {
+    if constexpr (kFresh) clear_sums(d);
+    mma_tiles<kColumns, kLeftTransposed, kRightTransposed>(d, left, right);
+  } else {
+#if FW_HOPPER
+    start_wgmma<kColumns, kLeftTransposed, kRightTransposed, kFresh, kForm == ProductForm::kSplitDescriptor>(d, left,
+                                                                                                             right);
+#endif
   }
 }
 
@@ -64,8 +87,8 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
     if (c.args.v_is_dz) {
       float r[kTiles][4];
       wgmma_fence();
-      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
-                                                                  columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, kProductForm<Shape>>(flat(r), c.base + Shape::kA,
+                                                                      columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
       keep(flat(r));
@@ -84,12 +107,12 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
   }
   keep(flat(d));
   wgmma_fence();
-  start_product<kColumns, true, true, false, Shape::kChannel>(flat(d), c.base + Shape::kP,
-                                                              columns + stage + Shape::kOut);
+  start_product<kColumns, true, true, false, kProductForm<Shape>>(flat(d), c.base + Shape::kP,
+                                                                  columns + stage + Shape::kOut);
   constexpr bool kTogether = Shape::kDelta && kTiles == 2;  // else there are too few registers
   if (kTogether)
-    start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
-                                                                columns + stage + Shape::kW);
+    start_product<kColumns, false, true, true, kProductForm<Shape>>(flat(r), c.base + Shape::kA,
+                                                                    columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
@@ -99,8 +122,8 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
     store_tile(c, Shape::kDR, d);
     if (!kTogether) {
       wgmma_fence();
-      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA,
-                                                                  columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, kProductForm<Shape>>(flat(r), c.base + Shape::kA,
+                                                                      columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
     }
@@ -110,7 +133,7 @@ FW_DEVICE void make_value_tiles(const WorkTile<Shape>& c, int stage) {
     store_tile(c, stage + Shape::kW, r);
     float z[kTiles][4];
     wgmma_fence();
-    start_product<kColumns, true, true, true, Shape::kChannel>(flat(z), c.base + Shape::kA, columns + Shape::kDR);
+    start_product<kColumns, true, true, true, kProductForm<Shape>>(flat(z), c.base + Shape::kA, columns + Shape::kDR);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(z));
@@ -126,13 +149,13 @@ FW_DEVICE void start_value_products(const WorkTile<Shape>& c, int stage, StreamS
   constexpr int kColumns = PairSums<Shape>::kColumns;
   const uint32_t at = c.base + stage, states = at + key_columns(c), r_rows = at + Shape::kW + value_rows_from(c);
   wgmma_fence();
-  start_product<32, false, true, false, Shape::kChannel>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
+  start_product<32, false, true, false, kProductForm<Shape>>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
   if (Shape::kDelta)
-    start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
-  start_product<32, false, true, false, Shape::kChannel>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
-  start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.p), at + Shape::kOut, r_rows);
+    start_product<32, false, true, false, kProductForm<Shape>>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  start_product<32, false, true, false, kProductForm<Shape>>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
+  start_product<kColumns, false, false, false, kProductForm<Shape>>(flat(pairs.p), at + Shape::kOut, r_rows);
   if (Shape::kDelta)
-    start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
+    start_product<kColumns, false, false, false, kProductForm<Shape>>(flat(pairs.t), at + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>

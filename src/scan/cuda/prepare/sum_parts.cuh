@@ -5,8 +5,8 @@
 // any factor, in T's memory.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/prepare/scalar_parts.cuh"
+#include "gpu/sm80/stores.cuh"
+#include "scan/cuda/prepare/scalar_parts.cuh"
 
 namespace fw::cuda {
 

@@ -16,8 +16,8 @@
 #include <type_traits>
 
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/launch.h"
-#include "scan/cuda/sm90/prepare/scalar_rows.cuh"
+#include "scan/cuda/prepare/launch.h"
+#include "scan/cuda/prepare/scalar_rows.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -94,7 +94,8 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared,
 // kTraining: with backward chunk tiles; additive and kHiLo: if they are asked for. kHiLo: with what A, P and the keys
 // lose in bf16.
 template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo>
-__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks)
+__global__ void __launch_bounds__(kPrepareThreads,
+                                  resident_blocks(ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks))
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args,
                           const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
   using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;

@@ -2,7 +2,7 @@
 // first (scalar.cu, grouped.cu).
 #pragma once
 
-#include "scan/cuda/sm90/prepare/scalar_parts.cuh"
+#include "scan/cuda/prepare/scalar_parts.cuh"
 
 namespace fw::cuda {
 

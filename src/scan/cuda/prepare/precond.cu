@@ -1,7 +1,7 @@
 // prepare where all channels of a token decay alike, or not at all. w or r is k or q times M of the preconditioner
 // (made here, from A before the chunk) times a scale per row. A block has one chunk of one value head. The raw rows of
 // q and k are operands as they came from memory. What they are multiplied with is a factor of results, as for plain
-// rules (sm90/prepare/scalar.cu). Of rules with an erase (delta) the forward scan takes the raw rows (RowTiles). K (.)
+// rules (prepare/scalar.cu). Of rules with an erase (delta) the forward scan takes the raw rows (RowTiles). K (.)
 // M is then a tile of its own alongside k. Where there is no erase it overwrites k (q (.) M: of q).
 //
 // Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
@@ -14,12 +14,12 @@
 
 #include "gpu/launch.h"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/scalar_parts.cuh"
+#include "scan/cuda/prepare/scalar_parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row: sm90/prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for
+// Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for
 // the coefficients. Z: of the values; gamma, keys: in the end of the operands in the chunk tiles q and Khat, as
 // split_keys; split_erase: of -E.
 struct PrecondFactors {
@@ -85,7 +85,7 @@ FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const Run
 
 // kTraining: delta with backward chunk tiles; additive they may be asked for.
 template <int kTileK, bool kDelta, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kTileK, kDelta, kTraining>::kBlocks)
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(PrecondLayout<kTileK, kDelta, kTraining>::kBlocks))
     prepare_precond_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
   using Layout = PrecondLayout<kTileK, kDelta, kTraining>;
   constexpr int kN = kTileK / 32;

@@ -1,7 +1,7 @@
 // How O of a chunk leaves the forward scans.
 #pragma once
 
-#include "scan/cuda/sm90/scan/parts.cuh"
+#include "scan/cuda/common/scan/parts.cuh"
 
 namespace fw::cuda {
 
@@ -17,18 +17,20 @@ FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) 
   }
 }
 
-// By the 64 threads of warps 2 and 3: a SW128 tile of bf16 to bf16 rows.
-FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* sw128) {
-  const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
+// By kThreads threads, of which this is number i: a SW128 tile of bf16 to bf16 rows.
+template <int kThreads = 64>
+FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* sw128, int i) {
+  constexpr int kStep = kThreads / 8;
+  const int piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8;
-  const char* from = sw128 + row * 128 + ((piece ^ row) * 16);
+  const char* from = sw128 + row * 128 + (((piece ^ row) & 7) * 16);
   uint16_t* to =
       reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
   FW_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    if (c * kChunk + row + j * 8 >= t.length) break;
-    const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
-    uint16_t* at = to + j * 8 * t.rows.stride;
+  for (int j = 0; j < kChunk / kStep; ++j) {
+    if (c * kChunk + row + j * kStep >= t.length) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(from + j * kStep * 128);
+    uint16_t* at = to + j * kStep * t.rows.stride;
     if (t.wide) {
       if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
     } else {

@@ -7,7 +7,7 @@
 #include "rule/tokens.h"
 #include "scan/cuda/common/front/unscaled_keys.cuh"
 #include "scan/cuda/common/precond_rows.cuh"
-#include "scan/cuda/sm90/gradients/common/layout.cuh"
+#include "scan/cuda/gradients/layout.cuh"
 
 namespace fw::cuda {
 
@@ -51,7 +51,7 @@ struct GradientKernelArgs {
   bool tma = false;             // whether it does
 };
 
-// The products of sm90/gradients/common/products.cuh take its GradientChunk part.
+// The products of gradients/products.cuh take its GradientChunk part.
 template <class Shape>
 struct WorkTile : GradientChunk<Shape> {
   const GradientKernelArgs& all;

@@ -4,20 +4,20 @@
 
 #include <type_traits>
 
-#include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/prepare/products.cuh"
+#include "gpu/sm80/stores.cuh"
+#include "scan/cuda/prepare/products.cuh"
 
 namespace fw::cuda {
 
 // Whether a chunk keeps so much of the state that what bf16 takes from keys times their factors shows in the state
-// after many chunks. `last_pair` is the `pair` of the chunk's last row (sm90/prepare/scalar_parts.cuh). Where all decay
+// after many chunks. `last_pair` is the `pair` of the chunk's last row (prepare/scalar_parts.cuh). Where all decay
 // by more, errors fade sooner than they add up.
 inline constexpr float kLastingChunk = -2.0f;
 FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
 
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors);
 // becomes x.
-// t: T as sm90/prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be t. fine, p_low:
+// t: T as prepare/inverse.cuh wants it. a, p: SW128 tiles. m: SW128 tile, may be t. fine, p_low:
 // where kHiLo; p_low: the SW128 tile of what p rounds off.
 // Where the backward chunk tile is wanted, minus_e, q and y as in transform_reads; q becomes the backward chunk tile's,
 // y may be t where m is not.
@@ -90,11 +90,11 @@ FW_DEVICE ChunkTiles<kTileK, ChunkTile> chunk_tiles_of(const PrepareArgs& args, 
   return out;
 }
 
-// By one thread: X and M on their way to memory.
-template <int kTileK, class ChunkTile>
-FW_DEVICE void store_solved(const ChunkTiles<kTileK, ChunkTile>& out, const char* x, const char* m) {
-  bulk_store(out.solved->x, x, sizeof out.solved->x);
-  bulk_store(out.solved->m, m, kSw128Bytes);
+// X and M on their way to memory; copy: of store_block().
+template <int kTileK, class ChunkTile, class Copy>
+FW_DEVICE void store_solved(const ChunkTiles<kTileK, ChunkTile>& out, const char* x, const char* m, Copy&& copy) {
+  copy(out.solved->x, x, sizeof out.solved->x);
+  copy(out.solved->m, m, kSw128Bytes);
 }
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in
@@ -117,14 +117,10 @@ FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, IntraChun
                             Meanwhile&& meanwhile) {
   solve<false>(
       t, a, {}, warp, [] {}, first, meanwhile);
-  fence_async_shared();
-  sync_threads();
-  if (thread_index() == 0) {
-    bulk_store(out->a, a, kSw128Bytes);
-    bulk_store(out->p, p, kSw128Bytes);
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
+  store_block([&](auto&& copy) {
+    copy(out->a, a, kSw128Bytes);
+    copy(out->p, p, kSw128Bytes);
+  });
 }
 
 // solve(), and X, M and what the backward chunk tile has. kTraining: there may be one. kClaimed: the memory of a is
@@ -173,44 +169,35 @@ FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<k
     if (warp < kTileK / 16) store_slice(shared_address(s.hi_lo.low), warp, x_lo);
   }
 
-  fence_async_shared();
-  sync_threads();
-  if (thread_index() == 0) {
+  store_block([&](auto&& copy) {
     if constexpr (std::is_same_v<ChunkTile, QETiles<kTileK>>) {
-      store_solved(out, s.keys, s.m);
+      store_solved(out, s.keys, s.m, copy);
     } else {
-      bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
-      bulk_store(out.forward->m, s.m, kSw128Bytes);
+      copy(out.forward->x, s.keys, sizeof out.forward->x);
+      copy(out.forward->m, s.m, kSw128Bytes);
     }
     if (kTraining && out.backward != nullptr) {
-      bulk_store(out.backward->y, s.y, sizeof out.backward->y);
-      bulk_store(out.backward->q, s.q, sizeof out.backward->q);
-      if constexpr (kHiLo) bulk_store(out.backward_lo->lo, s.y_lo, sizeof out.backward_lo->lo);
+      copy(out.backward->y, s.y, sizeof out.backward->y);
+      copy(out.backward->q, s.q, sizeof out.backward->q);
+      if constexpr (kHiLo) copy(out.backward_lo->lo, s.y_lo, sizeof out.backward_lo->lo);
     }
-    if constexpr (kHiLo) bulk_store(out.forward_lo->lo, s.hi_lo.low, sizeof out.forward_lo->lo);
+    if constexpr (kHiLo) copy(out.forward_lo->lo, s.hi_lo.low, sizeof out.forward_lo->lo);
     if (out.pairs != nullptr) {
-      bulk_store(out.pairs->a, s.a, kSw128Bytes);
-      bulk_store(out.pairs->p, s.p, kSw128Bytes);
+      copy(out.pairs->a, s.a, kSw128Bytes);
+      copy(out.pairs->p, s.p, kSw128Bytes);
     }
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
+  });
 }
 inline constexpr int kMeanwhileWarps = 6;
 
 // Additive rules: m = P, by all threads; finish_additive() before the block ends. x and q are written by others.
 template <int kTileK>
 FW_DEVICE void start_additive(const char* p, const ChunkTiles<kTileK>& out) {
-  fence_async_shared();
-  sync_threads();
-  if (thread_index() == 0) {
-    bulk_store(out.forward->m, p, kSw128Bytes);
-    if (out.pairs != nullptr) bulk_store(out.pairs->p, p, kSw128Bytes);
-    bulk_commit();
-  }
+  begin_stores([&](auto&& copy) {
+    copy(out.forward->m, p, kSw128Bytes);
+    if (out.pairs != nullptr) copy(out.pairs->p, p, kSw128Bytes);
+  });
 }
-FW_DEVICE void finish_additive() {
-  if (thread_index() == 0) bulk_wait_read<0>();
-}
+FW_DEVICE void finish_additive() { end_stores(); }
 
 }  // namespace fw::cuda

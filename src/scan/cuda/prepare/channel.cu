@@ -1,5 +1,5 @@
 // prepare where every key channel has a decay of its own, with one bf16 term (sm90/prepare/channel_hi_lo.cu: two): any
-// rows. How T and P are made: sm90/prepare/channel_parts.cuh.
+// rows. How T and P are made: prepare/channel_parts.cuh.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -8,9 +8,9 @@
 #include <type_traits>
 
 #include "gpu/launch.h"
-#include "gpu/sm90/ptx.cuh"
+#include "gpu/sm80/stores.cuh"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/channel_rows.cuh"
+#include "scan/cuda/prepare/channel_rows.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -31,7 +31,7 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& 
 }
 
 template <int kTileK, bool kDelta, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, 2)
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
     prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
   using Layout = ChannelLayout<kTileK, kDelta>;
   constexpr int kN = kTileK / 32;
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
                      [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
   }
-  if constexpr (kDelta) fence_async_shared();  // TMA takes the keys away, before they become x
-  sync_threads();
-  const bool takes_keys = kDelta && thread == 0 && args.keys != nullptr;
-  if (takes_keys) {
-    bulk_store(args.keys + coord.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK);
-    bulk_commit();
+  const bool keeps_keys = kDelta && args.keys != nullptr;
+  if (keeps_keys) {  // before they become x
+    begin_stores(
+        [&](auto&& copy) { copy(args.keys + coord.item * (64 * kTileK), shared + Layout::kKeys, 2 * 64 * kTileK); });
+  } else {
+    sync_threads();
   }
   channel_pairs<kTileK, kDelta>(shared, warp, decays);
 
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     finish_delta<kTileK, RowForm::kStreams, false, false, false>(
         buffers, warp, leaves, [](int) {},
         [&](int number) {
-          if (takes_keys) bulk_wait_read<0>();
+          if (keeps_keys) end_stores();
           if (leaves.z != nullptr) write_values(x, coord, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {

@@ -11,7 +11,7 @@
 // depend on no later decay.
 #pragma once
 
-#include "scan/cuda/sm90/prepare/finish.cuh"
+#include "scan/cuda/prepare/finish.cuh"
 
 namespace fw::cuda {
 

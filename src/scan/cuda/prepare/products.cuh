@@ -2,12 +2,12 @@
 // the chunk tiles, the Z chunk tile.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
+#include "gpu/sm80/stores.cuh"
 #include "gpu/sw128_atoms.cuh"
 #include "scan/cuda/common/front/chunk.cuh"
 #include "scan/cuda/common/gate_math.cuh"
 #include "scan/cuda/kernels.h"
-#include "scan/cuda/sm90/prepare/inverse.cuh"
+#include "scan/cuda/prepare/inverse.cuh"
 
 namespace fw::cuda {
 
@@ -119,7 +119,7 @@ FW_DEVICE void lo_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
 // 16 channels of 64 tokens as the products below leave them, into a matrix of bf16 values.
 FW_DEVICE void store_slice(uint32_t matrix, int slice, const uint32_t (&x)[4][4]) {
   FW_UNROLL
-  for (int j = 0; j < 4; ++j) stmatrix_x4_trans(a_fragment_trans(matrix, 16 * j, 2 * slice), x[j]);
+  for (int j = 0; j < 4; ++j) store_matrices<true>(a_fragment_trans(matrix, 16 * j, 2 * slice), x[j]);
 }
 
 FW_DEVICE void clear_tiles(float (&x)[8][4]) {
@@ -183,7 +183,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
     const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]),
                                 pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
                                 pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
-    stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
+    store_matrices<true>(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
     if constexpr (kHiLo) {
       FW_UNROLL
       for (int i = 0; i < 4; ++i)
@@ -245,13 +245,13 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
     left[i][0] = pack_bf16(y[2 * i][0], y[2 * i][1]), left[i][1] = pack_bf16(y[2 * i][2], y[2 * i][3]);
     left[i][2] = pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]), left[i][3] = pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3]);
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
-    stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
+    store_matrices<true>(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
     if constexpr (kHiLo) {
       uint32_t lo[4];
       FW_UNROLL
       for (int n = 0; n < 4; ++n)
         lo[n] = pack_lo(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
-      stmatrix_x4_trans(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), lo);
+      store_matrices<true>(a_fragment_trans(s.y_lo, 16 * i, 2 * slice), lo);
     }
     uint32_t reads[4];
     ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
@@ -281,7 +281,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitSw128& a, uint32
     const uint32_t packed[4] = {pack_bf16(y[2 * i][0], y[2 * i][1]), pack_bf16(y[2 * i][2], y[2 * i][3]),
                                 pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]),
                                 pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3])};
-    stmatrix_x4_trans(a_fragment_trans(s.q, 16 * i, 2 * slice), packed);
+    store_matrices<true>(a_fragment_trans(s.q, 16 * i, 2 * slice), packed);
   }
 }
 

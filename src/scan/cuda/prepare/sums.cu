@@ -12,13 +12,13 @@
 #include <type_traits>
 
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/launch.h"
-#include "scan/cuda/sm90/prepare/sum_parts.cuh"
+#include "scan/cuda/prepare/launch.h"
+#include "scan/cuda/prepare/sum_parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row: sm90/prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the
+// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the
 // values. read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients. split_keys: kChunkTiles: of the
 // operands in Khat, and in the end keys too.
 struct SumRows {
@@ -100,7 +100,7 @@ FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& 
 }
 
 template <int kTileK, bool kChunkTiles>
-__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kTileK>::kBlocks)
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(SumLayout<kTileK>::kBlocks))
     prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kTileK>;
   constexpr int kN = kTileK / 32;

@@ -1,7 +1,7 @@
 // The products of a chunk that contract over tokens or values: R, dR, dZ, dP, dT and what the states give dr, de, dw.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/common/loads.cuh"
+#include "scan/cuda/gradients/loads.cuh"
 
 namespace fw::cuda {
 

@@ -3,7 +3,7 @@
 // Never a Neumann series: its partial sums blow up for keys that are alike.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
+#include "gpu/sm80/stores.cuh"
 #include "gpu/sw128_atoms.cuh"
 
 namespace fw::cuda {
@@ -155,11 +155,11 @@ FW_DEVICE void store_below_diagonal(uint32_t sw128, const HiLoInverse& hi_lo, in
     const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
     const uint32_t packed[4] = {pack_bf16(-x[0], -x[1]), pack_bf16(-x[2], -x[3]), pack_bf16(-y[0], -y[1]),
                                 pack_bf16(-y[2], -y[3])};
-    stmatrix_x4_trans(a_fragment_trans(sw128, first + kSize + 16 * j, (first + column) / 8), packed);
+    store_matrices<true>(a_fragment_trans(sw128, first + kSize + 16 * j, (first + column) / 8), packed);
     if constexpr (kHiLo) {
       const uint32_t lo[4] = {pack_lo(packed[0], -x[0], -x[1]), pack_lo(packed[1], -x[2], -x[3]),
                               pack_lo(packed[2], -y[0], -y[1]), pack_lo(packed[3], -y[2], -y[3])};
-      stmatrix_x4_trans(a_fragment_trans(sw128_low, first + kSize + 16 * j, (first + column) / 8), lo);
+      store_matrices<true>(a_fragment_trans(sw128_low, first + kSize + 16 * j, (first + column) / 8), lo);
     }
   }
 }

@@ -2,9 +2,8 @@
 // to dr, de, dw.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/common/wgmma.cuh"
-#include "scan/cuda/sm90/gradients/general/loads.cuh"
+#include "scan/cuda/gradients/row_loads.cuh"
+#include "scan/cuda/gradients/tile_products.cuh"
 
 namespace fw::cuda {
 
@@ -256,11 +255,11 @@ FW_DEVICE float finish_streams(const WorkTile<Shape>& c, int work_tile, StreamSu
   keep(flat(sums.r)), keep(flat(sums.w));
   if (Shape::kDelta) keep(flat(sums.e));
   wgmma_fence();
-  start_product<32, false, true>(flat(sums.r), p, columns + w_tile);
-  start_product<32, true, true>(flat(sums.w), p, columns + r_tile);
+  start_product<32, false, true, false, kProductForm<Shape>>(flat(sums.r), p, columns + w_tile);
+  start_product<32, true, true, false, kProductForm<Shape>>(flat(sums.w), p, columns + r_tile);
   if (Shape::kDelta) {
-    start_product<32, false, true>(flat(sums.e), t, columns + w_tile);
-    start_product<32, true, true>(flat(sums.w), t, columns + Shape::kErase);
+    start_product<32, false, true, false, kProductForm<Shape>>(flat(sums.e), t, columns + w_tile);
+    start_product<32, true, true, false, kProductForm<Shape>>(flat(sums.w), t, columns + Shape::kErase);
   }
   wgmma_commit();
   wgmma_wait<0>();

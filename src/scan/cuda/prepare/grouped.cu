@@ -9,8 +9,8 @@
 //   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
 //   5         the next value head's decays and coefficients, two rows a lane
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm90/prepare/launch.h"
-#include "scan/cuda/sm90/prepare/scalar_rows.cuh"
+#include "scan/cuda/prepare/launch.h"
+#include "scan/cuda/prepare/scalar_rows.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -31,7 +31,7 @@ struct GroupedLayout {
 };
 
 template <int kTileK>
-__global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks)
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(kGroupedBlocks))
     prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
   using Layout = GroupedLayout<kTileK>;
   constexpr int kN = kTileK / 32;

@@ -6,7 +6,7 @@
 
 #include "gpu/device.h"
 #include "gpu/launch.h"
-#include "scan/cuda/sm90/gradients/common/work_tiles.cuh"
+#include "scan/cuda/gradients/work_tiles.cuh"
 
 namespace fw::cuda {
 

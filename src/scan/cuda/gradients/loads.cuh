@@ -1,7 +1,7 @@
 // Small pieces of rows between memory and registers.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/common/layout.cuh"
+#include "scan/cuda/gradients/layout.cuh"
 
 namespace fw::cuda {
 

@@ -2,7 +2,7 @@
 // other kernels.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/general/phases.cuh"
+#include "scan/cuda/gradients/phases.cuh"
 
 namespace fw::cuda {
 
@@ -108,8 +108,8 @@ struct GeneralRows {
       const int t = valid ? row : c.rows(work_tile) - 1;
       const uint32_t at = sw128_offset(row, 8 * lane);
       RawKeyRow<8> raw;
-      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + at), raw.q);
-      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + Shape::kStateBytes + at), raw.k);
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFrontQ + at), raw.q);
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFrontK + at), raw.k);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
       if (x.rule.uses_erase_key()) load_channels(front.erase_key, t, 8 * lane, x.K, raw.p);

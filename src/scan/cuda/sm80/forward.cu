@@ -1,0 +1,277 @@
+// The forward scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles, forms and results are those
+// of sm90/scan/forward.cu, without hi/lo tiles. Per chunk:
+//   W = Z + E S      U = A W (kPairs, kSums)      O = Q S + M W (P U)      S = Diag(gamma) S + X^T W (k^T diag(k) U)
+//
+// Four barriers of the block a chunk:
+//   1  q and, of tiles, e are there        products with S
+//   2  everything is there                 W, U
+//   3  q and e have been read              their loads for the next chunk; S leaves; products with W
+//   4  everything has been read            the other loads for the next chunk; W and O leave
+#include <type_traits>
+
+#include "base/error.h"
+#include "gpu/launch.h"
+#include "scan/cuda/common/scan/outputs.cuh"
+#include "scan/cuda/launchers.h"
+#include "scan/cuda/sm80/parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+using Form = ForwardScan;
+
+// Shared memory: bytes.
+template <int kTileK, Form kForm, bool kOut, bool kSave>
+struct WarpForwardShape {
+  static constexpr bool kSums = kForm == Form::kSm80Sums, kPairs = kForm == Form::kSm80Pairs || kSums,
+                        kReads = kOut || kSums;
+  static constexpr bool kRows = kForm == Form::kSm80Rows || kPairs, kDelta = kForm != Form::kSm80Additive,
+                        kSplitTiles = kForm == Form::kSm80SplitTiles;
+  using ChunkTile = std::conditional_t<
+      kSplitTiles, QETiles<kTileK>,
+      std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
+  static constexpr int kMatrix = 64 * kTileK * 2;
+  // kPairs: A in place of x, P in that of m.
+  static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0),
+                       kXBytes = kPairs ? kSw128Bytes : kMatrix, kM = kX + kXBytes;
+  // Of even and odd chunks: v or Z, then W; O; S.
+  static constexpr int kTile = kM + (kOut ? kSw128Bytes : 0), kO = kTile + 2 * kSw128Bytes,
+                       kS = kO + (kOut ? kSw128Bytes : 0);
+  // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
+  static constexpr int kNumbers = kS + (kSave ? kMatrix : 0), kKeyScale = kNumbers + 128 * 4,
+                       kScale = kNumbers + (kPairs  ? 192
+                                            : kRows ? 128
+                                                    : kTileK) *
+                                               4,
+                       kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
+  static constexpr int kShared = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4;
+  static_assert(kShared <= kSm80SharedBytes);
+};
+
+// What the loads of a chunk need.
+template <class Shape, int kTileK, bool kOut>
+struct ForwardLoads {
+  const ScanForwardArgs& args;
+  const ScanCoord& coord;
+  char* shared;
+  bool z_ready;
+  TileRows v;
+
+  FW_DEVICE char* tile(int c) const { return shared + Shape::kTile + c % 2 * kSw128Bytes; }
+  FW_DEVICE int64_t chunk_tile(int c) const { return coord.first_tile + static_cast<int64_t>(c) * args.HV; }
+  FW_DEVICE const typename Shape::ChunkTile& tiles(int c) const {
+    return static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles)[chunk_tile(c)];
+  }
+  // What the next chunk's first products need, but for keys that this one's last product reads; and v or Z.
+  FW_DEVICE void early(int c) const {
+    if (c < coord.chunks) {
+      if constexpr (Shape::kReads) {
+        if constexpr (Shape::kRows) {
+          copy_rows<kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
+        } else {
+          load_bytes<Shape::kMatrix>(shared + Shape::kQ, tiles(c).q);
+        }
+      }
+      if constexpr (Shape::kDelta && !Shape::kPairs) erase_rows(c);
+      if (z_ready) {
+        const int64_t values = (args.V + kValueBlock - 1) / kValueBlock;
+        load_bytes<kSw128Bytes>(tile(c), args.z + (chunk_tile(c) * values + coord.value_block) * kSw128Elements);
+      } else {
+        fill_tile<kWarpScanThreads>(v, c, tile(c));
+      }
+    }
+    cp_async_commit();
+  }
+  FW_DEVICE void late(int c) const {
+    if (c < coord.chunks) {
+      if constexpr (Shape::kPairs) {
+        erase_rows(c);
+        const IntraChunk& pair = args.pairs[chunk_tile(c)];
+        load_bytes<kSw128Bytes>(shared + Shape::kX, pair.a);
+        if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, pair.p);
+      } else if constexpr (Shape::kSplitTiles) {
+        const auto& solved = static_cast<const XMTiles<kTileK>*>(args.solved)[chunk_tile(c)];
+        load_bytes<Shape::kMatrix>(shared + Shape::kX, solved.x);
+        if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, solved.m);
+      } else {
+        load_bytes<Shape::kMatrix>(shared + Shape::kX, tiles(c).x);
+        if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, tiles(c).m);
+      }
+      if constexpr (Shape::kRows) {
+        load_bytes<Shape::kShared - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).e);
+      } else {
+        load_bytes<Shape::kShared - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).gamma);
+      }
+    }
+    cp_async_commit();
+  }
+
+ private:
+  FW_DEVICE void erase_rows(int c) const {
+    if constexpr (Shape::kRows) {
+      copy_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kE);
+    } else {
+      load_bytes<Shape::kMatrix>(shared + Shape::kE, tiles(c).e);
+    }
+  }
+};
+
+template <int kTileK, Form kForm, bool kOut, bool kSave>
+__global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const ScanForwardArgs args) {
+  using Shape = WarpForwardShape<kTileK, kForm, kOut, kSave>;
+  char* const shared = shared_memory();
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock,
+            map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, map_blocks);
+  if (args.parts != nullptr && (args.parts[coord.n] >> (coord.map ? 1 : 0) & 1) == 0) return;
+  // Blocks of a map have Z = 0.
+  const ForwardLoads<Shape, kTileK, kOut> loads{
+      args, coord, shared, args.z != nullptr && !coord.map,
+      tile_rows(coord.map ? TokenArg{} : args.v, args.sequences, coord, args.V)};
+  const TileRows out = tile_rows(args.o, args.sequences, coord, args.V);
+  loads.early(0);
+  loads.late(0);
+  float state[kTileK / 2];
+  if (coord.map) {
+    unit_state(coord, state);
+  } else {
+    load_state(args.initial_state, coord, coord.n, args.K, args.V, state);
+  }
+  const uint32_t base = shared_address(shared);
+  const auto floats = [&](int offset) { return reinterpret_cast<const float*>(shared + offset); };
+  uint32_t a[kTileK / 16][4];
+  CheckpointWalk checkpoints(args.checkpoints, args.sequences, coord);
+  FW_NO_UNROLL
+  for (int c = 0; c < coord.chunks; ++c) {
+    const uint32_t tile = base + Shape::kTile + static_cast<uint32_t>(c % 2 * kSw128Bytes);
+    const int64_t block_tile = loads.chunk_tile(c) * value_blocks + coord.value_block;
+    uint32_t b[4][4];
+    [[maybe_unused]] uint32_t scaled[4][4];  // kPairs
+    float w[32], o[32], z[32];
+    pack_fragments(state, a);
+    cp_async_wait<1>();
+    sync_threads();
+    if constexpr (kSave) {
+      FW_UNROLL
+      for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(base + Shape::kS, k, a[k]);
+    }
+    clear_sums(w);
+    if constexpr (Shape::kReads) {
+      clear_sums(o);
+      mma_rows(o, a, base + Shape::kQ);
+    }
+    if constexpr (Shape::kDelta && !Shape::kPairs) mma_rows(w, a, base + Shape::kE);
+    cp_async_wait<0>();
+    sync_threads();
+    if constexpr (Shape::kPairs) mma_rows(w, a, base + Shape::kE);
+    load_z(z, tile, floats(Shape::kScale));
+    if constexpr (Shape::kSums) add_scaled(z, floats(Shape::kEraseReads), o);
+    if constexpr (Shape::kRows) {
+      add_scaled(z, floats(Shape::kNumbers), w);
+    } else if constexpr (Shape::kDelta) {
+      FW_UNROLL
+      for (int i = 0; i < 32; ++i) z[i] += w[i];
+    }
+    pack_fragments(z, b);
+    if constexpr (Shape::kPairs) {
+      clear_sums(z);
+      mma_rows(z, b, base + Shape::kX);
+      pack_fragments(z, b);
+      scale_columns(z, floats(Shape::kKeyScale));
+      pack_fragments(z, scaled);
+    }
+    if constexpr (kSave) {
+      sync_warp();  // its lanes have read what lies there
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, b[k]);
+    }
+    sync_threads();
+    loads.early(c + 1);
+    if constexpr (kSave) store_bytes<Shape::kMatrix>(args.states + block_tile * (64 * kTileK), shared + Shape::kS);
+    if constexpr (Shape::kRows) {
+      scale_all(state, *floats(Shape::kGamma));
+    } else {
+      scale_columns(state, floats(Shape::kGamma));
+    }
+    if constexpr (Shape::kPairs) {
+      mma_outer(state, scaled, base + Shape::kE);
+    } else {
+      mma_outer(state, b, base + Shape::kX);
+    }
+    if constexpr (kOut) {
+      if constexpr (Shape::kRows) scale_columns(o, floats(Shape::kNumbers) + 64);
+      if constexpr (Shape::kSums) add_scaled(o, floats(Shape::kReadKeys), w);
+      mma_rows(o, b, base + Shape::kM);
+      if (out.rows.bf16 != 0) {
+        uint32_t packed[4][4];
+        pack_fragments(o, packed);
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO, k, packed[k]);
+      } else {
+        store_float_rows(out, c, o);
+      }
+    }
+    sync_threads();
+    loads.late(c + 1);
+    if constexpr (kSave) store_bytes<kSw128Bytes>(args.w + block_tile * kSw128Elements, loads.tile(c));
+    if (kOut && out.rows.bf16 != 0)
+      store_bf16_rows<kWarpScanThreads>(out, c, shared + Shape::kO, static_cast<int>(thread_index()));
+    if (kOut && checkpoints.reached()) [[unlikely]]  // without o the call is not the caller's
+      store_state(args.checkpoints.states, coord, checkpoints.next(args.checkpoints, coord, c), args.K, args.V, state);
+  }
+  cp_async_wait<0>();
+  if (coord.map) {
+    store_state(args.maps, coord, coord.n, args.K, args.K, state);
+  } else {
+    store_state(args.final_state, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, args.K,
+                args.V, state);
+  }
+}
+
+template <int kTileK, Form kForm, bool kOut, bool kSave>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  launch(sm80_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kWarpScanThreads,
+         WarpForwardShape<kTileK, kForm, kOut, kSave>::kShared, stream, args);
+}
+template <int kTileK, Form kForm>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const bool save = args.states != nullptr;
+  if (args.o.data != nullptr) {
+    save ? launch_forward<kTileK, kForm, true, true>(args, stream)
+         : launch_forward<kTileK, kForm, true, false>(args, stream);
+  } else {
+    save ? launch_forward<kTileK, kForm, false, true>(args, stream)
+         : launch_forward<kTileK, kForm, false, false>(args, stream);
+  }
+}
+template <int kTileK>
+void launch_sm80_forward(const ScanForwardArgs& args, Form form, void* stream) {
+  switch (form) {
+    case Form::kSm80Additive:
+      return launch_forward<kTileK, Form::kSm80Additive>(args, stream);
+    case Form::kSm80Tiles:
+      return launch_forward<kTileK, Form::kSm80Tiles>(args, stream);
+    case Form::kSm80SplitTiles:
+      return launch_forward<kTileK, Form::kSm80SplitTiles>(args, stream);
+    case Form::kSm80Rows:
+      return launch_forward<kTileK, Form::kSm80Rows>(args, stream);
+    case Form::kSm80Pairs:
+      return launch_forward<kTileK, Form::kSm80Pairs>(args, stream);
+    case Form::kSm80Sums:
+      return launch_forward<kTileK, Form::kSm80Sums>(args, stream);
+    default:
+      fail_internal("sm80_scan_forward: expected a kernel of sm80/forward, got number {}", static_cast<int>(form));
+  }
+}
+
+}  // namespace
+
+void sm80_scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
+  k_tile == 64 ? launch_sm80_forward<64>(args, kernel, stream) : launch_sm80_forward<128>(args, kernel, stream);
+}
+
+}  // namespace fw::cuda

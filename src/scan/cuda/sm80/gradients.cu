@@ -1,0 +1,173 @@
+// gradients() of kernels.h by mma.sync, for scalar and constant decay and none, of any memory and any rule without
+// hi/lo tiles. The phases are those of sm90/gradients/general/kernel.cuh, in 99 KB of shared memory. So the streams
+// make room for the stage of a value block, and are made again after the last one.
+//
+// 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Per work tile:
+//   q and k, the front's coefficients      a stage a value block: dv, dP, dT, and what the states give dr, de, dw
+//   the streams again                      dr, de, dw
+//   q and k again                          the gradients of the front
+#include "scan/cuda/gradients/launch.cuh"
+#include "scan/cuda/gradients/rows.cuh"
+#include "scan/cuda/launchers.h"
+#include "scan/cuda/sm80/parts.cuh"
+
+namespace fw::cuda {
+
+template <int kTileKDim, bool kDeltaUpdate>
+struct WarpGradientShape {
+  static constexpr int kTileK = kTileKDim;
+  static constexpr bool kMmaSync = true, kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kGates = true,
+                        kUnscaled = false, kWhole = false;
+  static constexpr bool kSumsHeads = false, kNoDecayFix = false, kFollows = false;
+  static constexpr Residuals kResiduals = Residuals::kOfRule;
+  static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr double kTileTime = 0;  // kFollows
+
+  // A and P, later dT and dP; dR.
+  static constexpr int kA = 0, kP = kA + kSw128Bytes, kDR = kP + kSw128Bytes;
+  // The stage: what one block of 64 value columns loads.
+  static constexpr int kStateBytes = 64 * kTileK * 2, kKeyBytes = 2 * kStateBytes;
+  static constexpr int kStage = kDR + kSw128Bytes;
+  static constexpr int kW = kStage, kV = kW + kSw128Bytes, kOut = kV + kSw128Bytes, kState = kOut + kSw128Bytes,
+                       kDState = kState + kStateBytes, kStageEnd = kDState + kStateBytes;
+  // In its place r, w, e at the end of that memory: q becomes r and k w (make_streams()). Where A, P and dR were, q and
+  // k again, once dP and dT are used.
+  static constexpr int kErase = kStageEnd - kStateBytes, kWrite = kErase - kStateBytes, kRead = kWrite - kStateBytes;
+  static constexpr int kFrontQ = kRead, kFrontK = kWrite, kRaw = 0;
+  static_assert(kRead >= kDR && kRaw + 2 * kStateBytes <= kRead);
+
+  // Arrays of 64 floats, as GeneralShape has them.
+  static constexpr int kG = kStageEnd, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256,
+                       kZv = kDG + 256;
+  static constexpr int kCoefs = kZv + 256, kScalars = kCoefs + static_cast<int>(sizeof(FrontCoefs<float>)) / 4 * 256;
+  static constexpr int kSlopes = kScalars + static_cast<int>(sizeof(FrontScalars<float>)) / 4 * 256;
+  static constexpr int kWarpSums = kSlopes + 4 * 256, kBarriers = kWarpSums + 64, kCoords = kBarriers;
+  static constexpr int kSums = 7;
+  static constexpr int kPartial = kCoords + kCoordBytes, kDZv = kPartial + kSums * kGroups * 256;
+  static constexpr int kBytes = kDZv + 256;
+  static_assert(kBytes <= kSm80SharedBytes);
+};
+
+namespace {
+
+// By all threads: elements of a tile as the scans left it.
+template <class Shape>
+FW_DEVICE void load_tile(const WorkTile<Shape>& c, int to, const uint16_t* from, int elements) {
+  for (int i = 8 * c.thread; i < elements; i += 8 * Shape::kThreads)
+    cp_async_16(c.base + static_cast<uint32_t>(to + 2 * i), from + i, true);
+}
+FW_DEVICE void finish_loads() {
+  cp_async_commit();
+  cp_async_wait<0>();
+  sync_threads();
+}
+
+template <class Shape>
+FW_DEVICE void load_keys_to(const WorkTile<Shape>& c, int work_tile, int to_q, int to_k) {
+  const Problem& x = c.args.problem;
+  const Rows q = c.rows_at(x.in.q, work_tile), k = c.rows_at(x.in.k, work_tile);
+  load_row_tile<Shape::kTileK>(c, q, wide_rows(q) && x.K % 8 == 0, work_tile, 0, x.K, to_q);
+  load_row_tile<Shape::kTileK>(c, k, wide_rows(k) && x.K % 8 == 0, work_tile, 0, x.K, to_k);
+}
+
+template <class Shape>
+FW_DEVICE void load_value_block(const WorkTile<Shape>& c, int work_tile, int block) {
+  const GradientArgs& x = c.args;
+  const int64_t tile = c.tile(work_tile) * c.blocks + block;
+  load_tile(c, Shape::kW, x.w + tile * kSw128Elements, kSw128Elements);
+  load_tile(c, Shape::kV, x.v + tile * kSw128Elements, kSw128Elements);
+  load_tile(c, Shape::kState, x.states + tile * (64 * Shape::kTileK), 64 * Shape::kTileK);
+  load_tile(c, Shape::kDState, x.d_states + tile * (64 * Shape::kTileK), 64 * Shape::kTileK);
+  load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, work_tile), c.pieces(kVec16DOut), work_tile, block * kValueBlock,
+                             x.problem.V, Shape::kOut);
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    sm80_gradients_kernel(const __grid_constant__ GradientKernelArgs args) {
+  constexpr int kStage = 0;  // the phases' offset of the stage, which is in kW, kV, ...
+  WorkTile<Shape> c(args);
+  FW_NO_UNROLL
+  for (int work_tile = 0; c.has(work_tile); ++work_tile) {
+    sync_threads();  // of the work tile before everything has been read
+    if (c.warp == 0) c.find(work_tile);
+    sync_threads();
+    publish_row_scales(c, work_tile, load_row_scales(c, work_tile));
+    load_keys_to(c, work_tile, Shape::kFrontQ, Shape::kFrontK);
+    const IntraChunk& pair = c.args.pairs[c.tile(work_tile)];
+    if (Shape::kDelta) load_tile(c, Shape::kA, pair.a, kSw128Elements);
+    if (!c.args.v_is_dz) load_tile(c, Shape::kP, pair.p, kSw128Elements);
+    finish_loads();
+    GeneralRows::make_streams(c, work_tile);
+
+    StreamSums sums;
+    float tail = 0;
+    {
+      PairSums<Shape> pairs;
+      ValueSums z_sums[ValueLanes<Shape>::kPasses] = {};
+      FW_NO_UNROLL
+      for (int block = 0; block < c.blocks; ++block) {
+        sync_threads();  // the stage may be loaded
+        load_value_block(c, work_tile, block);
+        finish_loads();
+        c.refresh();
+        ValueWords<Shape> words;
+        make_value_tiles(c, kStage);
+        c.refresh();
+        start_value_products(c, kStage, sums, pairs);
+        words.load(c, work_tile, block);
+        value_rows(c, work_tile, block, kStage, words, z_sums);
+        tail = dot_states(c, kStage, tail);
+        finish_value_products(sums, pairs);
+        c.refresh();
+      }
+      store_decayed_pairs(c, work_tile, pairs);
+      FW_UNROLL
+      for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
+        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].gain);
+        const int row = c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows;
+        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[row] = sum;
+      }
+    }
+    sync_threads();
+    load_keys_to(c, work_tile, Shape::kFrontQ, Shape::kFrontK);
+    finish_loads();
+    GeneralRows::make_streams(c, work_tile);
+    sync_threads();
+    c.refresh();
+    const float of_rows = finish_streams(c, work_tile, sums, /*by_rows=*/false);
+    tail = warp_sum(tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + of_rows);
+    if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
+    sync_threads();  // dP and dT have been read
+    load_keys_to(c, work_tile, Shape::kRaw, Shape::kRaw + Shape::kStateBytes);
+    finish_loads();
+    c.refresh();
+    GeneralRows::sum_rows(c, work_tile, sums);
+    sync_threads();
+    c.refresh();
+    if (c.thread < kChunk) GeneralRows::row_scales(c, work_tile, c.thread);
+    sync_threads();
+    GeneralRows::store_gradients(c, work_tile, sums);
+    if (c.warp == 3) store_decay_gradient(c, work_tile);
+  }
+}
+
+template <class Shape>
+void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  launch_gradients<Shape>(sm80_gradients_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream,
+                          {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
+}
+template <int kTileK>
+void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  args.problem.rule.is_delta() ? launch_sm80_gradients<WarpGradientShape<kTileK, true>>(args, chunks, stream)
+                               : launch_sm80_gradients<WarpGradientShape<kTileK, false>>(args, chunks, stream);
+}
+
+}  // namespace
+
+void sm80_gradients(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
+  k_tile == 64 ? launch_sm80_gradients<64>(args, chunks, stream) : launch_sm80_gradients<128>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,215 @@
+// The reverse scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles and results are those of
+// sm90/scan/reverse.cu (kAdditive, kTiles) and sm90/scan/reverse_rows.cu (kRows, kSums, kKeys), without hi/lo tiles.
+// Per chunk, from the last to the first:
+//   kAdditive, kTiles    V = k D                                    D = Diag(gamma) D + q^T dO - y^T V
+//   others               dR = P^T dO + diag(k) K D, dZ = A^T dR     D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ)
+//                                                                         + K^T (diag(read_k) dO + diag(e) dZ)
+// (kKeys: Khat D without scales, E^T dZ in place of the last term.)
+//
+// Four barriers of the block a chunk, as sm80/forward.cu has them: dO and what the first products take is loaded early,
+// what the last products take late.
+#include "gpu/launch.h"
+#include "scan/cuda/launchers.h"
+#include "scan/cuda/sm80/parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+enum class WarpReverse { kAdditive, kTiles, kRows, kSums, kKeys };
+
+// Shared memory: bytes.
+template <int kTileK, WarpReverse kSource, bool kSave>
+struct WarpReverseShape {
+  static constexpr bool kKeys = kSource == WarpReverse::kKeys,
+                        kTiles = kSource == WarpReverse::kTiles || kSource == WarpReverse::kAdditive,
+                        kSums = kSource == WarpReverse::kSums, kRows = !kKeys && !kTiles;
+  static constexpr int kMatrix = 64 * kTileK * 2;
+  // kTiles: y in place of E.
+  static constexpr bool kHasE = kKeys || kSource == WarpReverse::kTiles;
+  static constexpr int kK = 0, kQ = kK + kMatrix, kE = kQ + kMatrix, kA = kE + (kHasE ? kMatrix : 0),
+                       kP = kA + (kTiles ? 0 : kSw128Bytes);
+  // Of even and odd chunks: dO, then V or dZ; D.
+  static constexpr int kTile = kP + (kTiles ? 0 : kSw128Bytes), kD = kTile + 2 * kSw128Bytes,
+                       kNumbers = kD + (kSave ? kMatrix : 0);
+  static constexpr int kNumberBytes = !kRows  ? kTileK * 4
+                                      : kSums ? static_cast<int>(sizeof(RowScalesBwd))
+                                              : static_cast<int>(kPlainScaleBytes);
+  static constexpr int kShared = kNumbers + kNumberBytes;
+  static_assert(kShared <= kSm80SharedBytes);
+};
+
+template <class Shape, int kTileK>
+struct ReverseLoads {
+  const ScanReverseArgs& args;
+  const ScanCoord& coord;
+  char* shared;
+  TileRows d_o;
+
+  FW_DEVICE char* tile(int c) const { return shared + Shape::kTile + c % 2 * kSw128Bytes; }
+  FW_DEVICE int64_t chunk_tile(int c) const { return coord.first_tile + static_cast<int64_t>(c) * args.HV; }
+  FW_DEVICE void early(int c) const {
+    if (c >= 0) {
+      if constexpr (Shape::kTiles) {
+        load_bytes<Shape::kMatrix>(shared + Shape::kK, bwd_tiles(c).k);
+        load_bytes<Shape::kMatrix>(shared + Shape::kQ, bwd_tiles(c).q);
+      } else {
+        load_bytes<kSw128Bytes>(shared + Shape::kA, args.pairs[chunk_tile(c)].a);
+        load_bytes<kSw128Bytes>(shared + Shape::kP, args.pairs[chunk_tile(c)].p);
+      }
+      if constexpr (Shape::kKeys) {
+        load_bytes<Shape::kMatrix>(shared + Shape::kK, args.keys + chunk_tile(c) * (64 * kTileK));
+        load_bytes<Shape::kMatrix>(shared + Shape::kQ, qe_tiles(c).q);
+      }
+      fill_tile<kWarpScanThreads>(d_o, c, tile(c));
+    }
+    cp_async_commit();
+  }
+  FW_DEVICE void late(int c) const {
+    if (c >= 0) {
+      if constexpr (Shape::kTiles) {
+        if constexpr (Shape::kHasE) load_bytes<Shape::kMatrix>(shared + Shape::kE, bwd_tiles(c).y);
+        load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, bwd_tiles(c).gamma);
+      } else if constexpr (Shape::kKeys) {
+        load_bytes<Shape::kMatrix>(shared + Shape::kE, qe_tiles(c).e);
+        load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, qe_tiles(c).gamma);
+      } else {
+        fill_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kK);
+        fill_rows<kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
+        load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, args.numbers + chunk_tile(c));
+      }
+    }
+    cp_async_commit();
+  }
+
+ private:
+  FW_DEVICE const BwdTiles<kTileK>& bwd_tiles(int c) const {
+    return static_cast<const BwdTiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
+  }
+  FW_DEVICE const QETiles<kTileK>& qe_tiles(int c) const {
+    return static_cast<const QETiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
+  }
+};
+
+template <int kTileK, WarpReverse kSource, bool kSave>
+__global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const ScanReverseArgs args) {
+  using Shape = WarpReverseShape<kTileK, kSource, kSave>;
+  char* const shared = shared_memory();
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, 0);
+  if (args.parts != nullptr && (args.parts[coord.n] & 1) == 0) return;
+  const ReverseLoads<Shape, kTileK> loads{args, coord, shared, tile_rows(args.d_o, args.sequences, coord, args.V)};
+  loads.early(coord.chunks - 1);
+  loads.late(coord.chunks - 1);
+  float state[kTileK / 2];
+  load_state(args.d_final_state, coord, coord.n, args.K, args.V, state);
+  const uint32_t base = shared_address(shared);
+  const auto& numbers = *reinterpret_cast<const RowScalesBwd*>(shared + Shape::kNumbers);  // kRows
+  uint32_t a[kTileK / 16][4];
+  FW_NO_UNROLL
+  for (int c = coord.chunks - 1; c >= 0; --c) {
+    const uint32_t tile = base + Shape::kTile + static_cast<uint32_t>(c % 2 * kSw128Bytes);
+    const int64_t block_tile = loads.chunk_tile(c) * value_blocks + coord.value_block;
+    uint32_t d_o[4][4], b[4][4];
+    [[maybe_unused]] uint32_t scaled[4][4];  // kRows
+    float v[32];
+    [[maybe_unused]] float z[32];  // not kTiles
+    pack_fragments(state, a);
+    cp_async_wait<1>();
+    sync_threads();
+    if constexpr (kSave) {
+      FW_UNROLL
+      for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(base + Shape::kD, k, a[k]);
+    }
+    FW_UNROLL
+    for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
+    clear_sums(v);
+    if constexpr (!Shape::kRows) mma_rows(v, a, base + Shape::kK);
+    if constexpr (Shape::kKeys) mma_outer(v, d_o, base + Shape::kP);
+    cp_async_wait<0>();
+    sync_threads();
+    if constexpr (Shape::kRows) {
+      mma_rows(v, a, base + Shape::kK);
+      scale_columns(v, numbers.k);
+      mma_outer(v, d_o, base + Shape::kP);
+      scale_all(state, numbers.gamma[0]);
+    } else {
+      scale_columns(state, reinterpret_cast<const float*>(shared + Shape::kNumbers));
+      mma_outer(state, d_o, base + Shape::kQ);
+    }
+    pack_fragments(v, b);
+    if constexpr (!Shape::kTiles) {
+      clear_sums(z);
+      mma_outer(z, b, base + Shape::kA);
+      pack_fragments(z, b);
+    }
+    if constexpr (kSave) {
+      sync_warp();  // its lanes have read what lies there
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, b[k]);
+    }
+    sync_threads();
+    loads.early(c - 1);
+    if constexpr (kSave) store_bytes<Shape::kMatrix>(args.d_states + block_tile * (64 * kTileK), shared + Shape::kD);
+    if constexpr (kSource == WarpReverse::kTiles) {
+      constexpr uint32_t kSigns = 0x80008000u;
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        FW_UNROLL
+        for (uint32_t& x : b[k]) x ^= kSigns;
+      }
+    }
+    if constexpr (Shape::kHasE) mma_outer(state, b, base + Shape::kE);
+    if constexpr (Shape::kRows) {
+      clear_sums(v);
+      if constexpr (Shape::kSums) {
+        FW_UNROLL
+        for (int i = 0; i < 32; ++i) v[i] = z[i];
+        scale_columns(v, numbers.erase_q);
+      }
+      add_fragments(v, d_o, numbers.q);
+      pack_fragments(v, b);
+      scale_columns(z, numbers.e);
+      if constexpr (Shape::kSums) add_fragments(z, d_o, numbers.read_k);
+      pack_fragments(z, scaled);
+      mma_outer(state, b, base + Shape::kQ);
+      mma_outer(state, scaled, base + Shape::kK);
+    }
+    sync_threads();
+    loads.late(c - 1);
+    if constexpr (kSave) store_bytes<kSw128Bytes>(args.v + block_tile * kSw128Elements, loads.tile(c));
+  }
+  cp_async_wait<0>();
+  store_state(args.d_initial_state, coord, args.final_index != nullptr ? args.final_index[coord.n] : coord.n, args.K,
+              args.V, state);
+}
+
+template <int kTileK, WarpReverse kSource, bool kSave>
+void launch_sm80_reverse(const ScanReverseArgs& args, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  launch(sm80_reverse_kernel<kTileK, kSource, kSave>, grid, kWarpScanThreads,
+         WarpReverseShape<kTileK, kSource, kSave>::kShared, stream, args);
+}
+template <int kTileK, WarpReverse kSource>
+void launch_sm80_reverse(const ScanReverseArgs& args, void* stream) {
+  args.d_states != nullptr ? launch_sm80_reverse<kTileK, kSource, true>(args, stream)
+                           : launch_sm80_reverse<kTileK, kSource, false>(args, stream);
+}
+template <int kTileK>
+void launch_sm80_reverse(const ScanReverseArgs& args, ReverseScan kernel, void* stream) {
+  if (kernel == ReverseScan::kSm80Keys) return launch_sm80_reverse<kTileK, WarpReverse::kKeys>(args, stream);
+  if (kernel == ReverseScan::kSm80Rows) {
+    return args.mixed ? launch_sm80_reverse<kTileK, WarpReverse::kSums>(args, stream)
+                      : launch_sm80_reverse<kTileK, WarpReverse::kRows>(args, stream);
+  }
+  args.is_delta ? launch_sm80_reverse<kTileK, WarpReverse::kTiles>(args, stream)
+                : launch_sm80_reverse<kTileK, WarpReverse::kAdditive>(args, stream);
+}
+
+}  // namespace
+
+void sm80_scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream) {
+  k_tile == 64 ? launch_sm80_reverse<64>(args, kernel, stream) : launch_sm80_reverse<128>(args, kernel, stream);
+}
+
+}  // namespace fw::cuda
