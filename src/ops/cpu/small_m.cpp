@@ -64,21 +64,43 @@ HWY_INLINE void dot_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool acc
 }
 
 template <class Convert, class T>
+HWY_INLINE void dot_block(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, int64_t begin, int64_t end,
+                          Convert convert) {
+  switch (x.rows) {
+    case 1:
+      return dot_rows<1>(x, weight, y, accumulate, begin, end, convert);
+    case 2:
+      return dot_rows<2>(x, weight, y, accumulate, begin, end, convert);
+    case 3:
+      return dot_rows<3>(x, weight, y, accumulate, begin, end, convert);
+    case 4:
+      return dot_rows<4>(x, weight, y, accumulate, begin, end, convert);
+    default:
+      return;
+  }
+}
+
+// Blocks of 64 Ki weights: below that one core is faster than waking another.
+inline RowBlocks weight_blocks(int64_t rows, int64_t cols) {
+  return {rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols))};
+}
+
+template <class Convert, class T>
 void product(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, Convert convert) {
-  // Blocks of 64 Ki weights: below that one core is faster than waking another.
-  const RowBlocks blocks{weight.rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, weight.cols))};
-  for_row_blocks(blocks, [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
-    switch (x.rows) {
-      case 1:
-        return dot_rows<1>(x, weight, y, accumulate, begin, end, convert);
-      case 2:
-        return dot_rows<2>(x, weight, y, accumulate, begin, end, convert);
-      case 3:
-        return dot_rows<3>(x, weight, y, accumulate, begin, end, convert);
-      case 4:
-        return dot_rows<4>(x, weight, y, accumulate, begin, end, convert);
-      default:
-        return;
+  for_row_blocks(weight_blocks(weight.rows, weight.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
+    dot_block(x, weight, y, accumulate, begin, end, convert);
+  });
+}
+
+// Rows are widened one after the other, in the cache of the core that multiplies with them.
+template <class Convert>
+void widened_product(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, bool accumulate, Convert convert) {
+  for_row_blocks(weight_blocks(weight.rows, weight.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
+    LocalScratch scratch;
+    float* wide = scratch.alloc<float>(weight.cols);
+    for (int64_t o = begin; o < end; ++o) {
+      widen_bf16(weight.cols, weight.row(o), wide);
+      dot_block(x, Mat<const float>(wide, 1, weight.cols), y.col_range(o, 1), accumulate, 0, 1, convert);
     }
   });
 }
@@ -91,6 +113,10 @@ void product_f64(Mat<const double> x, Mat<const double> weight, Mat<double> y, b
 }
 void product_bf16(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) {
   product(x, weight, y, accumulate, Rounded());
+}
+// Rounding leaves the numbers of a bf16 weight as they are.
+void widened_product_f32(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, bool accumulate) {
+  widened_product(x, weight, y, accumulate, Native());
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -105,6 +131,7 @@ namespace {
 HWY_EXPORT(product_f32);
 HWY_EXPORT(product_f64);
 HWY_EXPORT(product_bf16);
+HWY_EXPORT(widened_product_f32);
 
 }  // namespace
 
@@ -114,6 +141,16 @@ void small_m_product(Mat<const float> x, Mat<const float> weight, Mat<float> y, 
   const Mat<float> rounded(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
   round_to_bf16_values(x, rounded);
   HWY_DYNAMIC_DISPATCH(product_bf16)(rounded, weight, y, accumulate);
+}
+
+void small_m_product(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, Precision precision, bool accumulate) {
+  LocalScratch scratch;
+  if (precision == Precision::kBf16) {
+    const Mat<float> rounded(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
+    round_to_bf16_values(x, rounded);
+    x = rounded;
+  }
+  HWY_DYNAMIC_DISPATCH(widened_product_f32)(x, weight, y, accumulate);
 }
 
 void small_m_product(Mat<const double> x, Mat<const double> weight, Mat<double> y, Precision, bool accumulate) {
