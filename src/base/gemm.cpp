@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/local_scratch.h"
 #include "base/threads.h"
 
 namespace fw {
@@ -46,10 +47,9 @@ void scale_only(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
   }
 }
 
-template <class T>
-void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
-                int64_t ldb, T beta, T* c, int64_t ldc) {
-  if (k <= 0) return scale_only(m, n, beta, c, ldc);  // a and b may be null
+// body(first row, first column, rows, columns) for tiles of C [m, n] on all threads.
+template <class Body>
+void for_tiles(int64_t m, int64_t n, const Body& body) {
   // Tall products (activations) are cut by rows, weight gradients (small m, n; large k) by both. A tile of 256 x 512
   // keeps its operands in L2 and is large enough for the library to reach its speed.
   const int64_t tile_m = m >= 1024 ? 256 : std::max<int64_t>(32, (m + 3) / 4 + 15 - ((m + 3) / 4 + 15) % 16);
@@ -59,8 +59,17 @@ void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, co
   parallel_for(tiles_m * tiles_n, [&](int64_t tile) {
     const int64_t i = tile / tiles_n * tile_m;
     const int64_t j = tile % tiles_n * tile_n;
-    gemm(ta, tb, std::min(tile_m, m - i), std::min(tile_n, n - j), k, alpha, ta == Trans::kNo ? a + i * lda : a + i,
-         lda, tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
+    body(i, j, std::min(tile_m, m - i), std::min(tile_n, n - j));
+  });
+}
+
+template <class T>
+void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
+                int64_t ldb, T beta, T* c, int64_t ldc) {
+  if (k <= 0) return scale_only(m, n, beta, c, ldc);  // a and b may be null
+  for_tiles(m, n, [&](int64_t i, int64_t j, int64_t rows, int64_t cols) {
+    gemm(ta, tb, rows, cols, k, alpha, ta == Trans::kNo ? a + i * lda : a + i, lda,
+         tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
   });
 }
 
@@ -103,6 +112,17 @@ void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float al
 void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
                    const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
   gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void gemm_parallel_bf16(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const Bf16* b,
+                        float beta, float* c, int64_t ldc) {
+  if (k <= 0) return scale_only(m, n, beta, c, ldc);
+  for_tiles(m, n, [&](int64_t i, int64_t j, int64_t rows, int64_t cols) {
+    LocalScratch scratch;
+    float* wide = scratch.alloc<float>(cols * k);
+    widen_bf16(cols * k, b + j * k, wide);
+    gemm(Trans::kNo, Trans::kYes, rows, cols, k, alpha, a + i * lda, lda, wide, k, beta, c + i * ldc + j, ldc);
+  });
 }
 
 }  // namespace fw

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/bf16.h"
+
 namespace fw {
 
 // The largest distance of rows that every library's products take.
@@ -26,5 +28,9 @@ void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float al
                    const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda,
                    const double* b, int64_t ldb, double beta, double* c, int64_t ldc);
+// C = alpha A B^T + beta C with B [n, k] in bf16, dense; each tile widens its rows of B. The bits are those of the
+// product with all of B widened before.
+void gemm_parallel_bf16(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const Bf16* b,
+                        float beta, float* c, int64_t ldc);
 
 }  // namespace fw

@@ -94,8 +94,9 @@ double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t se
 double estimated_step(const ModelConfig& config, const TrainConfig& train, const MemoryPlan& plan) {
   constexpr int64_t kTokens = 256;
   const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
-  LanguageModel<float> model(config, device_named(train.device),
-                             train.lora > 0 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
+  LanguageModel<float> model(
+      config, device_named(train.device),
+      train.lora > 0 && train.device != "cpu" ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
   Random random(1);
   model.init(random);
   if (train.lora > 0) {

@@ -43,7 +43,7 @@ class Export : public Command {
   }
   int run(Options&) override {
     check_new_folder("TARGET", target_);
-    OpenModel open = open_model(model_, "f32", tokenizer_, "cpu", adapter_);
+    OpenModel open = open_model(model_, "f32", tokenizer_, "cpu", adapter_, LoadFor::kTraining);
     if (!merge_ && !open.adapter.empty())
       fail_usage("--merge: expected it with adapters ('{}'), which a folder without PEFT cannot have", open.adapter);
     if (merge_ && open.adapter.empty())

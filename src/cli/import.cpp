@@ -36,7 +36,7 @@ class Import : public Command {
       fail_usage("SOURCE: expected a model, got adapters '{}': fastweight export --merge makes one of them", source_);
     if (!is_hf_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
     check_new_folder("TARGET", target_);
-    OpenModel open = open_model(source_, "f32", tokenizer_);
+    OpenModel open = open_model(source_, "f32", tokenizer_, "cpu", "", LoadFor::kTraining);
     if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());
     NewFolder target("TARGET", target_);
     open.tokenizer->save(target_);

@@ -128,7 +128,7 @@ void declare_adapter(Options& options, std::string& adapter) {
 }
 
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer,
-                     const std::string& device, const std::string& adapter) {
+                     const std::string& device, const std::string& adapter, LoadFor use) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   std::string folder = find_model_folder(path), adapters = adapter.empty() ? "" : find_model_folder(adapter);
   if (!adapters.empty() && !is_adapter_folder(adapters))
@@ -144,7 +144,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   for (const std::string& warning : warnings) say_aside("warning: {}\n", warning);
   if (const OtherTensors others(folder); !others.empty())
     say_aside("'{}': left aside, since they are no part of the text model: {}\n", folder, others.description());
-  OpenModel open{folder, adapters, load_model<float>(folder, device_named(device), LoadFor::kForward), nullptr, {}};
+  OpenModel open{folder, adapters, load_model<float>(folder, device_named(device), use), nullptr, {}};
   check_finite(open.model, folder);
   if (!adapters.empty()) load_adapters(adapters, open.model);
   const int64_t vocab_size = open.model.config().vocab_size;

@@ -26,9 +26,11 @@ struct OpenModel {
 // precision: f32 or bf16 (on the CPU). device: cpu, cuda or cuda:N. tokenizer: bytes, ids, the path of a SentencePiece
 // model or of a Hugging Face tokenizer.json, or "" for the folder's own. Of a Hugging Face folder that is its
 // tokenizer.json, else its tokenizer.model, or ids where it has neither. Error(kUsage) when there is no model, it is
-// damaged, or its tokenizer is larger than its vocabulary or not the one that it was trained with.
+// damaged, or its tokenizer is larger than its vocabulary or not the one that it was trained with. use: kTraining where
+// its parameters are changed or taken.
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "",
-                     const std::string& device = "cpu", const std::string& adapter = "");
+                     const std::string& device = "cpu", const std::string& adapter = "",
+                     LoadFor use = LoadFor::kForward);
 
 void declare_adapter(Options& options, std::string& adapter);  // --adapter
 // For the help of an option --device.

@@ -36,7 +36,7 @@ StartModel of_checkpoints(const std::string& run) {
 }
 
 StartModel of_model(const std::string& path) {
-  OpenModel open = open_model(path, "f32");
+  OpenModel open = open_model(path, "f32", "", "cpu", "", LoadFor::kTraining);
   if (!open.adapter.empty())
     fail_usage(
         "--from: expected a model, got adapters '{}': 'fastweight export --merge {} FOLDER' makes a model of them",

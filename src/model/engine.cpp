@@ -294,7 +294,10 @@ std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device
   if constexpr (std::is_same_v<W, float>) {
     if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, master_format);
   }
-  return std::make_unique<EngineOf<W>>(config, device, params, MasterFormat::kFp32);
+  // Products of floats on the CPU widen weights in bf16; what trains keeps floats.
+  const bool widens =
+      std::is_same_v<W, float> && device.kind() == FW_DEVICE_CPU && master_format == MasterFormat::kBf16;
+  return std::make_unique<EngineOf<W>>(config, device, params, widens ? MasterFormat::kBf16 : MasterFormat::kFp32);
 }
 
 template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, MasterFormat);

@@ -445,14 +445,13 @@ LanguageModel<T> load_model(const std::string& folder, Device& device, LoadFor u
   if (expected > 2 * found + 1e6)
     fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
+  const bool keeps_bf16 =
+      std::is_same_v<T, float> && use == LoadFor::kForward && !only_plans(device) && only_bf16(source, reader);
   if (device.host_memory())
     require_memory(
-        expected * sizeof(T), fmt::format("the model '{}'", folder),
+        expected * static_cast<double>(keeps_bf16 ? sizeof(Bf16) : sizeof(T)), fmt::format("the model '{}'", folder),
         "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
-  const bool on_gpu = device.kind() == FW_DEVICE_CUDA && !only_plans(device);
-  LanguageModel<T> model(source.config, device,
-                         on_gpu && use == LoadFor::kForward && only_bf16(source, reader) ? MasterFormat::kBf16
-                                                                                         : MasterFormat::kBf16PlusLow);
+  LanguageModel<T> model(source.config, device, keeps_bf16 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
   model.set_tokenizer(saved_tokenizer(reader));
   Params<T>& params = model.params();
   std::vector<WeightSource> sources;

@@ -32,7 +32,8 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
   PlanDevice device(on_cpu(train) ? FW_DEVICE_CPU : FW_DEVICE_CUDA);
   plan.libraries = library_bytes(device);
   if (!on_cpu(train)) plan.messages = nccl_room(ranks);
-  LanguageModel<float> model(config, device, train.lora > 0 ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
+  LanguageModel<float> model(config, device,
+                             train.lora > 0 && !on_cpu(train) ? MasterFormat::kBf16 : MasterFormat::kBf16PlusLow);
   if (train.lora > 0) {
     plan.base = device.bytes();
     model.add_adapters(adapters_of(train));

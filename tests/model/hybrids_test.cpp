@@ -349,5 +349,59 @@ TEST(Hybrids, OurOwnAreExported) {
   }
 }
 
+// For eval and generate a model whose products are all bf16 in its file keeps them so: the same bits in half the memory.
+TEST(Bf16Weights, GiveTheSameBitsOnTheCpu) {
+  for (const std::string name : {"qwen3_5", "olmo_hybrid", "qwen3_next", "qwen3_5_moe", "kimi_linear"}) {
+    SCOPED_TRACE(name);
+    const TempFolder folder;
+    write_file_atomic(folder.path("config.json"), read_file(kModels + name + "/config.json"));
+    const SafetensorsReader plain(kModels + name + "/model.safetensors");
+    SafetensorsWriter writer;
+    std::deque<std::vector<Bf16>> kept;
+    for (const auto& [tensor, info] : plain.tensors()) {
+      std::vector<float> values(static_cast<size_t>(info.count()));
+      plain.read<float>(tensor, info.shape, values);
+      std::vector<Bf16>& rounded = kept.emplace_back(values.size());
+      round_to_bf16(info.count(), values.data(), rounded.data());
+      writer.add(tensor, "BF16", info.shape, std::as_bytes(std::span(rounded)));
+    }
+    writer.write(folder.path("model.safetensors"));
+    LanguageModel<float> wide = load_model<float>(folder.path()),
+                         narrow = load_model<float>(folder.path(), host_device(), LoadFor::kForward);
+    EXPECT_FALSE(wide.params().split());
+    EXPECT_TRUE(narrow.params().split());
+    EXPECT_EQ(narrow.hash(), wide.hash());
+    const SeqLayout layout({0, 5, 19});
+    const int64_t vocab = wide.config().vocab_size;
+    const std::vector<int32_t> ids = random_ids(19, vocab, 3), targets = random_ids(19, vocab, 4);
+    const auto results = [&](LanguageModel<float>& model) {
+      Logits<float> all(19, vocab), last(1, vocab);
+      model.forward_all(ids, layout, nullptr, all.mat());
+      ModelState<float> state(model.config(), 1, model.device());
+      for (size_t t = 0; t < 6; ++t) {
+        model.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last.mat());
+        all.values.insert(all.values.end(), last.values.begin(), last.values.end());
+      }
+      all.values.push_back(static_cast<float>(model.evaluate(ids, targets, layout).nll));
+      return all.values;
+    };
+    for (const Precision precision : {Precision::kNative, Precision::kBf16}) {
+      wide.set_precision(precision);
+      narrow.set_precision(precision);
+      EXPECT_EQ(results(narrow), results(wide));
+    }
+    for (LanguageModel<float>* model : {&wide, &narrow}) {
+      model->add_adapters({{2, 4.0, false, {}}, "base", false});
+      Random random(6);
+      for (const ParamSpec& spec : model->trained().specs()) {
+        std::vector<float> values(static_cast<size_t>(spec.size()));
+        for (float& x : values) x = static_cast<float>(random.normal());
+        model->trained().write_values(spec, values);
+      }
+    }
+    EXPECT_EQ(results(narrow), results(wide));
+  }
+}
+
 }  // namespace
 }  // namespace fw::testing

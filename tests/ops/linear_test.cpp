@@ -102,6 +102,47 @@ TEST(Linear, AddsAnAddend) {
   }
 }
 
+// A weight that is kept in bf16 alone gives what its widened values give, bit for bit.
+TEST(Linear, Bf16WeightsGiveTheBitsOfTheirValues) {
+  struct Case {
+    int64_t rows, in, out;
+  };
+  for (const auto& [rows, in, out] :
+       std::vector<Case>{{1, 7, 5}, {2, 600, 40}, {4, 129, 700}, {5, 65, 530}, {1100, 70, 1030}}) {
+    Random random(7);
+    const Values<float> values = cast<float>({random_values(random, rows * in), random_values(random, out * in),
+                                              random_values(random, rows * out), random_values(random, out)});
+    std::vector<Bf16> narrow(values[1].size());
+    std::vector<float> wide(values[1].size());
+    round_to_bf16(out * in, values[1].data(), narrow.data());
+    widen_bf16(out * in, narrow.data(), wide.data());
+    const Mat<const float> x(values[0].data(), rows, in), dy(values[2].data(), rows, out);
+    const Weight<float> as_values(Mat<const float>(wide.data(), out, in)),
+        as_bf16(Mat<const float>(nullptr, out, in), {narrow.data(), out, in});
+    for (const Precision precision : {Precision::kNative, Precision::kBf16}) {
+      const auto results = [&](const Weight<float>& weight) {
+        Values<float> got;
+        for (const Write write : {Write::kOverwrite, Write::kAccumulate}) {
+          std::vector<float> y = values[2], dx = values[0];
+          host_ops<float>().linear_forward(host_exec<float>(precision), x, weight, values[3].data(),
+                                           {y.data(), rows, out}, write);
+          host_ops<float>().linear_backward(host_exec<float>(precision), dy, x, weight, {dx.data(), rows, in}, {},
+                                            nullptr, write);
+          got.push_back(y);
+          got.push_back(dx);
+        }
+        const std::vector<int32_t> ids{static_cast<int32_t>(out - 1), 0, 1};
+        std::vector<float> rows_of_table(ids.size() * static_cast<size_t>(in));
+        host_ops<float>().embedding_forward(host_exec<float>(precision), ids.data(), weight,
+                                            {rows_of_table.data(), static_cast<int64_t>(ids.size()), in});
+        got.push_back(rows_of_table);
+        return got;
+      };
+      EXPECT_TRUE(same_bits<float>(results(as_bf16), results(as_values))) << fmt_name(rows, in, out);
+    }
+  }
+}
+
 TEST(Linear, NoRows) { check_op(LinearOp{0, 7, 5, true}, "linear of nothing"); }
 
 TEST(Linear, BitsDoNotDependOnThreads) {

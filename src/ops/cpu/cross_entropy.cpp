@@ -21,7 +21,7 @@ LossSum over_slices(const Exec<T>& exec, Mat<const T> h, const Weight<T>& weight
     const int64_t rows = std::min(slice.rows, h.rows - begin);
     const Mat<T> logits(slice.logits, rows, vocab);
     if (exec.decode_bits) {
-      small_m_product(h.row_range(begin, rows), weight.values, logits, exec.precision, false);
+      small_m_product(h.row_range(begin, rows), weight, logits, exec.precision, false);
     } else {
       products.forward(h.row_range(begin, rows), logits, Write::kOverwrite);
     }

@@ -1,6 +1,7 @@
 // Embedding: rows of a table. The backward pass adds rows of equal ids in the order of the tokens. A task owns a slice
 // of the columns. So no two tasks write the same element and the sums do not depend on the threads.
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
@@ -18,6 +19,12 @@ template <class T>
 void embedding_forward(const Exec<T>&, const int32_t* ids, Weight<T> weight, Mat<T> out) {
   for_row_blocks(RowBlocks::cut(out.rows, out.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
+      if constexpr (std::is_same_v<T, float>) {
+        if (weight.values.data == nullptr) {
+          widen_bf16(out.cols, weight.rounded.row(ids[t]), out.row(t));
+          continue;
+        }
+      }
       std::memcpy(out.row(t), weight.values.row(ids[t]), sizeof(T) * static_cast<size_t>(out.cols));
     }
   });

@@ -86,7 +86,9 @@ template <class T>
 Weight<T> weight_of(const Weight<T>& weight, int64_t expert, int64_t out) {
   const Mat<const Bf16> rounded =
       weight.rounded.data == nullptr ? weight.rounded : weight.rounded.row_range(expert * out, out);
-  return {weight.values.row_range(expert * out, out), rounded};
+  const Mat<const T> values = weight.values.data == nullptr ? Mat<const T>(nullptr, out, weight.values.cols)
+                                                            : weight.values.row_range(expert * out, out);
+  return {values, rounded};
 }
 
 // body(expert, first row, rows) of every expert that has rows.

@@ -19,6 +19,14 @@ Mat<float> rounded_values(Mat<const float> x, LocalScratch& scratch) {
   return out;
 }
 
+Mat<float> widened_values(Mat<const Bf16> x, LocalScratch& scratch) {
+  const Mat<float> out(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
+  for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) widen_bf16(x.cols, x.row(row), out.row(row));
+  });
+  return out;
+}
+
 template <class T>
 T beta_of(Write write) {
   return write == Write::kAccumulate ? T(1) : T(0);
@@ -53,12 +61,14 @@ void add_column_sums(Mat<const T> dy, T* dbias) {
 template <class T>
 LinearProducts<T>::LinearProducts(Weight<T> weight, Precision precision) : values_(weight.values) {
   if constexpr (std::is_same_v<T, float>) {
+    const bool is_bf16 = weight.values.data == nullptr;
+    if (is_bf16) rounded_ = weight.rounded;
     if (precision == Precision::kNative) return;
     way_ = bf16_products_supported() ? Bf16Way::kLibrary : Bf16Way::kRoundedValues;
     if (way_ == Bf16Way::kLibrary) {
       rounded_ = weight.rounded.data != nullptr ? weight.rounded : Mat<const Bf16>(bf16_copy(weight.values, scratch_));
     } else {
-      values_ = rounded_values(weight.values, scratch_);
+      values_ = is_bf16 ? widened_values(rounded_, scratch_) : rounded_values(weight.values, scratch_);
     }
   }
 }
@@ -75,6 +85,9 @@ void LinearProducts<T>::forward(Mat<const T> x, Mat<T> y, Write write) {
   LocalScratch scratch;
   if constexpr (std::is_same_v<T, float>) {
     if (way_ == Bf16Way::kRoundedValues) x = rounded_values(x, scratch);
+    if (values_.data == nullptr)
+      return gemm_parallel_bf16(x.rows, rounded_.rows, x.cols, 1, x.data, x.stride, rounded_.data,
+                                beta_of<float>(write), y.data, y.stride);
   }
   gemm_parallel(Trans::kNo, Trans::kYes, x.rows, values_.rows, x.cols, T(1), x.data, x.stride, values_.data,
                 values_.stride, beta_of<T>(write), y.data, y.stride);
@@ -97,8 +110,12 @@ void LinearProducts<T>::backward(Mat<const T> dy, Mat<const T> x, Mat<T> dx, Mat
     }
   }
   if (dx.data != nullptr) {
-    gemm_parallel(Trans::kNo, Trans::kNo, dy.rows, values_.cols, dy.cols, T(1), dy.data, dy.stride, values_.data,
-                  values_.stride, beta_of<T>(write), dx.data, dx.stride);
+    Mat<const T> values = values_;
+    if constexpr (std::is_same_v<T, float>) {
+      if (values.data == nullptr) values = widened_values(rounded_, scratch);
+    }
+    gemm_parallel(Trans::kNo, Trans::kNo, dy.rows, values.cols, dy.cols, T(1), dy.data, dy.stride, values.data,
+                  values.stride, beta_of<T>(write), dx.data, dx.stride);
   }
   if (dweight.data != nullptr) {
     gemm_parallel(Trans::kYes, Trans::kNo, dweight.rows, dweight.cols, dy.rows, T(1), dy.data, dy.stride, x.data,
@@ -115,7 +132,7 @@ template <class T>
 void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const T* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
   if (x.rows <= kSmallM || exec.decode_bits) {
-    small_m_product(x, weight.values, y, exec.precision, write == Write::kAccumulate);
+    small_m_product(x, weight, y, exec.precision, write == Write::kAccumulate);
   } else {
     LinearProducts<T>(weight, exec.precision).forward(x, y, write);
   }

@@ -27,7 +27,7 @@ class LinearProducts {
 
   LocalScratch scratch_;
   Bf16Way way_ = Bf16Way::kOff;
-  Mat<const T> values_;      // W, or its rounded values
+  Mat<const T> values_;      // W, or its rounded values; no data where it is kept in bf16 alone
   Mat<const Bf16> rounded_;  // W in bf16
   Bf16Tiles tiles_;          // of W and of W^T
   Bf16Tiles tiles_trans_;

@@ -81,15 +81,17 @@ HWY_INLINE void dot_few_rows(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool
   }
 }
 
+// Blocks of 64 Ki weights: below that one core is faster than waking another.
+inline RowBlocks weight_blocks(int64_t rows, int64_t cols) {
+  return {rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols))};
+}
+
 template <class Convert, class T>
 void product(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, Convert convert) {
-  // Blocks of 64 Ki weights: below that one core is faster than waking another. Of many rows of x, kRows stay in the
-  // second cache while those of kTile weights in the first pass them.
-  constexpr int64_t kBlock = 65536, kTile = 4096, kRows = 64;
-  const int64_t cols = std::max<int64_t>(1, weight.cols);
-  const RowBlocks blocks{weight.rows, std::max<int64_t>(1, kBlock / cols)};
-  const int64_t tile = x.rows > kSmallM ? std::max<int64_t>(1, kTile / cols) : weight.rows;
-  for_row_blocks(blocks, [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
+  // Of many rows of x, kRows stay in the second cache while those of kTile weights in the first pass them.
+  constexpr int64_t kTile = 4096, kRows = 64;
+  const int64_t tile = x.rows > kSmallM ? std::max<int64_t>(1, kTile / std::max<int64_t>(1, weight.cols)) : weight.rows;
+  for_row_blocks(weight_blocks(weight.rows, weight.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t first = 0; first < x.rows; first += kRows) {
       for (int64_t o = begin; o < end; o += tile) {
         for (int64_t t = first; t < std::min(first + kRows, x.rows); t += kSmallM) {
@@ -97,6 +99,23 @@ void product(Mat<const T> x, Mat<const T> weight, Mat<T> y, bool accumulate, Con
           dot_few_rows(x.row_range(t, rows), weight, y.row_range(t, rows), accumulate, o, std::min(o + tile, end),
                        convert);
         }
+      }
+    }
+  });
+}
+
+// Rows are widened one after the other, in the cache of the core that multiplies with them.
+template <class Convert>
+void widened_product(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, bool accumulate, Convert convert) {
+  for_row_blocks(weight_blocks(weight.rows, weight.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
+    LocalScratch scratch;
+    float* wide = scratch.alloc<float>(weight.cols);
+    for (int64_t o = begin; o < end; ++o) {
+      widen_bf16(weight.cols, weight.row(o), wide);
+      for (int64_t t = 0; t < x.rows; t += kSmallM) {
+        const int64_t rows = std::min(kSmallM, x.rows - t);
+        dot_few_rows(x.row_range(t, rows), Mat<const float>(wide, 1, weight.cols), y.row_range(t, rows).col_range(o, 1),
+                     accumulate, 0, 1, convert);
       }
     }
   });
@@ -111,6 +130,10 @@ void product_f64(Mat<const double> x, Mat<const double> weight, Mat<double> y, b
 void product_bf16(Mat<const float> x, Mat<const float> weight, Mat<float> y, bool accumulate) {
   product(x, weight, y, accumulate, Rounded());
 }
+// Rounding leaves the numbers of a bf16 weight as they are.
+void widened_product_f32(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, bool accumulate) {
+  widened_product(x, weight, y, accumulate, Native());
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
@@ -124,6 +147,7 @@ namespace {
 HWY_EXPORT(product_f32);
 HWY_EXPORT(product_f64);
 HWY_EXPORT(product_bf16);
+HWY_EXPORT(widened_product_f32);
 
 }  // namespace
 
@@ -133,6 +157,16 @@ void small_m_product(Mat<const float> x, Mat<const float> weight, Mat<float> y, 
   const Mat<float> rounded(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
   round_to_bf16_values(x, rounded);
   HWY_DYNAMIC_DISPATCH(product_bf16)(rounded, weight, y, accumulate);
+}
+
+void small_m_product(Mat<const float> x, Mat<const Bf16> weight, Mat<float> y, Precision precision, bool accumulate) {
+  LocalScratch scratch;
+  if (precision == Precision::kBf16) {
+    const Mat<float> rounded(scratch.alloc<float>(x.rows * x.cols), x.rows, x.cols);
+    round_to_bf16_values(x, rounded);
+    x = rounded;
+  }
+  HWY_DYNAMIC_DISPATCH(widened_product_f32)(x, weight, y, accumulate);
 }
 
 void small_m_product(Mat<const double> x, Mat<const double> weight, Mat<double> y, Precision, bool accumulate) {
