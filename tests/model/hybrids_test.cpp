@@ -349,7 +349,7 @@ TEST(Hybrids, OurOwnAreExported) {
   }
 }
 
-// For eval and generate a model whose products are all bf16 in its file keeps them so: the same bits in half the memory.
+// For eval and generate a model whose products are all bf16 in its file keeps them so: the same bits, half the memory.
 TEST(Bf16Weights, GiveTheSameBitsOnTheCpu) {
   for (const std::string name : {"qwen3_5", "olmo_hybrid", "qwen3_next", "qwen3_5_moe", "kimi_linear"}) {
     SCOPED_TRACE(name);
