@@ -1,6 +1,7 @@
 """fastweight.torch.nn: layers against the engine's models and flash-linear-attention's, packed and cut sequences, steps, gradients, and PyTorch's own machinery around
 them; the short convolution."""
 
+import functools
 import json
 import math
 import os
@@ -220,7 +221,9 @@ class FlaModels(unittest.TestCase):
             o["expand_v"] = config["expand_v"] / config["expand_k"]
         if override:
             return nn.GatedDeltaNet2, dict(o, **{name: override[name] for name in ("num_heads", "num_v_heads", "head_dim", "expand_v", "allow_neg_eigval") if name in override})
-        layers = {"gated_deltanet": nn.GatedDeltaNet, "kda": nn.KimiDeltaAttention, "precond_kda": nn.PreconditionedKDA, "delta_net": nn.DeltaNet, "comba": nn.Comba,
+        # Values of comba are FLA's plain recurrence's, which erases after the decay; its kernels, and so models, erase before it.
+        comba = functools.partial(nn.DeltaRuleLayer, rule="decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", output_gate="sigmoid", raw_read_correction=True)
+        layers = {"gated_deltanet": nn.GatedDeltaNet, "kda": nn.KimiDeltaAttention, "precond_kda": nn.PreconditionedKDA, "delta_net": nn.DeltaNet, "comba": comba,
                   "precond_gated_deltanet": nn.PreconditionedGatedDeltaNet, "gla": nn.GatedLinearAttention, "retnet": nn.RetNet, "linear_attn": nn.LinearAttention}
         if kind not in layers:
             return None, None

@@ -456,8 +456,8 @@ GatedDeltaNet2 = _named("GatedDeltaNet2", "gated_deltanet2", "Gated DeltaNet-2: 
 KimiDeltaAttention = _named("KimiDeltaAttention", "kda", "Kimi Delta Attention (Kimi Linear 2025).", True, output_gate="sigmoid", decay_per_value_head=True)
 KaczmarzLinearAttention = _named("KaczmarzLinearAttention", "kaczmarz", "Kaczmarz Linear Attention: a projection step on raw keys.")
 QDelta = _named("QDelta", "qdelta", "Q-Delta: the erase key is k + lambda q.")
-Comba = _named("Comba", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", "Comba: an erase key of its own and a corrected read.", output_gate="sigmoid",
-               raw_read_correction=True)
+Comba = _named("Comba", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2 erase_state=previous",
+               "Comba: an erase before the decay, with a key of its own, and a corrected read.", output_gate="sigmoid", raw_read_correction=True)
 PreconditionedDeltaNet = _named("PreconditionedDeltaNet", "precond_deltanet", "DeltaNet with a diagonal preconditioner.", output_gate="none")
 PreconditionedGatedDeltaNet = _named("PreconditionedGatedDeltaNet", "precond_gated_deltanet", "Gated DeltaNet with a diagonal preconditioner.")
 PreconditionedKDA = _named("PreconditionedKDA", "precond_kda", "Kimi Delta Attention with a diagonal preconditioner.", True, output_gate="sigmoid", decay_per_value_head=True)
