@@ -107,8 +107,8 @@ TEST(Linear, Bf16WeightsGiveTheBitsOfTheirValues) {
   struct Case {
     int64_t rows, in, out;
   };
-  for (const auto& [rows, in, out] :
-       std::vector<Case>{{1, 7, 5}, {2, 600, 40}, {4, 129, 700}, {5, 65, 530}, {1100, 70, 1030}}) {
+  for (const Case& c : std::vector<Case>{{1, 7, 5}, {2, 600, 40}, {4, 129, 700}, {5, 65, 530}, {1100, 70, 1030}}) {
+    const int64_t rows = c.rows, in = c.in, out = c.out;  // clang 14 captures no structured binding
     Random random(7);
     const Values<float> values = cast<float>({random_values(random, rows * in), random_values(random, out * in),
                                               random_values(random, rows * out), random_values(random, out)});
