@@ -33,7 +33,7 @@ FW_DEVICE void store_bytes(void* to, const char* from) {
     *reinterpret_cast<uint4*>(static_cast<char*>(to) + at) = *reinterpret_cast<const uint4*>(from + at);
 }
 
-// The chunk's row of numbers becomes part of the state's rows: d *= number.
+// d times one number: the decay of a chunk that all channels share.
 template <int kN>
 FW_DEVICE void scale_all(float (&d)[kN], float by) {
   FW_UNROLL
