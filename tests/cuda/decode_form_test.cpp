@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
+#ifdef FW_CUDA_EMULATION
+#include "emulation/gpu.h"
+#endif
 #include "support/error_of.h"
 
 namespace fw::testing {
@@ -69,6 +72,34 @@ TEST(DecodeForm, IsInThePlan) {
   EXPECT_NE(text.find("form: decode: forward by the token form, backward in chunks"), std::string::npos) << text;
   EXPECT_NE(text.find("kernels forward: token/"), std::string::npos) << text;
 }
+
+#ifdef FW_CUDA_EMULATION
+// A GPU other than Hopper has no chunk kernels for a decay a channel, but for one a token. float32 tensors are what
+// rewrites of the chunk form would stage.
+TEST(DecodeForm, OnAnOlderGpu) {
+  const cuda::emulation::Gpu before = cuda::emulation::gpu;
+  cuda::emulation::gpu.major = 8;
+  for (const auto& [rule, backward] : {std::pair{"kda", "backward too"}, {"gated_deltanet", "backward in chunks"}}) {
+    for (const bool bf16 : {true, false}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout::uniform(1, 66);
+      options.K = options.V = 64;
+      const Problem problem = of_bf16_numbers(random_problem(preset(rule).rule, options));
+      HeaderRun run = decode_form_run();
+      if (!bf16) run.bf16 = HeaderRun::Bf16Tensors::kNone;
+      SCOPED_TRACE(describe(problem));
+      std::string text;
+      const ReferenceOutputs steps = header_steps(problem, run, 1);
+      run.plan_text = &text;
+      run.forward_saves = true;
+      EXPECT_TRUE(close(header_forward(problem, run), steps, 0));
+      EXPECT_NE(text.find(backward), std::string::npos) << text;
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+    }
+  }
+  cuda::emulation::gpu = before;
+}
+#endif
 
 }  // namespace
 }  // namespace fw::testing

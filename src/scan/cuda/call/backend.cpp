@@ -52,12 +52,14 @@ class CudaCall final : public Call {
     tensors.saved = saved;
     cuda::require_device(call_.chunk_form());
     if (!token_) return call_.forward(tensors, workspace);
+    // First what backward takes: final states may be written where initial ones lie.
+    if (saved != nullptr) {
+      cuda::ForwardTensors saving = tensors;
+      saving.out = {};
+      call_.forward(saving, workspace);
+    }
     tensors.saved = nullptr;
     token_->forward(tensors, workspace);
-    if (saved == nullptr) return;
-    tensors.out = {};
-    tensors.saved = saved;
-    call_.forward(tensors, workspace);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
                 void* workspace) const override {

@@ -45,7 +45,7 @@ RewrittenCall::RewrittenCall(const Plan& plan, int sm_count, Arch arch) : plan_(
   std::vector<const RewriteLine*> lines;
   // The caller's plan is the first one, which this does not own; the token form where the GPU has no other.
   std::vector<std::shared_ptr<const Plan>> behind{{std::shared_ptr<const Plan>(), &plan}};
-  if (plan.form == FW_FORM_AUTO && !can_take_chunks(plan, arch)) {
+  if ((plan.form == FW_FORM_AUTO || plan.form == FW_FORM_DECODE) && !can_take_chunks(plan, arch)) {
     Plan token = plan;
     token.form = FW_FORM_TOKEN;
     behind.front() = std::make_shared<const Plan>(token);
