@@ -60,7 +60,7 @@ FW_DEVICE uint32_t order_key(float x) {
 }
 FW_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
-// best, at: a key and its index in each lane. Every lane gets the index of the largest of the 32, the first of equal ones.
+// best, at: a key and its index in each lane. Every lane gets the index of the largest key, the first of equal ones.
 FW_DEVICE int index_of_largest(uint32_t best, int at) {
   for (int mask = 16; mask > 0; mask >>= 1) {
     const uint32_t other = shuffle_xor(best, mask);
