@@ -63,7 +63,11 @@ class Rwkv7Pair(tnn.Module):
     def forward(self, x, **options):
         y, values, *first = self.layers[0](x, **options)
         y, _, *second = self.layers[1](y, v_first=values, **options)
-        return (y, second[0]._replace(recurrent=first[0].recurrent + second[0].recurrent)) if second else y
+        if not second:
+            return y
+        state = second[0]
+        # Not _replace: torch 2.6 compiles constructors of named tuples, but no methods of theirs.
+        return y, nn.LayerState(first[0].recurrent + state.recurrent, state.conv, state.precond, state.tokens)
 
 
 def every_layer():
