@@ -65,9 +65,15 @@ def problems():
     if not (folder / "layout.inc").exists():
         yield f"tests/abi/{version(text)}: expected the frozen header of this version, found none; run tools/freeze_abi.py, and write its program.c"
         return
-    # What was added since the release is frozen with the next one.
+    # What was added since the release is frozen with the next one, also at the end of a struct that may grow.
     today = set(layout(text).splitlines())
-    if any(line not in today for line in (folder / "layout.inc").read_text(encoding="utf-8").splitlines()):
+    sizes = {name: ctypes.sizeof(struct) for name, struct in parsed(text).items()}
+
+    def kept(line):
+        grown = re.fullmatch(r"FW_STRUCT\((\w+), (\d+), 1\)", line)
+        return line in today or grown is not None and sizes.get(grown[1], 0) >= int(grown[2])
+
+    if not all(map(kept, (folder / "layout.inc").read_text(encoding="utf-8").splitlines())):
         yield f"include/fastweight/fastweight.h: its layout differs from tests/abi/{version(text)}/layout.inc; a changed ABI needs a new version"
     known = dict(reversed(line.split("  ", 1)) for line in DIGESTS.read_text(encoding="utf-8").splitlines())
     found = dict(reversed(line.split("  ", 1)) for line in digests().splitlines())

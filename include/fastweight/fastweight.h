@@ -261,6 +261,32 @@ typedef struct fw_checkpoints {
   int64_t reserved[2]; /* 0 */
 } fw_checkpoints;
 
+/* Decode that does not write the states (ring replay), of fw_step. A state stays as it was some tokens ago, and a ring
+ * has what each token since then does to it: w, u and the decay. A step reads both and writes the ring alone. Every
+ * `tokens` tokens they are folded into the state, in place. With S the state in memory, a_j = exp(g_j), and the ring's
+ * tokens j = 1 to m in front of token t = m + 1:
+ *     Sbar_t = Diag(a_1 .. a_t) S + sum over j of (a_{j+1} .. a_t w_j) u_j^T
+ *
+ * positions[n] counts the tokens that steps have given sequence n since fw_forward left its state: 0 after fw_forward.
+ * The state in memory is that at the last multiple of `tokens`. Token i is row i mod `rows` of the ring, and positions
+ * alone decide when it is folded: neither other sequences nor the cut into calls change a bit.
+ *
+ * To take tokens back, give `previous`, the positions of the call before. A call may then start at any position from
+ * previous[n] on, and tokens are folded when it can no longer take them back. Nothing is copied.
+ *
+ * fw_forward with a ring first folds all of its tokens into initial_state, in place. Its final states are whole.
+ *
+ * Bits: those of fw_step where the position is a multiple of `tokens`, so with 1 all of them. Other tokens sum in
+ * another order. A state of FW_BF16 is rounded once a fold. Rules with erase_write OWN have no ring. On CUDA
+ * erase_state PREVIOUS needs decay SCALAR and an erase gate of one value. No call with a ring has gradients. */
+typedef struct fw_ring {
+  int64_t tokens; /* from fold to fold, 1 to 64, at least those of a call's longest sequence; 0: no ring */
+  int64_t rows;   /* of the ring, at least tokens + T - 1, with `previous` tokens + 2 T - 1; T: the most of a call */
+  const int32_t* positions; /* [N], memory of the device, read when the call runs */
+  const int32_t* previous;  /* [N], the same; not with a preconditioner; NULL: no token is taken back */
+  int64_t reserved[2];      /* 0 */
+} fw_ring;
+
 /* What a call computes: everything except the tensors. */
 typedef struct fw_desc {
   size_t size;
@@ -287,6 +313,7 @@ typedef struct fw_desc {
   fw_state_pool state_pool;
   fw_speculation speculation;
   fw_checkpoints checkpoints;
+  fw_ring ring;
 } fw_desc;
 
 /* Inputs of a call; shapes and dtypes are in the table of fw_forward. fw_backward writes gradients through a struct of
@@ -323,6 +350,7 @@ typedef struct fw_outputs {
   fw_tensor final_precond;       /* may be the memory of initial_precond */
   fw_tensor checkpoints;         /* of fw_forward; may be the pool of final_state */
   fw_tensor precond_checkpoints; /* of fw_forward; may be the pool of final_precond */
+  fw_tensor ring;                /* read and written; with ring.tokens */
 } fw_outputs;
 
 /* Bytes of workspaces and of the saved buffer. */
@@ -415,7 +443,8 @@ FW_API size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes);
  * | out.final_precond | like in.initial_precond | parameter | optional, precond not NONE | fw_forward |
  * | out.checkpoints | like in.initial_state, with places for N | state | optional, checkpoints.interval not 0 | fw_forward |
  * | out.precond_checkpoints | like in.initial_precond, with places for N | parameter | optional, checkpoints.interval not 0, precond not NONE | fw_forward |
- * | saved | sizes.saved bytes | bytes | optional (NULL), without state_pool.slots | fw_forward, for fw_backward |
+ * | out.ring | as in fw_step | as in fw_step | ring.tokens not 0; then in.initial_state too | fw_step |
+ * | saved | sizes.saved bytes | bytes | optional (NULL), without state_pool.slots and ring | fw_forward, for fw_backward |
  * | workspace | sizes.forward bytes; sizes.forward_saving with saved | bytes | unless 0 bytes | fw_forward |
  *
  * With state_pool.slots, N of the states is state_pool.num_slots. */
@@ -431,7 +460,7 @@ FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_o
  * | d.o | [B, T, HV, V] | token | optional | caller |
  * | d.final_state | like in.initial_state | FW_F32 or FW_F64, as fw_desc.dtype | optional | caller |
  * | d.final_precond | like in.initial_precond | parameter | optional, precond not NONE | caller |
- * | d.checkpoints, d.precond_checkpoints | - | - | never | - |
+ * | d.checkpoints, d.precond_checkpoints, d.ring | - | - | never | - |
  * | grads.(token tensor) | as in fw_forward; of a logit with the heads of in | token | optional | fw_backward |
  * | grads.initial_state | like in.initial_state | FW_F32 or FW_F64, as fw_desc.dtype | optional | fw_backward |
  * | grads.(other) | as in fw_forward; of a_log with the rank of in | parameter | optional | fw_backward |
@@ -452,6 +481,7 @@ FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_
  * | out.final_state | like in.initial_state | state | optional | fw_step |
  * | out.final_precond | like in.initial_precond | parameter | optional, precond not NONE | fw_step |
  * | out.checkpoints, out.precond_checkpoints | - | - | never | - |
+ * | out.ring | [N, HV, ring.rows, K + V + D]; D: K with decay CHANNEL, 1 with SCALAR, else 0 | FW_F32 or FW_F64, as fw_desc.dtype | ring.tokens not 0; then final_state is initial_state | fw_step |
  * | workspace | sizes.forward bytes | bytes | unless 0 bytes | fw_step |
  *
  * With speculation.token_slots, N of final_state and final_precond is speculation.num_slots; with speculation.accepted

@@ -676,6 +676,62 @@ std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRu
   return layout.read("o", o);
 }
 
+// States and rings of sequences at every second slot of a pool, the last sequence first. What is nobody's is NaN.
+struct RingPool {
+  int64_t slots = 0, rows = 0, width = 0;
+  std::vector<double> states, preconds, ring;
+  std::vector<int32_t> positions, previous;
+  size_t slot(int64_t n) const { return positions.size() * 2 - 1 - static_cast<size_t>(2 * n); }
+};
+
+// One call with a ring on the tokens of `part`.
+template <class T>
+std::vector<double> run_ring(const ReferenceProblem& part, const HeaderRun& run, const HeaderRing& ring, Call call,
+                             RingPool& pool) {
+  const ReferenceShape& s = part.shape;
+  Layout<T> layout(part, run);
+  layout.have_bf16_states(run.bf16_states);
+  std::vector<int32_t> own;
+  for (int64_t n = 0; n < s.sequences.count(); ++n) own.push_back(static_cast<int32_t>(pool.slot(n)));
+  const DeviceNumbers slots(own, run.device), positions(pool.positions, run.device),
+      previous(pool.previous, run.device);
+  fw_desc& desc = layout.options();
+  desc.state_pool.slots = slots.data();
+  desc.state_pool.num_slots = pool.slots;
+  desc.ring.tokens = ring.tokens;
+  desc.ring.rows = pool.rows;
+  desc.ring.positions = positions.data();
+  if (ring.takes_back) desc.ring.previous = previous.data();
+  if (run.device_seqlens) desc.seqlens.max_seqlen = std::min(ring.per_call, desc.T);
+  fw_inputs in;
+  fw_outputs out;
+  fw_inputs_init(&in);
+  fw_outputs_init(&out);
+  layout.give(in, kInputTensors, reference_input_fields(), part.in);
+  Tensor<T>& states = layout.add("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
+  out.final_state = in.initial_state;
+  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.add("initial_precond", {pool.slots, s.H, s.K},
+                                                                     &pool.preconds, in.initial_precond)
+                                                       : nullptr;
+  out.final_precond = in.initial_precond;
+  Tensor<T>& rings = layout.add("ring", {pool.slots, s.HV, pool.rows, pool.width}, &pool.ring, out.ring);
+  Tensor<T>& o = layout.add("o", reference_output_fields()[0].shape(part.rule, s), nullptr, out.o);
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes workspace(sizes.forward, run.device);
+  if (call == Call::kStep) {
+    Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");
+  } else {
+    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()),
+                         "fw_forward");
+  }
+  workspace.check("workspace");
+  layout.check();
+  pool.states = layout.read("initial_state", states);
+  if (preconds != nullptr) pool.preconds = layout.read("initial_precond", *preconds);
+  pool.ring = layout.read("ring", rings);
+  return layout.read("o", o);
+}
+
 ReferenceOutputs forward_in(const ReferenceProblem& p, const HeaderRun& run, Call call) {
   return run.dtype == FW_F32 ? run_forward<float>(p, run, call) : run_forward<double>(p, run, call);
 }
@@ -746,6 +802,70 @@ ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& 
     copy(pool.states, slot, result.final_state, n, state);
     copy(pool.preconds, slot, result.final_precond, n, precond);
   }
+  return result;
+}
+
+ReferenceOutputs header_ring(const ReferenceProblem& p, const HeaderRun& run, const HeaderRing& ring) {
+  const ReferenceShape& s = p.shape;
+  const int64_t N = s.sequences.count();
+  const size_t count = static_cast<size_t>(N), state = static_cast<size_t>(s.HV * s.K * s.V),
+               precond = static_cast<size_t>(s.H * s.K);
+  RingPool pool;
+  pool.slots = 2 * N + 1;
+  pool.rows = ring.tokens - 1 + (ring.takes_back ? 2 : 1) * ring.per_call + ring.spare_rows;
+  pool.width = s.K + s.V + (p.rule.decay == Decay::kChannel ? s.K : p.rule.decay == Decay::kScalar ? 1 : 0);
+  pool.positions.assign(count, 0);
+  pool.previous.assign(count, 0);
+  const size_t slots = static_cast<size_t>(pool.slots), ring_size = static_cast<size_t>(s.HV * pool.rows * pool.width);
+  pool.ring.assign(slots * ring_size, std::nan(""));
+  const auto fill = [&](const std::vector<double>& from, size_t size) {
+    std::vector<double> all(slots * size, std::nan(""));
+    for (size_t n = 0; n < count; ++n) {
+      const auto to = all.begin() + static_cast<std::ptrdiff_t>(pool.slot(static_cast<int64_t>(n)) * size);
+      from.empty() ? std::fill_n(to, size, 0.0)
+                   : std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(n * size), size, to);
+    }
+    return all;
+  };
+  pool.states = fill(p.in.initial_state, state);
+  if (p.rule.uses_precond()) pool.preconds = fill(p.in.initial_precond, precond);
+  ReferenceProblem all = p;
+  all.in.initial_state.clear();
+  all.in.initial_precond.clear();
+  ReferenceOutputs result;
+  for (const auto& field : reference_output_fields())
+    (result.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
+  std::vector<int64_t> done(count, 0);
+  for (int32_t call = 0;; ++call) {
+    const bool forward = ring.forward_every > 0 && call % ring.forward_every == 0;
+    const ReferenceProblem part = slice_tokens(all, done, ring.per_call);
+    const SeqLayout& rows = part.shape.sequences;
+    const Call kind = forward || rows.tokens() == 0 ? Call::kForward : Call::kStep;
+    const std::vector<double> o = run.dtype == FW_F32 ? run_ring<float>(part, run, ring, kind, pool)
+                                                      : run_ring<double>(part, run, ring, kind, pool);
+    if (rows.tokens() == 0) break;
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t n = static_cast<int64_t>(i), row = s.HV * s.V;
+      const int64_t stay = ring.takes_back && kind == Call::kStep ? (call + n) % (rows.length(n) + 1) : rows.length(n);
+      std::copy_n(o.begin() + rows.begin(n) * row, stay * row,
+                  result.o.begin() + (s.sequences.begin(n) + done[i]) * row);
+      done[i] += stay;
+      pool.previous[i] = kind == Call::kForward ? 0 : pool.positions[i];
+      pool.positions[i] = kind == Call::kForward ? 0 : pool.positions[i] + static_cast<int32_t>(stay);
+    }
+  }
+  const auto take = [&](std::vector<double>& from, size_t size, std::vector<double>* to) {
+    for (size_t n = 0; n < count; ++n) {
+      const auto at = from.begin() + static_cast<std::ptrdiff_t>(pool.slot(static_cast<int64_t>(n)) * size);
+      if (to != nullptr) std::copy_n(at, size, to->begin() + static_cast<std::ptrdiff_t>(n * size));
+      std::fill_n(at, size, std::nan(""));
+    }
+    if (!std::all_of(from.begin(), from.end(), [](double x) { return std::isnan(x); }))
+      fail_internal("header run: a slot that is nobody's was written");
+  };
+  take(pool.states, state, &result.final_state);
+  if (p.rule.uses_precond()) take(pool.preconds, precond, &result.final_precond);
+  take(pool.ring, ring_size, nullptr);
   return result;
 }
 

@@ -56,5 +56,15 @@ ReferenceOutputs header_steps(const ReferenceProblem& problem, const HeaderRun& 
 // another number of each sequence each time. The states after every token lie at slots of a pool (fw_desc.token_slots),
 // and what was not accepted is computed once more.
 ReferenceOutputs header_speculation(const ReferenceProblem& problem, const HeaderRun& run, int64_t drafted);
+// The same with a ring (fw_desc.ring) of `tokens` tokens from fold to fold, whose slots and the states' are those of a
+// pool. The final states are those of a forward call without tokens, which folds what is left.
+struct HeaderRing {
+  int64_t tokens = 16;
+  int64_t per_call = 1;       // tokens of every sequence a call
+  bool takes_back = false;    // of which 0 to all stay, another number of each sequence each time
+  int64_t spare_rows = 0;     // of the ring, more than it needs
+  int64_t forward_every = 0;  // every so many calls, the first one too, one is of fw_forward; 0: none
+};
+ReferenceOutputs header_ring(const ReferenceProblem& problem, const HeaderRun& run, const HeaderRing& ring);
 
 }  // namespace fw

@@ -89,6 +89,8 @@ void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, v
     fw::fail_usage("descriptor: speculation.token_slots: expected NULL in a call other than fw_step, got an address");
   if (slots && saved != nullptr)
     fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
+  if (call.plan().ring && saved != nullptr)
+    fw::fail_usage("saved: expected NULL with ring.tokens, of which there is no backward, got {}", saved);
   check_buffer("workspace", workspace, workspace_bytes,
                saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
@@ -98,6 +100,8 @@ void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, v
 void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved,
               size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   if (call.plan().slots) fw::fail_usage("descriptor: state_pool.slots: expected NULL in fw_backward, got an address");
+  if (call.plan().ring)
+    fw::fail_usage("descriptor: ring.tokens: expected 0 in fw_backward, got {}", call.plan().ring.tokens);
   check_buffer("workspace", workspace, workspace_bytes,
                saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());

@@ -9,6 +9,7 @@
 #include "rule/enum_names.h"
 #include "rule/reserved.h"
 #include "scan/backend.h"
+#include "scan/ring.h"
 
 namespace fw {
 namespace {
@@ -115,6 +116,56 @@ Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
   return c;
 }
 
+// Of a plan that has all but its ring and sequences.
+Ring read_ring(const fw_desc& desc, bool step, const Plan& plan) {
+  Ring r;
+  if (desc.ring.tokens == 0) {
+    if (desc.ring.rows != 0 || desc.ring.positions != nullptr || desc.ring.previous != nullptr) {
+      fail_usage(
+          "descriptor: ring: expected rows 0, positions NULL and previous NULL without ring.tokens, got {} rows and {}",
+          desc.ring.rows, desc.ring.positions != nullptr || desc.ring.previous != nullptr ? "an address" : "NULL");
+    }
+    return r;
+  }
+  check_positive("ring.tokens", desc.ring.tokens, kMostRingTokens);
+  if (desc.ring.positions == nullptr)
+    fail_usage("descriptor: ring.positions: expected [N] positions with ring.tokens {}, got NULL", desc.ring.tokens);
+  if (plan.rule.uses_erase_write()) {
+    fail_usage("descriptor: ring.tokens: expected 0 with erase_write=own, whose step writes along two vectors, got {}",
+               desc.ring.tokens);
+  }
+  if (desc.ring.previous != nullptr && plan.rule.uses_precond()) {
+    fail_usage(
+        "descriptor: ring.previous: expected NULL with a preconditioner, whose state takes no token back, got an "
+        "address");
+  }
+  if (step && desc.speculation.token_slots != nullptr) {
+    fail_usage(
+        "descriptor: speculation.token_slots: expected NULL with ring.tokens, where ring.previous takes tokens back, "
+        "got an address");
+  }
+  r.tokens = desc.ring.tokens, r.rows = desc.ring.rows;
+  r.positions = desc.ring.positions, r.previous = desc.ring.previous;
+  r.decays = plan.rule.decay == Decay::kChannel ? plan.K : plan.rule.decay == Decay::kScalar ? 1 : 0;
+  return r;
+}
+
+// step: of fw_step, which takes a few tokens; a forward call finds any number of tokens in the ring.
+void check_ring(const Plan& plan, bool step) {
+  if (!plan.ring) return;
+  if (step && plan.longest > plan.ring.tokens) {
+    fail_usage("descriptor: ring.tokens: expected at least {}, the tokens of the longest sequence{}, got {}",
+               plan.longest, plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.ring.tokens);
+  }
+  constexpr int64_t kMost = 4096;
+  const int64_t least = step ? plan.ring_span_rows() : plan.ring.tokens;
+  if (plan.ring.rows < least || plan.ring.rows > kMost) {
+    fail_usage("descriptor: ring.rows: expected {} to {} with ring.tokens {} and {} tokens a sequence{}, got {}", least,
+               kMost, plan.ring.tokens, plan.longest, plan.ring.keeps() ? ", some of which may be taken back" : "",
+               plan.ring.rows);
+  }
+}
+
 void check_columns(const Plan& plan) {
   const Checkpoints& c = plan.checkpoints;
   if (c.slots != nullptr && plan.longest / c.interval > c.columns) {
@@ -146,6 +197,15 @@ void check_sizes(const Plan& plan) {
 
 }  // namespace
 
+std::string ring_text(const Plan& plan) {
+  if (!plan.ring) return {};
+  return fmt::format("ring: fw_step folds {} tokens at once into the state, ring of {} rows of {} numbers{}\n",
+                     plan.ring.tokens, plan.ring.rows, plan.ring_width(),
+                     plan.ring.keeps() ? ", tokens may be taken back" : "");
+}
+
+int64_t Plan::ring_span_rows() const { return ring_rows(ring.tokens, ring.keeps(), longest); }
+
 DecayKind Plan::decay_kind() const {
   switch (rule.decay) {
     case Decay::kNone:
@@ -169,6 +229,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   for (const int64_t x : desc.state_pool.reserved) check_reserved("descriptor: state_pool.reserved", x);
   for (const int64_t x : desc.speculation.reserved) check_reserved("descriptor: speculation.reserved", x);
   for (const int64_t x : desc.checkpoints.reserved) check_reserved("descriptor: checkpoints.reserved", x);
+  for (const int64_t x : desc.ring.reserved) check_reserved("descriptor: ring.reserved", x);
   if (desc.dtype != FW_F32 && desc.dtype != FW_F64)
     fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", enum_text<fw_dtype>(desc.dtype));
   const bool bf16 = desc.io_dtype == FW_BF16, f16 = desc.io_dtype == FW_F16;
@@ -265,6 +326,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   }
   plan.chunk = backend->chunk != 0 ? backend->chunk : desc.chunk != 0 ? desc.chunk : preferred;
   plan.checkpoints = read_checkpoints(desc, step, plan.chunk);
+  plan.ring = read_ring(desc, step, plan);
   plan.threads = num_threads();
   if (desc.seqlens.cu_seqlens != nullptr) {
     read_offsets(desc, plan);
@@ -285,6 +347,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
     plan.longest = plan.longest_token_form = desc.seqlens.max_seqlen > 0 ? desc.seqlens.max_seqlen : plan.T;
     plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
     check_columns(plan);
+    check_ring(plan, step);
     check_sizes(plan);
     return plan;
   }
@@ -292,6 +355,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
     plan.longest = plan.N > 0 ? plan.T : 0;
     plan.longest_token_form = plan.N > 0 && plan.token_backward(0) ? plan.T : 0;
     check_columns(plan);
+    check_ring(plan, step);
     check_sizes(plan);
     return plan;
   }
@@ -303,6 +367,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
     if (plan.token_backward(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
   check_columns(plan);
+  check_ring(plan, step);
   check_sizes(plan);
   return plan;
 }

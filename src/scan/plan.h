@@ -58,6 +58,17 @@ struct Checkpoints {
   int64_t count = 0;  // first dimension of the tensors
 };
 
+// Tokens that are not in the states yet (fw_desc.ring, scan/ring.h).
+struct Ring {
+  int64_t tokens = 0;                  // from fold to fold; 0: none
+  int64_t rows = 0;                    // of the ring
+  const int32_t* positions = nullptr;  // [N], in the device's memory
+  const int32_t* previous = nullptr;   // [N], the same; null: no token is taken back
+  int64_t decays = 0;                  // numbers of a token's decay
+  explicit operator bool() const { return tokens > 0; }
+  bool keeps() const { return previous != nullptr; }
+};
+
 struct Plan {
   Rule rule;
   Gates gates;
@@ -87,6 +98,7 @@ struct Plan {
   void* stream = nullptr;
   Slots slots;
   Checkpoints checkpoints;
+  Ring ring;
   int64_t segment = 0;       // tokens of a segment as asked for: 0: by the shape, -1: none
   int64_t states = 0;        // first dimension of the initial states: N, or the number of slots
   int64_t final_states = 0;  // and of the final ones
@@ -115,6 +127,10 @@ struct Plan {
     return (packed ? first_token(n) / checkpoints.interval : n * (T / checkpoints.interval)) + i;
   }
   int64_t checkpoints_of(int64_t n) const { return checkpoints.interval > 0 ? length(n) / checkpoints.interval : 0; }
+  // A token in the ring: w [K], u [V], the decay.
+  int64_t ring_width() const { return K + V + ring.decays; }
+  // Rows of the ring that a call reads and writes at most.
+  int64_t ring_span_rows() const;
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
 
   // Saved by forward for backward, per value head (p: padded):
@@ -141,6 +157,9 @@ struct Plan {
  private:
   int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (first_chunk(n) + c) * HV + hv; }
 };
+
+// The line of fw_plan_text about a ring; nothing without one.
+std::string ring_text(const Plan& plan);
 
 // step: of fw_step. Throws Error(kUsage) naming the field, what was expected and what came.
 Plan make_plan(const fw_desc& desc, bool step = false);

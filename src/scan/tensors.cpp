@@ -147,6 +147,13 @@ class Checker {
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
   }
 
+  StateTensor<T> ring(const fw_tensor& t) const {
+    const std::optional<fw_tensor> x =
+        check("ring", t, {plan_.states, plan_.HV, plan_.ring.rows, plan_.ring_width()}, true, false);
+    if (!x) return {};
+    return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
+  }
+
   // channels: of a decay with a value a channel, or 0. Parameters of a log-decay that is given as a value must be
   // absent.
   DecayParameters<T> decay_parameters(std::string_view prefix, GateActivation given, const fw_tensor& a_log,
@@ -281,7 +288,28 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
   }
   x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.count);
   x.precond_checkpoints = checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.count);
+  if (out.ring.data != nullptr && (role == TensorRole::kGradient || !plan.ring)) {
+    fail_usage("{}ring: expected none{}, got a tensor", role == TensorRole::kGradient ? "gradient of " : "",
+               role == TensorRole::kGradient ? ", since a ring has no gradient" : " without ring.tokens");
+  }
+  if (plan.ring) x.ring = checker.ring(out.ring);
   return x;
+}
+
+template <class T>
+void check_ring_tensors(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out) {
+  if (!plan.ring) return;
+  if (!out.ring) fail_usage("ring: expected a tensor with ring.tokens {}, got none", plan.ring.tokens);
+  if (!in.initial_state) fail_usage("initial_state: expected a tensor with ring.tokens {}, got none", plan.ring.tokens);
+  if (!plan.slots.skips) return;
+  const StateTensor<T>&from = in.initial_state, &to = out.final_state;
+  if (from.data == to.data && from.bf16 == to.bf16 && from.stride_n == to.stride_n && from.stride_h == to.stride_h &&
+      from.stride_r == to.stride_r)
+    return;
+  fail_usage(
+      "final_state: expected the memory and strides of initial_state with ring.tokens {}, since a state stays where it "
+      "is until a fold, got {}",
+      plan.ring.tokens, to ? "others" : "none");
 }
 
 template Inputs<float> check_inputs<float>(const Plan&, const fw_inputs&, TensorRole);
@@ -290,5 +318,7 @@ template Inputs<float> check_gradients<float>(const Plan&, const fw_inputs&, con
 template Inputs<double> check_gradients<double>(const Plan&, const fw_inputs&, const Inputs<double>&);
 template Outputs<float> check_outputs<float>(const Plan&, const fw_outputs&, TensorRole);
 template Outputs<double> check_outputs<double>(const Plan&, const fw_outputs&, TensorRole);
+template void check_ring_tensors<float>(const Plan&, const Inputs<float>&, const Outputs<float>&);
+template void check_ring_tensors<double>(const Plan&, const Inputs<double>&, const Outputs<double>&);
 
 }  // namespace fw

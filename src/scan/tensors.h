@@ -94,6 +94,7 @@ struct Outputs {
   TokenTensor<T> o;
   StateTensor<T> final_state, final_precond;
   StateTensor<T> checkpoints, precond_checkpoints;  // Plan::checkpoints
+  StateTensor<T> ring;                              // Plan::ring: [states, HV, rows, ring_width()]
 };
 
 // What a tensor struct is: decides which tensors must be there and the name in messages.
@@ -108,5 +109,8 @@ template <class T>
 Inputs<T> check_gradients(const Plan& plan, const fw_inputs& grads, const Inputs<T>& in);
 template <class T>
 Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole role);
+// What a ring asks of both.
+template <class T>
+void check_ring_tensors(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out);
 
 }  // namespace fw

@@ -52,6 +52,39 @@ TEST(Small, EveryKernel) {
 
 // Gates as logits, one scalar per head and channels, in wide loads and single ones: values before kernels that may
 // begin before these are made.
+TEST(Small, Rings) {
+  uint64_t seed = 940;
+  for (const char* name : {"kda", "gated_deltanet", "precond_gated_deltanet", "gla"}) {
+    for (const bool packed : {false, true}) {
+      ++seed;
+      ProblemOptions options;
+      options.sequences = packed ? SeqLayout({0, 7, 7, 11}) : SeqLayout::uniform(2, 5);
+      options.K = seed % 3 == 0 ? 64 : 40;
+      options.V = 16;
+      options.seed = seed;
+      const Problem problem = random_problem(preset(name).rule, options);
+      HeaderRun run = device_run(FW_FORM_TOKEN);
+      run.state_layout = packed ? FW_STATE_K_FIRST : FW_STATE_V_FIRST;
+      HeaderRing ring;
+      ring.tokens = 3;
+      ring.per_call = packed ? 2 : 1;
+      ring.takes_back = packed && !problem.rule.uses_precond();
+      EXPECT_TRUE(close(header_ring(problem, run, ring), problem.forward(), kTokenBound, kChunkFloor)) << name;
+    }
+  }
+  ProblemOptions heads;  // enough of them that a block has half a head
+  heads.sequences = SeqLayout::uniform(132, 2);
+  heads.H = heads.HV = 2;
+  heads.K = 32;
+  heads.V = 8;
+  const Problem problem = random_problem(preset("kda").rule, heads);
+  HeaderRun run = device_run(FW_FORM_TOKEN);
+  run.state_layout = FW_STATE_V_FIRST;
+  HeaderRing ring;
+  ring.tokens = 2;
+  EXPECT_TRUE(close(header_ring(problem, run, ring), problem.forward(), kTokenBound, kChunkFloor));
+}
+
 TEST(Small, GatesAsLogits) {
   uint64_t seed = 930;
   for (const char* name : {"gated_deltanet", "gated_deltanet2", "hgrn2", "precond_kda", "precond_gated_deltanet"}) {

@@ -167,6 +167,50 @@ class Recurrence(unittest.TestCase):
             with self.assertRaisesRegex(fwt.Error, "slots: expected 2 rows"):
                 fwt.prefill(rule, **named, state=drafted, precond_state=drafted_precond, slots=places[0], cu_seqlens=offsets)
 
+    def test_a_ring_replays_what_steps_do(self):
+        for rule in ("kda", "gated_deltanet", "precond_gated_deltanet"):
+            named = {name: x.float() for name, x in random_inputs(rule, B=2, T=20, H=2, HV=2).items()}
+            whole = fwt.forward(rule, **named, output_final_state=True, form="token")
+            part = lambda begin, end: {n: x if x.dim() == 1 else x[:, begin:end] for n, x in named.items()}
+            fresh = lambda: [x if x is None else torch.zeros_like(x, dtype=torch.float32) for x in states(rule, named, 2)]
+
+            def replayed(tokens, per_call, takes_back=False, last=20):
+                state, precond = fresh()
+                ring = fwt.ring(rule, state, tokens=tokens, most_tokens=per_call, takes_back=takes_back)
+                positions, previous, o, done = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), [], 0
+                while done < last:
+                    stay = min(per_call, last - done)
+                    now = fwt.replay(rule, **part(done, done + stay), state=state, ring=ring, positions=positions, precond_state=precond, tokens=tokens,
+                                     previous=previous if takes_back else None)
+                    if takes_back:
+                        stay = max(stay - done % 2, 1)  # of a call that begins at an odd token the last one is taken back
+                    o.append(now[:, :stay])
+                    previous.copy_(positions)
+                    positions += stay
+                    done += stay
+                return torch.cat(o, 1), state, precond, ring, positions
+
+            state, precond = fresh()
+            steps = torch.cat([fwt.step(rule, **part(t, t + 1), state=state, precond_state=precond) for t in range(20)], 1)
+            o, folded, *_ = replayed(1, 1)
+            self.assertTrue(torch.equal(o, steps) and torch.equal(folded, state), rule)
+            o = replayed(6, 1)[0]
+            self.assertNear(o.double(), whole.o.double(), 1e-5, rule)
+            self.assertTrue(torch.equal(replayed(6, 3)[0], o), rule)
+            if precond is None:
+                self.assertTrue(torch.equal(replayed(6, 3, takes_back=True)[0], o), rule)
+            o, folded, made, ring, positions = replayed(6, 1, last=10)
+            rest = fwt.prefill(rule, **part(10, 20), state=folded, precond_state=made, slots=torch.arange(2, dtype=torch.int32), ring=ring, ring_tokens=6, positions=positions)
+            self.assertNear(torch.cat([o, rest], 1).double(), whole.o.double(), 1e-5, rule)
+            self.assertNear(folded.double(), whole.final_state.double(), 1e-5, rule)
+            one = dict(part(0, 1), state=folded, precond_state=made)
+            with self.assertRaisesRegex(fwt.Error, "positions: expected contiguous int32 of 1 dimensions"):
+                fwt.replay(rule, **one, ring=ring, positions=positions.long(), tokens=6)
+            with self.assertRaisesRegex(fwt.Error, "ring: expected torch.float32 of four dimensions"):
+                fwt.replay(rule, **one, ring=ring[0], positions=positions, tokens=6)
+            with self.assertRaisesRegex(fwt.Error, "ring.rows: expected 7 to 4096"):
+                fwt.replay(rule, **one, ring=ring, positions=positions, tokens=7)
+
     def test_states_on_the_way_are_copied_to_slots(self):
         for rule in ("kda", "precond_gated_deltanet"):
             named = {name: x.float() for name, x in random_inputs(rule, B=1, T=200, H=2, HV=2).items()}

@@ -110,7 +110,8 @@ TEST(Structs, OfANewerHeaderAreRefused) {
 }
 
 TEST(Structs, OfAllOtherSizesAreRefusedByName) {
-  int taken = 0;
+  constexpr size_t kFirst = offsetof(fw_desc, ring);  // of version 0.2.0
+  size_t taken = 0;
   for (size_t size = 0; size <= sizeof(fw_desc) + 64; ++size) {
     fw_desc desc = small_desc();
     desc.size = size;
@@ -120,7 +121,7 @@ TEST(Structs, OfAllOtherSizesAreRefusedByName) {
       EXPECT_THAT(message, AllOf(StartsWith("descriptor: size: expected "), HasSubstr("fw_desc"))) << size;
     }
   }
-  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(taken, (sizeof(fw_desc) - kFirst) / alignof(fw_desc) + 1);
   const fw_desc desc = small_desc();
   fw_sizes sizes;
   fw_sizes_init(&sizes);
@@ -161,6 +162,8 @@ TEST(Structs, ReservedFieldsAreZero) {
               StartsWith("descriptor: speculation.reserved: expected 0, got 6"));
   EXPECT_THAT(message([](fw_desc& d) { d.checkpoints.reserved[0] = 7; }),
               StartsWith("descriptor: checkpoints.reserved: expected 0, got 7"));
+  EXPECT_THAT(message([](fw_desc& d) { d.ring.reserved[1] = 8; }),
+              StartsWith("descriptor: ring.reserved: expected 0, got 8"));
 }
 
 // No bytes between fields, so that none can hide there: the fields' bytes add up.
@@ -172,11 +175,12 @@ TEST(Structs, HaveNoPadding) {
   EXPECT_EQ(sizeof(fw_state_pool), 2 * sizeof(void*) + 3 * sizeof(int64_t) + 2 * sizeof(int32_t));
   EXPECT_EQ(sizeof(fw_speculation), 2 * sizeof(void*) + 4 * sizeof(int64_t));
   EXPECT_EQ(sizeof(fw_checkpoints), sizeof(void*) + 5 * sizeof(int64_t));
+  EXPECT_EQ(sizeof(fw_ring), 2 * sizeof(void*) + 4 * sizeof(int64_t));
   EXPECT_EQ(sizeof(fw_desc), sizeof(size_t) + sizeof(fw_rule) + sizeof(fw_gates) + 8 * sizeof(int32_t) + sizeof(void*) +
                                  8 * sizeof(int64_t) + sizeof(double) + sizeof(fw_seqlens) + sizeof(fw_state_pool) +
-                                 sizeof(fw_speculation) + sizeof(fw_checkpoints));
+                                 sizeof(fw_speculation) + sizeof(fw_checkpoints) + sizeof(fw_ring));
   EXPECT_EQ(sizeof(fw_inputs), sizeof(size_t) + 20 * sizeof(fw_tensor));
-  EXPECT_EQ(sizeof(fw_outputs), sizeof(size_t) + 5 * sizeof(fw_tensor));
+  EXPECT_EQ(sizeof(fw_outputs), sizeof(size_t) + 6 * sizeof(fw_tensor));
   EXPECT_EQ(sizeof(fw_sizes), 6 * sizeof(size_t));
 }
 

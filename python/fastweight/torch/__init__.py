@@ -1,4 +1,4 @@
-"""The recurrence on PyTorch tensors: forward (differentiable), backward, step, prefill, speculate, set_form, plan_text.
+"""The recurrence on PyTorch tensors: forward (differentiable), backward, step, replay, prefill, speculate, set_form, plan_text.
 
     >>> import torch
     >>> from fastweight.torch import forward
@@ -30,10 +30,11 @@ from operator import is_not
 
 import torch
 
+from fastweight import _library
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _checks, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "set_form", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "replay", "ring", "set_form", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
@@ -499,6 +500,88 @@ def speculate(
     return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, finals, _calls.Step)
 
 
+def ring(rule: str, state: torch.Tensor, *, tokens: int = 16, most_tokens: int = 1, takes_back: bool = False, state_v_first: bool = False) -> torch.Tensor:
+    """The ring of replay() for states of this shape: [N or slots, HV, rows, numbers of a token].
+
+    tokens, most_tokens: as replay()'s `tokens`, and the most tokens of a sequence in one call. takes_back: `previous` will be given.
+
+    >>> import torch
+    >>> ring("deltanet", torch.zeros(3, 2, 8, 16), tokens=4).shape
+    torch.Size([3, 2, 4, 24])
+    """
+    if state.dim() != 4:
+        raise Error(f"state: expected four dimensions, got shape {list(state.shape)}")
+    decay, (K, V) = _library.rule_struct(rule).decay, reversed(state.shape[2:]) if state_v_first else state.shape[2:]
+    kinds = _library.header().enums["fw_decay"]
+    numbers = K + V + (K if decay == kinds["channel"] else 1 if decay == kinds["scalar"] else 0)
+    rows = tokens - 1 + (2 if takes_back else 1) * most_tokens
+    return torch.zeros(*state.shape[:2], rows, numbers, dtype=_calls.state_dtype(state.dtype), device=state.device)
+
+
+def replay(
+    rule: str,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    ring: torch.Tensor,
+    positions: torch.Tensor,
+    precond_state: torch.Tensor | None = None,
+    *,
+    tokens: int = 16,
+    previous: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    first_slot: int = 0,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    state_v_first: bool = False,
+    gates: str | None = None,
+    **tensors: torch.Tensor | None,
+) -> torch.Tensor:
+    """o [B, T, HV, V] as step() has it, without writing the states of most tokens: for decoding many sequences. No gradients.
+
+    A token is written to the ring alone. After `tokens` tokens (1 to 64, the same number in all calls) all of them are folded into the state.
+    ring: as ring() makes it, [N or slots, HV, rows, numbers], updated in place.
+    positions: int32 [N]: how many tokens replay() has given the sequence since its state was written by others. The caller counts, on
+        the device; prefill() with the ring folds what is in it, and positions begin at 0 again.
+    previous: int32 [N]: the positions of the previous call, whose tokens may then be taken back: the call starts at any position from
+        previous[n] on. Not with a preconditioner.
+    first_slot: smaller slots mean "none": such a sequence is skipped, and its o is zero.
+    The other arguments are as in step().
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 8)
+    >>> beta = torch.rand(1, 6, 2)
+    >>> state, position = torch.zeros(1, 2, 8, 8), torch.zeros(1, dtype=torch.int32)
+    >>> tail = ring("deltanet", state, tokens=4)
+    >>> o = []
+    >>> for t in range(6):
+    ...     now = slice(t, t + 1)
+    ...     o.append(replay("deltanet", q[:, now], k[:, now], v[:, now], state, tail, position, tokens=4, beta=beta[:, now]))
+    ...     position += 1
+    >>> torch.allclose(torch.cat(o, 1), forward("deltanet", q, k, v, beta=beta, form="token").o, atol=1e-5)
+    True
+    """
+    if not _autograd.untraced():
+        raise Error("replay: expected a call that is not compiled or traced")
+    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
+    inputs = _checked_states("replay", q, k, v, state, precond_state, slots, tensors)
+    places = _calls.Slots(slots, first=first_slot, clears=True, ring=_ring_of(q, cu_seqlens, ring, tokens, positions, previous))
+    _check_numbers(q, cu_seqlens, slots=(slots, 1))
+    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (state, precond_state, None, None, ring), _calls.Step)
+
+
+def _ring_of(q, cu_seqlens, ring, tokens, positions, previous):
+    if not isinstance(ring, torch.Tensor) or ring.dim() != 4 or ring.device != q.device or ring.dtype != _calls.state_dtype(q.dtype):
+        found = f"{ring.dtype} of shape {list(ring.shape)} on {ring.device}" if isinstance(ring, torch.Tensor) else type(ring).__name__
+        raise Error(f"ring: expected {_calls.state_dtype(q.dtype)} of four dimensions on {q.device}, as ring() makes it, got {found}")
+    if positions is None:
+        raise Error("positions: expected int32 positions with a ring, got none")
+    _check_numbers(q, cu_seqlens, positions=(positions, 1), previous=(previous, 1))
+    return _calls.Ring(tokens, ring.shape[2], positions, previous)
+
+
 def prefill(
     rule: str,
     q: torch.Tensor,
@@ -515,6 +598,10 @@ def prefill(
     checkpoint_slots: torch.Tensor | None = None,
     checkpoint_states: torch.Tensor | None = None,
     checkpoint_preconds: torch.Tensor | None = None,
+    ring: torch.Tensor | None = None,
+    ring_tokens: int = 16,
+    positions: torch.Tensor | None = None,
+    previous: torch.Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
@@ -534,6 +621,8 @@ def prefill(
     checkpoint_interval, checkpoint_slots: tokens (a multiple of 64) and contiguous int32 [N, columns]. The state after the
         first (i + 1) * checkpoint_interval tokens of sequence n is copied to slot checkpoint_slots[n, i] of
         checkpoint_states (checkpoint_preconds), or of the same pool if they are None: for a prefix cache.
+    ring, ring_tokens, positions, previous: as replay()'s ring, tokens, positions and previous. What is in the ring is first
+        folded into the states where the sequences start, in place; positions are 0 after the call.
     The other arguments are as in forward().
 
     >>> import torch
@@ -555,8 +644,9 @@ def prefill(
         kept = (state if checkpoint_states is None else checkpoint_states, precond_state if checkpoint_preconds is None else checkpoint_preconds)
         _check_states(inputs, q, zip(("checkpoint_states", "checkpoint_preconds"), kept))
     places = _calls.Slots(slots, finals=final_slots, first=first_slot, checkpoints=checkpoint_slots, interval=checkpoint_interval,
-                          checkpoint_states=0 if kept[0] is None else kept[0].shape[0])
-    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (*finals, *kept), _calls.Prefill)
+                          checkpoint_states=0 if kept[0] is None else kept[0].shape[0],
+                          ring=None if ring is None else _ring_of(q, cu_seqlens, ring, ring_tokens, positions, previous))
+    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (*finals, *kept, ring), _calls.Prefill)
 
 
 def _check_numbers(q, cu_seqlens, **named):

@@ -14,7 +14,7 @@ import torch
 from fastweight import _library
 from fastweight.torch import _checks
 from fastweight.torch._plans import (  # noqa: F401: some are for _operators.py and the tests
-    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Slots, Tensors, V, descriptor, io_dtype, keep, kept, offsets_of, see, seen,
+    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, Ring, STATES, Shapes, Slots, Tensors, V, descriptor, io_dtype, keep, kept, offsets_of, see, seen,
     shapes_of, signature, sizes_of, state_dtype,
 )
 

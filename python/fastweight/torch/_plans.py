@@ -155,6 +155,23 @@ def descriptor(config, shapes, dtype, io, device, offsets):
     return desc
 
 
+class Ring(typing.NamedTuple):
+    """Tokens that are not in the states yet (fw_ring); of `rows` a ring has room for."""
+
+    tokens: int
+    rows: int
+    positions: torch.Tensor
+    previous: typing.Optional[torch.Tensor] = None
+
+    def describe(self, desc):
+        desc.ring.tokens, desc.ring.rows, desc.ring.positions = self.tokens, self.rows, self.positions.data_ptr()
+        if self.previous is not None:
+            desc.ring.previous = self.previous.data_ptr()
+
+    def key(self):
+        return (self.tokens, self.rows, self.positions.data_ptr(), self.previous if self.previous is None else self.previous.data_ptr())
+
+
 class Slots(typing.NamedTuple):
     """Where states lie in a pool (fw_state_pool, fw_speculation): tensors of int32 that are read when a call runs. Its key stands for where they are."""
 
@@ -168,9 +185,10 @@ class Slots(typing.NamedTuple):
     checkpoints: typing.Optional[torch.Tensor] = None
     interval: int = 0  # tokens from one checkpoint to the next
     checkpoint_states: int = 0  # of the pool that has them
+    ring: typing.Optional[Ring] = None
 
     def key(self):
-        return tuple([(x.data_ptr(), x.shape) if isinstance(x, torch.Tensor) else x for x in self])
+        return tuple([(x.data_ptr(), x.shape) if isinstance(x, torch.Tensor) else x.key() if isinstance(x, Ring) else x for x in self])
 
     def describe(self, desc, state):
         pool, speculation, checkpoints = desc.state_pool, desc.speculation, desc.checkpoints
@@ -188,6 +206,8 @@ class Slots(typing.NamedTuple):
         if self.checkpoints is not None:
             checkpoints.slots, checkpoints.columns = self.checkpoints.data_ptr(), self.checkpoints.shape[1]
             checkpoints.num_slots = self.checkpoint_states
+        if self.ring is not None:
+            self.ring.describe(desc)
 
 
 def sizes_of(desc):

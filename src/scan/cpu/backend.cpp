@@ -33,17 +33,18 @@ class CpuCall final : public Call {
     const std::string checkpoints =
         p.checkpoints.interval > 0 ? fmt::format("checkpoints: every {} tokens\n", p.checkpoints.interval) : "";
     return fmt::format(
-        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\n{}threads: "
+        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\n{}{}threads: "
         "{}\nworkspace forward: {} bytes\n"
         "workspace backward: {} bytes\nsaved: {} bytes\n",
-        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, checkpoints, p.threads,
-        forward_bytes(), backward_bytes(), saved_bytes());
+        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, checkpoints, ring_text(p),
+        p.threads, forward_bytes(), backward_bytes(), saved_bytes());
   }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const ThreadsOfCall threads(plan().threads);  // every thread has its part of the workspace
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> outputs = check_outputs<T>(plan(), out, TensorRole::kInput);
+    check_ring_tensors<T>(plan(), inputs, outputs);
     cpu::scan_forward<T>(plan(), inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
   }
 

@@ -32,6 +32,10 @@ class Bump {
   int64_t used_ = 0;
 };
 
+// No call finds more tokens in a ring, with its own: up to `tokens` of the call before may be taken back, and as many
+// are its own.
+inline int64_t ring_scratch_rows(const Plan& plan) { return std::min(plan.ring.rows, 3 * plan.ring.tokens); }
+
 // Tiles of one task. Names follow recurrence.md section 4. Stacked tiles hold the block of R, then (with an erase) that
 // of E.
 // Where the erase takes away along a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f.
@@ -64,6 +68,7 @@ struct HeadScratch {
       anchored = bump.take(keys * kSubChunk * subs * (subs - 1) / 2 * kp);
       block = bump.take(2 * kSubChunk * cp);
     }
+    if (plan.ring) take_ring(plan, bump);
     if (!backward) return;
     dre = bump.take(2 * C * kp);
     dw = bump.take(keys * C * kp);
@@ -85,6 +90,18 @@ struct HeadScratch {
     *diag = nullptr, *dlocal = nullptr;
   T* history = nullptr;
   int64_t history_rows = 0;
+  RingRows<T> ring;  // of the tokens that a call finds in a ring and adds to it
+
+ private:
+  void take_ring(const Plan& plan, Bump<T>& bump) {
+    const int64_t kp = padded(plan.K), rows = ring_scratch_rows(plan);
+    ring.w = bump.take(rows * kp);
+    ring.u = bump.take(rows * padded(plan.V));
+    if (plan.decay_kind() != DecayKind::kNone)
+      ring.decay = bump.take(rows * (plan.decay_kind() == DecayKind::kChannel ? kp : 1));
+    ring.total = bump.take(2 * kp);
+    ring.coefs = bump.take(2 * rows);
+  }
 };
 
 // Gradients that reach the preconditioner from the value heads of a group:
@@ -97,6 +114,13 @@ struct PrecondGradRows {
   T *dm = nullptr, *dg = nullptr, *dbeta = nullptr;
 };
 
+// A state [K, vp] of which steps with a ring read: the caller's memory where kernels can work on it, else its copy.
+template <class T>
+struct RingState {
+  T* rows;
+  int64_t ld;
+};
+
 template <class T>
 class HeadScan {
  public:
@@ -106,6 +130,10 @@ class HeadScan {
 
   // o (not written when out.o is absent) and the final state; saved may be null. Not of a sequence that has no slot.
   void forward(const Outputs<T>& out, T* saved);
+  // The same of a step with a ring: the state is written where tokens are folded into it.
+  void step_ring(const Outputs<T>& out);
+  // All that is in the ring into the initial state, in place.
+  void fold_ring(const Outputs<T>& out);
   // Gradients of this head. `first`: no other head of the group has written yet.
   void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond,
                 bool first);
@@ -141,6 +169,17 @@ class HeadScan {
   void token_forward_in_place(const Outputs<T>& out);
   // The token form with the state after every token stored at its slot.
   void token_forward_to_slots(const Outputs<T>& out);
+
+  // Rows of the ring from position `first` to `last` as the scratch's first ones.
+  void load_ring(const Outputs<T>& out, int64_t first, int64_t last);
+  RingRows<T> ring_rows_from(int64_t first, int64_t count) const;
+  // Folds `count` of these rows and stores the state. Not stored: the caller's memory stays, and `state` is a copy.
+  void fold_rows(int64_t first, int64_t count, bool stored, RingState<T>& state);
+  RingState<T> ring_state() const;
+  T* ring_row(const Outputs<T>& out, int64_t at) const {
+    return out.ring.at(slot_, hv_) + at % plan_.ring.rows * out.ring.stride_r;
+  }
+  int64_t ring_decays() const { return decay_ == DecayKind::kChannel ? kp_ : decay_ == DecayKind::kScalar ? 1 : 0; }
 
   // The state [K, vp] after the sequence's first `tokens` tokens, if that is a checkpoint.
   void store_checkpoint(const Outputs<T>& out, int64_t tokens) const;

@@ -166,6 +166,39 @@ struct TokenKernels {
 template <class T>
 const TokenKernels<T>& token_kernels();
 
+// ---- kernels_ring.cpp: a token on a state and the tokens after it (scan/ring.h)
+template <class T>
+struct RingRows {
+  DecayKind decay_kind = DecayKind::kNone;
+  int64_t count = 0;                     // tokens, the oldest first
+  T* w = nullptr;                        // [count, padded K]; a fold multiplies decays in
+  T* decay = nullptr;                    // channel: [count, padded K]; scalar: [count]
+  T* u = nullptr;                        // [count, V]
+  T *total = nullptr, *coefs = nullptr;  // scratch: [2, padded K]; [2, count]
+};
+
+template <class T>
+struct RingTile {
+  RingRows<T> ring;
+  int64_t K = 0, V = 0;  // V: padded columns of the value block
+  bool is_delta = true;
+  bool lag = false;          // the erase looks before the decay
+  const T* alpha = nullptr;  // of the token, as a row of ring.decay
+  const T *r = nullptr, *e = nullptr, *w = nullptr, *z = nullptr;
+  const T* state = nullptr;  // [K, V], rows ld_state apart
+  int64_t ld_state = 0;
+  T *u = nullptr, *o = nullptr;  // [V]
+};
+
+template <class T>
+struct RingKernels {
+  void (*step)(const RingTile<T>& tile);
+  // The ring's tokens into the state; V: padded columns.
+  void (*fold)(const RingRows<T>& ring, int64_t K, int64_t V, T* state, int64_t ld_state);
+};
+template <class T>
+const RingKernels<T>& ring_kernels();
+
 // ---- kernels_precond.cpp: the diagonal preconditioner of one key head and sequence (recurrence.md 3)
 template <class T>
 struct PrecondTask {

@@ -1,6 +1,7 @@
 // Tasks of the CPU scan: which heads run where, the preconditioner before and after them, and the workspace.
 #include "scan/cpu/scan.h"
 
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -197,6 +198,29 @@ void check_slots(const Plan& plan) {
   }
 }
 
+// And positions that break the limits.
+void check_positions(const Plan& plan) {
+  const Ring& ring = plan.ring;
+  for (int64_t n = 0; ring && n < plan.N; ++n) {
+    if (plan.slots.start(n) < 0) continue;
+    const int64_t position = ring.positions[n], length = plan.slots.skips ? plan.length(n) : 0;
+    if (position < 0 || position > std::numeric_limits<int32_t>::max() - length)
+      fail_usage("ring.positions of sequence {}: expected 0 to {}, got {}", n,
+                 std::numeric_limits<int32_t>::max() - length, position);
+    if (!ring.keeps()) continue;
+    if (const int64_t previous = ring.previous[n];
+        previous < 0 || previous > position || position - previous > ring.tokens) {
+      fail_usage("ring.previous of sequence {}: expected {} to {}, since the call before had at most {} tokens, got {}",
+                 n, std::max<int64_t>(0, position - ring.tokens), position, ring.tokens, previous);
+    }
+    const int64_t base = ring.previous[n] / ring.tokens * ring.tokens;
+    if (position + length - base > ring.rows) {
+      fail_usage("ring.rows: expected at least {}, the tokens of sequence {} that are not in its state, got {}",
+                 position + length - base, n, ring.rows);
+    }
+  }
+}
+
 // The output of a sequence that is skipped.
 template <class T>
 void clear_output(const Plan& plan, const TokenTensor<T>& o, int64_t n, int64_t hv, int64_t column0, int64_t columns) {
@@ -211,6 +235,19 @@ void clear_output(const Plan& plan, const TokenTensor<T>& o, int64_t n, int64_t 
       std::fill_n(o.data + at, columns, T(0));
     }
   }
+}
+
+// In front of a forward call: what lies in rings into the states that it starts from.
+template <class T>
+void fold_rings(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, T* threads, int64_t elements) {
+  const int64_t blocks = (plan.V + kValueBlock - 1) / kValueBlock;
+  parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
+    const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
+    if (plan.slots.start(n) < 0) return;
+    ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
+    const int64_t column0 = block * kValueBlock;
+    HeadScan<T>(plan, in, mine.tiles, nullptr, n, hv, column0, std::min(kValueBlock, plan.V - column0)).fold_ring(out);
+  });
 }
 
 }  // namespace
@@ -234,6 +271,7 @@ size_t backward_elements(const Plan& plan) {
 template <class T>
 void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& out, T* saved, T* workspace) {
   check_slots(plan);
+  check_positions(plan);
   Bump<T> bump(workspace);
   const Inputs<T> in = GatePass<T>(plan, false, bump).values(given);
   const PrecondSpace<T> space(plan, false, bump);
@@ -241,6 +279,7 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
   const int64_t elements = thread_elements<T>(plan, false);
   if (plan.rule.uses_precond()) PrecondPass<T>(plan, in, space, false, threads, elements).forward(&out);
   const int64_t blocks = (plan.V + kValueBlock - 1) / kValueBlock;
+  if (plan.ring && !plan.slots.skips) fold_rings(plan, in, out, threads, elements);
   parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
     const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
     const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
@@ -248,7 +287,8 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
     ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
     const Inputs<T> inputs = mine.stage.read(in, n, hv, true);
     const Outputs<T> outputs = mine.stage.open(out);
-    HeadScan<T>(plan, inputs, mine.tiles, space.m, n, hv, column0, columns).forward(outputs, saved);
+    HeadScan<T> head(plan, inputs, mine.tiles, space.m, n, hv, column0, columns);
+    plan.ring&& plan.slots.skips ? head.step_ring(outputs) : head.forward(outputs, saved);
     mine.stage.close(out, outputs, n, hv, column0, columns);
   });
 }

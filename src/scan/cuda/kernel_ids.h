@@ -44,7 +44,7 @@ struct TokenChoice {
   TokenKernel kernel = TokenKernel::kTokens;
   int channels = 4;  // of a lane: 2, 4 or 8
   int rows = 2;      // of a warp: 2 or 8, so that every SM has two blocks
-  int parts = 1;     // kHeads: blocks of a head
+  int parts = 1;     // kHeads, kRingHeads: blocks of a head
 };
 
 }  // namespace fw::cuda

@@ -14,6 +14,16 @@ namespace fw::cuda {
 // ---- token/: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the
 // oracle.
 
+// Tokens that are not in the states yet (scan/plan.h: Ring). data null: all are.
+struct RingArg {
+  float* data = nullptr;  // [slots, HV, rows, K + V + decays]
+  int64_t stride_n = 0, stride_h = 0, stride_r = 0;
+  const int32_t* positions = nullptr;  // [N]
+  const int32_t* previous = nullptr;   // [N]; null: no token is taken back
+  int32_t tokens = 0, rows = 0;        // from fold to fold; of the ring
+  int32_t length = 0, span = 0;        // tokens of a call, and rows that it sees, at most
+};
+
 struct TokenForwardArgs {
   Problem problem;
   TokenArg o;
@@ -23,6 +33,7 @@ struct TokenForwardArgs {
   // With a preconditioner and no problem.m, one token a sequence (not packed, no slots of tokens): the step of A is
   // made here too. May be the memory of problem.initial_precond, may be absent.
   StateArg final_precond;
+  RingArg ring;  // final_state is then the memory of problem.initial_state, and written after a fold alone
 };
 // choice: select_token() (pipeline.h). Bits do not depend on it.
 void token_forward(const TokenForwardArgs& args, const TokenChoice& choice, void* stream);
@@ -65,8 +76,8 @@ struct PrecondForwardArgs {
   CheckpointArg checkpoints;    // of A
 };
 void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
-// One token after the other: M of every token, and A after it to the token's slot. The same bits. boundaries and
-// scratch are not used.
+// One token after the other: M of every token, and A after it to the token's slot, or without slots of tokens after the
+// last one to the sequence's own. The bits of steps. boundaries and scratch are not used.
 void precond_tokens(const PrecondForwardArgs& args, void* stream);
 
 // What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last

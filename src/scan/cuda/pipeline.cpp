@@ -106,6 +106,11 @@ bool token_heads(const CallTraits& t) {
          row % 16 == 0 && row * t.V <= kMostBytes && t.initial_state.whole_heads &&
          (!t.final_state.present || t.final_state.by_channels);
 }
+// Of those, heads whose ring has room in shared memory alongside.
+bool ring_heads(const CallTraits& t) {
+  constexpr int64_t kMostValues = 256;
+  return t.ring && t.V <= kMostValues && token_heads(t);
+}
 bool token_step(const CallTraits& t) { return few_tokens(t.packed, t.T, t.token_slots, t.starts); }
 
 [[noreturn]] void no_kernel(const char* phase, const CallTraits& t) {
@@ -186,6 +191,7 @@ TokenChoice select_token(const CallTraits& t) {
   // preconditioner.
   if (choice.kernel == TokenKernel::kHeads)
     choice.parts = heads < kManyBlocks && !(t.rule.uses_precond() && !t.has_m) ? 2 : 1;
+  if (choice.kernel == TokenKernel::kRingHeads) choice.parts = 2;
   return choice;
 }
 
@@ -243,7 +249,7 @@ Pipeline plan_forward(const CallTraits& traits, const Plan& plan, const DevicePl
     p.steps_precond = uses_precond && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr &&
                       (plan.slots.skips || !plan.slots);
     t.has_m = uses_precond && !p.steps_precond;
-    if (t.has_m) p.add(plan.slots.tokens != nullptr ? StageKind::kPrecondTokens : StageKind::kPrecond);
+    if (t.has_m) p.add(plan.slots.tokens != nullptr || t.ring ? StageKind::kPrecondTokens : StageKind::kPrecond);
     p.token = select_token(t);
     p.add(StageKind::kToken);
     return p;
@@ -335,7 +341,8 @@ const char* name_of(GradientKernel kernel) {
   fail_internal("gradients: expected a kernel of kernels.def, got number {}", static_cast<int>(kernel));
 }
 std::string name_of(const TokenChoice& choice) {
-  const int number = choice.kernel == TokenKernel::kHeads ? choice.parts : choice.rows;
+  const bool heads = choice.kernel == TokenKernel::kHeads || choice.kernel == TokenKernel::kRingHeads;
+  const int number = heads ? choice.parts : choice.rows;
   switch (choice.kernel) {
 #define FW_TOKEN_FORWARD(id, name, arch, takes) \
   case TokenKernel::id:                         \

@@ -20,6 +20,9 @@ struct CallForms {
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
                   const Outputs<float>& out, void* saved, void* workspace);
 
+// In front of a forward call: what lies in rings into the states that it starts from, in place.
+void fold_ring(const Plan& plan, const Inputs<float>& in, const Outputs<float>& out);
+
 // saved: as scan_forward left it, or null: then it is made again at the start of the workspace (backward_alone_bytes).
 void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms,
                    const Outputs<float>& d, const Inputs<float>& grads, const void* saved, void* workspace);

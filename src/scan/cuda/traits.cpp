@@ -117,6 +117,7 @@ void add_gradients(const GradientArgs& args, CallTraits& traits) {
 void add_states(const TokenForwardArgs& args, CallTraits& traits) {
   traits.token_slots = args.slots.tokens != nullptr;
   traits.starts = args.slots.own != nullptr && args.slots.skips == 0;
+  traits.ring = args.ring.data != nullptr;
   traits.initial_state = state_traits(args.problem.initial_state, traits.K, traits.V);
   traits.final_state = state_traits(args.final_state, traits.K, traits.V);
 }
@@ -144,6 +145,7 @@ CallTraits expected_traits(const Plan& plan, const DevicePlan& device) {
   t.one_kernel = device.fused_forward && plan.bf16_io;
   t.token_slots = plan.slots.tokens != nullptr;
   t.starts = plan.slots.own != nullptr && !plan.slots.skips;
+  t.ring = plan.ring && plan.slots.skips;
   t.initial_state = t.final_state = contiguous_state(plan);
   return t;
 }
@@ -172,6 +174,7 @@ std::string to_string(const CallTraits& traits) {
   flag(traits.packed, "packed"), flag(traits.raw, "raw"), flag(traits.cut, "cut"), flag(traits.z, "z"),
       flag(traits.lo_parts, "lo_parts");
   flag(traits.precond_rows, "precond_rows"), flag(traits.fused, "fused"), flag(traits.has_m, "m");
+  flag(traits.ring, "ring");
   flag(traits.one_kernel, "one_kernel");
   for (size_t i = 0; i < kTokenTensors; ++i) tensor(kNames[i], traits.in[i]);
   for (size_t i = 0; i < kTokenTensors; ++i) tensor(fmt::format("d_{}", kNames[i]).c_str(), traits.d[i]);

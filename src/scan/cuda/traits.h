@@ -55,6 +55,7 @@ struct CallTraits {
   bool token_slots = false;  // a slot for the state after every token
   bool starts = false;       // sequences without a slot start from zero
   bool has_m = false;        // M of the preconditioner is in memory
+  bool ring = false;         // a step reads the states and writes a ring
   StateTraits initial_state, final_state;
 
   const TensorTraits& input(TokenIndex i) const { return in[static_cast<size_t>(i)]; }

@@ -24,6 +24,8 @@ void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const C
   require_device(false);
 }
 
+void fold_ring(const Plan&, const Inputs<float>&, const Outputs<float>&) { require_device(false); }
+
 void make_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
 void add_key_from_decay(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) {
   require_device(false);

@@ -50,7 +50,9 @@ class CudaCall final : public Call {
     tensors.in = check_inputs<float>(plan(), in, TensorRole::kInput);
     tensors.out = check_outputs<float>(plan(), out, TensorRole::kInput);
     tensors.saved = saved;
+    check_ring_tensors<float>(plan(), tensors.in, tensors.out);
     cuda::require_device(call_.chunk_form());
+    if (plan().ring && !plan().slots.skips) cuda::fold_ring(plan(), tensors.in, tensors.out);
     if (!token_) return call_.forward(tensors, workspace);
     // First what backward takes: final states may be written where initial ones lie.
     if (saved != nullptr) {

@@ -355,6 +355,26 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
+namespace {
+
+// What a block of token/ring has in shared memory at most: of each token its tensors and products, of each row of the
+// ring keys, decays, values and coefficients, and 32 KiB of the state.
+void check_ring(const Plan& plan, Arch arch) {
+  if (!plan.ring || !plan.slots.skips) return;
+  const int64_t kMost = (arch >= Arch::kSm90 ? 224 : 160) * 1024, kState = 33 * 1024, kTokenRows = 9, kValues = 128;
+  const int64_t channels = plan.K <= 64 ? 64 : plan.K <= 128 ? 128 : 256, rows = plan.ring_span_rows();
+  const int64_t token = kTokenRows * channels + 3 * kValues + 2 * rows,
+                row = (plan.decay_kind() == DecayKind::kChannel ? 2 : 1) * channels + kValues + 4;
+  const int64_t bytes = kState + kFloat * (plan.longest * token + rows * row + 2 * channels);
+  if (bytes <= kMost) return;
+  fail_usage(
+      "descriptor: ring.tokens: expected so few tokens that {} rows with K {}, and {} tokens a call, have room in a "
+      "block's {} bytes of shared memory on CUDA, got {}, for which {} are wanted",
+      rows, plan.K, plan.longest, kMost, plan.ring.tokens, bytes);
+}
+
+}  // namespace
+
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.saving_bytes, backward.bytes); }
 
 namespace {
@@ -418,6 +438,7 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
     if (arch >= Arch::kSm90 && !device.k256) plan_gradients(plan, device);
   }
   check_grids(plan, device);
+  check_ring(plan, arch);
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
   device.backward = backward_regions(plan, device);

@@ -4,6 +4,7 @@
 #include "scan/cuda/call/run.h"
 #include "scan/cuda/pipeline.h"
 #include "scan/cuda/require_device.h"
+#include "scan/cuda/token/ring.h"
 #include "scan/cuda/token_arg.h"
 
 namespace fw::cuda {
@@ -203,6 +204,7 @@ class ForwardRun {
     token_.final_state = state_arg(plan_, out_.final_state);
     token_.slots = slot_arg(plan_);
     token_.checkpoints = checkpoint_arg(plan_, state_arg(plan_, out_.checkpoints), problem_.sequences);
+    if (plan_.slots.skips) token_.ring = ring_arg(plan_, out_);
   }
   void token() {
     token_.problem = problem_;
@@ -233,6 +235,17 @@ void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float
   require_device(device.chunk_form);
   if (plan.N == 0) return;
   ForwardRun(plan, device, in, forms, out, saved, workspace).run();
+}
+
+void fold_ring(const Plan& plan, const Inputs<float>& in, const Outputs<float>& out) {
+  RingFoldArgs args;
+  args.N = static_cast<int32_t>(plan.N), args.HV = static_cast<int32_t>(plan.HV);
+  args.K = static_cast<int32_t>(plan.K), args.V = static_cast<int32_t>(plan.V);
+  args.rule = plan.rule;
+  args.slots = slot_arg(plan);
+  args.state = state_arg(plan, in.initial_state);
+  args.ring = ring_arg(plan, out);
+  fold_ring(args, plan.stream);
 }
 
 }  // namespace fw::cuda

@@ -24,6 +24,17 @@ SlotArg slot_arg(const Plan& plan) {
   a.skips = s.skips ? 1 : 0, a.clears = s.clears ? 1 : 0;
   return a;
 }
+RingArg ring_arg(const Plan& plan, const Outputs<float>& out) {
+  const Ring& r = plan.ring;
+  RingArg a;
+  if (!r) return a;
+  a.data = out.ring.data;
+  a.stride_n = out.ring.stride_n, a.stride_h = out.ring.stride_h, a.stride_r = out.ring.stride_r;
+  a.positions = r.positions, a.previous = r.previous;
+  a.tokens = static_cast<int32_t>(r.tokens), a.rows = static_cast<int32_t>(r.rows);
+  a.length = static_cast<int32_t>(plan.longest), a.span = static_cast<int32_t>(plan.ring_span_rows());
+  return a;
+}
 StateArg at_slots(const Plan& plan, StateArg a, bool end) {
   a.slots = end && plan.slots.finals != nullptr ? plan.slots.finals : plan.slots.own;
   a.first_slot = plan.slots.first;

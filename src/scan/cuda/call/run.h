@@ -25,6 +25,7 @@ class Space {
 
 TokenShape token_shape(const Plan& plan);
 SlotArg slot_arg(const Plan& plan);
+RingArg ring_arg(const Plan& plan, const Outputs<float>& out);
 // The initial states (end: the final ones) of the chunk form.
 StateArg at_slots(const Plan& plan, StateArg a, bool end);
 DecayCutoffArg decay_cutoff_arg(const Plan& plan, const DevicePlan& device, const Problem& problem);

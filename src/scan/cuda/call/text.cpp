@@ -22,8 +22,18 @@ std::string kernels(const RewrittenCall& call, bool backward) {
     after.insert(0, rewrite->after(backward));
     traits.fused = traits.fused || rewrite->fuses(backward);
   }
+  if (call.plan().ring && !call.plan().slots.skips && !backward) before.insert(0, "token/ring_fold -> ");
   return before + to_string(backward ? plan_backward(traits, *plan, device) : plan_forward(traits, *plan, device)) +
          after;
+}
+
+// What fw_step of the same descriptor runs where it has a ring; a forward call folds first.
+std::string ring_lines(const RewrittenCall& call) {
+  const auto& [plan, device] = call.kernels().front();
+  if (!call.plan().ring) return {};
+  CallTraits traits = expected_traits(*plan, device);
+  traits.ring = true, traits.starts = false;
+  return fmt::format("{}kernel of a step: {}\n", ring_text(call.plan()), name_of(select_token(traits)));
 }
 
 std::string chunk_lines(const Plan& plan, const DevicePlan& device) {
@@ -81,6 +91,7 @@ std::string to_text(const RewrittenCall& call, const RewrittenCall* token) {
   text += device.chunk_form ? chunk_lines(*plan, device)
                             : fmt::format("form: token, {} sequences x {} value heads\n", plan->N, plan->HV);
   for (const auto& rewrite : call.rewrites()) text += rewrite->lines();
+  text += ring_lines(call);
   if (own.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", own.checkpoints.interval);
   if (token != nullptr) {
     text += fmt::format("kernels forward: {}; where it saves, also {}\n", kernels(*token, false), kernels(call, false));

@@ -18,6 +18,7 @@ Plan plan_of_rows(const Plan& tokens) {
                what, expected, to_string(tokens.rule));
   };
   if (tokens.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
+  if (tokens.ring && tokens.slots.skips) refuse("ring.tokens", "0");
   if (tokens.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
   const int64_t most = cuda_backend().most_tokens / 2;
   if (tokens.tokens() > most) {
