@@ -58,12 +58,12 @@ list(APPEND kernel_sources ${conv_kernel_sources})
 # In the emulation host arithmetic stands in for the library.
 file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/library/*.cpp)
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
+# By globs, not by a pattern of whole paths: the checkout may lie in a folder of such a name.
+file(GLOB_RECURSE sm80_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/sm80/*.cu)
+file(GLOB_RECURSE sm90_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/sm90/*.cu ${PROJECT_SOURCE_DIR}/src/scan/cuda/sm90/*.cu
+  ${PROJECT_SOURCE_DIR}/src/ops/cuda/sm90/*.cu)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(sm90_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(sm80_kernel_sources ${kernel_sources})
-list(FILTER cuda_kernel_sources EXCLUDE REGEX "/sm(80|90)/")
-list(FILTER sm80_kernel_sources INCLUDE REGEX "/sm80/")
-list(FILTER sm90_kernel_sources INCLUDE REGEX "/sm90/")
+list(REMOVE_ITEM cuda_kernel_sources ${sm80_kernel_sources} ${sm90_kernel_sources})
 file(GLOB_RECURSE cuda_plan_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cpp)
 list(APPEND cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/gpu/tensor_arg.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/require_device.cpp ${PROJECT_SOURCE_DIR}/src/gpu/device.cpp)

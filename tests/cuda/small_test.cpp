@@ -137,25 +137,34 @@ TEST(Small, HeadsThatShareKeys) {
 
 #ifdef FW_CUDA_EMULATION
 // The kernels of sm80/, each form of the scans once: of raw rows, of sums of them, of a preconditioner's rows, without
-// an erase, and of rows that cannot be copied.
+// an erase, and of rows that cannot be copied. With a decay a channel: any gates, a preconditioner, two rows a token,
+// and decays that are bounded.
 TEST(Small, KernelsOfOlderGpus) {
   struct Case {
     const char *rule, *forward, *backward;
     int64_t K, V, HV;
-    bool bf16;
+    bool bf16, edge_decays = false;
   };
   const cuda::emulation::Gpu before = cuda::emulation::gpu;
   cuda::emulation::gpu.major = 8;
   uint64_t seed = 950;
-  for (const Case& c : {Case{"gated_deltanet", "(raw rows, A and P)", "(rows)", 64, 64, 2, true},
-                        Case{"comba", "(sums of raw rows, A and P)", "(rows)", 128, 40, 1, true},
-                        Case{"precond_deltanet", "(raw rows)", "(tiles)", 128, 64, 1, true},
-                        Case{"mamba2", "(additive)", "(tiles)", 64, 100, 1, true},
-                        Case{"deltanet", "(tiles)", "(rows)", 62, 64, 1, false}}) {
+  for (const Case& c : {Case{"gated_deltanet", "(raw rows, A and P)", "(rows) -> sm80/gradients", 64, 64, 2, true},
+                        Case{"comba", "(sums of raw rows, A and P)", "(rows) -> sm80/gradients", 128, 40, 1, true},
+                        Case{"precond_deltanet", "(raw rows)", "(tiles) -> sm80/gradients", 128, 64, 1, true},
+                        Case{"mamba2", "(additive)", "(tiles) -> sm80/gradients", 64, 100, 1, true},
+                        Case{"deltanet", "(tiles)", "(rows) -> sm80/gradients", 62, 64, 1, false},
+                        Case{"kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 128, 100, 2, true},
+                        Case{"kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 64, 64, 1, true, true},
+                        Case{"gated_deltanet2", "(split tiles)", "(keys) -> sm80/gradients_channel", 64, 40, 2, true},
+                        Case{"gla", "(additive)", "(tiles) -> sm80/gradients_channel", 128, 100, 1, true},
+                        Case{"gla", "(additive)", "(tiles) -> sm80/gradients_channel", 128, 64, 1, false, true},
+                        Case{"precond_kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 62, 64, 1, false},
+                        Case{"dplr", "(split tiles)", "(keys) -> sm80/gradients_channel", 128, 40, 1, true}}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 75});
     options.H = 1, options.HV = c.HV;
     options.K = c.K, options.V = c.V;
+    options.edge_decays = c.edge_decays;
     options.seed = ++seed;
     const Problem problem = of_bf16_numbers(random_problem(preset(c.rule).rule, options));
     HeaderRun run = device_run(FW_FORM_CHUNK);
@@ -165,9 +174,9 @@ TEST(Small, KernelsOfOlderGpus) {
     run.plan_text = &text;
     SCOPED_TRACE(describe(problem));
     EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
-    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
-    EXPECT_NE(text.find(fmt::format("sm80/forward {}\n", c.forward)), std::string::npos) << text;
-    EXPECT_NE(text.find(fmt::format("sm80/reverse {} -> sm80/gradients", c.backward)), std::string::npos) << text;
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, c.edge_decays));
+    EXPECT_NE(text.find(fmt::format("sm80/forward {}", c.forward)), std::string::npos) << text;
+    EXPECT_NE(text.find(fmt::format("sm80/reverse {}", c.backward)), std::string::npos) << text;
   }
   cuda::emulation::gpu = before;
 }

@@ -11,6 +11,7 @@
 #include "fastweight/fastweight.h"
 #include "scan/backend.h"
 #include "scan/cuda/rewrites/rewrite.h"
+#include "scan/cuda/rule_traits.h"
 #include "scan/cuda/token_arg.h"
 #include "support/recurrence.h"
 
@@ -165,6 +166,7 @@ TEST(Pipeline, KernelsOfArchitectures) {
     const RewrittenCall call(plan, 132, Arch::kSm80);
     const auto& [known, device] = call.kernels().front();
     EXPECT_EQ(device.chunk_form, can_take_chunks(plan, Arch::kSm80)) << to_string(rule);
+    EXPECT_EQ(device.chunk_form, !wants_hi_lo(rule)) << to_string(rule);
     if (!device.chunk_form) continue;
     ++chunked;
     const CallTraits t = expected_traits(*known, device);
@@ -173,9 +175,16 @@ TEST(Pipeline, KernelsOfArchitectures) {
                       backward = to_string(plan_backward(t, *known, device));
     EXPECT_NE(forward.find(" -> sm80/forward"), std::string::npos) << forward;
     EXPECT_NE(backward.find("sm80/reverse"), std::string::npos) << backward;
-    EXPECT_NE(backward.find(" -> sm80/gradients"), std::string::npos) << backward;
+    const bool channels = known->rule.decay == Decay::kChannel;
+    EXPECT_NE(backward.find(channels ? " -> sm80/gradients_channel" : " -> sm80/gradients"), std::string::npos)
+        << backward;
   }
   EXPECT_GT(chunked, 10);
+  Shape wide;
+  wide.K = 160;
+  const RewrittenCall two_calls(plan_of(preset("gla").rule, wide), 132, Arch::kSm80);
+  ASSERT_EQ(two_calls.kernels().size(), 2U);
+  for (const KernelCall& call : two_calls.kernels()) EXPECT_TRUE(call.device.chunk_form);
   Plan plan = plan_of(testing::all_rules().front(), {});
   plan.form = FW_FORM_TOKEN;
   const DevicePlan older = make_device_plan(plan, 132, Arch::kSm80);

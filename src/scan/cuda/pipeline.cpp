@@ -142,7 +142,9 @@ int grouped_heads(const CallTraits& t) {
   return takes ? grouped_heads(t.group, t.HV, t.chunks, t.sm_count) : 1;
 }
 
-bool prepare_makes_m(const CallTraits& t) { return channel(t) ? channel_makes_m(t) : scalar_makes_m(t); }
+bool prepare_makes_m(const CallTraits& t) {
+  return channel(t) ? t.gpu >= Arch::kSm90 && channel_makes_m(t) : scalar_makes_m(t);
+}
 bool gradients_make_m(const CallTraits& t) {
   if (t.gpu < Arch::kSm90 || t.has_m || !t.rule.uses_precond() || !t.rule.precond_squashed() || t.group != 1)
     return false;

@@ -242,13 +242,15 @@ TEST(Launches, ArePlannedForOlderGpus) {
   const cuda::emulation::Gpu before = cuda::emulation::gpu;
   cuda::emulation::gpu.major = 8;
   uint64_t seed = 320;
-  for (const char* name : {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda"}) {
+  for (const char* name : {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda",
+                           "gated_deltanet2", "gla", "precond_kda", "precond_gla", "hgrn2", "dplr"}) {
+    const Rule& rule = preset(name).rule;
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 71});
-    options.H = 1, options.HV = seed % 2 == 0 ? 2 : 1;
-    options.K = 64, options.V = 64;
+    options.H = 1, options.HV = seed % 2 == 0 && !rule.general_erase() ? 2 : 1;
+    options.K = name == std::string("gla") ? 160 : 64, options.V = 64;
     options.seed = ++seed;
-    expect_planned(of_bf16_numbers(random_problem(preset(name).rule, options)), run_of(seed, FW_FORM_CHUNK));
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_CHUNK));
   }
   cuda::emulation::gpu = before;
 }

@@ -1,5 +1,5 @@
 // The forward scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles, forms and results are those
-// of sm90/scan/forward.cu, without hi/lo and split tiles. Per chunk:
+// of sm90/scan/forward.cu, without hi/lo tiles. Per chunk:
 //   W = Z + E S      U = A W (kPairs, kSums)      O = Q S + M W (P U)      S = Diag(gamma) S + X^T W (k^T diag(k) U)
 //
 // Four barriers of the block a chunk:
@@ -25,9 +25,11 @@ template <int kTileK, Form kForm, bool kOut, bool kSave>
 struct WarpForwardShape {
   static constexpr bool kSums = kForm == Form::kSm80Sums, kPairs = kForm == Form::kSm80Pairs || kSums,
                         kReads = kOut || kSums;
-  static constexpr bool kRows = kForm == Form::kSm80Rows || kPairs, kDelta = kForm != Form::kSm80Additive;
-  using ChunkTile =
-      std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>;
+  static constexpr bool kRows = kForm == Form::kSm80Rows || kPairs, kDelta = kForm != Form::kSm80Additive,
+                        kSplitTiles = kForm == Form::kSm80SplitTiles;
+  using ChunkTile = std::conditional_t<
+      kSplitTiles, QETiles<kTileK>,
+      std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kPairs: A in place of x, P in that of m.
   static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0),
@@ -88,9 +90,10 @@ struct ForwardLoads {
         const IntraChunk& pair = args.pairs[chunk_tile(c)];
         load_bytes<kSw128Bytes>(shared + Shape::kX, pair.a);
         if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, pair.p);
+      } else if constexpr (Shape::kSplitTiles) {
+        solved_tiles(static_cast<const XMTiles<kTileK>*>(args.solved)[chunk_tile(c)]);
       } else {
-        load_bytes<Shape::kMatrix>(shared + Shape::kX, tiles(c).x);
-        if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, tiles(c).m);
+        solved_tiles(tiles(c));
       }
       if constexpr (Shape::kRows) {
         load_bytes<Shape::kShared - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).e);
@@ -102,6 +105,11 @@ struct ForwardLoads {
   }
 
  private:
+  template <class Tiles>
+  FW_DEVICE void solved_tiles(const Tiles& tiles) const {
+    load_bytes<Shape::kMatrix>(shared + Shape::kX, tiles.x);
+    if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, tiles.m);
+  }
   FW_DEVICE void erase_rows(int c) const {
     if constexpr (Shape::kRows) {
       copy_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kE);
@@ -249,6 +257,8 @@ void launch_sm80_forward(const ScanForwardArgs& args, Form form, void* stream) {
       return launch_forward<kTileK, Form::kSm80Additive>(args, stream);
     case Form::kSm80Tiles:
       return launch_forward<kTileK, Form::kSm80Tiles>(args, stream);
+    case Form::kSm80SplitTiles:
+      return launch_forward<kTileK, Form::kSm80SplitTiles>(args, stream);
     case Form::kSm80Rows:
       return launch_forward<kTileK, Form::kSm80Rows>(args, stream);
     case Form::kSm80Pairs:

@@ -9,7 +9,7 @@
 #include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/gradients/rows.cuh"
 #include "scan/cuda/launchers.h"
-#include "scan/cuda/sm80/parts.cuh"
+#include "scan/cuda/sm80/gradient_loads.cuh"
 
 namespace fw::cuda {
 
@@ -51,36 +51,12 @@ struct WarpGradientShape {
 
 namespace {
 
-// By all threads: elements of a tile as the scans left it.
-template <class Shape>
-FW_DEVICE void load_tile(const WorkTile<Shape>& c, int to, const uint16_t* from, int elements) {
-  for (int i = 8 * c.thread; i < elements; i += 8 * Shape::kThreads)
-    cp_async_16(c.base + static_cast<uint32_t>(to + 2 * i), from + i, true);
-}
-FW_DEVICE void finish_loads() {
-  cp_async_commit();
-  cp_async_wait<0>();
-  sync_threads();
-}
-
 template <class Shape>
 FW_DEVICE void load_keys_to(const WorkTile<Shape>& c, int work_tile, int to_q, int to_k) {
   const Problem& x = c.args.problem;
   const Rows q = c.rows_at(x.in.q, work_tile), k = c.rows_at(x.in.k, work_tile);
   load_row_tile<Shape::kTileK>(c, q, wide_rows(q) && x.K % 8 == 0, work_tile, 0, x.K, to_q);
   load_row_tile<Shape::kTileK>(c, k, wide_rows(k) && x.K % 8 == 0, work_tile, 0, x.K, to_k);
-}
-
-template <class Shape>
-FW_DEVICE void load_value_block(const WorkTile<Shape>& c, int work_tile, int block) {
-  const GradientArgs& x = c.args;
-  const int64_t tile = c.tile(work_tile) * c.blocks + block;
-  load_tile(c, Shape::kW, x.w + tile * kSw128Elements, kSw128Elements);
-  load_tile(c, Shape::kV, x.v + tile * kSw128Elements, kSw128Elements);
-  load_tile(c, Shape::kState, x.states + tile * (64 * Shape::kTileK), 64 * Shape::kTileK);
-  load_tile(c, Shape::kDState, x.d_states + tile * (64 * Shape::kTileK), 64 * Shape::kTileK);
-  load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, work_tile), c.pieces(kVec16DOut), work_tile, block * kValueBlock,
-                             x.problem.V, Shape::kOut);
 }
 
 template <class Shape>
@@ -95,9 +71,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     sync_threads();
     publish_row_scales(c, work_tile, load_row_scales(c, work_tile));
     load_keys_to(c, work_tile, Shape::kFrontQ, Shape::kFrontK);
-    const IntraChunk& pair = c.args.pairs[c.tile(work_tile)];
-    if (Shape::kDelta) load_tile(c, Shape::kA, pair.a, kSw128Elements);
-    if (!c.args.v_is_dz) load_tile(c, Shape::kP, pair.p, kSw128Elements);
+    load_intra_chunk(c, work_tile);
     finish_loads();
     GeneralRows::make_streams(c, work_tile);
 

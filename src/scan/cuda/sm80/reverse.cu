@@ -1,7 +1,8 @@
 // The reverse scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles and results are those of
-// sm90/scan/reverse.cu (kAdditive, kTiles) and sm90/scan/reverse_rows.cu (kRows, kSums), without hi/lo tiles.
+// sm90/scan/reverse.cu (kAdditive, kTiles) and sm90/scan/reverse_rows.cu (kKeys, kRows, kSums), without hi/lo tiles.
 // Per chunk, from the last to the first:
 //   kAdditive, kTiles    V = k D                                    D = Diag(gamma) D + q^T dO - y^T V
+//   kKeys                dR = P^T dO + Khat D, dZ = A^T dR          D = Diag(gamma) D + Q^T dO + E^T dZ
 //   others               dR = P^T dO + diag(k) K D, dZ = A^T dR     D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ)
 //                                                                         + K^T (diag(read_k) dO + diag(e) dZ)
 //
@@ -14,24 +15,25 @@
 namespace fw::cuda {
 namespace {
 
-enum class WarpReverse { kAdditive, kTiles, kRows, kSums };
+enum class WarpReverse { kAdditive, kTiles, kKeys, kRows, kSums };
 
 // Shared memory: bytes.
 template <int kTileK, WarpReverse kSource, bool kSave>
 struct WarpReverseShape {
   static constexpr bool kTiles = kSource == WarpReverse::kTiles || kSource == WarpReverse::kAdditive,
-                        kSums = kSource == WarpReverse::kSums;
+                        kSums = kSource == WarpReverse::kSums, kKeys = kSource == WarpReverse::kKeys;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kTiles: y in place of E.
-  static constexpr bool kHasE = kSource == WarpReverse::kTiles;
+  static constexpr bool kHasE = kSource == WarpReverse::kTiles || kKeys;
   static constexpr int kK = 0, kQ = kK + kMatrix, kE = kQ + kMatrix, kA = kE + (kHasE ? kMatrix : 0),
                        kP = kA + (kTiles ? 0 : kSw128Bytes);
   // Of even and odd chunks: dO, then V or dZ; D.
   static constexpr int kTile = kP + (kTiles ? 0 : kSw128Bytes), kD = kTile + 2 * kSw128Bytes,
                        kNumbers = kD + (kSave ? kMatrix : 0);
-  static constexpr int kNumberBytes = kTiles  ? kTileK * 4
-                                      : kSums ? static_cast<int>(sizeof(RowScalesBwd))
-                                              : static_cast<int>(kPlainScaleBytes);
+  // kTiles, kKeys: gamma.
+  static constexpr int kNumberBytes = kTiles || kKeys ? kTileK * 4
+                                      : kSums         ? static_cast<int>(sizeof(RowScalesBwd))
+                                                      : static_cast<int>(kPlainScaleBytes);
   static constexpr int kShared = kNumbers + kNumberBytes;
   static_assert(kShared <= kSm80SharedBytes);
 };
@@ -53,6 +55,10 @@ struct ReverseLoads {
       } else {
         load_bytes<kSw128Bytes>(shared + Shape::kA, args.pairs[chunk_tile(c)].a);
         load_bytes<kSw128Bytes>(shared + Shape::kP, args.pairs[chunk_tile(c)].p);
+        if constexpr (Shape::kKeys) {
+          load_bytes<Shape::kMatrix>(shared + Shape::kK, args.keys + chunk_tile(c) * (64 * kTileK));
+          load_bytes<Shape::kMatrix>(shared + Shape::kQ, qe_tiles(c).q);
+        }
       }
       fill_tile<kWarpScanThreads>(d_o, c, tile(c));
     }
@@ -63,6 +69,9 @@ struct ReverseLoads {
       if constexpr (Shape::kTiles) {
         if constexpr (Shape::kHasE) load_bytes<Shape::kMatrix>(shared + Shape::kE, bwd_tiles(c).y);
         load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, bwd_tiles(c).gamma);
+      } else if constexpr (Shape::kKeys) {
+        load_bytes<Shape::kMatrix>(shared + Shape::kE, qe_tiles(c).e);
+        load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, qe_tiles(c).gamma);
       } else {
         fill_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kK);
         fill_rows<kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
@@ -73,6 +82,9 @@ struct ReverseLoads {
   }
 
  private:
+  FW_DEVICE const QETiles<kTileK>& qe_tiles(int c) const {
+    return static_cast<const QETiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
+  }
   FW_DEVICE const BwdTiles<kTileK>& bwd_tiles(int c) const {
     return static_cast<const BwdTiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
   }
@@ -91,14 +103,15 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
   float state[kTileK / 2];
   load_state(args.d_final_state, coord, coord.n, args.K, args.V, state);
   const uint32_t base = shared_address(shared);
-  const auto& numbers = *reinterpret_cast<const RowScalesBwd*>(shared + Shape::kNumbers);  // not kTiles
+  const auto& numbers = *reinterpret_cast<const RowScalesBwd*>(shared + Shape::kNumbers);  // kRows, kSums
+  const float* const gamma = reinterpret_cast<const float*>(shared + Shape::kNumbers);     // others
   uint32_t a[kTileK / 16][4];
   FW_NO_UNROLL
   for (int c = coord.chunks - 1; c >= 0; --c) {
     const uint32_t tile = base + Shape::kTile + static_cast<uint32_t>(c % 2 * kSw128Bytes);
     const int64_t block_tile = loads.chunk_tile(c) * value_blocks + coord.value_block;
     uint32_t d_o[4][4], b[4][4];
-    [[maybe_unused]] uint32_t scaled[4][4];  // not kTiles
+    [[maybe_unused]] uint32_t scaled[4][4];  // kRows, kSums
     float v[32];
     [[maybe_unused]] float z[32];  // not kTiles
     pack_fragments(state, a);
@@ -111,17 +124,18 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
     FW_UNROLL
     for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
     clear_sums(v);
-    if constexpr (Shape::kTiles) mma_rows(v, a, base + Shape::kK);
+    if constexpr (Shape::kTiles || Shape::kKeys) mma_rows(v, a, base + Shape::kK);
+    if constexpr (Shape::kKeys) mma_outer(v, d_o, base + Shape::kP);
     cp_async_wait<0>();
     sync_threads();
-    if constexpr (!Shape::kTiles) {
+    if constexpr (Shape::kTiles || Shape::kKeys) {
+      scale_columns(state, gamma);
+      mma_outer(state, d_o, base + Shape::kQ);
+    } else {
       mma_rows(v, a, base + Shape::kK);
       scale_columns(v, numbers.k);
       mma_outer(v, d_o, base + Shape::kP);
       scale_all(state, numbers.gamma[0]);
-    } else {
-      scale_columns(state, reinterpret_cast<const float*>(shared + Shape::kNumbers));
-      mma_outer(state, d_o, base + Shape::kQ);
     }
     pack_fragments(v, b);
     if constexpr (!Shape::kTiles) {
@@ -146,7 +160,7 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
       }
     }
     if constexpr (Shape::kHasE) mma_outer(state, b, base + Shape::kE);
-    if constexpr (!Shape::kTiles) {
+    if constexpr (!Shape::kTiles && !Shape::kKeys) {
       clear_sums(v);
       if constexpr (Shape::kSums) {
         FW_UNROLL
@@ -184,6 +198,7 @@ void launch_sm80_reverse(const ScanReverseArgs& args, void* stream) {
 }
 template <int kTileK>
 void launch_sm80_reverse(const ScanReverseArgs& args, ReverseScan kernel, void* stream) {
+  if (kernel == ReverseScan::kSm80Keys) return launch_sm80_reverse<kTileK, WarpReverse::kKeys>(args, stream);
   if (kernel == ReverseScan::kSm80Rows) {
     return args.mixed ? launch_sm80_reverse<kTileK, WarpReverse::kSums>(args, stream)
                       : launch_sm80_reverse<kTileK, WarpReverse::kRows>(args, stream);

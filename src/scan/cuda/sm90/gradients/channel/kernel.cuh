@@ -11,8 +11,11 @@
 #pragma once
 
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/gradients/channel/mixed.cuh"
 #include "scan/cuda/gradients/launch.cuh"
-#include "scan/cuda/sm90/gradients/channel/mixed.cuh"
+#include "scan/cuda/sm90/gradients/channel/layout.cuh"
+#include "scan/cuda/sm90/gradients/channel/rows.cuh"
+#include "scan/cuda/sm90/gradients/channel/stages.cuh"
 
 namespace fw::cuda {
 
@@ -232,16 +235,8 @@ template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
-  const auto whole_or_absent = [](const TokenArg& tensor, int dim) {
-    return tensor.data == nullptr || is_vec16(tensor, dim);
-  };
-  const bool gated = x.rule.write == Gate::kChannel;
-  const bool values = is_vec16(x.in.v, x.V) && whole_or_absent(d.v, x.V) &&
-                      (!gated || (is_vec16(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
-  const unsigned channel_pieces = (is_vec16(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kVec16DThird : 0u) |
-                                  (is_vec2(x.in.g, x.K) ? kVec2G : 0u) | (is_vec2(d.g, x.K) ? kVec2DG : 0u) |
-                                  (values ? kVec16Values : 0u);
-  GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
+  const unsigned pieces = pieces_of(args) | channel_pieces_of(args, Shape::kOwnKey ? d.erase_key : d.erase_gate);
+  GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
   all.tma = Shape::kTma && make_tensor_map(args.d_o, args.shape.B, args.shape.T, x.HV / args.d_o.divisor, x.V, all.d_o);
   launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);

@@ -4,7 +4,7 @@
 // one more product of a triangle by a tile, and the products' fragments have all that is made of it.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/channel/phases.cuh"
+#include "scan/cuda/gradients/channel/phases.cuh"
 
 namespace fw::cuda {
 

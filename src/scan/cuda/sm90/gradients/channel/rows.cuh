@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scan/cuda/common/front/token_scalars.cuh"
+#include "scan/cuda/gradients/channel/row_words.cuh"
 #include "scan/cuda/sm90/gradients/channel/precond.cuh"
 #include "scan/cuda/sm90/gradients/common/head_sums.cuh"
 
@@ -27,18 +28,6 @@ FW_DEVICE const TokenArg& third_row(const TokenArgs& tensors) {
   return tensors.erase_gate;
 }
 
-// q, k, the third row and M (or what it is made of) of the row and the two atoms of it that a thread has, a work tile
-// ahead.
-struct RowWords {
-  uint4 q[2], k[2], third[2], before[2];
-  float m[2][8];
-  float2 squares[2];  // |q|^2 and |k|^2, of shapes with half of the keys
-};
-template <class Shape>
-FW_DEVICE float2 load_squares(const ChannelChunk<Shape>& c, int work_tile, int row) {
-  const RowNorms& all = c.args.half.norms[c.tile(work_tile)];
-  return make_float2(all.q2[row], all.k2[row]);
-}
 template <class Shape>
 FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int work_tile) {
   constexpr int kLanes = Shape::kTileK / 16;
@@ -348,13 +337,6 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int work_tile, [[may
     of_center = -slope_factor(map) * warp_sum(of_center);
     if (c.lane == 0) c.floats(Shape::kOfCenter)[c.warp] = of_center;
   }
-}
-
-// What all value columns make, and so both groups of key channels alike.
-template <class Shape>
-FW_DEVICE float first_half_alone(const ChannelChunk<Shape>& c, float x) {
-  if constexpr (Shape::kHalf) return c.args.half.second ? 0.0f : x;
-  return x;
 }
 
 // By a thread a row: the gradients of the row scales, and what q and k still enter dq and dk with.

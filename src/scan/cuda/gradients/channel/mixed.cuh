@@ -2,8 +2,8 @@
 // streams were made of is read once more for them.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/channel/rows.cuh"
-#include "scan/cuda/sm90/gradients/channel/values.cuh"
+#include "scan/cuda/gradients/channel/row_words.cuh"
+#include "scan/cuda/gradients/channel/values.cuh"
 
 namespace fw::cuda {
 
@@ -59,8 +59,10 @@ struct MixedRows {
     return y;
   }
 
-  // r, e and w, anchored; z_v, the coefficients and scalars of rows.
-  template <class Shape>
+  // r, e and w, anchored; z_v, the coefficients and scalars of rows. Of kPart in two calls: the coefficients and all
+  // else of a row's scalars, and after that the streams.
+  enum class Part { kAll, kScalars, kStreams };
+  template <Part kPart = Part::kAll, class Shape>
   static FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int work_tile, RowWords words) {
     using Lanes = StreamLanes<Shape>;
     const Problem& x = c.args.problem;
@@ -77,6 +79,10 @@ struct MixedRows {
       for (int j = 0; j < 8; ++j) raw.m[j] = rare.m[j];
       words.q[0] = words.q[1], words.k[0] = words.k[1];
       if (row + Lanes::kRows < kChunk) rare = load_rare(c, work_tile, row + Lanes::kRows);
+      if constexpr (kPart == Part::kStreams) {
+        store_streams(c, row, lane, reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], raw);
+        continue;
+      }
 
       FrontScalars<float> s;
       float kmk = 0;
@@ -103,12 +109,7 @@ struct MixedRows {
       }
       if (!valid) f = FrontCoefs<float>();
 
-      KeyStreams<8> streams = key_streams(x, f, raw);
-      const uint32_t at = sw128_offset(row, 8 * lane);
-      anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), streams.r, streams.e, streams.w);
-      *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(streams.r);
-      *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(streams.w);
-      if (Shape::kDelta) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(streams.e);
+      if constexpr (kPart == Part::kAll) store_streams(c, row, lane, f, raw);
       if (lane == 0) {
         c.floats(Shape::kZv)[row] = f.z_v;
         reinterpret_cast<FrontScalars<float>*>(c.memory + Shape::kScalars)[row] = s;
@@ -291,12 +292,45 @@ struct MixedRows {
   }
 
  private:
-  // As store_row_sums().
+  // 8 channels of a row.
+  template <class Shape>
+  static FW_DEVICE void store_streams(const ChannelChunk<Shape>& c, int row, int lane, const FrontCoefs<float>& f,
+                                      const RawKeyRow<8>& raw) {
+    KeyStreams<8> streams = key_streams(c.args.problem, f, raw);
+    const uint32_t at = sw128_offset(row, 8 * lane);
+    anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), streams.r, streams.e, streams.w);
+    *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(streams.r);
+    *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(streams.w);
+    if (Shape::kDelta) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(streams.e);
+  }
+
+  // As store_row_sums(). kSumsInFactors: a row's factors of the group's columns have been read by those four lanes
+  // alone, and the sums take their place.
+  template <class Shape>
+  static FW_DEVICE float& sum_at(const ChannelChunk<Shape>& c, int sum, int group, int row) {
+    if constexpr (Shape::kSumsInFactors) {
+      return reinterpret_cast<float&>(c.word(Shape::kFactors, row, 32 * group + 2 * sum));
+    } else {
+      return c.floats(Shape::kPartial)[(sum * Shape::kGroups + group) * 64 + row];
+    }
+  }
   template <class Shape>
   static FW_DEVICE void store_row_sum(const ChannelChunk<Shape>& c, int sum, int row, float x) {
     x += shuffle_xor(x, 1);
     x += shuffle_xor(x, 2);
-    if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[(sum * Shape::kGroups + c.group()) * 64 + row] = x;
+    if constexpr (Shape::kSumsInFactors) sync_warp();
+    if ((c.lane & 3) == 0) sum_at(c, sum, c.group(), row) = x;
+  }
+  template <class Shape>
+  static FW_DEVICE float row_sum(const ChannelChunk<Shape>& c, int sum, int row) {
+    if constexpr (Shape::kSumsInFactors) {
+      float y = sum_at(c, sum, 0, row);
+      FW_UNROLL
+      for (int i = 1; i < Shape::kGroups; ++i) y += sum_at(c, sum, i, row);
+      return y;
+    } else {
+      return fw::cuda::row_sum(c, sum, row);
+    }
   }
 
   // As front_gates, but for beta; the means of averaged gates.

@@ -6,50 +6,10 @@
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
-#include "gpu/sm90/ptx.cuh"
-#include "scan/cuda/sm90/gradients/channel/decays.cuh"
-#include "scan/cuda/sm90/gradients/channel/products.cuh"
+#include "scan/cuda/gradients/channel/decays.cuh"
+#include "scan/cuda/gradients/channel/products.cuh"
 
 namespace fw::cuda {
-
-// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's
-// rows. Not more than a work tile ahead: it would be gone again.
-template <class Shape>
-FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int work_tile) {
-  if (!c.has(work_tile)) return;
-  const Problem& p = c.args.problem;
-  const auto prefetch = [&](int group, const auto& rows_of, int dim) {
-    if (group % Shape::kGroups != c.group()) return;
-    const Rows from = rows_of();
-    const int row = (c.thread & 127) >> 1;
-    if (from.data == nullptr || row >= c.rows(work_tile)) return;
-    const int size = from.bf16 != 0 ? 2 : 4;
-    const char* line = from.data + row * from.stride * size;
-    FW_NO_UNROLL
-    for (int at = (c.thread & 1) * 128; at < dim * size; at += 256) prefetch_line(line + at);
-  };
-  const auto tensor = [&](int group, const TokenArg& a, int dim) {
-    prefetch(
-        group, [&] { return c.rows_at(a, work_tile); }, dim);
-  };
-  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_index(work_tile)], sizeof(IntraChunk));
-  tensor(0, p.in.q, p.K);
-  tensor(1, p.in.k, p.K);
-  if (c.wants_values()) tensor(2, p.in.v, p.V);
-  tensor(3, p.in.g, p.K);
-  if (Shape::kGates) {
-    tensor(0, p.in.erase_gate, p.rule.erase == Gate::kScalar ? 1 : p.K);
-    tensor(1, p.in.write_gate, p.rule.write == Gate::kScalar ? 1 : p.V);
-  }
-  if (Shape::kMakesM) {
-    prefetch(
-        2, [&] { return c.rows_before(work_tile); }, p.K);
-  } else if (Shape::kPrecond || !Shape::kStreams) {
-    prefetch(
-        2, [&] { return c.workspace_rows(WorkTile<Shape>::kM, p.H * p.K, work_tile); }, p.K);
-  }
-  if (!Shape::kStreams || Shape::kOwnKey) tensor(0, p.in.erase_key, p.K);
-}
 
 // r, -e, w from r, e, w: anchored.
 FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], float (&w)[8]) {
@@ -69,7 +29,7 @@ template <class Shape>
 FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int work_tile, StreamSums& sums) {
   if constexpr (Shape::kFused) keep_fused(c, work_tile);
   const Rows g = decay_rows(c, work_tile);
-  float* totals = c.floats(Shape::kGroupSums);
+  float* totals = c.floats(Shape::kBoundSums);
   float up[4][4];  // what bounds took from the start of the row's eight up to it
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
@@ -137,14 +97,19 @@ FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int from, float (&x)[4]
     x[j][0] *= f.x, x[j][1] *= f.y, x[j][2] *= f.x, x[j][3] *= f.y;
   }
 }
-// Offsets of the decay to anchor `anchor` from the one before (the chunk's start, end), and of the decay over 8 rows.
-template <class Shape>
-FW_DEVICE int decay_between(int anchor) {
-  return Shape::kRatios + anchor * Shape::kTileK * 4;
-}
+// Offsets of the decay over 8 rows, and of the decay to anchor `anchor` from the one before (the chunk's start, end).
+// Without kJoinsDecays only the first and the last are there.
 template <class Shape>
 FW_DEVICE int half_decay(int half) {
   return Shape::kHalfDecays + half * Shape::kTileK * 4;
+}
+template <class Shape>
+FW_DEVICE int decay_between(int anchor) {
+  if constexpr (Shape::kJoinsDecays) {
+    return Shape::kRatios + anchor * Shape::kTileK * 4;
+  } else {
+    return half_decay<Shape>(anchor == 0 ? 0 : 7);
+  }
 }
 
 // The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row
@@ -184,7 +149,7 @@ FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const fl
 template <class Shape>
 FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   const int own = c.block_row(), first = 32 * c.group();
-  const bool steep = decays_are(c, Decays::kSteep);
+  const bool steep = !Shape::kJoinsDecays || decays_are(c, Decays::kSteep);
   {
     float dots[4][4] = {}, tails[8];
     add_dots(c, Shape::kWrite, 0, sums.w, dots);

@@ -1,7 +1,7 @@
 // Channel decay: the value side of a stage. What is rare is small here: it lies in the way of what is not.
 #pragma once
 
-#include "scan/cuda/sm90/gradients/channel/phases.cuh"
+#include "scan/cuda/gradients/channel/phases.cuh"
 
 namespace fw::cuda {
 

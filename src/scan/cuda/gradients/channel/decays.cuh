@@ -4,8 +4,8 @@
 #pragma once
 
 #include "scan/cuda/common/gate_math.cuh"
+#include "scan/cuda/gradients/channel/chunk.cuh"
 #include "scan/cuda/gradients/rows.cuh"
-#include "scan/cuda/sm90/gradients/channel/layout.cuh"
 
 namespace fw::cuda {
 
@@ -264,6 +264,7 @@ template <class Shape>
 FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8]) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
   float2 sum = group == 7 ? channel_tail(c, channel) : make_float2(0, 0);
+  if constexpr (Shape::kGroupSums == Shape::kHalfDecays) sync_threads();  // the tail has been made of these
   FW_UNROLL
   for (int i = 0; i < 8; ++i) x[i] = float2_at(decay_sum(c, 8 * group + i, channel));
   FW_UNROLL
