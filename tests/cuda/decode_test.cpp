@@ -76,6 +76,8 @@ std::vector<Rows> all_rows() {
       {{6, 2, 16, 33, 0.2}, 1, 40, {0, 32, 33, 100}, false},
       {{3, 3, 5, 50, 0.2}, 1, 50, {3, 60}, false},           // rows that are no packets
       {{2, 1, 16, 0, 0.25}, 4, 70, {0, 69, 70, 279}, true},  // all before, in pages
+      {{8, 1, 576, 0, 0.05}, 1, 150, {0, 127, 149}, false},  // latents of published models
+      {{3, 1, 257, 20, 0.06}, 1, 20, {0, 21}, false},
       {{1, 1, 128, 0, 0.1}, 8, 256, {5, 1500, 2047}, true},
       {{1, 1, 8, 0, 0.3}, 1, 9000, {8191, 8192, 8999}, false},  // more than 64 runs of 128
       // Heads of 64 and 128 channels, whose bf16 rows are tiles of a kernel of products.

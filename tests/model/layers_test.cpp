@@ -649,10 +649,10 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   experts.experts.num_experts = 8193;
   EXPECT_NE(error(experts).find("at most 8192 experts of a layer on CUDA devices, got 8193"), std::string::npos);
   ModelConfig latent = config_of({"recurrent", "mla"});
-  latent.mla.kv_rank = 192;
+  latent.mla.kv_rank = 704;
   EXPECT_EQ(error(latent), "");
-  latent.mla.kv_rank = 193;
-  EXPECT_NE(error(latent).find("kv_rank + shared_key_dim of at most 256 on CUDA devices, got 257"), std::string::npos);
+  latent.mla.kv_rank = 705;
+  EXPECT_NE(error(latent).find("kv_rank + shared_key_dim of at most 768 on CUDA devices, got 769"), std::string::npos);
   ModelConfig many_rows = config_of({"mamba3"});
   many_rows.hidden_size = 226;
   many_rows.mamba3.head_dim = 452;

@@ -719,6 +719,10 @@ TEST_P(DeviceList, Attention) {
                 {2, 2, 24, 7, 0, {0, 1, 40}, {}, 0},
                 {3, 1, 5, 0, 1, {0, 30}, {}, 0},
                 {2, 1, 200, 0, 0, {0, 9, 20}, {}, 0},
+                // latents of published models, and of any width
+                {4, 1, 576, 0, 8, {0, 9, 20}, {}, 0},
+                {3, 1, 576, 0, 0, {0, 1, 5}, {30, 0}, 3},
+                {2, 1, 257, 5, 1, {0, 9}, {}, 0},
                 {4, 1, 64, 16, 0, {0, 1, 2, 3}, {0, 5, 100}, 1},
                 {2, 2, 128, 0, 8, {0, 1, 5}, {30, 0}, 3},
                 // Whole heads turn in the kernels of the gradients, others after them.

@@ -114,6 +114,8 @@ void rotary_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape&
 }
 
 inline constexpr int kMostDim = kinds::kMostAttentionDim;
+// Of heads that are not wide: a thread has 8 numbers of a row, and 24 of a wide one.
+inline constexpr int kNarrowDim = 256;
 
 // Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at
 // a multiple of 16 bytes.
@@ -125,9 +127,11 @@ void with_form(PlainArgs<T>& a, bool aligned, const Run& run) {
     while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
     run.template operator()<N, kVectors>();
   };
-  if (aligned && a.dim % kPacket<T> == 0)
-    return with_lanes.template operator()<kPacket<T>, kMostDim / 32 / kPacket<T>>();
-  with_lanes.template operator()<1, kMostDim / 32>();
+  const auto with_packets = [&]<int kDim>() {
+    if (aligned && a.dim % kPacket<T> == 0) return with_lanes.template operator()<kPacket<T>, kDim / 32 / kPacket<T>>();
+    with_lanes.template operator()<1, kDim / 32>();
+  };
+  a.dim <= kNarrowDim ? with_packets.template operator()<kNarrowDim>() : with_packets.template operator()<kMostDim>();
 }
 
 template <class T>

@@ -185,7 +185,9 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   }
   if (!tiles) {
     with_form(a, in_sixteens, [&]<int N, int kVectors>() {
-      if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
+      if constexpr (N * kVectors * 32 <= kNarrowDim) {  // registers
+        if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
+      }
       if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
       launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
     });

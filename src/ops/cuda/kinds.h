@@ -15,7 +15,7 @@ inline constexpr int kMostMamba3Sums = 58112;
 // Experts of a layer: a token's scores, their order and those of groups fit there (route.cu).
 inline constexpr int kMostExperts = 8192;
 
-// Channels of an attention head (attention_rows.cuh).
-inline constexpr int kMostAttentionDim = 256;
+// Channels of an attention head (attention_rows.cuh): latents of published models have 576.
+inline constexpr int kMostAttentionDim = 768;
 
 }  // namespace fw::cuda::kinds
