@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kBound = 1e-10, kFloatBound = 1e-4, kFloor = 1e-3;
+constexpr double kBound = 1e-10, kRingBound = 1e-4, kFloor = 1e-3;
 
 ProblemOptions options_of(uint64_t seed) {
   ProblemOptions options;
@@ -38,7 +38,7 @@ HeaderRun run_of(uint64_t seed) {
 bool has_ring(const Rule& rule) { return !rule.uses_erase_write(); }
 
 ::testing::AssertionResult near_reference(const ReferenceOutputs& got, const Problem& problem, const HeaderRun& run) {
-  return close(got, problem.forward(), run.dtype == FW_F64 ? kBound : kFloatBound, kFloor);
+  return close(got, problem.forward(), run.dtype == FW_F64 ? kBound : kRingBound, kFloor);
 }
 
 TEST(Ring, WithAFoldAfterEveryTokenTheBitsAreThoseOfSteps) {
