@@ -69,6 +69,7 @@ _MEANINGS = {
     "final_precond": "preconditioner after the last token",
     "checkpoints": "states every checkpoint_interval tokens",
     "precond_checkpoints": "preconditioners every checkpoint_interval tokens",
+    "ring": "tokens that the state does not have yet (fastweight.torch.ring)",
 }
 
 
