@@ -12,7 +12,7 @@ build=$(cd "$1" && pwd)
 archive=$(realpath -m "$2")
 shift 2
 stage=$(mktemp -d)
-trap 'rm -rf "$stage"' EXIT
+trap 'rm -rf "$stage" "$archive.part"' EXIT
 
 if [ $# -eq 0 ]; then
   mapfile -t programs < <(cd "$build" && ls fastweight libfastweight.so tests/*_test tests/test_cuda 2> /dev/null)
@@ -23,7 +23,7 @@ fi
 
 mkdir "$stage/lib"
 for program in "${programs[@]}"; do
-  [ -f "$build/$program" ] || { echo "gpu_pack: $build/$program: no such file" >&2; exit 1; }
+  [ -f "$build/$program" ] || { echo "gpu_pack: expected a program of $build, got $program" >&2; exit 1; }
   mkdir -p "$stage/$(dirname "$program")"
   strip --strip-unneeded -o "$stage/$program" "$build/$program"
   ldd "$build/$program" | awk '$3 ~ /^\// { print $3 }'

@@ -272,7 +272,7 @@ typedef struct fw_checkpoints {
  * alone decide when it is folded: neither other sequences nor the cut into calls change a bit.
  *
  * To take tokens back, give `previous`, the positions of the call before. A call may then start at any position from
- * previous[n] on, and tokens are folded when it can no longer take them back. Nothing is copied.
+ * previous[n] on, and tokens are folded once no call can take them back. Nothing is copied.
  *
  * fw_forward with a ring first folds all of its tokens into initial_state, in place. Its final states are whole.
  *

@@ -14,6 +14,9 @@ struct Capability {
 // That of sm_80 is there for a driver to translate too, which GPUs newer than Hopper run. A GPU of kNone would fail at
 // the first launch.
 enum class Arch { kNone, kSm80, kSm90 };
+// Bytes of shared memory that a block has on every GPU that runs this code: sm_80 itself has 163 KB, but sm_86, sm_89
+// and sm_120 have 99.
+inline constexpr int kSm80SharedBytes = 99 * 1024, kSm90SharedBytes = 227 * 1024;
 // What a GPU of this capability runs.
 Arch arch_of(const Capability& capability);
 

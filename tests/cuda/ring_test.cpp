@@ -6,6 +6,9 @@
 #include <string>
 
 #include "cuda/device_runs.h"
+#ifdef FW_CUDA_EMULATION
+#include "emulation/gpu.h"
+#endif
 
 namespace fw::testing {
 namespace {
@@ -167,24 +170,61 @@ TEST(DeviceRing, LogitsAndTensorsOfBf16) {
   }
 }
 
-TEST(DeviceRing, WhatItCannotBeIsRefused) {
+// What a plan of a call with a ring says; "": it takes it.
+std::string message(const char* rule, int64_t tokens, int64_t T, int64_t K, bool step = true) {
   static const int32_t positions[1] = {0};
-  const auto message = [](const char* rule, int64_t tokens, int64_t T, int64_t K) {
-    fw_desc desc;
-    fw_desc_init(&desc);
-    EXPECT_EQ(fw_rule_parse(rule, &desc.rule), FW_OK) << fw_last_error();
-    desc.device = FW_DEVICE_CUDA;
-    desc.B = 1, desc.T = T, desc.H = desc.HV = 1, desc.K = desc.V = K;
-    desc.ring.tokens = tokens, desc.ring.rows = 2 * tokens, desc.ring.positions = positions;
-    fw_plan* plan = nullptr;
-    const fw_status status = fw_plan_create(&desc, 1, &plan);
-    fw_plan_destroy(plan);
-    return status == FW_OK ? std::string() : std::string(fw_last_error());
-  };
+  fw_desc desc;
+  fw_desc_init(&desc);
+  EXPECT_EQ(fw_rule_parse(rule, &desc.rule), FW_OK) << fw_last_error();
+  desc.device = FW_DEVICE_CUDA;
+  desc.B = 1, desc.T = T, desc.H = desc.HV = 1, desc.K = desc.V = K;
+  desc.ring.tokens = tokens, desc.ring.rows = 2 * tokens, desc.ring.positions = positions;
+  fw_plan* plan = nullptr;
+  const fw_status status = fw_plan_create(&desc, step ? 1 : 0, &plan);
+  fw_plan_destroy(plan);
+  return status == FW_OK ? std::string() : std::string(fw_last_error());
+}
+
+#ifdef FW_CUDA_EMULATION
+// The longest rings that a plan takes have room in the shared memory of that GPU, where the emulation would fail.
+TEST(DeviceRing, WhatAPlanTakesHasRoom) {
+  const cuda::emulation::Gpu before = cuda::emulation::gpu;
+  for (const int major : {9, 8}) {
+    cuda::emulation::gpu.major = major;
+    for (const char* rule : {"kda", "gated_deltanet"}) {
+      for (const int64_t K : {64, 128, 256}) {
+        for (const int64_t per_call : {1, 8}) {
+          HeaderRing ring;
+          ring.per_call = per_call;
+          ring.tokens = 64;
+          const auto taken = [&] {
+            return message(rule, ring.tokens, per_call, K).empty() &&
+                   message(rule, ring.tokens, per_call, K, false).empty();
+          };
+          while (ring.tokens > per_call && !taken()) --ring.tokens;
+          if (per_call == 1) EXPECT_GE(ring.tokens, 16) << major << " " << rule << " " << K;
+          if (!taken()) continue;
+          ProblemOptions options;
+          options.sequences = SeqLayout::uniform(1, 2 * per_call);
+          options.H = options.HV = 1;
+          options.K = options.V = K;
+          const Problem problem = random_problem(preset(rule).rule, options);
+          EXPECT_TRUE(close(header_ring(problem, run_of(1), ring), problem.forward(), kTokenBound, kTokenFloor))
+              << major << " " << describe(problem) << " " << ring.tokens;
+        }
+      }
+    }
+  }
+  cuda::emulation::gpu = before;
+}
+#endif
+
+TEST(DeviceRing, WhatItCannotBeIsRefused) {
   EXPECT_EQ(message("kda", 16, 1, 128), "");
   EXPECT_THAT(message("decay=channel gain=gate erase_state=previous", 16, 1, 128),
               HasSubstr("ring.tokens: expected 0 on CUDA"));
   EXPECT_THAT(message("kda", 64, 64, 256), HasSubstr("have room in a block's"));
+  EXPECT_EQ(message("kda", 64, 64, 128, false), "");
 }
 
 }  // namespace

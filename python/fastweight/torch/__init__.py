@@ -511,6 +511,8 @@ def ring(rule: str, state: torch.Tensor, *, tokens: int = 16, most_tokens: int =
     """
     if state.dim() != 4:
         raise Error(f"state: expected four dimensions, got shape {list(state.shape)}")
+    if not 1 <= most_tokens <= tokens <= 64:
+        raise Error(f"tokens: expected 1 to 64, and most_tokens 1 to tokens, got {tokens} and {most_tokens}")
     decay, (K, V) = _library.rule_struct(rule).decay, reversed(state.shape[2:]) if state_v_first else state.shape[2:]
     kinds = _library.header().enums["fw_decay"]
     numbers = K + V + (K if decay == kinds["channel"] else 1 if decay == kinds["scalar"] else 0)

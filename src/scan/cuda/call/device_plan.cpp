@@ -1,5 +1,7 @@
 #include "scan/cuda/device_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -353,24 +355,24 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
   }
 }
 
-}  // namespace
-
-namespace {
-
-// What a block of token/ring has in shared memory at most: of each token its tensors and products, of each row of the
-// ring keys, decays, values and coefficients, and 32 KiB of the state.
+// What blocks have in shared memory at most. token/ring: of each token its tensors and products, of each row of the
+// ring keys, decays, values and coefficients, and 32 KiB of the state. Its fold in front of a forward call: keys and
+// decays of the ring.
 void check_ring(const Plan& plan, Arch arch) {
-  if (!plan.ring || !plan.slots.skips) return;
-  const int64_t kMost = (arch >= Arch::kSm90 ? 224 : 160) * 1024, kState = 33 * 1024, kTokenRows = 9, kValues = 128;
+  if (!plan.ring) return;
+  const int64_t kMost = arch >= Arch::kSm90 ? kSm90SharedBytes : kSm80SharedBytes, kState = 33 * 1024, kTokenRows = 9,
+                kValues = 128;
   const int64_t channels = plan.K <= 64 ? 64 : plan.K <= 128 ? 128 : 256, rows = plan.ring_span_rows();
   const int64_t token = kTokenRows * channels + 3 * kValues + 2 * rows,
                 row = (plan.decay_kind() == DecayKind::kChannel ? 2 : 1) * channels + kValues + 4;
-  const int64_t bytes = kState + kFloat * (plan.longest * token + rows * row + 2 * channels);
+  const bool step = plan.slots.skips;
+  const int64_t bytes = step ? kState + kFloat * (plan.longest * token + rows * row + 2 * channels)
+                             : kFloat * channels * (2 * plan.ring.tokens + 1);
   if (bytes <= kMost) return;
   fail_usage(
-      "descriptor: ring.tokens: expected so few tokens that {} rows with K {}, and {} tokens a call, have room in a "
-      "block's {} bytes of shared memory on CUDA, got {}, for which {} are wanted",
-      rows, plan.K, plan.longest, kMost, plan.ring.tokens, bytes);
+      "descriptor: ring.tokens: expected so few tokens that those of a ring with K {}{} have room in a block's {} "
+      "bytes of shared memory on CUDA, got {}, for which {} are wanted",
+      plan.K, step ? fmt::format(", and {} tokens a call,", plan.longest) : "", kMost, plan.ring.tokens, bytes);
 }
 
 }  // namespace

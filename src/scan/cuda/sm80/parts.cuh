@@ -4,13 +4,13 @@
 // so copies run beside the other products.
 #pragma once
 
+#include "gpu/device.h"
 #include "gpu/sm80/products.cuh"
 #include "scan/cuda/common/scan/parts.cuh"
 
 namespace fw::cuda {
 
 inline constexpr int kWarpScanThreads = 128;
-inline constexpr int kSm80SharedBytes = 99 * 1024;  // of a block on sm_86, sm_89 and sm_120; sm_80 has 163 KB
 
 // By all threads: kBytes from device memory to shared memory, asynchronously, ...
 template <int kBytes>

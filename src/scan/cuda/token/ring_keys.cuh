@@ -19,7 +19,7 @@ struct RingCut {
   bool wide = false;  // rows of the ring in units of 16 bytes
 };
 
-// Where the first token behind `base` lies; of the ring of one sequence and head.
+// The ring of one sequence and value head. row(at): of the token at position `at`.
 struct RingHead {
   float* data;
   int64_t stride;
