@@ -114,11 +114,11 @@ Times times(int count, const std::function<void(int, void*)>& call) {
   for (int i = 0; i < count; ++i) call(i, stream);
   check(cudaStreamEndCapture(stream, &graph), "capture");
   check(cudaGraphInstantiate(&exec, graph, 0), "graph");
-  const auto median = [&](const std::function<void()>& once) {
+  const auto median = [&](const std::function<void()>& run) {
     std::vector<double> all;
     for (int i = 0; i < 23; ++i) {
       check(cudaEventRecord(begin, stream), "event");
-      once();
+      run();
       check(cudaEventRecord(end, stream), "event");
       check(cudaStreamSynchronize(stream), "kernels");
       float ms = 0;
@@ -174,6 +174,48 @@ void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, boo
          times(layers,
                [&](int i, void* stream) {
                  token_forward(args[static_cast<size_t>(i)], selected(args[static_cast<size_t>(i)]), stream);
+               }),
+         bytes);
+}
+
+// Decode that writes a ring in place of the states: the mean over the positions between two folds, all sequences at the
+// same one. Bytes: states read, and the sixteenth of them written; rows read on average; a row written.
+void ring(const char* rule, int64_t sequences) {
+  constexpr int kTokens = 16;
+  char text[160];
+  std::snprintf(text, sizeof text, "ring of %d, %s, %lld x 16 heads, state f32 [V, K]", kTokens, rule,
+                static_cast<long long>(sequences));
+  if (std::strstr(text, only) == nullptr) return;
+  Memory memory;
+  const Problem base = problem(memory, rule, sequences, 1);
+  const int64_t row = 2 * kDim + (base.in.g.data == nullptr ? 0 : base.rule.decay == Decay::kChannel ? kDim : 1);
+  const double heads = static_cast<double>(sequences * kHeads);
+  const double bytes = 4 * heads * (kDim * kDim * (1 + 1.0 / kTokens) + static_cast<double>(row) * (kTokens + 1) / 2);
+  const int layers = once ? 1 : 4;
+  std::vector<int32_t*> positions(kTokens);
+  for (int t = 0; t < kTokens; ++t) {
+    const std::vector<int32_t> same(static_cast<size_t>(sequences), t);
+    positions[static_cast<size_t>(t)] = memory.zeros<int32_t>(sequences);
+    check(cudaMemcpy(positions[static_cast<size_t>(t)], same.data(), same.size() * 4, cudaMemcpyHostToDevice), "copy");
+  }
+  const TokenArg o = memory.tensor(sequences, 1, kDim, 0);
+  std::vector<TokenForwardArgs> args;
+  for (int i = 0; i < layers; ++i) {
+    TokenForwardArgs a;
+    a.problem = base;
+    a.problem.initial_state = a.final_state = memory.state(sequences, false, true);
+    a.o = o;
+    a.ring.data = memory.noise(sequences * kHeads * kTokens * row);
+    a.ring.stride_r = row, a.ring.stride_h = kTokens * row, a.ring.stride_n = kHeads * a.ring.stride_h;
+    a.ring.tokens = a.ring.rows = a.ring.span = kTokens, a.ring.length = 1;
+    args.push_back(a);
+  }
+  report(text,
+         times(layers * kTokens,
+               [&](int i, void* stream) {
+                 TokenForwardArgs& a = args[static_cast<size_t>(i % layers)];
+                 a.ring.positions = positions[static_cast<size_t>(i / layers)];
+                 token_forward(a, selected(a), stream);
                }),
          bytes);
 }
@@ -237,9 +279,10 @@ void precond(int64_t B, int64_t T) {
   grouped.H = kHeads / 2, grouped.group = 2;
   TokenArg out = b.dk;
   out.stride_t = kHeads / 2 * kDim, out.stride_b = T * out.stride_t;
+  const TokenArg dm{b.grads.dm, T * kHeads * kDim, kHeads * kDim, kDim, 0, 1};
   std::snprintf(text, sizeof text, "sum_groups B%lld T%lld, groups of 2", static_cast<long long>(B),
                 static_cast<long long>(T));
-  report(text, times(4, [&](int, void* stream) { sum_groups(grouped, b.grads.dm, kDim, out, stream); }), 5 * elements);
+  report(text, times(4, [&](int, void* stream) { sum_groups(grouped, dm, kDim, out, stream); }), 5 * elements);
 }
 
 void uploads() {
@@ -270,6 +313,8 @@ int main(int argc, char** argv) {
   for (const int64_t n : {1, 64}) decode("gated_deltanet", n, 4, false, true);
   for (const int64_t n : {1, 64}) decode("precond_gated_deltanet", n, 1, false, true);
   for (const int64_t n : {1, 64}) decode("precond_gated_deltanet", n, 1, true, true);
+  for (const char* rule : {"gated_deltanet", "kda"})
+    for (const int64_t n : {8, 64, 256}) ring(rule, n);
   long_token(4, 32);
   long_token(1, 1024);
   precond(4, 4096);

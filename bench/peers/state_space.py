@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The published kernels of mamba2, mamba3 (state-spaces/mamba, Triton), gla, hgrn2, dplr, rwkv7 and mesa (flash-linear-attention, Triton) on a GPU in one run, and
+"""The published kernels of mamba2, mamba3 (state-spaces/mamba, Triton), gated_deltanet, kda, gla, hgrn2, dplr, rwkv7 and mesa (flash-linear-attention, Triton) on a GPU in one run, and
 beside them, in turn, this project's of the same recurrence where a Python call has it (fastweight.torch); mamba3 and mesa of this project are
 bench/cuda/mamba_bench's. One JSON line a case: milliseconds by events, medians of 20 after 5, forward without gradients, and forward with backward.
 Nothing of theirs is kept here; PYTHONPATH names their checkouts, in which an empty mamba_ssm/__init__.py stands for the one that imports compiled kernels.
@@ -55,6 +55,22 @@ def ours(rule, **options):
     return lambda **tensors: forward(rule, **tensors, **options)[0]
 
 
+def delta(B, T, H, K, name="gated_deltanet"):
+    q, k, v = normal(B, T, H, K), normal(B, T, H, K), normal(B, T, H, K)
+    beta, channels = uniform(B, T, H), (K,) if name == "kda" else ()
+    g = -uniform(B, T, H, *channels, low=0.001, high=0.1, dtype=torch.float32)
+    if name == "kda":
+        from fla.ops.kda import chunk_kda as theirs
+    else:
+        import fla.ops.common.chunk_o
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as theirs
+
+        # With Triton 3.4 to 3.7.0 on Hopper their gated backward gives wrong numbers, and refuses; what is timed here is its speed.
+        fla.ops.common.chunk_o.TRITON_ABOVE_3_7_1 = True
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    return (lambda **x: theirs(**x, use_qk_l2norm_in_kernel=True)[0], tensors), (ours(name), tensors)
+
+
 def mamba2(B, T, H, N, P, G):
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
@@ -106,6 +122,8 @@ def mesa(B, T, H, K):
 
 
 CASES = {
+    "gated_deltanet": (delta, {"B": 4, "T": 4096, "H": 16, "K": 128}),
+    "kda": (lambda **shape: delta(**shape, name="kda"), {"B": 4, "T": 4096, "H": 16, "K": 128}),
     "mamba2": (mamba2, {"B": 4, "T": 4096, "H": 16, "N": 128, "P": 128, "G": 16}),
     "mamba2_groups": (mamba2, {"B": 8, "T": 2048, "H": 64, "N": 128, "P": 64, "G": 1}),
     "mamba3": (mamba3, {"B": 8, "T": 2048, "H": 64, "N": 128, "P": 64, "G": 1}),

@@ -1,5 +1,8 @@
 #include "gpu/device.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "base/error.h"
 #include "gpu/memory/no_gpu.h"
 #if defined(FW_CUDA_EMULATION)
@@ -10,9 +13,18 @@
 
 namespace fw::cuda {
 
+namespace {
+
+const char* wanted_arch() {
+  static const char* const wanted = std::getenv("FASTWEIGHT_CUDA_ARCH");
+  return wanted;
+}
+
+}  // namespace
+
 #if defined(FW_CUDA_EMULATION)
 
-Capability current_capability() { return {emulation::gpu.major, emulation::gpu.minor}; }
+Capability current_capability() { return limited({emulation::gpu.major, emulation::gpu.minor}, wanted_arch()); }
 Arch current_arch() { return arch_of(current_capability()); }
 std::string gpu_name() { return emulation::gpu.name; }
 DeviceScope::DeviceScope(int number) {
@@ -46,12 +58,12 @@ Capability current_capability() {
   int device = 0;
   const cudaError_t status = ask(capability, device);
   if (status != cudaSuccess) throw DeviceError(why_no_gpu(cudaGetErrorString(status)));
-  return capability;
+  return limited(capability, wanted_arch());
 }
 Arch current_arch() {
   Capability capability;
   int device = 0;
-  return ask(capability, device) == cudaSuccess ? arch_of(capability) : Arch::kNone;
+  return ask(capability, device) == cudaSuccess ? arch_of(limited(capability, wanted_arch())) : Arch::kNone;
 }
 std::string gpu_name() {
   int device = 0;
@@ -97,6 +109,13 @@ void require_gpu() {
   if (arch_of(capability) != Arch::kNone) return;
   throw DeviceError(fmt::format("device: {}, of compute capability {}.{}, is not supported: expected 8.0 or newer",
                                 gpu_name(), capability.major, capability.minor));
+}
+
+Capability limited(const Capability& capability, const char* wanted) {
+  if (wanted == nullptr) return capability;
+  if (std::string_view(wanted) != "sm_80")
+    throw DeviceError(fmt::format("FASTWEIGHT_CUDA_ARCH: expected sm_80, or not to be set, got '{}'", wanted));
+  return arch_of(capability) == Arch::kNone ? capability : Capability{8, 0};
 }
 
 Arch arch_of(const Capability& capability) {

@@ -20,7 +20,11 @@ inline constexpr int kSm80SharedBytes = 99 * 1024, kSm90SharedBytes = 227 * 1024
 // What a GPU of this capability runs.
 Arch arch_of(const Capability& capability);
 
-// Of the current device. Throws DeviceError (base/error.h) if there is none.
+// What a GPU of this capability is taken for, where FASTWEIGHT_CUDA_ARCH is `wanted` (null: not set). With sm_80 it is
+// one of 8.0, so that kernels for other GPUs can be tried and timed on Hopper. Throws DeviceError unless it is sm_80.
+Capability limited(const Capability& capability, const char* wanted);
+
+// Of the current device, limited by FASTWEIGHT_CUDA_ARCH. Throws DeviceError (base/error.h) if there is none.
 Capability current_capability();
 // The same; kNone if there is none.
 Arch current_arch();

@@ -28,6 +28,7 @@
 #endif
 #endif
 #include "base/error.h"
+#include "gpu/device.h"
 
 namespace fw::cuda {
 
@@ -62,12 +63,7 @@ namespace launch_detail {
 
 // Whether the current GPU can start a kernel before the one before it is over, and runs code that waits for that:
 // Hopper. Newer ones run the code of sm_80, which does not wait.
-inline bool may_overlap() {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
-  return major == 9;
-}
+inline bool may_overlap() { return current_arch() == Arch::kSm90; }
 
 template <class... P>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned cluster, unsigned threads, std::size_t shared_bytes, void* stream,

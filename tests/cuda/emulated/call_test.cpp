@@ -89,6 +89,17 @@ TEST(Devices, AnUnsupportedGpuIsRefusedBeforeAnythingIsLaunched) {
   }
 }
 
+TEST(Devices, AHopperGpuCanBeTakenForAnOlderOne) {
+  const auto limited = [](int major, int minor, const char* wanted) {
+    const fw::cuda::Capability is = fw::cuda::limited({major, minor}, wanted);
+    return fmt::format("{}.{}", is.major, is.minor);
+  };
+  EXPECT_EQ(limited(9, 0, nullptr), "9.0");
+  EXPECT_EQ(limited(9, 0, "sm_80"), "8.0");
+  EXPECT_EQ(limited(7, 5, "sm_80"), "7.5");  // it runs neither
+  for (const char* wrong : {"", "sm_90", "80", "sm_80 "}) EXPECT_THROW(limited(9, 0, wrong), fw::DeviceError) << wrong;
+}
+
 TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
   fw_desc desc;
   fw_desc_init(&desc);
