@@ -269,12 +269,12 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   const Dim3 grid = chunk_grid(x, chunks);
   constexpr size_t kShared = sizeof(BackwardShared<kN>);
   BackwardTensors f;
-  f.k = flat_tensor(x, x.in.k, x.K, kN), f.dm = flat_tensor(x, workspace_rows(x, args.grads.dm, x.HV), x.K, kN);
-  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  f.k = flat_rows(x, x.in.k, kN), f.dm = flat_rows(x, workspace_rows(x, args.grads.dm, x.HV), kN);
+  f.g = flat_gates(x, x.in.precond_g), f.beta = flat_gates(x, x.in.precond_beta);
   TokenArg lo = args.grads.d.k;
   lo.stride_h *= x.group;
-  f.lo = flat_tensor(x, lo, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
-  f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
+  f.lo = flat_rows(x, lo, kN), f.dk = flat_rows(x, args.dk, kN);
+  f.dg = flat_gates(x, args.dprecond_g), f.dbeta = flat_gates(x, args.dprecond_beta);
   f.map = precond_map_of(x.rule);
   f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);

@@ -136,8 +136,8 @@ template <int kN>
 void launch_carry(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   CarryTensors f;
-  f.k = flat_tensor(x, x.in.k, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
-  f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
+  f.k = flat_rows(x, x.in.k, kN), f.dk = flat_rows(x, args.dk, kN);
+  f.dg = flat_gates(x, args.dprecond_g), f.dbeta = flat_gates(x, args.dprecond_beta);
   float* const behind = args.scratch + chunks * x.H * x.K;
   f.behind = behind;
   f.chunks = static_cast<int32_t>(chunks);

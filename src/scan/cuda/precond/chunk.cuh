@@ -101,18 +101,22 @@ struct FlatTensor {
   int32_t step = 0, head = 0;  // from token to token, from key head to key head
   int32_t bf16 = 0;
 };
-// dim: K, or 1 for gates. Host.
-inline FlatTensor flat_tensor(const Problem& x, const TokenArg& a, int dim, int channels) {
+// `vector`: what is read at once, in numbers. Host.
+inline FlatTensor flat_tensor(const Problem& x, const TokenArg& a, int vector) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const int64_t size = a.bf16 != 0 ? 2 : 4, step = a.stride_t * size, head = a.stride_h * size;
-  const int64_t vector = dim == 1 ? size : channels * size < 16 ? channels * size : 16;
+  const int64_t bytes = vector * size < 16 ? vector * size : 16;
   const bool even = x.sequences.offsets != nullptr || x.B == 1 || a.stride_b == x.T * a.stride_t;
-  const bool aligned = ((static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | step | head) & (vector - 1)) == 0;
-  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost ||
-      (dim > 1 && dim != 32 * channels))
-    return {};
+  const bool aligned = ((static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | step | head) & (bytes - 1)) == 0;
+  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost) return {};
   return {static_cast<char*>(a.data), static_cast<int32_t>(step), static_cast<int32_t>(head), a.bf16};
 }
+// Rows of K, of which each lane reads its `channels`: flat only if all lanes have them.
+inline FlatTensor flat_rows(const Problem& x, const TokenArg& a, int channels) {
+  return x.K == 32 * channels ? flat_tensor(x, a, channels) : FlatTensor{};
+}
+// Gates: a number of each token and head.
+inline FlatTensor flat_gates(const Problem& x, const TokenArg& a) { return flat_tensor(x, a, 1); }
 // float [tokens, heads, K] of the workspace; group heads for a key head.
 FW_HOST_DEVICE inline TokenArg workspace_rows(const Problem& x, const float* data, int heads) {
   TokenArg a;

@@ -143,8 +143,8 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   const Dim3 grid = chunk_grid(x, chunks);
   constexpr size_t kShared = sizeof(RunShared<kN>);
   ForwardTensors f;
-  f.k = flat_tensor(x, x.in.k, x.K, kN), f.m = flat_tensor(x, workspace_rows(x, args.m, x.H), x.K, kN);
-  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  f.k = flat_rows(x, x.in.k, kN), f.m = flat_rows(x, workspace_rows(x, args.m, x.H), kN);
+  f.g = flat_gates(x, x.in.precond_g), f.beta = flat_gates(x, x.in.precond_beta);
   f.map = precond_map_of(x.rule);
   f.products = args.scratch + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);
