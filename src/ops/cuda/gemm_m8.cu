@@ -3,7 +3,8 @@
 // + 8 and of row g of x. The order of the columns inside a product is free as long as both operands have the same. So
 // the four words of such a packet are the operands of two products as they come: word 0 and 1 of the first, 2 and 3 of
 // the second. The weight is read at the speed of memory only if enough of it is on its way: eight turns a warp ask for
-// 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. The warps' sums meet in shared memory and are added
+// 64 KB a block at once, a whole 2048 x 2048 weight over 132 SMs. Of wider weights each turn asks for its next packets
+// as soon as its product has read those before. The warps' sums meet in shared memory and are added
 // in their order. After a norm the columns of x are multiplied by its weight as they are loaded. The row's 1 / rms,
 // which is of all columns, multiplies the sums at the end. The warps' squares meet where their sums do, so it costs no
 // barrier. The norm's weight is fetched before the wait as W is. With SwiGLU a block's 16 rows are eight of W's upper
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gpu/device.h"
 #include "gpu/launch.h"
 #include "ops/cuda/gate_kind.cuh"
 #include "ops/cuda/gemm_m64.h"
@@ -60,12 +62,20 @@ FW_DEVICE float before_sum(const GemmM8Args<T>& a, int m, int64_t o) {
 constexpr int kTileRows = 16;        // rows of W of a block
 constexpr int64_t kRotaryCols = 32;  // columns of a warp's turn: four lanes of eight
 constexpr int kTurns = 8;            // on their way at once
+constexpr int kMostWarps = 8;        // an SM has room for two such blocks, of which one ends as the other reads
+
+// Of a norm's weight, what a warp has of it: its turns of all columns.
+constexpr int64_t norm_floats(int64_t in, int warps) {
+  const int64_t step = kTurns * kRotaryCols * warps;
+  return (in + step - 1) / step * kTurns * kRotaryCols;
+}
 
 // x after a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since
 // registers are short alongside those of the weight. Rows lie so far apart that two meet no bank.
-constexpr int kRowGap = 32;                 // numbers
-constexpr int kGatedAhead = 2;              // rows
-constexpr int64_t kMostGated = 100 * 1024;  // bytes of eight rows; wider ones are the operations' by themselves
+constexpr int kRowGap = 32;     // numbers
+constexpr int kGatedAhead = 2;  // rows
+// Bytes of a block with eight rows in front of the product; wider ones are the operations' by themselves.
+constexpr int64_t kMostShared = kSm80SharedBytes;
 template <class T, int kThreads>
 struct GatedRows {
   static constexpr int N = 8;
@@ -122,38 +132,44 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
   const auto row_of = [&](int64_t o) { return o < a.out ? o : a.out - 1; };
   const T* upper = a.weight + row_of(first + group) * a.weight_stride;
   const T* lower = a.weight + (kSwiglu ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
-  // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and [warps][kTurns][kRotaryCols] of
-  // its weight, or x after a gated norm.
+  // [warps][16 rows of W][8 rows of x], and after a norm [warps][8] sums of squares and of each warp's columns, turn by
+  // turn, its weight, or x after a gated norm.
   float* const parts = reinterpret_cast<float*>(shared_memory());
   float* const squares = parts + kWarps * kTileRows * 8;
-  float* const norm = squares + kWarps * 8 + warp * kTurns * kRotaryCols;
+  const int64_t rotations = (a.in + kRotaryCols - 1) / kRotaryCols, step = kTurns * kWarps;
+  float* const norm = squares + kWarps * 8 + warp * norm_floats(a.in, kWarps);
   GatedRows<T, kWarps * 32> gated{a, reinterpret_cast<T*>(squares), {}};
   const int x_row = group < a.rows ? group : a.rows - 1;  // columns of the product without a row are not stored
   const T* x = kGated ? gated.rows + x_row * (a.in + kRowGap) : a.x + x_row * a.x_stride;
 
   Packet<T, N> uppers[kTurns], lowers[kTurns], xs[kTurns];
-  const auto column_of = [&](int64_t rotation) { return rotation * kRotaryCols + column; };
-  const auto load_weights = [&](int64_t begin) {
-    FW_UNROLL for (int u = 0; u < kTurns; ++u) {
-      const int64_t c = column_of(begin + u * kWarps + warp);
-      if (c < a.in) {
-        uppers[u].load(upper + c);
-        lowers[u].load(lower + c);
-      } else {
-        uppers[u] = lowers[u] = {};
-      }
-    }
-    if constexpr (kNorm) {
-      sync_warp();  // the turns before have read theirs
-      // Lane group g loads turn g's.
-      const int64_t c = column_of(begin + group * kWarps + warp);
-      float w[N] = {};
-      if (c < a.in) load_floats(a.norm + c, w);
-      FW_UNROLL for (int k = 0; k < N; ++k) norm[group * kRotaryCols + column + k] = w[k];
-      sync_warp();
+  const auto column_of = [&](int64_t begin, int u) { return (begin + u * kWarps + warp) * kRotaryCols + column; };
+  const auto load_weights = [&](int64_t begin, int u) {
+    const int64_t c = column_of(begin, u);
+    if (c < a.in) {
+      uppers[u].load(upper + c);
+      lowers[u].load(lower + c);
+    } else {
+      uppers[u] = lowers[u] = {};
     }
   };
-  load_weights(0);
+  const auto load_x = [&](int64_t begin, int u) {
+    const int64_t c = column_of(begin, u);
+    xs[u] = {};
+    if (c < a.in) xs[u].load(x + c);
+  };
+  FW_UNROLL for (int u = 0; u < kTurns; ++u) load_weights(0, u);
+  if constexpr (kNorm) {
+    for (int64_t begin = 0; begin < rotations; begin += step) {
+      // Lane group g loads turn g's.
+      const int64_t c = column_of(begin, group);
+      float w[N] = {};
+      if (c < a.in) load_floats(a.norm + c, w);
+      FW_UNROLL for (int k = 0; k < N; ++k) norm[begin / kWarps * kRotaryCols + group * kRotaryCols + column + k] =
+          w[k];
+    }
+    sync_warp();
+  }
   if constexpr (kGated) gated.ask();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -165,19 +181,14 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
     sync_threads();
   }
   float sums[4] = {}, square = 0;
-  const int64_t rotations = (a.in + kRotaryCols - 1) / kRotaryCols;
-  for (int64_t begin = 0; begin < rotations; begin += kTurns * kWarps) {
-    if (begin > 0) load_weights(begin);
-    FW_UNROLL for (int u = 0; u < kTurns; ++u) {
-      const int64_t c = column_of(begin + u * kWarps + warp);
-      xs[u] = {};
-      if (c < a.in) xs[u].load(x + c);
-    }
+  FW_UNROLL for (int u = 0; u < kTurns; ++u) load_x(0, u);
+  FW_NO_UNROLL
+  for (int64_t begin = 0; begin < rotations; begin += step) {
     FW_UNROLL for (int u = 0; u < kTurns; ++u) {
       if constexpr (kNorm) {
         float v[N], w[N];
         xs[u].get(v);
-        load_floats(norm + u * kRotaryCols + column, w);
+        load_floats(norm + begin / kWarps * kRotaryCols + u * kRotaryCols + column, w);
         FW_UNROLL for (int k = 0; k < N; ++k) {
           square += v[k] * v[k];
           v[k] *= w[k];
@@ -187,6 +198,10 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
       const uint32_t(&w)[4] = uppers[u].words, (&v)[4] = lowers[u].words, (&b)[4] = xs[u].words;
       mma_bf16(sums, {w[0], v[0], w[1], v[1]}, b[0], b[1]);
       mma_bf16(sums, {w[2], v[2], w[3], v[3]}, b[2], b[3]);
+      if (kMostWarps == kWarps && begin + step < rotations) {  // fewer warps have all in one pass
+        load_weights(begin + step, u);
+        load_x(begin + step, u);
+      }
     }
   }
   float* mine = parts + warp * kTileRows * 8 + group * 8 + lane % 4 * 2;
@@ -218,8 +233,7 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
 }
 
 template <class T, int kWarps, Front kFront, bool kSwiglu>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
-    few_rows_tile_kernel(const GemmM8Args<T> a) {
+__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) few_rows_tile_kernel(const GemmM8Args<T> a) {
   few_rows_tile<T, kWarps, kFront, kSwiglu>(a);
 }
 // Two products of one width, one in y 0 and one in y 1.
@@ -228,7 +242,7 @@ struct GemmM8Pair {
   GemmM8Args<T> of[2];
 };
 template <class T, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
+__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps)
     few_rows_pair_kernel(const __grid_constant__ GemmM8Pair<T> pair) {
   const GemmM8Args<T>& a = pair.of[block_index_y()];
   if (int64_t{block_index_x()} * kTileRows < a.out) few_rows_tile<T, kWarps, Front::kNone, false>(a);
@@ -255,8 +269,7 @@ FW_DEVICE bool own_rows(const GemmM8Experts<T>& a, GemmM8Args<T>& own) {
   return true;
 }
 template <class T, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1)
-    few_rows_experts_kernel(const GemmM8Experts<T> a) {
+__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) few_rows_experts_kernel(const GemmM8Experts<T> a) {
   GemmM8Args<T> own;
   if (own_rows(a, own)) few_rows_tile<T, kWarps, Front::kNone, false>(own);
 }
@@ -303,7 +316,7 @@ __global__ void __launch_bounds__(kRowWarps * 32) few_rows_experts_row_kernel(co
 
 // Bytes of shared memory of a block.
 int64_t shared_of(int warps, Front front, int64_t rows, int64_t in) {
-  const int64_t floats = warps * (kTileRows * 8 + (front == Front::kNorm ? 8 + kTurns * kRotaryCols : 0));
+  const int64_t floats = warps * (kTileRows * 8 + (front == Front::kNorm ? 8 + norm_floats(in, warps) : 0));
   return static_cast<int64_t>(sizeof(float)) * floats +
          (front == Front::kGatedHeads ? static_cast<int64_t>(sizeof(Bf16)) * rows * (in + kRowGap) : 0);
 }
@@ -316,18 +329,15 @@ void launch_tiles(const GemmM8Args<T>& a, void* stream) {
                     static_cast<size_t>(shared_of(kWarps, kFront, a.rows, a.in)), stream, a);
 }
 
-// As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others
-// alongside it.
-int warps_for(int64_t in) {
-  return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : in <= 8 * kRotaryCols * kTurns ? 8 : 16;
-}
+// As many warps as keep a row on its way at once, up to kMostWarps; by the width alone, so that a row's bits are the
+// same with others alongside it.
+int warps_for(int64_t in) { return in <= kRotaryCols * kTurns ? 1 : in <= 4 * kRotaryCols * kTurns ? 4 : kMostWarps; }
 template <class T, Front kFront, bool kSwiglu>
 void launch_tiles_for(const GemmM8Args<T>& a, void* stream) {
   const int warps = warps_for(a.in);
   if (warps == 1) return launch_tiles<T, 1, kFront, kSwiglu>(a, stream);
   if (warps == 4) return launch_tiles<T, 4, kFront, kSwiglu>(a, stream);
-  if (kFront == Front::kGatedHeads || warps == 8) return launch_tiles<T, 8, kFront, kSwiglu>(a, stream);
-  if constexpr (kFront != Front::kGatedHeads) launch_tiles<T, 16, kFront, kSwiglu>(a, stream);
+  launch_tiles<T, kMostWarps, kFront, kSwiglu>(a, stream);
 }
 
 // The ranks of projections: one warp; wider pairs are two kernels.
@@ -395,8 +405,7 @@ void gemm_m8_experts(Mat<const T> x, const ExpertRows& rows, Mat<const T> weight
     const int warps = warps_for(x.cols);
     if (warps == 1) return tiles.template operator()<1>();
     if (warps == 4) return tiles.template operator()<4>();
-    if (warps == 8) return tiles.template operator()<8>();
-    tiles.template operator()<16>();
+    tiles.template operator()<kMostWarps>();
   } else {
     rows_of.template operator()<kPacket<T>>();
   }
@@ -416,6 +425,8 @@ bool normed_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, const floa
   if (x.rows > kGemmM8MaxM || x.cols % kPacket<Bf16> != 0 || !in_packets<Bf16>(x.data, x.stride) ||
       !in_packets<Bf16>(w.data, w.stride))
     return false;
+  if (shared_of(warps_for(x.cols), Front::kNorm, kGemmM8MaxM, x.cols) > kMostShared)
+    return false;  // by the width alone
   if (x.rows == 0 || y.cols == 0) return true;
   GemmM8Args<Bf16> a{
       x.data, w.data, bias, y.data, x.stride, w.stride, y.stride, x.cols, y.cols, static_cast<int>(x.rows), false};
@@ -455,7 +466,7 @@ bool gated_linear_forward(const Exec<Bf16>& exec, Mat<Bf16> o, Mat<const Bf16> g
       o.rows > kGemmM8MaxM)
     return false;
   // by the width alone, as a row's bits are
-  if (shared_of(8, Front::kGatedHeads, kGemmM8MaxM, o.cols) > kMostGated) return false;
+  if (shared_of(kMostWarps, Front::kGatedHeads, kGemmM8MaxM, o.cols) > kMostShared) return false;
   if (!in_packets<Bf16>(o.data, o.stride) || !in_packets<Bf16>(w.data, w.stride) || !in_packets<float>(norm, 0))
     return false;
   if (kind != GateKind::kNone && !in_packets<Bf16>(gate.data, gate.stride)) return false;
